@@ -1,0 +1,32 @@
+"""Segments as SubRip (`.srt`) and WebVTT (`.vtt`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .transcript import Segment
+
+
+def clock(seconds: float, mark: str) -> str:
+    """Hours, minutes, seconds and, behind the mark, milliseconds: 01:02:03,004."""
+    thousandths = round(seconds * 1000)
+    minutes, rest = divmod(thousandths, 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{mark}{rest % 1000:03d}"
+
+
+def srt(segments: Sequence[Segment]) -> str:
+    return "".join(
+        f"{number}\n{clock(one.start, ',')} --> {clock(one.end, ',')}\n{_line(one)}\n\n"
+        for number, one in enumerate(segments, 1)
+    )
+
+
+def vtt(segments: Sequence[Segment]) -> str:
+    return "WEBVTT\n\n" + "".join(
+        f"{clock(one.start, '.')} --> {clock(one.end, '.')}\n{_line(one)}\n\n" for one in segments
+    )
+
+
+def _line(segment: Segment) -> str:
+    """The text, without what would end a cue or begin its times."""
+    return " ".join(segment.text.split()).replace("-->", "->")

@@ -1,0 +1,269 @@
+"""A window to tokens: greedy, by beams or drawn, as a walk that asks for what it needs.
+
+A walk is a generator. It yields what it wants computed (`Encode`, `Decode`) and is sent the result,
+so a conductor can compute many walks' wishes in one step; it knows nothing of the others.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .files import WhisperFiles
+from .network import Chunk
+from .rules import Rules, log_softmax
+
+Floats = npt.NDArray[np.float32]
+LONGEST = 224
+"""Tokens of a window at most: half of the decoder's context."""
+
+
+class Encode(NamedTuple):
+    """Fill the window's slot from samples."""
+
+    samples: Floats
+    window: int
+
+
+class Decode(NamedTuple):
+    """A step; the answer is logits [R, vocab], valid until the next yield."""
+
+    chunks: list[Chunk]
+
+
+class Copy(NamedTuple):
+    """Sequence `target` gets what `source` has of its first `length` positions."""
+
+    source: int
+    target: int
+    length: int
+
+
+Wish = Encode | Decode | Copy
+Walk = Generator[Wish, Floats, "Spoken"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingOptions:
+    """How a window is decoded; the defaults are OpenAI's."""
+
+    language: str | None = None
+    """Code; None: asked of the first window."""
+    task: str = "transcribe"
+    prompt: str = ""
+    times: bool = True
+    beams: int = 1
+    temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    """Tried in order until a text is neither a loop nor unlikely."""
+    seed: int = 0
+    most_compression: float = 2.4
+    least_log_share: float = -1.0
+    most_silence: float = 0.6
+    """Probability of silence above which an unlikely text is dropped."""
+    condition: bool = True
+    """Does a window hear what was said before it?"""
+
+
+@dataclass(slots=True)
+class Spoken:
+    """What was heard in a window."""
+
+    tokens: list[int] = field(default_factory=list)
+    """With timestamps, without the end."""
+    log_share: float = 0.0
+    """Mean log probability of the tokens, the end among them."""
+    no_speech: float = 0.0
+    temperature: float = 0.0
+    compression: float = 1.0
+
+    def silent(self, options: DecodingOptions) -> bool:
+        likely = self.log_share > options.least_log_share
+        return self.no_speech > options.most_silence and not likely
+
+
+def compression(text: str) -> float:
+    """Bytes of a text over those that zlib makes of it: high where it repeats itself."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+def detect(
+    files: WhisperFiles, window: int, sequence: int
+) -> Generator[Wish, Floats, tuple[str, float]]:
+    """The likeliest language of an encoded window and its probability."""
+    languages = files.special.languages
+    if not languages:
+        return "en", 1.0
+    logits = yield Decode([Chunk(sequence, window, 0, [files.special.start], [0])])
+    ids = np.fromiter(languages.values(), np.int64)
+    shares = np.exp(log_softmax(logits[0][ids]))
+    best = int(shares.argmax())
+    return list(languages)[best], float(shares[best])
+
+
+def decode_window(
+    files: WhisperFiles,
+    options: DecodingOptions,
+    language: str,
+    before: Sequence[int],
+    window: int,
+    sequences: Sequence[int],
+    place: int,
+) -> Walk:
+    """What an encoded window says, at the first temperature whose text stands.
+
+    `before`: tokens said before it, of which the last fit; `sequences`: slots of its own, one for
+    each beam; `place`: number of the window in its sound, of which draws depend.
+    """
+    prefix = _prefix(files, options, language, before)
+    spoken = Spoken()
+    for temperature in options.temperatures:
+        rules = Rules(files, times=options.times)
+        if temperature == 0 and options.beams > 1:
+            spoken = yield from _beams(files, rules, prefix, options.beams, window, sequences)
+        else:
+            draw = np.random.default_rng((options.seed, place, round(temperature * 1000)))
+            spoken = yield from _one(
+                files, rules, prefix, window, sequences[0], temperature, draw
+            )
+        spoken.temperature = temperature
+        text = files.tokenizer.decode(spoken.tokens, skip_special_tokens=True)
+        spoken.compression = compression(text)
+        if spoken.no_speech > options.most_silence and spoken.silent(options):
+            break
+        loops = spoken.compression > options.most_compression
+        if not loops and spoken.log_share >= options.least_log_share:
+            break
+    return spoken
+
+
+def _prefix(
+    files: WhisperFiles, options: DecodingOptions, language: str, before: Sequence[int]
+) -> list[int]:
+    special = files.special
+    prefix = [special.start]
+    if special.languages:
+        task = special.translate if options.task == "translate" else special.transcribe
+        prefix += [special.languages[language], task]
+    if not options.times:
+        prefix.append(special.no_timestamps)
+    if before:
+        prefix = [special.previous, *before[-(files.positions // 2 - 1) :], *prefix]
+    return prefix
+
+
+def _begin(
+    files: WhisperFiles, prefix: list[int], window: int, sequence: int
+) -> Generator[Wish, Floats, tuple[float, Floats]]:
+    """The prefix is heard: probability of silence, and the logits behind it."""
+    start = prefix.index(files.special.start)
+    wanted = sorted({start, len(prefix) - 1})
+    logits = yield Decode([Chunk(sequence, window, 0, prefix, wanted)])
+    silence = float(np.exp(log_softmax(logits[0])[files.special.no_speech]))
+    return silence, logits[-1].copy()
+
+
+def _longest(files: WhisperFiles, prefix: list[int]) -> int:
+    return min(LONGEST, files.positions // 2, files.positions - len(prefix))
+
+
+def _one(
+    files: WhisperFiles,
+    rules: Rules,
+    prefix: list[int],
+    window: int,
+    sequence: int,
+    temperature: float,
+    draw: np.random.Generator,
+) -> Walk:
+    """The likeliest token each time, or at a temperature above 0 a drawn one."""
+    spoken = Spoken()
+    spoken.no_speech, logits = yield from _begin(files, prefix, window, sequence)
+    total = 0.0
+    for at in range(_longest(files, prefix)):
+        shares = rules.log_shares(logits, spoken.tokens)
+        if temperature:
+            noise = -np.log(-np.log(draw.uniform(1e-12, 1.0 - 1e-12, len(shares))))
+            token = int(np.argmax(shares / temperature + noise))
+        else:
+            token = int(shares.argmax())
+        total += float(shares[token])
+        if token == files.special.end:
+            break
+        spoken.tokens.append(token)
+        chunk = Chunk(sequence, window, len(prefix) + at, [token], [0])
+        logits = (yield Decode([chunk]))[0]
+    spoken.log_share = total / (len(spoken.tokens) + 1)
+    return spoken
+
+
+class _Beam(NamedTuple):
+    tokens: list[int]
+    total: float
+    sequence: int
+
+
+def _beams(
+    files: WhisperFiles,
+    rules: Rules,
+    prefix: list[int],
+    width: int,
+    window: int,
+    sequences: Sequence[int],
+) -> Walk:
+    """Beam search as OpenAI's code has it, patience 1: done when `width` texts have ended; the best
+    is the one of the highest mean."""
+    silence, logits = yield from _begin(files, prefix, window, sequences[0])
+    beams = [_Beam([], 0.0, sequences[0])]
+    rows = logits[None]
+    ended: list[tuple[float, list[int]]] = []
+    for at in range(_longest(files, prefix)):
+        found = []
+        for beam, row in zip(beams, rows, strict=True):
+            shares = rules.log_shares(row, beam.tokens)
+            for token in np.argpartition(-shares, width)[: width + 1]:
+                if shares[token] > -np.inf:
+                    found.append((beam.total + float(shares[token]), int(token), beam))
+        found.sort(key=lambda one: (-one[0], one[1]))
+        chosen: list[tuple[float, int, _Beam]] = []
+        for total, token, beam in found:
+            if token == files.special.end:
+                ended.append((total, beam.tokens))
+            else:
+                chosen.append((total, token, beam))
+            if len(chosen) == width:
+                break
+        if len(ended) >= width or not chosen:
+            break
+        beams = yield from _place(chosen, sequences, len(prefix) + at)
+        chunks = [
+            Chunk(beam.sequence, window, len(prefix) + at, [beam.tokens[-1]], [0])
+            for beam in beams
+        ]
+        rows = (yield Decode(chunks)).copy()
+    ended = ended or [(beam.total, beam.tokens) for beam in beams]
+    total, tokens = max(ended, key=lambda one: one[0] / (len(one[1]) + 1))
+    return Spoken(tokens, total / (len(tokens) + 1), silence)
+
+
+def _place(
+    chosen: Sequence[tuple[float, int, _Beam]], sequences: Sequence[int], length: int
+) -> Generator[Wish, Floats, list[_Beam]]:
+    """The first child of a beam stays in its slot, others get a copy in a slot that is free."""
+    stay: dict[int, int] = {}
+    for i, (_, _, beam) in enumerate(chosen):
+        stay.setdefault(beam.sequence, i)
+    free = [slot for slot in sequences if slot not in stay]
+    placed = []
+    for i, (total, token, beam) in enumerate(chosen):
+        slot = beam.sequence
+        if stay[slot] != i:
+            slot = free.pop()
+            yield Copy(beam.sequence, slot, length)
+        placed.append(_Beam([*beam.tokens, token], total, slot))
+    return placed

@@ -1,0 +1,344 @@
+"""A sound of any length to segments with times.
+
+In order (`sequential`), as OpenAI's code does: a window of 30 s begins where the last whole segment
+of the one before ended, and hears what was said. By chunks (`chunked`): stretches with speech, cut
+where it is quiet, each for itself, many in one step. Times are counted in samples from the sound's
+begin, so nothing adds up over windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .conductor import Conductor, Job
+from .decoding import (
+    DecodingOptions,
+    Encode,
+    Spoken,
+    decode_window,
+    detect,
+)
+from .features import RATE, WINDOW
+from .network import MAX_ROWS, Chunk, Network
+from .rules import TICK
+from .voice import chunks
+from .words import FRAME, Word, align, split_words
+
+Floats = npt.NDArray[np.float32]
+_TICK_SAMPLES = round(TICK * RATE)
+AT_ONCE = 8
+"""Chunks of one sound that are decoded side by side at most."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """What is said between two times, in seconds from the sound's begin."""
+
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float = 0.0
+    log_share: float = 0.0
+    no_speech: float = 0.0
+    compression: float = 1.0
+    words: list[Word] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Transcript:
+    """All of a sound."""
+
+    language: str
+    seconds: float
+    segments: list[Segment] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments).strip()
+
+
+Told = Callable[[list[Segment], float], None]
+"""Hears new segments, and up to which second the sound is done."""
+
+
+def _untold(new: list[Segment], upto: float) -> None:
+    pass
+
+
+class Listener:
+    """Walks over the windows of sounds, for one network."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.conductor = Conductor(network)
+
+    def transcribe(
+        self,
+        samples: Floats,
+        options: DecodingOptions = DecodingOptions(),
+        *,
+        words: bool = False,
+        chunked: bool = False,
+        told: Told = _untold,
+    ) -> Transcript:
+        """The whole transcript. Raises what a walk has raised."""
+        work = self.chunked if chunked else self.sequential
+        running = work(samples, options, words=words, told=told)
+        try:
+            while True:
+                next(running)
+                self.conductor.turn()
+        except StopIteration as end:
+            found: Transcript = end.value
+            return found
+        finally:
+            running.close()
+
+    def sequential(
+        self, samples: Floats, options: DecodingOptions, *, words: bool, told: Told
+    ) -> Generator[None, None, Transcript]:
+        """Yields until its windows have been decoded, one after the other, by the conductor."""
+        transcript = Transcript(options.language or "", len(samples) / RATE)
+        seek = place = 0
+        before = self._prompt(options)
+        while seek < len(samples):
+            window = samples[seek : seek + WINDOW]
+            found = yield from self._heard([(window, before, place)], options, transcript, words)
+            spoken, said = found[0]
+            place += 1
+            if spoken.silent(options):
+                seek += WINDOW
+            else:
+                segments, used = self._segments(spoken, said, window, seek)
+                transcript.segments += segments
+                told(segments, min(len(samples), seek + used) / RATE)
+                seek += used
+                fresh = [token for segment in segments for token in segment.tokens]
+                before = [*before, *fresh] if options.condition else []
+                if spoken.temperature > 0.5:
+                    before = []
+                before = before[-self.network.files.positions :]
+        told([], transcript.seconds)
+        return transcript
+
+    def chunked(
+        self, samples: Floats, options: DecodingOptions, *, words: bool, told: Told
+    ) -> Generator[None, None, Transcript]:
+        """Yields until its chunks have been decoded side by side."""
+        transcript = Transcript(options.language or "", len(samples) / RATE)
+        spans = chunks(samples)
+        before = self._prompt(options)
+        for first in range(0, len(spans), AT_ONCE):
+            part = spans[first : first + AT_ONCE]
+            wanted = [
+                (samples[begin:end], before, first + i) for i, (begin, end) in enumerate(part)
+            ]
+            found = yield from self._heard(wanted, options, transcript, words)
+            for (begin, end), (spoken, said) in zip(part, found, strict=True):
+                if spoken.silent(options):
+                    continue
+                segments, _ = self._segments(spoken, said, samples[begin:end], begin)
+                transcript.segments += segments
+                told(segments, end / RATE)
+        told([], transcript.seconds)
+        return transcript
+
+    def _prompt(self, options: DecodingOptions) -> list[int]:
+        text = options.prompt.strip()
+        if not text:
+            return []
+        # Special tokens in a prompt are text: what looks like one is broken up.
+        text = text.replace("<|", "< |")
+        found: list[int] = self.network.files.tokenizer.encode(
+            " " + text, add_special_tokens=False
+        ).ids
+        return found
+
+    def _heard(
+        self,
+        windows: Sequence[tuple[Floats, list[int], int]],
+        options: DecodingOptions,
+        transcript: Transcript,
+        words: bool,
+    ) -> Generator[None, None, list[tuple[Spoken, list[Word]]]]:
+        """Each window by a walk of its own; the language is that of the first, if none was given."""
+        if not transcript.language:
+            first = yield from self._run([windows[0]], options, transcript, words)
+            rest = yield from self._run(windows[1:], options, transcript, words)
+            return first + rest
+        found = yield from self._run(windows, options, transcript, words)
+        return found
+
+    def _run(
+        self,
+        windows: Sequence[tuple[Floats, list[int], int]],
+        options: DecodingOptions,
+        transcript: Transcript,
+        words: bool,
+    ) -> Generator[None, None, list[tuple[Spoken, list[Word]]]]:
+        conductor = self.conductor
+        waiting, jobs = list(windows), []
+        held: list[tuple[Job[Any], int, list[int]]] = []
+        try:
+            while waiting or not all(job.done for job in jobs):
+                for one in [one for one in held if one[0].done]:
+                    self._give_back(one)
+                    held.remove(one)
+                while (
+                    waiting
+                    and conductor.free_windows
+                    and len(conductor.free_sequences) >= options.beams
+                ):
+                    samples, before, place = waiting.pop(0)
+                    window = conductor.free_windows.pop()
+                    slots = [conductor.free_sequences.pop() for _ in range(options.beams)]
+                    walk = self._walk(
+                        samples, before, place, options, transcript, words, window, slots
+                    )
+                    job: Job[Any] = Job(walk, 1, len(slots))
+                    held.append((job, window, slots))
+                    jobs.append(job)
+                    conductor.add(job)
+                yield
+        finally:
+            for one in held:
+                conductor.drop(one[0])
+                self._give_back(one)
+        for job in jobs:
+            if job.error is not None:
+                raise job.error
+        return [job.result for job in jobs]
+
+    def _give_back(self, one: tuple[Job[Any], int, list[int]]) -> None:
+        self.conductor.free_windows.append(one[1])
+        self.conductor.free_sequences.extend(one[2])
+
+    def _walk(
+        self,
+        samples: Floats,
+        before: list[int],
+        place: int,
+        options: DecodingOptions,
+        transcript: Transcript,
+        words: bool,
+        window: int,
+        slots: list[int],
+    ) -> Generator[Any, Floats, tuple[Spoken, list[Word]]]:
+        files = self.network.files
+        yield Encode(samples, window)
+        if not transcript.language:
+            transcript.language, _ = yield from detect(files, window, slots[0])
+        language = transcript.language
+        spoken = yield from decode_window(
+            files, options, language, before, window, slots, place
+        )
+        said = []
+        if words and not spoken.silent(options):
+            said = self._words(spoken, language, options, window, slots[0], len(samples))
+        return spoken, said
+
+    def _words(
+        self,
+        spoken: Spoken,
+        language: str,
+        options: DecodingOptions,
+        window: int,
+        sequence: int,
+        length: int,
+    ) -> list[Word]:
+        """Words of a window, in seconds from its begin."""
+        files = self.network.files
+        special = files.special
+        text = [token for token in spoken.tokens if token < special.end]
+        if not text:
+            return []
+        prefix = [special.start]
+        if special.languages:
+            task = special.translate if options.task == "translate" else special.transcribe
+            prefix += [special.languages[language], task]
+        prefix.append(special.no_timestamps)
+        tokens = [*prefix, *text, special.end][:MAX_ROWS]
+        frames = max(1, min(files.frames, -(-length // _TICK_SAMPLES)))
+        begins = align(self.network, Chunk(sequence, window, 0, tokens, []), len(prefix), frames)
+        found, at = [], 0
+        for word, own in split_words(files, text, language):
+            start, end = begins[at] * FRAME, begins[at + len(own)] * FRAME
+            found.append(Word(word, start, end, float(np.exp(spoken.log_share))))
+            at += len(own)
+        return found
+
+    def _segments(
+        self, spoken: Spoken, said: list[Word], window: Floats, offset: int
+    ) -> tuple[list[Segment], int]:
+        """Segments of a window, and how many of its samples are done with."""
+        files = self.network.files
+        first, tokens = files.special.first_timestamp, spoken.tokens
+        is_time = [token >= first for token in tokens]
+        cuts = [i for i in range(1, len(tokens)) if is_time[i] and is_time[i - 1]]
+        length = len(window)
+        single_end = is_time[-2:] == [False, True]
+        found: list[tuple[int, int, list[int]]] = []
+        used = length
+        if cuts:
+            if single_end:
+                cuts.append(len(tokens))
+            last = 0
+            for cut in cuts:
+                part = tokens[last:cut]
+                begin, end = ((one - first) * _TICK_SAMPLES for one in (part[0], part[-1]))
+                found.append((begin, end, part))
+                last = cut
+            if not single_end:
+                used = (tokens[last - 1] - first) * _TICK_SAMPLES
+        elif tokens:
+            times = [token for token in tokens if token > first]
+            end = (times[-1] - first) * _TICK_SAMPLES if times else length
+            found.append((0, end, tokens))
+        segments = []
+        for begin, end, part in found:
+            own = [token for token in part if token < files.special.end]
+            text = files.tokenizer.decode(own, skip_special_tokens=True)
+            if not text.strip() or begin >= end:
+                continue
+            start, stop = (min(each, length) + offset for each in (begin, end))
+            segments.append(
+                Segment(
+                    start / RATE,
+                    stop / RATE,
+                    text,
+                    part,
+                    spoken.temperature,
+                    spoken.log_share,
+                    spoken.no_speech,
+                    spoken.compression,
+                )
+            )
+        _give_words(segments, said, files.special.end, offset / RATE)
+        return segments, max(used, _TICK_SAMPLES) if used < length else length
+
+
+def _give_words(segments: list[Segment], said: list[Word], end: int, offset: float) -> None:
+    """Each word to the segment whose tokens it is made of, in order."""
+    rest = list(said)
+    for segment in segments:
+        text = segment.text
+        while rest and text.strip():
+            if not text.startswith(rest[0].text) and not text.lstrip().startswith(
+                rest[0].text.lstrip()
+            ):
+                break
+            word = rest.pop(0)
+            text = text.lstrip()[len(word.text.lstrip()) :]
+            moved = replace_times(word, offset)
+            segment.words.append(moved)
+
+
+def replace_times(word: Word, offset: float) -> Word:
+    """The word, later by so many seconds."""
+    return word._replace(start=round(word.start + offset, 3), end=round(word.end + offset, 3))
