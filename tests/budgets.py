@@ -55,6 +55,7 @@ LINES = {
     "roofline": 4_580,
     "sched": 1_553,
     "server": 13_891,
+    "speech": 1_900,
     "speculate": 900,
     "text": 5_165,
     "worker": 4_032,

@@ -52,6 +52,7 @@ RANKS = {
     "loader": 3,
     "worker": 5,
     "engine": 6,
+    "speech": 6,
     "server": 7,
     "bench": 7,
     "factory": 8,

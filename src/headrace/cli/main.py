@@ -23,6 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("headrace.cli.serve:command", "Serve a model over HTTP, OpenAI-compatible."),
     "chat": ("headrace.cli.chat:command", "Talk to a model in the terminal."),
     "generate": ("headrace.cli.generate:command", "Continue a prompt once and print the answer."),
+    "transcribe": (
+        "headrace.cli.transcribe:command",
+        "Speech to text: a file of sound as text, captions or JSON.",
+    ),
     "models": (
         "headrace.cli.models:command",
         "The catalog: what there is, what is on disk, licences.",

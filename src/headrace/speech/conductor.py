@@ -25,10 +25,8 @@ _NOTHING = np.empty((0, 0), np.float32)
 class Job(Generic[Result]):
     """One walk and its end."""
 
-    def __init__(self, walk: Generator[Any, Any, Result], windows: int, sequences: int) -> None:
+    def __init__(self, walk: Generator[Any, Any, Result]) -> None:
         self.walk = walk
-        self.windows, self.sequences = windows, sequences
-        """Slots that it holds until it ends."""
         self.wish: Any = None
         self.result: Result | None = None
         self.error: Exception | None = None

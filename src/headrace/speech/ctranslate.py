@@ -51,7 +51,7 @@ class BinaryModel:
             if spec != "WhisperSpec":
                 raise UnsupportedModel(f"{path.name}: a {spec!r}, only WhisperSpec is read")
             reader.number("<I")
-            self.variables = {}
+            self.variables: dict[str, Variable] = {}
             for _ in range(reader.count(MAX_VARIABLES)):
                 name, variable = reader.name(), reader.variable()
                 if name in self.variables:

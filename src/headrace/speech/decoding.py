@@ -128,9 +128,7 @@ def decode_window(
             spoken = yield from _beams(files, rules, prefix, options.beams, window, sequences)
         else:
             draw = np.random.default_rng((options.seed, place, round(temperature * 1000)))
-            spoken = yield from _one(
-                files, rules, prefix, window, sequences[0], temperature, draw
-            )
+            spoken = yield from _one(files, rules, prefix, window, sequences[0], temperature, draw)
         spoken.temperature = temperature
         text = files.tokenizer.decode(spoken.tokens, skip_special_tokens=True)
         spoken.compression = compression(text)
@@ -242,8 +240,7 @@ def _beams(
             break
         beams = yield from _place(chosen, sequences, len(prefix) + at)
         chunks = [
-            Chunk(beam.sequence, window, len(prefix) + at, [beam.tokens[-1]], [0])
-            for beam in beams
+            Chunk(beam.sequence, window, len(prefix) + at, [beam.tokens[-1]], [0]) for beam in beams
         ]
         rows = (yield Decode(chunks)).copy()
     ended = ended or [(beam.total, beam.tokens) for beam in beams]

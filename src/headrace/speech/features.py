@@ -48,8 +48,8 @@ def log_mel(samples: npt.NDArray[np.float32], mels: int) -> npt.NDArray[np.float
     padded[half : half + len(samples)] = samples
     padded[:half] = padded[half + 1 : _SIZE + 1][::-1]
     padded[-half:] = padded[-_SIZE - 1 : -half - 1][::-1]
-    frames = np.lib.stride_tricks.sliding_window_view(padded, _SIZE)[:: _HOP][:FRAMES]
+    frames = np.lib.stride_tricks.sliding_window_view(padded, _SIZE)[::_HOP][:FRAMES]
     hann = np.hanning(_SIZE + 1)[:-1]
     power = np.abs(np.fft.rfft(frames * hann, axis=1)) ** 2
     log = np.log10(np.maximum(power @ filters(mels).T, 1e-10))
-    return ((np.maximum(log, log.max() - 8) + 4) / 4).astype(np.float32)
+    return np.asarray((np.maximum(log, log.max() - 8) + 4) / 4, np.float32)

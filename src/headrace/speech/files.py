@@ -95,7 +95,9 @@ def open_whisper(folder: Path) -> WhisperFiles:
     else:
         weights = folder / "model.safetensors"
         if config.get("model_type") != "whisper" or not weights.exists():
-            raise UnsupportedModel("the folder holds no Whisper: no model.bin, no model.safetensors")
+            raise UnsupportedModel(
+                "the folder holds no Whisper: no model.bin, no model.safetensors"
+            )
         header = read_header(weights)
         shapes = {name: stored.shape for name, stored in header.items()}
         tensor = lambda name: _stored(header, name)  # noqa: E731
@@ -156,7 +158,7 @@ def _pairs(value: object, layers: int, heads: int) -> tuple[tuple[int, int], ...
     """Without any given, all heads of the upper half of the layers, as OpenAI's code has it."""
     if value is None:
         return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
-    pairs = value if isinstance(value, list) else [0]
+    pairs: list[Any] = value if isinstance(value, list) else [0]
     for one in pairs:
         right = isinstance(one, list) and len(one) == 2 and all(isinstance(i, int) for i in one)
         if not right or not (0 <= one[0] < layers and 0 <= one[1] < heads):
@@ -169,7 +171,7 @@ def _tokenizer(path: Path) -> tokenizers.Tokenizer:
         raise ModelFileError("tokenizer.json is missing or too large")
     try:
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+    except Exception as error:
         raise ModelFileError("tokenizer.json cannot be read") from error
 
 
@@ -183,7 +185,7 @@ def _special(tokenizer: tokenizers.Tokenizer) -> Special:
 
     start, translate = one("startoftranscript"), one("translate")
     languages = {
-        tokenizer.id_to_token(id)[2:-2]: id
+        (tokenizer.id_to_token(id) or "")[2:-2]: id
         for id in range(start + 1, min(translate, start + _LANGUAGES))
     }
     return Special(

@@ -219,9 +219,7 @@ class Network:
                 [
                     self._norm(x.at, f"{name}.self_attn_layer_norm", h),
                     self._linear(h, f"{name}.self_attn.qkv_proj", matrix(qkv)),
-                    emit.bidirectional(
-                        matrix(qkv), files.heads, HEAD_SIZE, HEAD_SIZE**-0.5, a.at
-                    ),
+                    emit.bidirectional(matrix(qkv), files.heads, HEAD_SIZE, HEAD_SIZE**-0.5, a.at),
                     *a.quantised(),
                     self._linear(a, f"{name}.self_attn.out_proj", x.at, add=True),
                     *self._feed_forward(x.at, h, m, name),
@@ -327,14 +325,10 @@ class Network:
         self._logits: Floats = aligned((MAX_LOGITS, files.vocab), np.float32)
         head = self._pack(self._embedding, coded)
         floats = None if coded else self._asked.at
-        product = emit.linear(
-            self._asked.codes, floats, head, None, matrix(self._logits), ROWS_N
-        )
+        product = emit.linear(self._asked.codes, floats, head, None, matrix(self._logits), ROWS_N)
         self._head = _Program(self._team, [*self._asked.quantised(), product])
 
-    def decode(
-        self, chunks: Sequence[Chunk], queries: list[Floats] | None = None
-    ) -> Floats:
+    def decode(self, chunks: Sequence[Chunk], queries: list[Floats] | None = None) -> Floats:
         """Logits [R, vocab] of the wanted tokens of all chunks in order, valid until the next call.
 
         At most `MAX_ROWS` tokens, of which `MAX_LOGITS` are wanted. `queries` is given q [N, width]
@@ -351,7 +345,9 @@ class Network:
         self._x.floats[:n] += self._places[positions]
         sequence = np.repeat([c.sequence for c in chunks], counts)
         blocks = np.arange(self._own_blocks, dtype=np.int32)
-        tables = np.array([c.sequence * self._own_blocks for c in chunks], np.int32)[:, None] + blocks
+        tables = (
+            np.array([c.sequence * self._own_blocks for c in chunks], np.int32)[:, None] + blocks
+        )
         slots = sequence * (self._own_blocks * BLOCK) + positions
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         lengths = np.array([c.start + len(c.tokens) for c in chunks], np.int32)
@@ -366,7 +362,9 @@ class Network:
         own.groups[0].tables, own.groups[0].table_stride = address(tables), tables.shape[1]
         own.groups[0].slots = address(slots)
         windows = np.repeat([c.window for c in chunks], counts).astype(np.int32)
-        heard = windows[:, None] * self._cross_blocks + np.arange(self._cross_blocks, dtype=np.int32)
+        heard = windows[:, None] * self._cross_blocks + np.arange(
+            self._cross_blocks, dtype=np.int32
+        )
         heard = np.ascontiguousarray(heard, np.int32)
         each = np.arange(n + 1, dtype=np.int32)
         whole = np.full(n, files.frames, np.int32)

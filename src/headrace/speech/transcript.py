@@ -9,7 +9,7 @@ begin, so nothing adds up over windows.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ class Listener:
     def transcribe(
         self,
         samples: Floats,
-        options: DecodingOptions = DecodingOptions(),
+        options: DecodingOptions | None = None,
         *,
         words: bool = False,
         chunked: bool = False,
@@ -89,7 +89,7 @@ class Listener:
     ) -> Transcript:
         """The whole transcript. Raises what a walk has raised."""
         work = self.chunked if chunked else self.sequential
-        running = work(samples, options, words=words, told=told)
+        running = work(samples, options or DecodingOptions(), words=words, told=told)
         try:
             while True:
                 next(running)
@@ -167,7 +167,7 @@ class Listener:
         transcript: Transcript,
         words: bool,
     ) -> Generator[None, None, list[tuple[Spoken, list[Word]]]]:
-        """Each window by a walk of its own; the language is that of the first, if none was given."""
+        """Each window by a walk of its own; the language, if none was given, is the first's."""
         if not transcript.language:
             first = yield from self._run([windows[0]], options, transcript, words)
             rest = yield from self._run(windows[1:], options, transcript, words)
@@ -183,7 +183,8 @@ class Listener:
         words: bool,
     ) -> Generator[None, None, list[tuple[Spoken, list[Word]]]]:
         conductor = self.conductor
-        waiting, jobs = list(windows), []
+        waiting: list[tuple[Floats, list[int], int]] = list(windows)
+        jobs: list[Job[tuple[Spoken, list[Word]]]] = []
         held: list[tuple[Job[Any], int, list[int]]] = []
         try:
             while waiting or not all(job.done for job in jobs):
@@ -201,7 +202,7 @@ class Listener:
                     walk = self._walk(
                         samples, before, place, options, transcript, words, window, slots
                     )
-                    job: Job[Any] = Job(walk, 1, len(slots))
+                    job: Job[Any] = Job(walk)
                     held.append((job, window, slots))
                     jobs.append(job)
                     conductor.add(job)
@@ -213,7 +214,7 @@ class Listener:
         for job in jobs:
             if job.error is not None:
                 raise job.error
-        return [job.result for job in jobs]
+        return [job.result for job in jobs if job.result is not None]
 
     def _give_back(self, one: tuple[Job[Any], int, list[int]]) -> None:
         self.conductor.free_windows.append(one[1])
@@ -235,9 +236,7 @@ class Listener:
         if not transcript.language:
             transcript.language, _ = yield from detect(files, window, slots[0])
         language = transcript.language
-        spoken = yield from decode_window(
-            files, options, language, before, window, slots, place
-        )
+        spoken = yield from decode_window(files, options, language, before, window, slots, place)
         said = []
         if words and not spoken.silent(options):
             said = self._words(spoken, language, options, window, slots[0], len(samples))
@@ -269,7 +268,7 @@ class Listener:
         found, at = [], 0
         for word, own in split_words(files, text, language):
             start, end = begins[at] * FRAME, begins[at + len(own)] * FRAME
-            found.append(Word(word, start, end, float(np.exp(spoken.log_share))))
+            found.append(Word(word, start, end))
             at += len(own)
         return found
 
@@ -304,9 +303,9 @@ class Listener:
         for begin, end, part in found:
             own = [token for token in part if token < files.special.end]
             text = files.tokenizer.decode(own, skip_special_tokens=True)
-            if not text.strip() or begin >= end:
-                continue
             start, stop = (min(each, length) + offset for each in (begin, end))
+            if not text.strip() or start >= stop:
+                continue
             segments.append(
                 Segment(
                     start / RATE,
@@ -335,10 +334,9 @@ def _give_words(segments: list[Segment], said: list[Word], end: int, offset: flo
                 break
             word = rest.pop(0)
             text = text.lstrip()[len(word.text.lstrip()) :]
-            moved = replace_times(word, offset)
-            segment.words.append(moved)
+            segment.words.append(moved_by(word, offset))
 
 
-def replace_times(word: Word, offset: float) -> Word:
+def moved_by(word: Word, offset: float) -> Word:
     """The word, later by so many seconds."""
     return word._replace(start=round(word.start + offset, 3), end=round(word.end + offset, 3))

@@ -33,7 +33,6 @@ class Word(NamedTuple):
     start: float
     """Seconds."""
     end: float
-    probability: float
 
 
 def align(

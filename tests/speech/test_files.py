@@ -1,0 +1,122 @@
+"""CTranslate2's format: the same tensors as in safetensors, and nothing but errors of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
+from headrace.speech.ctranslate import BinaryModel
+from headrace.speech.files import _LAYER, _TOP, WhisperFiles, open_whisper
+
+from .conftest import write_ctranslate
+
+
+@pytest.fixture(scope="module")
+def binary(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path:
+    """The folder of `folder` as CTranslate2 has it."""
+    where, files = tmp_path_factory.mktemp("binary"), open_whisper(folder)
+    variables = {}
+    for part in ("encoder", "decoder"):
+        positions = files.tensor(f"model.{part}.embed_positions.weight")
+        variables[f"{part}/position_encodings/encodings"] = positions
+        for theirs, mine in _TOP.items():
+            if theirs.startswith("conv") and part == "decoder":
+                continue
+            if theirs == "embed_tokens" and part == "encoder":
+                continue
+            variables |= named(files, f"model.{part}.{theirs}", f"{part}/{mine}")
+        for layer in range(2):
+            for theirs, mine in _LAYER.items():
+                if theirs.startswith("encoder_attn") and part == "encoder":
+                    continue
+                name = f"model.{part}.layers.{layer}.{theirs}"
+                variables |= named(files, name, f"{part}/layer_{layer}/{mine}")
+    write_ctranslate(where / "model.bin", variables)
+    (where / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (where / "config.json").write_text('{"suppress_ids": [1, 2], "suppress_ids_begin": [220, 256]}')
+    return where
+
+
+def named(files: WhisperFiles, theirs: str, mine: str) -> dict[str, np.ndarray]:
+    norm = theirs.endswith("norm")
+    found = {f"{mine}/{'gamma' if norm else 'weight'}": files.tensor(f"{theirs}.weight")}
+    if not theirs.endswith("embed_tokens"):
+        found[f"{mine}/{'beta' if norm else 'bias'}"] = files.tensor(f"{theirs}.bias")
+    return found
+
+
+def test_both_layouts_are_one_model(folder: Path, binary: Path) -> None:
+    one, other = open_whisper(folder), open_whisper(binary)
+    for field in (
+        "width",
+        "heads",
+        "encoder_layers",
+        "decoder_layers",
+        "mels",
+        "vocab",
+        "positions",
+        "frames",
+        "suppressed",
+        "suppressed_first",
+        "special",
+    ):
+        assert getattr(one, field) == getattr(other, field)
+    for name in (
+        "model.encoder.conv2.weight",
+        "model.encoder.layers.1.self_attn.qkv_proj.bias",
+        "model.decoder.layers.0.encoder_attn.kv_proj.weight",
+        "model.decoder.layers.1.final_layer_norm.weight",
+        "model.decoder.layer_norm.bias",
+    ):
+        assert np.array_equal(one.tensor(name), other.tensor(name))
+
+
+def test_mutated_files_are_errors_of_ours(binary: Path, tmp_path: Path) -> None:
+    whole = (binary / "model.bin").read_bytes()
+    draw, path = np.random.default_rng(7), tmp_path / "model.bin"
+    heads = np.flatnonzero(np.frombuffer(whole, np.uint8)[:4000])
+    refused = 0
+    for _ in range(150):
+        data = bytearray(whole)
+        for at in draw.choice(heads[:200], 2):
+            data[at] = draw.integers(0, 256)
+        if draw.random() < 0.3:
+            data = data[: draw.integers(0, len(data))]
+        path.write_bytes(data)
+        try:
+            BinaryModel(path)
+        except HeadraceError as error:
+            refused += 1
+            assert isinstance(error, ModelFileError | UnsupportedModel)  # noqa: PT017
+    assert refused > 50
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda d: d[:100], "beyond the end"),
+        (lambda d: b"\5" + d[1:], "version 5"),
+        (lambda d: d + b"\0", "behind the last"),
+        (lambda d: d.replace(b"WhisperSpec", b"Transformer"), "only WhisperSpec"),
+        (lambda d: d.replace(b"decoder/layer_norm/beta", b"encoder/layer_norm/beta"), "twice"),
+    ],
+)
+def test_each_lie_is_named(binary: Path, tmp_path: Path, change: object, why: str) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(change((binary / "model.bin").read_bytes()))  # type: ignore[operator]
+    with pytest.raises((ModelFileError, UnsupportedModel), match=why):
+        BinaryModel(path)
+
+
+@pytest.mark.parametrize(
+    "config", ['{"alignment_heads": [[0, 9]]}', '{"suppress_ids": ["a"]}', "[]", "{"]
+)
+def test_a_wrong_config_is_one_error(binary: Path, tmp_path: Path, config: str) -> None:
+    for name in ("model.bin", "tokenizer.json"):
+        (tmp_path / name).symlink_to(binary / name)
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ModelFileError):
+        open_whisper(tmp_path)

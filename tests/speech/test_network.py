@@ -1,0 +1,102 @@
+"""Features, encoder and decoder against transformers in fp32; and one answer whoever is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import WhisperFeatureExtractor
+
+from headrace.speech.features import log_mel
+from headrace.speech.files import open_whisper
+from headrace.speech.network import Chunk, Network, Team
+
+
+def sound(seed: int, seconds: float = 9.0) -> np.ndarray:
+    draw = np.random.default_rng(seed)
+    t = np.arange(int(16_000 * seconds)) / 16_000
+    tone = np.sin(2 * np.pi * (200 + 90 * seed) * t) * np.sin(t)
+    return (0.2 * tone + 0.02 * draw.normal(size=len(t))).astype(np.float32)
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+@pytest.mark.parametrize("samples", [0, 1, 159, 100_000, 480_000])
+def test_features_are_those_of_transformers(mels: int, samples: int) -> None:
+    given = sound(1, 30.0)[:samples]
+    padded = np.zeros((1, 480_000), np.float32)
+    padded[0, :samples] = given
+    extract = WhisperFeatureExtractor(feature_size=mels)
+    wanted = extract._np_extract_fbank_features(padded, "cpu")[0].T
+    assert np.abs(log_mel(given, mels) - wanted).max() < 1e-5
+    if samples:
+        # Where torch is there it is asked, whose transform is in fp32.
+        nearly = extract(given, sampling_rate=16_000, return_tensors="np").input_features[0].T
+        assert np.abs(log_mel(given, mels) - nearly).max() < 1e-4
+
+
+def heard(network: Network, seed: int, window: int) -> np.ndarray:
+    mel = log_mel(sound(seed), network.files.mels)
+    for _ in network.encode(mel, window):
+        pass
+    return mel
+
+
+def test_encoder_and_logits_are_those_of_transformers(network: Network, oracle: Any) -> None:
+    mel = heard(network, 1, 0)
+    tokens = [257, 258, 261, 265, 40, 41, 42, 300]
+    with torch.no_grad():
+        features = torch.from_numpy(mel.T[None].copy())
+        encoded = oracle.model.encoder(features).last_hidden_state
+        wanted = oracle(encoder_outputs=(encoded,), decoder_input_ids=torch.tensor([tokens])).logits
+    encoded = encoded[0].numpy()
+    assert np.abs(network.encoded - encoded).max() < 1e-4 * np.abs(encoded).max()
+    logits = network.decode([Chunk(0, 0, 0, tokens, range(8))])
+    scale = np.abs(wanted.numpy()).max()
+    assert np.abs(logits - wanted[0].numpy()).max() < 1e-4 * scale
+
+
+def test_no_bit_depends_on_chunks_or_on_others(network: Network) -> None:
+    heard(network, 1, 0)
+    heard(network, 2, 1)
+    tokens = [257, 258, 261, 265, 40, 41]
+    alone = network.decode([Chunk(0, 0, 0, tokens, [5])]).copy()
+    network.decode([Chunk(3, 0, 0, tokens[:2], [])])
+    network.decode([Chunk(3, 0, 2, tokens[2:5], []), Chunk(4, 1, 0, tokens, [5])])
+    others = [
+        Chunk(4, 1, 6, [77], [0]),
+        Chunk(3, 0, 5, tokens[5:], [0]),
+        Chunk(5, 0, 0, [257], [0]),
+    ]
+    assert np.array_equal(network.decode(others)[1], alone[0])
+
+
+def test_a_copy_goes_on_as_its_source(network: Network) -> None:
+    heard(network, 1, 0)
+    network.decode([Chunk(0, 0, 0, list(range(30, 50)), [])])
+    network.copy(0, 6, 20)
+    logits = network.decode([Chunk(6, 0, 20, [9], [0]), Chunk(0, 0, 20, [9], [0])])
+    assert np.array_equal(logits[0], logits[1])
+
+
+@pytest.mark.parametrize("kv", ["bfloat16", "int8"])
+def test_eight_bits_are_near(folder: Path, network: Network, kv: str) -> None:
+    """Codes of eight bits leave the order of the likely tokens nearly as it is."""
+    files = network.files
+    small = Network(files, Team(2), "int8", kv, windows=1, sequences=1)
+    heard(network, 1, 0)
+    heard(small, 1, 0)
+    chunk = [Chunk(0, 0, 0, [257, 258, 261, 265, 40, 41], [5])]
+    exact, coded = network.decode(chunk)[0].copy(), small.decode(chunk)[0]
+    assert np.corrcoef(exact, coded)[0, 1] > 0.98
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, folder: Path) -> None:
+    from headrace.base.errors import UnsupportedModel
+
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UnsupportedModel, match="holds no Whisper"):
+        open_whisper(tmp_path)
