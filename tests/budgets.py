@@ -40,14 +40,14 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_432,
     "bench": 9_540,
-    "cli": 4_948,
+    "cli": 5_086,
     "dist": 510,
     "engine": 7_145,
     "factory": 5_264,
     "kernels": 12_681,
     "kv": 650,
     "layers": 300,
-    "loader": 4_270,
+    "loader": 4_324,
     "media": 360,
     "models": 330,
     "obs": 1_682,
@@ -55,13 +55,13 @@ LINES = {
     "roofline": 4_580,
     "sched": 1_553,
     "server": 13_891,
-    "speech": 1_900,
+    "speech": 1_969,
     "speculate": 900,
     "text": 5_165,
     "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 82_865
+TOTAL = 85_060
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
@@ -79,7 +79,7 @@ RETIRED = {
 """Home-made or foreign terms that are gone, and the glossary's word for them."""
 EVERYWHERE = {*LINES, "__init__", "__main__"}
 KEPT = {
-    "slot": {"base", "engine", "kernels", "loader", "roofline", "server", "worker"},
+    "slot": {"base", "engine", "kernels", "loader", "roofline", "server", "speech", "worker"},
     "whole": {"bench", "engine", "server"},
     "gate": {
         "base",

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from headrace.speech.captions import clock, srt, vtt
-from headrace.speech.conductor import Conductor, Job
-from headrace.speech.decoding import DecodingOptions, Encode, Spoken, compression, decode_window
+from headrace.speech.conductor import Conductor, WalkUnderWay
+from headrace.speech.decoding import DecodingOptions, Encode, Utterance, compression, decode_window
 from headrace.speech.network import Chunk, Network
 from headrace.speech.rules import Rules
-from headrace.speech.transcript import Listener, Segment
+from headrace.speech.transcript import Segment, Transcriber
 from headrace.speech.voice import chunks, speech_spans
 from headrace.speech.words import cheapest_path, split_words
 
@@ -25,8 +25,8 @@ FIRST = 266
 
 
 @pytest.fixture
-def listener(network: Network) -> Listener:
-    return Listener(network)
+def transcriber(network: Network) -> Transcriber:
+    return Transcriber(network)
 
 
 def allowed(network: Network, said: list[int], *, times: bool = True) -> set[int]:
@@ -66,11 +66,11 @@ def test_a_time_is_said_where_times_together_are_likelier(network: Network) -> N
 
 @pytest.mark.parametrize("times", [True, False])
 def test_greedy_tokens_are_those_of_transformers(
-    network: Network, oracle: Any, listener: Listener, times: bool
+    network: Network, oracle: Any, transcriber: Transcriber, times: bool
 ) -> None:
     """The oracle's logits, one pass over the whole text a token, under the same rules."""
     options = DecodingOptions(language="en", times=times, temperatures=(0.0,))
-    found = listener.transcribe(sound(4), options)
+    found = transcriber.transcribe(sound(4), options)
     mel = heard(network, 4, 0)
     prefix = [257, 258, 261] + ([] if times else [265])
     said: list[int] = []
@@ -90,20 +90,20 @@ def test_greedy_tokens_are_those_of_transformers(
     assert set(got) <= set(said)
 
 
-def spoken_of(network: Network, options: DecodingOptions, seed: int) -> Spoken:
+def spoken_of(network: Network, options: DecodingOptions, seed: int) -> Utterance:
     """The first window of a sound, as its walk gives it."""
 
     def walk() -> Any:
         yield Encode(sound(seed), 0)
         return (yield from decode_window(network.files, options, "en", [], 0, [0, 1, 2], 0))
 
-    conductor, job = Conductor(network), Job(walk())
+    conductor, job = Conductor(network), WalkUnderWay(walk())
     conductor.add(job)
     while not conductor.idle:
         conductor.turn()
     if job.error is not None:
         raise job.error
-    assert isinstance(job.result, Spoken)
+    assert isinstance(job.result, Utterance)
     return job.result
 
 
@@ -131,8 +131,8 @@ def test_a_beam_is_worth_what_it_says(network: Network) -> None:
 def test_side_by_side_is_as_alone(network: Network) -> None:
     """Two sounds whose turns are taken in turns say what each says alone; all slots come back."""
     options = DecodingOptions(language="en", temperatures=(0.0, 0.6), seed=4)
-    alone = [Listener(network).transcribe(sound(seed), options) for seed in (6, 7)]
-    both = Listener(network)
+    alone = [Transcriber(network).transcribe(sound(seed), options) for seed in (6, 7)]
+    both = Transcriber(network)
     runs = [
         both.sequential(sound(seed), options, words=False, told=lambda new, upto: None)
         for seed in (6, 7)
@@ -152,16 +152,16 @@ def test_side_by_side_is_as_alone(network: Network) -> None:
 
 
 def test_a_walk_that_is_left_gives_its_slots_back(network: Network) -> None:
-    listener = Listener(network)
-    run = listener.sequential(sound(6), DecodingOptions(), words=False, told=lambda n, u: None)
+    transcriber = Transcriber(network)
+    run = transcriber.sequential(sound(6), DecodingOptions(), words=False, told=lambda n, u: None)
     for _ in range(3):
         next(run)
-        listener.conductor.turn()
+        transcriber.conductor.turn()
     run.close()
-    assert listener.conductor.idle
-    assert len(listener.conductor.free_windows) == network.windows
-    found = listener.transcribe(sound(8), DecodingOptions(language="en", temperatures=(0.0,)))
-    again = Listener(network).transcribe(
+    assert transcriber.conductor.idle
+    assert len(transcriber.conductor.free_windows) == network.windows
+    found = transcriber.transcribe(sound(8), DecodingOptions(language="en", temperatures=(0.0,)))
+    again = Transcriber(network).transcribe(
         sound(8), DecodingOptions(language="en", temperatures=(0.0,))
     )
     assert found == again
@@ -172,7 +172,7 @@ def test_long_sounds_have_rising_times_within_their_length(network: Network) -> 
     for chunked in (False, True):
         options = DecodingOptions(temperatures=(0.0,))
         told: list[float] = []
-        found = Listener(network).transcribe(
+        found = Transcriber(network).transcribe(
             long, options, chunked=chunked, told=lambda new, upto, told=told: told.append(upto)
         )
         assert found.language in ("en", "de")
@@ -185,7 +185,7 @@ def test_long_sounds_have_rising_times_within_their_length(network: Network) -> 
 
 
 def test_nothing_in_nothing(network: Network) -> None:
-    assert Listener(network).transcribe(np.empty(0, np.float32)).text == ""
+    assert Transcriber(network).transcribe(np.empty(0, np.float32)).text == ""
     assert chunks(np.zeros(0, np.float32)) == []
     assert chunks(np.zeros(160_000, np.float32)) == []
 
@@ -231,7 +231,7 @@ def test_words_hold_all_tokens_once(network: Network) -> None:
 
 def test_words_lie_in_their_segments(network: Network) -> None:
     options = DecodingOptions(language="en", temperatures=(0.0,))
-    found = Listener(network).transcribe(sound(9), options, words=True)
+    found = Transcriber(network).transcribe(sound(9), options, words=True)
     words = [word for segment in found.segments for word in segment.words]
     assert all(0 <= word.start <= word.end <= 9.1 for word in words)
     starts = [word.start for word in words]

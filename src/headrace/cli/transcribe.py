@@ -15,7 +15,7 @@ from ..base.hardware import cpu
 from ..media import AudioLimits, decode
 from ..speech.captions import clock, srt, vtt
 from ..speech.decoding import DecodingOptions
-from ..speech.opening import DEFAULT_MODEL, open_listener
+from ..speech.opening import DEFAULT_MODEL, open_transcriber
 from ..speech.transcript import Segment, Transcript
 from .progress import DownloadBars
 
@@ -65,14 +65,14 @@ def transcribe(
     limits = AudioLimits(bytes=_MOST_BYTES, seconds=24 * 3600.0, memory=4 << 30, wall_seconds=900)
     sound = decode(data, limits)
     with DownloadBars(sys.stderr) as bars:
-        listener = open_listener(
+        transcriber = open_transcriber(
             model,
             threads or cpu().physical_cores,
             "exact" if exact else "int8",
             cache_dir=cache_dir,
             progress=bars,
         )
-    known = listener.network.files.special.languages
+    known = transcriber.network.files.special.languages
     if language is not None and known and language not in known:
         raise InvalidRequest(
             f"language {language!r:.20} is not known; one of {', '.join(sorted(known))}",
@@ -85,7 +85,7 @@ def transcribe(
         beams=beams,
     )
     shown = _Progress(sound.seconds, plain=form == "text")
-    found = listener.transcribe(
+    found = transcriber.transcribe(
         sound.samples, options, words=words, chunked=chunked, told=shown.told
     )
     shown.end()

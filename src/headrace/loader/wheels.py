@@ -7,12 +7,14 @@ is known here. Only wheels are taken, never a source package: building one would
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
 import time
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from ..base.environment import with_temporary_folder
@@ -129,11 +131,10 @@ def _run(command: list[str], scratch: Path, size: int, progress: Progress) -> tu
 def _largest(folder: Path) -> int:
     """Size of the largest file below a folder that changes as we look."""
     largest = 0
-    for path in folder.rglob("*"):
-        try:
-            largest = max(largest, path.stat().st_size)
-        except OSError:
-            continue
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                largest = max(largest, os.stat(os.path.join(where, name)).st_size)
     return largest
 
 

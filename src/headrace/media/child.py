@@ -33,7 +33,7 @@ _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
 _NO_NEW_PRIVILEGES = 38
 
 
-class Refused(Exception):
+class SoundRefused(Exception):
     """The code of a refusal, a key of `formats.REFUSALS`."""
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     _confine(order)
     try:
         _say(_decode(order, library, soxr))
-    except Refused as refused:
+    except SoundRefused as refused:
         _say({"refused": str(refused)})
     except Exception:  # noqa: BLE001 - whatever a decoder raises is the file's fault
         _say({"refused": "damaged"})
@@ -79,7 +79,7 @@ def _confine(order: dict[str, Any]) -> None:
             resource.setrlimit(limit, (value, value))
     libc = ctypes.CDLL(None)
     if hasattr(libc, "unshare"):
-        # Refused in some containers: nothing here opens a connection all the same.
+        # SoundRefused in some containers: nothing here opens a connection all the same.
         libc.unshare(_NEW_USER | _NEW_NET)
     if hasattr(libc, "prctl"):
         libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
@@ -92,23 +92,23 @@ def _decode(order: dict[str, Any], library: Any, soxr: Any) -> dict[str, Any]:
     rate, channels = next(blocks)
     wanted, most = int(order["rate"]), float(order["seconds"])
     if not 1_000 <= rate <= 384_000:
-        raise Refused("rate")
+        raise SoundRefused("rate")
     if not 1 <= channels <= 8:
-        raise Refused("channels")
+        raise SoundRefused("channels")
     resampler = None if rate == wanted else soxr.ResampleStream(rate, wanted, 1, dtype="float32")
     taken = given = 0
     with os.fdopen(order["into"], "wb", closefd=False) as target:
         for block in blocks:
             taken += len(block)
             if taken > most * rate:
-                raise Refused("long")
+                raise SoundRefused("long")
             mono = np.ascontiguousarray(block.mean(axis=1, dtype=np.float32))
             mono = mono if resampler is None else resampler.resample_chunk(mono)
             given += _write(target, mono)
         if resampler is not None:
             given += _write(target, resampler.resample_chunk(np.empty(0, np.float32), last=True))
     if not given:
-        raise Refused("empty")
+        raise SoundRefused("empty")
     return {"samples": given, "frames": taken, "rate": rate, "channels": channels}
 
 
@@ -122,10 +122,10 @@ def _by_soundfile(order: dict[str, Any], soundfile: Any, source: BinaryIO) -> It
     """(rate, channels), then fp32 blocks [frames, channels]."""
     with soundfile.SoundFile(source) as sound:
         if not sound.subtype.startswith(_SUBTYPES):
-            raise Refused("codec")
+            raise SoundRefused("codec")
         declared = sound.frames
         if declared < 2**62 and declared > order["seconds"] * sound.samplerate:
-            raise Refused("long")
+            raise SoundRefused("long")
         yield sound.samplerate, sound.channels
         while len(block := sound.read(_BLOCK, dtype="float32", always_2d=True)):
             yield block
@@ -135,13 +135,13 @@ def _by_ffmpeg(order: dict[str, Any], av: Any, source: BinaryIO) -> Iterator[Any
     """(rate, channels), then fp32 blocks [frames, channels], of the first track of sound."""
     with av.open(source, format=FFMPEG[order["format"]]) as opened:
         if not opened.streams.audio:
-            raise Refused("empty")
+            raise SoundRefused("empty")
         track = opened.streams.audio[0]
         name = track.codec_context.name
         if name not in _CODECS and not name.startswith("pcm_"):
-            raise Refused("codec")
+            raise SoundRefused("codec")
         if opened.duration and opened.duration > order["seconds"] * 1_000_000:
-            raise Refused("long")
+            raise SoundRefused("long")
         rate, channels = track.codec_context.sample_rate, track.codec_context.layout.nb_channels
         yield rate, channels
         convert = av.AudioResampler(format="flt", layout=track.layout, rate=rate)

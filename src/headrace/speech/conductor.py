@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 _NOTHING = np.empty((0, 0), np.float32)
 
 
-class Job(Generic[Result]):
+class WalkUnderWay(Generic[Result]):
     """One walk and its end."""
 
     def __init__(self, walk: Generator[Any, Any, Result]) -> None:
@@ -38,8 +38,8 @@ class Conductor:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self._jobs: list[Job[Any]] = []
-        self._line: deque[Job[Any]] = deque()
+        self._jobs: list[WalkUnderWay[Any]] = []
+        self._line: deque[WalkUnderWay[Any]] = deque()
         self._slices: Iterator[None] | None = None
         self.free_windows = list(range(network.windows))[::-1]
         self.free_sequences = list(range(network.sequences))[::-1]
@@ -48,12 +48,12 @@ class Conductor:
     def idle(self) -> bool:
         return not self._jobs
 
-    def add(self, job: Job[Any]) -> None:
+    def add(self, job: WalkUnderWay[Any]) -> None:
         """Run it up to its first wish."""
         self._jobs.append(job)
         self._send(job, _NOTHING)
 
-    def drop(self, job: Job[Any]) -> None:
+    def drop(self, job: WalkUnderWay[Any]) -> None:
         """End a walk whose result nobody wants any more."""
         if job.done:
             return
@@ -69,7 +69,7 @@ class Conductor:
         if self._line:
             self._encode()
         rows = logits = 0
-        taken: list[Job[Any]] = []
+        taken: list[WalkUnderWay[Any]] = []
         for job in self._jobs:
             if not isinstance(job.wish, Decode):
                 continue
@@ -102,7 +102,7 @@ class Conductor:
             self._line.popleft()
             self._send(job, _NOTHING)
 
-    def _send(self, job: Job[Any], what: Any) -> None:
+    def _send(self, job: WalkUnderWay[Any], what: Any) -> None:
         try:
             job.wish = next(job.walk) if job.wish is None else job.walk.send(what)
             while isinstance(job.wish, Copy):
@@ -118,6 +118,6 @@ class Conductor:
             if isinstance(job.wish, Encode):
                 self._line.append(job)
 
-    def _end(self, job: Job[Any]) -> None:
+    def _end(self, job: WalkUnderWay[Any]) -> None:
         job.done = True
         self._jobs.remove(job)

@@ -43,7 +43,7 @@ class BinaryModel:
         self._path = path
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            reader = _Reader(file, size, path.name)
+            reader = _BoundedReader(file, size, path.name)
             version = reader.number("<I")
             if version != 6:
                 raise UnsupportedModel(f"{path.name}: format version {version}, only 6 is read")
@@ -78,7 +78,7 @@ class BinaryModel:
         return np.frombuffer(data, dtype).reshape(shape)
 
 
-class _Reader:
+class _BoundedReader:
     """Numbers, names and variables, none of them beyond the file's end."""
 
     def __init__(self, file: BinaryIO, size: int, name: str) -> None:

@@ -45,7 +45,7 @@ class Copy(NamedTuple):
 
 
 Wish = Encode | Decode | Copy
-Walk = Generator[Wish, Floats, "Spoken"]
+Walk = Generator[Wish, Floats, "Utterance"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class DecodingOptions:
 
 
 @dataclass(slots=True)
-class Spoken:
+class Utterance:
     """What was heard in a window."""
 
     tokens: list[int] = field(default_factory=list)
@@ -121,7 +121,7 @@ def decode_window(
     each beam; `place`: number of the window in its sound, of which draws depend.
     """
     prefix = _prefix(files, options, language, before)
-    spoken = Spoken()
+    spoken = Utterance()
     for temperature in options.temperatures:
         rules = Rules(files, times=options.times)
         if temperature == 0 and options.beams > 1:
@@ -180,7 +180,7 @@ def _one(
     draw: np.random.Generator,
 ) -> Walk:
     """The likeliest token each time, or at a temperature above 0 a drawn one."""
-    spoken = Spoken()
+    spoken = Utterance()
     spoken.no_speech, logits = yield from _begin(files, prefix, window, sequence)
     total = 0.0
     for at in range(_longest(files, prefix)):
@@ -245,7 +245,7 @@ def _beams(
         rows = (yield Decode(chunks)).copy()
     ended = ended or [(beam.total, beam.tokens) for beam in beams]
     total, tokens = max(ended, key=lambda one: one[0] / (len(one[1]) + 1))
-    return Spoken(tokens, total / (len(tokens) + 1), silence)
+    return Utterance(tokens, total / (len(tokens) + 1), silence)
 
 
 def _place(

@@ -64,7 +64,7 @@ class WhisperFiles:
     """Positions of the encoder's output, 1,500."""
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]
-    """Also not said as the first token."""
+    """Not said as the first token either."""
     alignment: tuple[tuple[int, int], ...]
     """Layer and head of the cross attention that follow the sound."""
     special: Special

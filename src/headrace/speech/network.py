@@ -30,7 +30,7 @@ from .files import HEAD_SIZE, WhisperFiles
 
 Floats = npt.NDArray[np.float32]
 Precision = Literal["exact", "int8"]
-"""Of the weights: as the file has them, with sums in fp32; or codes of eight bits with a scale for
+"""What weights become: as the file has them, with sums in fp32; or codes of eight bits with a scale for
 each 32, and activations likewise."""
 BLOCK = 16
 """Positions of a block of KV."""
@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
     """Which of the tokens' logits are asked for, by index."""
 
 
-class _Rows:
+class _Activations:
     """Room for rows of activations: in fp32, and as codes where products want these."""
 
     def __init__(self, rows: int, width: int, coded: bool) -> None:
@@ -80,7 +80,7 @@ class _Rows:
         return [emit.quantise(self.at, self.codes, self.width, ROWS_N)]
 
 
-class _Program:
+class _Repeated:
     """Records that are run again and again."""
 
     def __init__(self, team: Team, emitted: Sequence[Emitted]) -> None:
@@ -131,7 +131,7 @@ class Network:
         self._build_encoder()
         self._build_decoder()
         self.keys: list[list[Floats]] = [[] for _ in range(windows)]
-        """Of each window, for each layer that aligns, K [frames, width] in fp32."""
+        """By window, and for each layer that aligns, K [frames, width] in fp32."""
 
     # What both are made of.
 
@@ -161,7 +161,13 @@ class Network:
         return packed
 
     def _linear(
-        self, x: _Rows, name: str, y: Matrix, *, add: bool = False, activation: str | None = None
+        self,
+        x: _Activations,
+        name: str,
+        y: Matrix,
+        *,
+        add: bool = False,
+        activation: str | None = None,
     ) -> Emitted:
         weight, bias = self._weight(f"{name}.weight", self._coded), self._vector(f"{name}.bias")
         floats = None if self._coded else x.at
@@ -169,11 +175,13 @@ class Network:
             x.codes, floats, weight, bias, y, ROWS_N, accumulate=add, activation=activation
         )
 
-    def _norm(self, x: Matrix, name: str, y: _Rows) -> Emitted:
+    def _norm(self, x: Matrix, name: str, y: _Activations) -> Emitted:
         gain, shift = self._vector(f"{name}.weight"), self._vector(f"{name}.bias")
         return emit.layer_norm(x, None, gain, shift, _EPS, y.plain, y.codes, ROWS_N)
 
-    def _feed_forward(self, x: Matrix, h: _Rows, m: _Rows, name: str) -> list[Emitted]:
+    def _feed_forward(
+        self, x: Matrix, h: _Activations, m: _Activations, name: str
+    ) -> list[Emitted]:
         return [
             self._norm(x, f"{name}.final_layer_norm", h),
             self._linear(h, f"{name}.fc1", m.at, activation="gelu"),
@@ -193,10 +201,10 @@ class Network:
         self._mel = np.zeros((FRAMES + 2, files.mels), np.float32)
         half = np.zeros((FRAMES + 2, width), np.float32)
         self._first = half
-        x, positions = _Rows(rows, width, False), aligned((rows, width), np.float32)
+        x, positions = _Activations(rows, width, False), aligned((rows, width), np.float32)
         positions[:] = files.tensor("model.encoder.embed_positions.weight")
-        h, a = _Rows(rows, width, coded), _Rows(rows, width, coded)
-        m = _Rows(rows, 4 * width, coded)
+        h, a = _Activations(rows, width, coded), _Activations(rows, width, coded)
+        m = _Activations(rows, 4 * width, coded)
         qkv = aligned((rows, 3 * width), np.float32)
         self._kept += [half, x, positions, h, a, m, qkv]
         # A window of three frames is three rows that lie behind each other: nothing is gathered.
@@ -211,7 +219,7 @@ class Network:
             convolutions.append(
                 emit.linear(NOT_QUANTISED, at, weight, bias, into, ROWS_N, activation="gelu")
             )
-        self._convolve = _Program(self._team, convolutions[:1])
+        self._convolve = _Repeated(self._team, convolutions[:1])
         slices = [[convolutions[1], emit.add(Matrix(*matrix(positions)), x.at, width, ROWS_N)]]
         for i in range(files.encoder_layers):
             name = f"model.encoder.layers.{i}"
@@ -225,9 +233,9 @@ class Network:
                     *self._feed_forward(x.at, h, m, name),
                 ]
             )
-        self._slices = [_Program(self._team, records) for records in slices]
+        self._slices = [_Repeated(self._team, records) for records in slices]
         self.encoded: Floats = h.floats
-        top = _Rows(rows, width, coded)
+        top = _Activations(rows, width, coded)
         gain, shift = (self._vector(f"model.encoder.layer_norm.{k}") for k in ("weight", "bias"))
         ends = [
             # In fp32 also where codes are taken: who asks for it sees the encoder's output.
@@ -238,7 +246,7 @@ class Network:
         else:
             top = h
         self._kept.append(top)
-        self._end = _Program(self._team, ends)
+        self._end = _Repeated(self._team, ends)
         self._written = qkv
         self._writes = []
         for i in range(files.decoder_layers):
@@ -246,7 +254,7 @@ class Network:
             kv = emit.kv(self._cross[i], files.heads, files.heads, 0)
             into = Matrix(address(qkv) + 4 * width, qkv.shape[1])
             write = emit.rope(kv, matrix(qkv), self._attention_spec(i), (None, None), None)
-            self._writes.append(_Program(self._team, [self._linear(top, name, into), write]))
+            self._writes.append(_Repeated(self._team, [self._linear(top, name, into), write]))
 
     def encode(self, mel: Floats, window: int) -> Iterator[None]:
         """Fill a window's slot from features [3000, mels]; stops behind each layer.
@@ -284,9 +292,9 @@ class Network:
     def _build_decoder(self) -> None:
         files, coded = self.files, self._coded
         width = files.width
-        self._x = _Rows(MAX_ROWS, width, False)
-        h, a = _Rows(MAX_ROWS, width, coded), _Rows(MAX_ROWS, width, coded)
-        m = _Rows(MAX_ROWS, 4 * width, coded)
+        self._x = _Activations(MAX_ROWS, width, False)
+        h, a = _Activations(MAX_ROWS, width, coded), _Activations(MAX_ROWS, width, coded)
+        m = _Activations(MAX_ROWS, 4 * width, coded)
         qkv = aligned((MAX_ROWS, 3 * width), np.float32)
         self._q: Floats = aligned((MAX_ROWS, width), np.float32)
         self._kept += [h, a, m, qkv]
@@ -308,9 +316,9 @@ class Network:
                 self._norm(x, f"{name}.encoder_attn_layer_norm", h),
                 self._linear(h, f"{name}.encoder_attn.q_proj", q),
             ]
-            self._own_parts.append(_Program(self._team, part))
+            self._own_parts.append(_Repeated(self._team, part))
             seen = emit.attention(cross, q, a.plain, a.codes, None, scale, None, ROWS_N)
-            self._cross_parts.append(_Program(self._team, [seen]))
+            self._cross_parts.append(_Repeated(self._team, [seen]))
             before = [
                 self._linear(a, f"{name}.encoder_attn.out_proj", x, add=True),
                 *self._feed_forward(x, h, m, name),
@@ -320,13 +328,13 @@ class Network:
         last = emit.layer_norm(
             x, None, gain, shift, _EPS, matrix(self._normed), NOT_QUANTISED, ROWS_N
         )
-        self._last = _Program(self._team, [*before, last])
-        self._asked = _Rows(MAX_LOGITS, width, coded)
+        self._last = _Repeated(self._team, [*before, last])
+        self._asked = _Activations(MAX_LOGITS, width, coded)
         self._logits: Floats = aligned((MAX_LOGITS, files.vocab), np.float32)
         head = self._pack(self._embedding, coded)
         floats = None if coded else self._asked.at
         product = emit.linear(self._asked.codes, floats, head, None, matrix(self._logits), ROWS_N)
-        self._head = _Program(self._team, [*self._asked.quantised(), product])
+        self._head = _Repeated(self._team, [*self._asked.quantised(), product])
 
     def decode(self, chunks: Sequence[Chunk], queries: list[Floats] | None = None) -> Floats:
         """Logits [R, vocab] of the wanted tokens of all chunks in order, valid until the next call.

@@ -1,4 +1,4 @@
-"""From a model's name to a listener that is ready."""
+"""From a model's name to a transcriber that is ready."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..loader.catalog import CATALOG
 from ..loader.download import fetch_catalog
 from .files import open_whisper
 from .network import Network, Precision
-from .transcript import Listener
+from .transcript import Transcriber
 
 DEFAULT_MODEL = "whisper-base"
 KvKind = Literal["float32", "bfloat16", "int8"]
 
 
-def open_listener(
+def open_transcriber(
     name: str,
     threads: int,
     precision: Precision = "int8",
@@ -26,7 +26,7 @@ def open_listener(
     *,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
-) -> Listener:
+) -> Transcriber:
     """`name`: a catalog name or a folder in CTranslate2's or Hugging Face's layout.
 
     Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
@@ -47,4 +47,4 @@ def open_listener(
         team = Team(threads)
     except LibraryAbsent as absent:
         raise UnsupportedModel(f"speech runs on the CPU kernels alone: {absent}") from absent
-    return Listener(Network(files, team, precision, kv))
+    return Transcriber(Network(files, team, precision, kv))

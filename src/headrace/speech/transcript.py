@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .conductor import Conductor, Job
+from .conductor import Conductor, WalkUnderWay
 from .decoding import (
     DecodingOptions,
     Encode,
-    Spoken,
+    Utterance,
     decode_window,
     detect,
 )
@@ -71,7 +71,7 @@ def _untold(new: list[Segment], upto: float) -> None:
     pass
 
 
-class Listener:
+class Transcriber:
     """Walks over the windows of sounds, for one network."""
 
     def __init__(self, network: Network) -> None:
@@ -166,7 +166,7 @@ class Listener:
         options: DecodingOptions,
         transcript: Transcript,
         words: bool,
-    ) -> Generator[None, None, list[tuple[Spoken, list[Word]]]]:
+    ) -> Generator[None, None, list[tuple[Utterance, list[Word]]]]:
         """Each window by a walk of its own; the language, if none was given, is the first's."""
         if not transcript.language:
             first = yield from self._run([windows[0]], options, transcript, words)
@@ -181,11 +181,11 @@ class Listener:
         options: DecodingOptions,
         transcript: Transcript,
         words: bool,
-    ) -> Generator[None, None, list[tuple[Spoken, list[Word]]]]:
+    ) -> Generator[None, None, list[tuple[Utterance, list[Word]]]]:
         conductor = self.conductor
         waiting: list[tuple[Floats, list[int], int]] = list(windows)
-        jobs: list[Job[tuple[Spoken, list[Word]]]] = []
-        held: list[tuple[Job[Any], int, list[int]]] = []
+        jobs: list[WalkUnderWay[tuple[Utterance, list[Word]]]] = []
+        held: list[tuple[WalkUnderWay[Any], int, list[int]]] = []
         try:
             while waiting or not all(job.done for job in jobs):
                 for one in [one for one in held if one[0].done]:
@@ -202,7 +202,7 @@ class Listener:
                     walk = self._walk(
                         samples, before, place, options, transcript, words, window, slots
                     )
-                    job: Job[Any] = Job(walk)
+                    job: WalkUnderWay[Any] = WalkUnderWay(walk)
                     held.append((job, window, slots))
                     jobs.append(job)
                     conductor.add(job)
@@ -216,7 +216,7 @@ class Listener:
                 raise job.error
         return [job.result for job in jobs if job.result is not None]
 
-    def _give_back(self, one: tuple[Job[Any], int, list[int]]) -> None:
+    def _give_back(self, one: tuple[WalkUnderWay[Any], int, list[int]]) -> None:
         self.conductor.free_windows.append(one[1])
         self.conductor.free_sequences.extend(one[2])
 
@@ -230,7 +230,7 @@ class Listener:
         words: bool,
         window: int,
         slots: list[int],
-    ) -> Generator[Any, Floats, tuple[Spoken, list[Word]]]:
+    ) -> Generator[Any, Floats, tuple[Utterance, list[Word]]]:
         files = self.network.files
         yield Encode(samples, window)
         if not transcript.language:
@@ -244,7 +244,7 @@ class Listener:
 
     def _words(
         self,
-        spoken: Spoken,
+        spoken: Utterance,
         language: str,
         options: DecodingOptions,
         window: int,
@@ -273,7 +273,7 @@ class Listener:
         return found
 
     def _segments(
-        self, spoken: Spoken, said: list[Word], window: Floats, offset: int
+        self, spoken: Utterance, said: list[Word], window: Floats, offset: int
     ) -> tuple[list[Segment], int]:
         """Segments of a window, and how many of its samples are done with."""
         files = self.network.files
