@@ -30,8 +30,8 @@ from .files import HEAD_SIZE, WhisperFiles
 
 Floats = npt.NDArray[np.float32]
 Precision = Literal["exact", "int8"]
-"""What weights become: as the file has them, with sums in fp32; or codes of eight bits with a scale for
-each 32, and activations likewise."""
+"""What weights become: as the file has them, with sums in fp32; or codes of eight bits with a scale
+for each 32, and activations likewise."""
 BLOCK = 16
 """Positions of a block of KV."""
 MAX_ROWS = 512
