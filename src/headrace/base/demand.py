@@ -23,7 +23,9 @@ def demand(graph: Graph, hidden: Hidden, *, logits: bool = True) -> Graph:
     """
     wanted: dict[Value, bool] = {}
     if hidden != "none":
-        wanted[graph.outputs["hidden"]] = hidden == "every"
+        # What a head is given that drafts behind this model: wanted wherever hidden states are.
+        for name in {"hidden", "states"} & graph.outputs.keys():
+            wanted[graph.outputs[name]] = hidden == "every"
     if logits and "logits" in graph.outputs:
         wanted.setdefault(graph.outputs["logits"], False)
     return _Rewriting(graph, wanted).run()

@@ -265,7 +265,7 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: Mapping[str, Value]
     """`hidden`, after the last norm; `logits` of a head over the vocabulary; or `labels`, of one
-    that is only asked for chosen rows."""
+    that is only asked for chosen rows; `states`, for a head that drafts from other layers."""
     inputs: tuple[Value, ...] = ()
     """Values that somebody else made: the hidden rows that a head is given."""
     _readers: dict[Value, list[int]] = field(init=False, default_factory=dict, repr=False)

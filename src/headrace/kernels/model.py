@@ -57,10 +57,11 @@ class Model:
         *,
         every: bool = False,
         times: OperatorTimes | None = None,
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, ...]:
         """A whole step, operator by operator: hidden after the last norm, [N, D] where `every` one
         is wanted, else [R, D] of `StepBatch.sample_rows`; fp32 logits [R, V] of the sampled, or
-        [0, 0] of a model without a head over a vocabulary.
+        [0, 0] of a model without a head over a vocabulary; the output `states` of a graph that has
+        one, in as many rows as hidden.
 
         `adding` is called behind each product, and may add to it; `times` around each node.
         """
@@ -72,8 +73,7 @@ class Model:
             vocabulary = self.graph.outputs["logits"].width
             return first[:0], floats_like(first, 0, vocabulary)
         variant: Hidden = "every" if every else "sampled"
-        hidden, logits = self._run(variant, ops, batch, cache, adding, times)
-        return hidden, logits
+        return tuple(self._run(variant, ops, batch, cache, adding, times))
 
     def logits(self, ops: Operators, hidden: Array) -> Array:
         """hidden [R, D] of `forward` → fp32 logits [R, V], or labels of an encoder."""

@@ -63,6 +63,8 @@ class Outputs:
     """[R, V] fp32; there where wanted, and in every step without tokens."""
     hidden: Array | None = None
     """[R, D], or [N, D] where every one was wanted."""
+    states: Array | None = None
+    """As many rows: the output `states` of the model's graph, or `hidden` where it has none."""
 
 
 class Program(Protocol):
@@ -145,13 +147,15 @@ class CallByCall:
         times, every = self.times, want.hidden == "every"
         if times is not None:
             times.begin(decodes=batch.max_count == 1)
-        hidden, logits = self.model.forward(
+        hidden, logits, *more = self.model.forward(
             self.operators, batch, self.cache, adding, every=every, times=times
         )
+        states = more[0] if more else hidden
         if want.tokens == "none":
-            return Outputs(None, logits, hidden)
+            return Outputs(None, logits, hidden, states)
         make = partial(self._choose, logits, batch, best=want.tokens == "best")
-        return Outputs(make() if times is None else times.run("sample", None, make), logits, hidden)
+        tokens = make() if times is None else times.run("sample", None, make)
+        return Outputs(tokens, logits, hidden, states)
 
     def _choose(self, logits: Array, batch: StepBatch, *, best: bool) -> Array:
         return self.drawing.argmax(logits) if best else choose(self.drawing, logits, batch)

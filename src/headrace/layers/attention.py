@@ -7,9 +7,10 @@ from ..base.graph import AttentionSpec, LatentSpec, Value, WeightRef
 from .description import Description, matrix, vector
 
 
-def attention(to: Description, layer: int, x: Value, at: str) -> Value:
+def attention(to: Description, layer: int, x: Value, at: str, beside: Value | None = None) -> Value:
     """Grouped-query attention (Ainslie et al. 2023) with rotary positions: `{at}.{q,k,v,o}_proj`,
-    with biases and norms on the heads where the architecture has them."""
+    with biases and norms on the heads where the architecture has them. `beside` x stands another
+    value (EAGLE-3), by which the matrices `{at}.{q,k,v}_proj.tokens` multiply."""
     arch = to.arch
     window = arch.window(layer)
     local = arch.local_rope if window is not None else None
@@ -31,6 +32,9 @@ def attention(to: Description, layer: int, x: Value, at: str) -> Value:
     if "qkv" in arch.fused:
         names, outputs = [f"{at}.qkv_proj"], [spec.stacked]
     qkv = to.linear(x, *names, outputs=outputs, bias=arch.qkv_bias)
+    if beside is not None:
+        further = [f"{name}.tokens" for name in names]
+        qkv = to.add(qkv, to.linear(beside, *further, outputs=outputs))
     norms: list[WeightRef] = []
     if arch.qk_norm:
         sizes = (spec.queries, keys) if spec.whole_norm else (spec.size, spec.size)

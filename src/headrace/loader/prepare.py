@@ -43,8 +43,10 @@ def prepare(
     device: str,
     dtype: str,
     max_context: int,
+    shared: Prepared | None = None,
 ) -> Model:
-    """The model of `graph` with the weights of `source`, which is empty afterwards.
+    """The model of `graph` with the weights of `source`, which is empty afterwards; what that lacks
+    is taken from `shared`, weights of another model for the same operators.
 
     `device` is where vectors and tensors go, `dtype` that of vectors there; rope tables reach to
     `max_context`. Raises `ModelFileError` for a tensor that is missing, misshapen or left over,
@@ -55,7 +57,7 @@ def prepare(
             "this model attends over latents (DeepSeek); it is described and priced, but there are "
             "no kernels for it yet"
         )
-    preparing = _Preparing(source, operators, device, dtype)
+    preparing = _Preparing(source, operators, device, dtype, shared or Prepared())
     if HEAD not in graph.tensors():
         # Some checkpoints carry a copy of a tied table along.
         source.discard(HEAD)
@@ -87,8 +89,15 @@ def _in_order(graph: Graph) -> list[WeightRef]:
 
 
 class _Preparing:
-    def __init__(self, source: WeightSource, operators: Operators, device: str, dtype: str) -> None:
-        self.made = Prepared()
+    def __init__(
+        self,
+        source: WeightSource,
+        operators: Operators,
+        device: str,
+        dtype: str,
+        shared: Prepared,
+    ) -> None:
+        self.made, self._shared = Prepared(), shared
         self._source, self._operators = source, operators
         self._device, self._dtype = device, dtype
         self._ends: dict[str, Matrix] = {}
@@ -97,7 +106,9 @@ class _Preparing:
         self._dequantise = Expansion()
 
     def add(self, ref: WeightRef) -> None:
-        if ref.role == "vector":
+        if ref.key in self._shared.by_key and ref.names[0] not in self._source:
+            self.made.by_key[ref.key] = self._shared.by_key[ref.key]
+        elif ref.role == "vector":
             self.made.by_key[ref.key] = self._vector(ref)
         elif ref.role == "moe":
             copies = [self._matrix(ref.copy(number)) for number in range(ref.copies)]

@@ -27,7 +27,17 @@ if TYPE_CHECKING:
 MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 _MAX_DIMENSIONS = 16
-SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+SIZES = {
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "I32": 4,
+    "I64": 8,
+}
 """Type, as the format names it → bytes of a number. Others are not read."""
 _HOST = {
     "F32": "<f4",
@@ -36,6 +46,7 @@ _HOST = {
     "F8_E4M3": "u1",
     "I8": "i1",
     "U8": "u1",
+    "BOOL": "u1",
     "I32": "<i4",
     "I64": "<i8",
 }

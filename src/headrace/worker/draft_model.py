@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ..base.groups import layer_groups
 from ..base.modelfiles import ModelFiles
-from ..base.step import BlockWrite, Drafting, PoolShape, StepPlan
+from ..base.step import BlockWrite, PoolShape, StepPlan
 from ..kernels.arrays import host
 from ..kernels.cpu.library import LAYOUT
 from ..kernels.model import Model
@@ -34,6 +34,7 @@ from ..loader.prepare import prepare
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.registry import describe
+from .draft_costs import DraftCosts, enter
 from .host_batch import HostBatches
 from .kv_tensors import allocate_kv, clear_null_blocks
 from .loading import choose_operators, inference_of
@@ -46,12 +47,6 @@ NEAR = 16
 """Tokens that are read together with the first draft: what a step or two added."""
 BLOCK = 16
 """Tokens of a block of its cache."""
-MEMORY = 0.1
-"""Share of the newest draft in what is known of the time of one."""
-LATEST = 0.5
-"""Share of the newest in what is known of the time of reading, which comes seldom."""
-FORGOTTEN = 0.002
-"""Share of that which each step without drafts forgets."""
 
 
 @dataclass(slots=True)
@@ -63,7 +58,7 @@ class _Slot:
     """What was computed when its last row left."""
 
 
-class DraftModel:
+class DraftModel(DraftCosts):
     """Load (the constructor), `bind` to the tables of an allocated worker, then ask of row after
     row whether it is `ready`, and `draft`. Calls come from the worker's thread."""
 
@@ -80,11 +75,12 @@ class DraftModel:
         self._options, self._kv_dtype = options, resolved.kv_dtype
         source = WeightSource(load_weights(files))
         shelf = _shelf_of(files, options)
-        self._operators, _ = choose_operators(files, options, resolved, source, shelf, beside)
+        graph = describe(files.arch)
+        self._operators, _ = choose_operators(graph, options, resolved, source, shelf, beside)
         self._inference = inference_of(self._operators)
         with self._inference():
             self._model = prepare(
-                describe(files.arch),
+                graph,
                 source,
                 self._operators,
                 device=resolved.device,
@@ -96,17 +92,7 @@ class DraftModel:
         self._arch = files.arch
         self._vocabulary = target.graph.outputs["logits"].width
         self.nbytes = self._model.weights.nbytes
-        self._read_share = self.nbytes / max(1, target.weights.nbytes)
-        self.share = self._read_share
-        """What one more draft of each row takes of a step, as it was lately; to begin with what it
-        reads of what that reads."""
-        self._reading = self.share / NEAR
-        """What a token to be read takes of a step, in the same way."""
-        self._seconds, self._drafted = 0.0, (0.0, 0)
-        """Time that it took since `account` was asked; the part of drafts, and how many of them
-        stood one behind the other."""
-        self._read = 0
-        """Tokens that were read since."""
+        super().__init__(self.nbytes / max(1, target.weights.nbytes), NEAR)
 
     def bind(self, rows: Rows) -> None:
         """Make the cache, empty, for the sequences in these tables."""
@@ -174,7 +160,7 @@ class DraftModel:
             count = min(left, known - 1 - slot.computed)
             if count > 0:
                 left -= count
-                self._enter(plan, row, slot.computed, count, samples=False)
+                enter(plan, row, slot.computed, count, samples=False)
                 slot.computed += count
         if plan.rows:
             begin = time.perf_counter()
@@ -184,20 +170,6 @@ class DraftModel:
                 self._program.step(batch, want())
             self._seconds += time.perf_counter() - begin
             self._read += plan.tokens
-
-    def account(self, entries: list[int], step: float) -> Drafting:
-        """What it takes, and took since the last time it was asked. `entries`: of the next plan's
-        those that it could draft for; `step`: seconds of a step, as they were lately."""
-        spent, (seconds, most) = self._seconds, self._drafted
-        if step and most:
-            self.share += MEMORY * (seconds / most / step - self.share)
-        else:
-            # What was too dear once is tried again.
-            self.share += FORGOTTEN * (self._read_share - self.share)
-        if step and self._read:
-            self._reading += LATEST * ((spent - seconds) / self._read / step - self._reading)
-        self._seconds, self._drafted, self._read = 0.0, (0.0, 0), 0
-        return Drafting(entries, self.share * step, spent)
 
     def draft(self, wishes: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:
         """Draft for rows that are ready: row → (tokens known, drafts wanted) → the drafts of each.
@@ -213,7 +185,7 @@ class DraftModel:
                 for row, (known, count) in wishes.items():
                     if count > depth:
                         slot, end = self._held[row], known + depth
-                        self._enter(plan, row, slot.computed, end - slot.computed, samples=True)
+                        enter(plan, row, slot.computed, end - slot.computed, samples=True)
                         slot.computed = end
                 for row, token in zip(plan.rows, self._draw(plan), strict=True):
                     drafts[row].append(token)
@@ -256,13 +228,6 @@ class DraftModel:
         with self._inference():
             yield
         self._rows.computed[rows] = computed
-
-    @staticmethod
-    def _enter(plan: StepPlan, row: int, start: int, count: int, *, samples: bool) -> None:
-        plan.rows.append(row)
-        plan.starts.append(start)
-        plan.counts.append(count)
-        plan.samples.append(samples)
 
 
 def _known(drafts: list[int], vocabulary: int) -> list[int]:

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 
 from ..base import hardware
 from ..base.config import Decision
+from ..base.graph import Graph
 from ..base.modelfiles import ModelFiles
 from ..kernels.backend import Question, Shelf
 from ..kernels.program import Provider
 from ..kernels.select import choose
+from ..loader.heads import HeadFiles, open_head, tap_name, tap_weights
+from ..loader.open import open_model
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
+from ..models.heads import tapped
 from ..models.registry import describe
 from .options import Resolved, WorkerOptions, resolve
 
 
 def choose_operators(
-    files: ModelFiles,
+    graph: Graph,
     options: WorkerOptions,
     resolved: Resolved,
     source: WeightSource,
     shelf: Shelf | None = None,
     beside: Provider | None = None,
 ) -> tuple[Provider, list[Decision]]:
-    """The kernels that serve this model here, operator by operator, with reasons. `beside`: those
+    """The kernels that serve this graph here, operator by operator, with reasons. `beside`: those
     of another model in this process, never computing at the same time."""
     question = Question(
         device=resolved.device,
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
-        graph=describe(files.arch),
+        graph=graph,
         weights=source.kinds(),
         threads=options.threads or hardware.cpu().cores,
         deterministic=options.deterministic,
@@ -45,8 +50,23 @@ def choose_operators(
 def kernel_decisions(files: ModelFiles, options: WorkerOptions) -> list[Decision]:
     """What a worker would choose, without loading a weight. Raises as `Worker` does."""
     resolved = resolve(options)
-    source = WeightSource(load_weights(files))
-    return choose_operators(files, options, resolved, source)[1]
+    graph, source, _ = open_weights(files, options)
+    return choose_operators(graph, options, resolved, source)[1]
+
+
+def open_weights(
+    files: ModelFiles, options: WorkerOptions
+) -> tuple[Graph, WeightSource, ModelFiles | HeadFiles | None]:
+    """The graph of a model, its weights, and what drafts for it: a model, a head of its own, whose
+    wishes are then part of the graph, or nobody. Raises what `open_model` and `open_head` raise."""
+    graph, weights = describe(files.arch), load_weights(files)
+    drafter: ModelFiles | HeadFiles | None = None
+    if options.draft_model is not None:
+        drafter = open_head(options.draft_model, files) or open_model(options.draft_model)
+    if isinstance(drafter, HeadFiles) and drafter.arch.reads:
+        graph = tapped(graph, drafter.arch.reads, tap_name(drafter))
+        weights = chain(weights, tap_weights(drafter))
+    return graph, WeightSource(weights), drafter
 
 
 def inference_of(operators: Provider) -> Callable[[], AbstractContextManager[object]]:

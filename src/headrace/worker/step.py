@@ -93,7 +93,7 @@ class Steps:
         if verification is not None:
             if drafted is not None:
                 result = StepResult(plan.number, verification.take(plan, drafted, values))
-            verification.propose(plan, result)
+            verification.propose(plan, result, outputs.states)
         result.seconds = time.perf_counter() - begin
         return result
 
@@ -113,6 +113,8 @@ class Steps:
             entries = [entry for entry in entries for _ in range(1 + drafted[entry])]
         stop = None if self.stopwatch is None else self.stopwatch.start()
         masked, hidden = asked.wants(plan)
+        if self.verification is not None and self.verification.hidden:
+            hidden = "every"
         drawn = batch.rules is not None or batch.draws is not None
         tokens: Tokens = "none" if masked or not entries else "rules" if drawn else "best"
         outputs = self.program.step(batch, want(tokens, logits=masked, hidden=hidden))
@@ -125,7 +127,7 @@ class Steps:
                 places += depths
             chosen = self._chosen(outputs, batch, asked, rows, places)
             # The program's own object may come again.
-            outputs = Outputs(chosen, outputs.logits, outputs.hidden)
+            outputs = Outputs(chosen, outputs.logits, outputs.hidden, outputs.states)
             if drafted is not None:
                 assert self.verification is not None
                 kept = self.verification.accept(plan, drafted, entries, chosen.tolist())
@@ -148,7 +150,7 @@ class Steps:
         if self.verification is not None:
             # At once: the next step's drafts follow from these tokens.
             deliver()
-            self.verification.propose(plan, result)
+            self.verification.propose(plan, result, outputs.states)
             _cut_to_tokens(result)
 
         def finish() -> StepResult:

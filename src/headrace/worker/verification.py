@@ -19,7 +19,9 @@ from itertools import accumulate
 
 from ..base.drafted import Verified
 from ..base.step import Admission, StepPlan, StepResult
+from ..kernels.arrays import Array
 from ..speculate import MODEL, NOTHING, Drafts, Proposal, Speculation
+from .draft_head import DraftHead
 from .draft_model import DraftModel
 from .grammar import GrammarMasks
 from .rows import Rows
@@ -68,12 +70,15 @@ class Verification:
         speculation: Speculation,
         most: int,
         masks: GrammarMasks | None,
-        model: DraftModel | None = None,
+        model: DraftModel | DraftHead | None = None,
     ) -> None:
         """`most`: drafts of one row and step. `masks`: of rows with a grammar, which were admitted
-        there before. `model`: drafts, too, and is bound to `rows`."""
+        there before. `model`: drafts, too, and is bound to `rows`; a head is given the states of
+        each step."""
         self._table, self._speculation, self._most = rows, speculation, most
         self._masks, self._model = masks, model
+        self.hidden = isinstance(model, DraftHead)
+        """Must a step's hidden states be those of all of its tokens?"""
         self._began = self._step = 0.0
         """When the step began that runs, drafts made; seconds of one, as they were lately."""
         self._rows: dict[int, _Row] = {}
@@ -129,7 +134,7 @@ class Verification:
             return plan, None
         return replace(plan, starts=starts, counts=counts), drafted if any(drafted) else None
 
-    def _draft(self, model: DraftModel, plan: StepPlan) -> None:
+    def _draft(self, model: DraftModel | DraftHead, plan: StepPlan) -> None:
         """Have the model make the drafts that the plan has of those that were promised."""
         wishes: dict[int, tuple[int, int]] = {}
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
@@ -189,8 +194,9 @@ class Verification:
         self._verified[entry] = Verified(ready.drafter, len(chosen), right)
         return right
 
-    def propose(self, plan: StepPlan, result: StepResult) -> None:
+    def propose(self, plan: StepPlan, result: StepResult, states: Array) -> None:
         """Take what became part of each sequence, and say in the result what is ready next.
+        `states`: the step's, of all its tokens where `hidden` says so.
 
         A row of which nothing is verified is asked seldom, and then told all at once what it said:
         of many rows that do not draft, about one a step (of more than `MOST_ASLEEP`, a few).
@@ -200,6 +206,8 @@ class Verification:
         if model is not None and len(plan.rows) == plan.tokens - plan.drafts:
             passed = time.perf_counter() - self._began
             self._step += (MEMORY if self._step else 1.0) * (passed - self._step)
+        if isinstance(model, DraftHead):
+            model.note(plan, self._rows.keys(), states)
         for entry, (row, new) in enumerate(zip(plan.rows, result.tokens, strict=True)):
             found = self._rows.get(row)
             if found is None:
@@ -241,7 +249,9 @@ class Verification:
             model.read()
             result.drafting = model.account(entries, self._step)
 
-    def _promise(self, model: DraftModel, row: int, found: _Row, looked: float) -> list[float]:
+    def _promise(
+        self, model: DraftModel | DraftHead, row: int, found: _Row, looked: float
+    ) -> list[float]:
         """The chances of what the model would draft for a row; none where it cannot at once, or
         where what it takes is better spent on `looked` drafts that are expected to hold as they
         are."""

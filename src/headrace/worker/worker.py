@@ -23,23 +23,21 @@ from ..kernels.operators import StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, CallByCall, Program
 from ..kernels.timing import OperatorTimes, operator_times
 from ..loader.adapters import open_adapter
-from ..loader.open import open_model
+from ..loader.heads import HeadFiles
 from ..loader.panels import PanelShelf
 from ..loader.prepare import prepare
-from ..loader.weight_source import WeightSource
-from ..loader.weights import load_weights
-from ..models.registry import describe
 from .bans import AllowedTokens, BadWords
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
 from .draft_batch import DraftBatches
+from .draft_head import DraftHead
 from .draft_model import DraftModel
 from .features import Features, RowFeature
 from .filters import Filters
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
 from .kv_tensors import allocate_kv, clear_null_blocks
-from .loading import choose_operators, inference_of
+from .loading import choose_operators, inference_of, open_weights
 from .logprobs import Logprobs
 from .masks import LogitBias, MinTokens, Penalties
 from .options import WorkerOptions, resolve
@@ -89,16 +87,16 @@ class Worker:
         threads = options.threads or hardware.cpu().cores
         phases = {}
         begin = time.perf_counter()
-        source = WeightSource(load_weights(files))
+        graph, source, drafter = open_weights(files, options)
         phases["open_weights"] = time.perf_counter() - begin
-        self._operators, decisions = choose_operators(files, options, self._resolved, source, shelf)
+        self._operators, decisions = choose_operators(graph, options, self._resolved, source, shelf)
         self._inference = inference_of(self._operators)
         if device == "cpu":
             _set_torch_threads(threads)
         begin = time.perf_counter()
         with self._inference():
             self._model = prepare(
-                describe(files.arch),
+                graph,
                 source,
                 self._operators,
                 device=device,
@@ -121,11 +119,13 @@ class Worker:
                     dtype=getattr(torch, dtype),
                 )
                 weight_bytes += self._adapters.nbytes
-            self._draft_model: DraftModel | None = None
-            if options.draft_model is not None:
-                drafting = open_model(options.draft_model)
-                self._draft_model = DraftModel(
-                    drafting, options, self._resolved, self._operators, self._model
+            self._draft_model: DraftModel | DraftHead | None = None
+            if drafter is not None:
+                given = options, self._resolved, self._operators, self._model
+                self._draft_model = (
+                    DraftHead(drafter, *given)
+                    if isinstance(drafter, HeadFiles)
+                    else DraftModel(drafter, *given)
                 )
                 weight_bytes += self._draft_model.nbytes
             phases["load_weights"] = time.perf_counter() - begin

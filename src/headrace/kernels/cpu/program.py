@@ -93,6 +93,7 @@ class CpuProgram:
         self._emitted = lowering.run()
         self.names = lowering.names
         self._hidden = lowering.floats(hidden)
+        self._states = lowering.floats(graph.outputs.get("states", hidden))
         # [0, 0] of a model without a head over a vocabulary, which nobody asks for tokens.
         self._logits = self._hidden[:0, :0] if logits is None else lowering.floats(logits)
         self._records = emit.program(self._emitted)
@@ -153,7 +154,8 @@ class CpuProgram:
         self._wanted, self._at = want, (end.at, end.count, self._at[2])
         self._outputs.tokens = None if end.tokens is None else end.tokens[:samples]
         self._outputs.logits = None if end.logits is None else end.logits[:samples]
-        self._outputs.hidden = self._hidden[: samples if self._sampled else self._step.n]
+        rows = samples if self._sampled else self._step.n
+        self._outputs.hidden, self._outputs.states = self._hidden[:rows], self._states[:rows]
         return True
 
     def _end_of(self, want: Want) -> _End:
