@@ -50,7 +50,9 @@ class Head(nn.Module):
         self.layer = llama.LlamaDecoderLayer(config, 0)
         self.rotary = llama.LlamaRotaryEmbedding(config)
         rms = lambda: llama.LlamaRMSNorm(WIDTH, 1e-6)  # noqa: E731
-        self.mixing = nn.Linear((3 if kind == "eagle3" else 2) * WIDTH, WIDTH, bias=norms)
+        self.mixing = nn.Linear(
+            (3 if kind == "eagle3" else 2) * WIDTH, WIDTH, bias=norms and kind == "eagle"
+        )
         if kind == "eagle3":
             for name in ("q_proj", "k_proj", "v_proj"):
                 old = getattr(self.layer.self_attn, name)
