@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 
-from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
@@ -150,9 +149,10 @@ def test_the_next_turn_goes_on_in_its_slot(kept: Kept) -> None:
     plain, worker = pair.plain(), pair.worker()
     driver = Driver(worker, blocks=300, drafts=DRAFTS)
     text = prompt(3, 64)
-    driver.ask(text, SamplingParams(temperature=0, max_tokens=4))
+    first = driver.ask(text, SamplingParams(temperature=0, max_tokens=4))
     said = told(worker)
-    assert driver.ask([*text, 7, 8, 9], SamplingParams(temperature=0, max_tokens=12)).cached >= 48
+    turn = [*text, *first.tokens, 7, 8, 9]
+    assert driver.ask(turn, SamplingParams(temperature=0, max_tokens=12)).cached == 64
     assert said
     for known, drafts in said[:4]:
         assert max(rolled(plain, known, drafts), default=0.0) < 2e-2
@@ -164,8 +164,9 @@ def test_a_text_longer_than_a_slot_begins_again(kept: Kept) -> None:
     said = told(worker)
     driver.ask(prompt(3, 200), SamplingParams(temperature=0, max_tokens=200))
     assert max(len(text) for text, _ in said) > 300
-    slot = worker._draft_model._free[-1]  # type: ignore[union-attr]
-    assert slot.first > 200
+    head = worker._draft_model
+    assert isinstance(head, DraftHead)
+    assert max(slot.first for slot in (*head._free, *head._held.values())) > 200
 
 
 def answers(
@@ -194,9 +195,12 @@ def same(found: dict[tuple[str, int], Answer], wanted: dict[tuple[str, int], Ans
         assert got == replace(answer, preemptions=0, cached=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["ref", "cpu"])
 def test_no_answer_changes(pair: Pair, kernels: str) -> None:
     """Samplings of five kinds, n = 3; few slots, few blocks (who gives way comes back), depth 2."""
+    if kernels == "ref" and pair.mtp:
+        pytest.skip("the reference's mixture of experts has other last bits in other batches")
     plain, _ = answers(pair.worker(drafts=False, kernels=kernels))
     for slots, blocks, depth in ((7, 300, 1), (2, 300, 2), (7, 30, 2)):
         found, driver = answers(
@@ -210,15 +214,11 @@ def test_no_answer_changes(pair: Pair, kernels: str) -> None:
 
 def test_an_adapted_target_is_drafted_for(kept: Kept, tmp_path: Path) -> None:
     pair = Pair("eagle3", kept)
-    folder = lora.make(tmp_path, pair.files.path)
+    folder = lora.make(pair.folder, tmp_path / "one")
     found = []
     for drafts in (False, True):
         worker = pair.worker(drafts=drafts, adapters=1, adapter_rank=8)
-        worker.load_adapter("one", folder)
+        worker.load_adapter("one", str(folder))
         found.append(answers(worker, adapter="one"))
     same(found[1][0], found[0][0])
     assert sum(plan.drafts for plan in found[1][1].plans) > 20
-
-
-def files_of(pair: Pair) -> ModelFiles:
-    return pair.files

@@ -11,7 +11,8 @@ from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import Drafting, StepPlan
 from headrace.loader.open import open_model
-from headrace.worker import Worker, WorkerOptions
+from headrace.worker import Worker, WorkerOptions, draft_model
+from headrace.worker.draft_costs import enter
 from headrace.worker.draft_model import NEAR, READ, DraftModel
 from oracle.driving import Answer, Driver
 from tiny import families
@@ -151,7 +152,7 @@ def test_a_row_without_a_slot_gets_none_until_one_is_left(target: ModelFiles) ->
     assert max(first) < min(second)
 
 
-def test_the_next_turn_is_read_once(target: ModelFiles) -> None:
+def test_the_next_turn_is_read_once(target: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = make(target, target)
     driver = Driver(worker, blocks=300, step_tokens=400, drafts=DRAFTS)
     text = prompt(3, READ)
@@ -159,10 +160,13 @@ def test_the_next_turn_is_read_once(target: ModelFiles) -> None:
     model = worker._draft_model
     assert model is not None
     read = []
-    enter = model._enter
-    model._enter = lambda plan, row, start, *rest, **more: (
-        read.append(start),
-        enter(plan, row, start, *rest, **more),
+    monkeypatch.setattr(
+        draft_model,
+        "enter",
+        lambda plan, row, start, *rest, **more: (
+            read.append(start),
+            enter(plan, row, start, *rest, **more),
+        ),
     )
     driver.ask([*text, *first.tokens, 7, 8, 9], SamplingParams(temperature=0, max_tokens=20))
     assert min(read) > len(text) + len(first.tokens) - DRAFTS

@@ -90,8 +90,9 @@ class EngineOptions:
     )
     draft_model: str | None = option(
         None,
-        "A smaller model of the same vocabulary, named as a model is, that drafts: alone "
-        "(--speculate draft) or beside what looks at the text (auto); none: there is none.",
+        "What drafts beside the text (--speculate auto) or alone (draft): a smaller model of the "
+        "same vocabulary, named as a model is; the folder of an EAGLE head; mtp: the model's own "
+        "layer that predicts further tokens; none: there is none.",
     )
     max_waiting: int = option(1024, "Waiting requests before new ones are refused.", low=0)
     max_adapters: int = option(

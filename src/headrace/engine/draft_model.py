@@ -1,4 +1,4 @@
-"""A draft model before a start: found, held against the target, and its cache planned."""
+"""A draft model or a head before a start: found, held against the target, its cache planned."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..base.arch import ModelArch
 from ..base.config import Decision, EngineOptions
 from ..base.errors import DoesNotFit, HeadraceError, OptionError
 from ..base.groups import layer_groups, pool_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape
 from ..loader import open_model
+from ..loader.heads import HeadFiles, open_head
 
 if TYPE_CHECKING:
     from ..text import Tokenizer
@@ -32,39 +34,61 @@ for nothing, or leave them out."""
 class DraftPlan:
     """What a worker is told, and what the memory plan counts."""
 
-    files: ModelFiles
+    path: str
+    """What the worker is told to open it again."""
+    file_bytes: int
+    """Size of its weights as they are stored."""
     slots: int
     context: int
     """Tokens of each slot."""
     kv_bytes: int
     decision: Decision
 
-    @property
-    def file_bytes(self) -> int:
-        """Size of its weights as they are stored."""
-        return sum(path.stat().st_size for path in self.files.weights)
-
 
 def plan_draft(options: EngineOptions, target: ModelFiles, available: int) -> DraftPlan:
-    """Open the model `draft_model` and divide its memory; `options` are resolved ones.
+    """Open `draft_model`, which is a model or a head for `target`, and divide its memory; `options`
+    are resolved ones.
 
-    Raises what `open_model` raises, `OptionError` where it cannot draft for `target`, and
-    `DoesNotFit` where its weights and the least cache are more than its part of `available` bytes.
+    Raises what `open_model` and `open_head` raise, `OptionError` where it cannot draft for
+    `target`, and `DoesNotFit` where its weights and the least cache are more than its part of
+    `available` bytes.
     """
     assert options.draft_model is not None
     folder = Path(options.cache_dir) if options.cache_dir else None
     try:
-        files = open_model(options.draft_model, cache_dir=folder, offline=options.offline)
+        head = open_head(options.draft_model, target)
+        files = head or open_model(options.draft_model, cache_dir=folder, offline=options.offline)
     except HeadraceError as error:
         error.param = "draft_model"
         raise
-    name = files.name
+    if isinstance(files, HeadFiles):
+        if options.dtype != "float32":
+            raise OptionError(
+                f"draft_model {files.name} is a head, which needs dtype float32, not "
+                f"{options.dtype}",
+                param="draft_model",
+            )
+        told, what = (files.path, files.nbytes), f"{files.arch.kind} head, "
+        return _divided(options, target, files.arch.arch, available, (files.name, what, *told))
     if files.arch.task != "tokens":
-        raise OptionError(f"draft_model {name} makes no tokens", param="draft_model")
+        raise OptionError(f"draft_model {files.name} makes no tokens", param="draft_model")
     _verify_vocabulary(files, target)
+    size = sum(path.stat().st_size for path in files.weights)
+    return _divided(options, target, files.arch, available, (files.name, "", str(files.path), size))
+
+
+def _divided(
+    options: EngineOptions,
+    target: ModelFiles,
+    arch: ModelArch,
+    available: int,
+    drafter: tuple[str, str, str, int],
+) -> DraftPlan:
+    """The slots of a `drafter`: its name, what it is, its path, bytes of its weights."""
+    name, what, path, size = drafter
     block = options.block_size
-    each = pool_bytes(PoolShape(1, layer_groups(files.arch, options.kv_dtype, 1)))
-    context = min(options.max_context or target.arch.max_context, files.arch.max_context)
+    each = pool_bytes(PoolShape(1, layer_groups(arch, options.kv_dtype, 1)))
+    context = min(options.max_context or target.arch.max_context, arch.max_context)
     tokens = int(available * SHARE) // each
     if tokens < min(LEAST, context):
         raise DoesNotFit(
@@ -75,14 +99,15 @@ def plan_draft(options: EngineOptions, target: ModelFiles, available: int) -> Dr
     context = min(context, tokens // block * block)
     slots = max(1, min(SLOTS, options.max_sequences, tokens // context))
     return DraftPlan(
-        files,
+        path,
+        size,
         slots,
         context,
         slots * context * each,
         Decision(
             "draft_model",
             name,
-            f"drafts for {slots} sequences at once, each up to {context} tokens of "
+            f"{what}drafts for {slots} sequences at once, each up to {context} tokens of "
             f"{each} bytes in its cache",
         ),
     )

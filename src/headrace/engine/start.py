@@ -219,7 +219,7 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "adapter_rank": options.adapter_rank,
         "drafts": drafts_of(options),
         "drafters": options.speculate if drafts_of(options) else "auto",
-        "draft_model": None if resolved.draft is None else str(resolved.draft.files.path),
+        "draft_model": None if resolved.draft is None else resolved.draft.path,
         "draft_slots": 0 if resolved.draft is None else resolved.draft.slots,
         "draft_context": 0 if resolved.draft is None else resolved.draft.context,
         "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,

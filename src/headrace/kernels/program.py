@@ -64,7 +64,7 @@ class Outputs:
     hidden: Array | None = None
     """[R, D], or [N, D] where every one was wanted."""
     states: Array | None = None
-    """As many rows: the output `states` of the model's graph, or `hidden` where it has none."""
+    """The output `states` of the model's graph, in as many rows; `hidden` where it has none."""
 
 
 class Program(Protocol):

@@ -21,7 +21,7 @@ class DraftCosts:
         self._read_share = share
         self.share = share
         """What one more draft of each row takes of a step, as it was lately."""
-        self._reading = share / together
+        self._reading = self.share / together
         """What a token to be read takes of a step, in the same way."""
         self._seconds, self._drafted = 0.0, (0.0, 0)
         """Time that it took since `account` was asked; the part of drafts, and how many of them

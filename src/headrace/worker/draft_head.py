@@ -134,7 +134,7 @@ class DraftHead(DraftCosts):
         )
         numbers = np.arange(self._limits.tokens)
         self._numbers = numbers if self._program.host else tensor(numbers)
-        """By which a step's tokens read their states."""
+        """The rows of `_states` that a step's tokens read."""
         room = KEPT, self._arch.hidden
         self._free = [_Slot(slot, np.zeros(room, np.float32)) for slot in range(slots)]
         """Slots without a row, the longest left first."""
@@ -157,6 +157,9 @@ class DraftHead(DraftCosts):
         """Its sequence leaves the row; of its tokens so many were known."""
         slot = self._held.pop(row, None)
         if slot is not None:
+            # The next turn goes on behind all of it.
+            left = min(slot.waiting, known - 1 - slot.first - slot.computed)
+            self._read_all(row, slot, slot.states[: max(0, left)])
             last = slot.first + slot.computed + 1
             slot.text = self._rows.host_tokens[row, slot.first : last].copy()
             slot.waiting = 0
