@@ -38,18 +38,18 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 4_432,
+    "base": 4_571,
     "bench": 9_540,
     "cli": 5_086,
     "dist": 510,
-    "engine": 7_145,
+    "engine": 7_163,
     "factory": 5_264,
-    "kernels": 12_681,
+    "kernels": 12_687,
     "kv": 650,
-    "layers": 300,
-    "loader": 4_324,
+    "layers": 302,
+    "loader": 4_546,
     "media": 360,
-    "models": 330,
+    "models": 410,
     "obs": 1_682,
     "quant": 780,
     "roofline": 4_580,
@@ -58,10 +58,10 @@ LINES = {
     "speech": 1_969,
     "speculate": 900,
     "text": 5_165,
-    "worker": 4_032,
+    "worker": 4_375,
 }
 """Lines of Python in each package."""
-TOTAL = 85_060
+TOTAL = 85_892
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -130,8 +130,7 @@ def test_it_says_what_plain_torch_says(pair: Pair, kernels: str) -> None:
 
 
 def test_it_begins_where_the_target_computes(kept: Kept) -> None:
-    """Of a second text with the same beginning the target has that in its cache: when another slot
-    has it not, the head's text begins behind it."""
+    """Where a text's beginning is in the target's cache and in no slot, the head begins behind it."""
     pair = Pair("eagle", kept)
     plain, worker = pair.plain(), pair.worker(draft_slots=1)
     driver = Driver(worker, blocks=300, drafts=DRAFTS)

@@ -50,16 +50,16 @@ def choose_operators(
 def kernel_decisions(files: ModelFiles, options: WorkerOptions) -> list[Decision]:
     """What a worker would choose, without loading a weight. Raises as `Worker` does."""
     resolved = resolve(options)
-    graph, source, _ = open_weights(files, options)
+    graph, source, _ = open_weights(describe(files.arch), files, options)
     return choose_operators(graph, options, resolved, source)[1]
 
 
 def open_weights(
-    files: ModelFiles, options: WorkerOptions
+    graph: Graph, files: ModelFiles, options: WorkerOptions
 ) -> tuple[Graph, WeightSource, ModelFiles | HeadFiles | None]:
-    """The graph of a model, its weights, and what drafts for it: a model, a head of its own, whose
+    """The `graph` of a model, its weights, and what drafts for it: a model, a head of its own, whose
     wishes are then part of the graph, or nobody. Raises what `open_model` and `open_head` raise."""
-    graph, weights = describe(files.arch), load_weights(files)
+    weights = load_weights(files)
     drafter: ModelFiles | HeadFiles | None = None
     if options.draft_model is not None:
         drafter = open_head(options.draft_model, files) or open_model(options.draft_model)

@@ -26,6 +26,7 @@ from ..loader.adapters import open_adapter
 from ..loader.heads import HeadFiles
 from ..loader.panels import PanelShelf
 from ..loader.prepare import prepare
+from ..models.registry import describe
 from .bans import AllowedTokens, BadWords
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
@@ -87,7 +88,7 @@ class Worker:
         threads = options.threads or hardware.cpu().cores
         phases = {}
         begin = time.perf_counter()
-        graph, source, drafter = open_weights(files, options)
+        graph, source, drafter = open_weights(describe(files.arch), files, options)
         phases["open_weights"] = time.perf_counter() - begin
         self._operators, decisions = choose_operators(graph, options, self._resolved, source, shelf)
         self._inference = inference_of(self._operators)
