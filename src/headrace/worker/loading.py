@@ -57,8 +57,8 @@ def kernel_decisions(files: ModelFiles, options: WorkerOptions) -> list[Decision
 def open_weights(
     graph: Graph, files: ModelFiles, options: WorkerOptions
 ) -> tuple[Graph, WeightSource, ModelFiles | HeadFiles | None]:
-    """The `graph` of a model, its weights, and what drafts for it: a model, a head, whose wishes are
-    then part of the graph, or nobody. Raises what `open_model` and `open_head` raise."""
+    """The `graph` of a model, its weights, and what drafts for it: a model, a head, whose wishes
+    are then part of the graph, or nobody. Raises what `open_model` and `open_head` raise."""
     weights = load_weights(files)
     drafter: ModelFiles | HeadFiles | None = None
     if options.draft_model is not None:
