@@ -130,7 +130,7 @@ def test_it_says_what_plain_torch_says(pair: Pair, kernels: str) -> None:
 
 
 def test_it_begins_where_the_target_computes(kept: Kept) -> None:
-    """Of a text that begins in the target's cache and in no slot, it reads what follows."""
+    """A text that begins in the cache of the target and in no slot is read from there on."""
     pair = Pair("eagle", kept)
     plain, worker = pair.plain(), pair.worker(draft_slots=1)
     driver = Driver(worker, blocks=300, drafts=DRAFTS)

@@ -50,7 +50,7 @@ BLOCK = 16
 
 
 @dataclass(slots=True)
-class _Slot:
+class _HeadSlot:
     number: int
     states: npt.NDArray[np.float32]
     """[KEPT, D]: those that were not read yet."""
@@ -136,9 +136,9 @@ class DraftHead(DraftCosts):
         self._numbers = numbers if self._program.host else tensor(numbers)
         """The rows of `_states` that a step's tokens read."""
         room = KEPT, self._arch.hidden
-        self._free = [_Slot(slot, np.zeros(room, np.float32)) for slot in range(slots)]
+        self._free = [_HeadSlot(slot, np.zeros(room, np.float32)) for slot in range(slots)]
         """Slots without a row, the longest left first."""
-        self._held: dict[int, _Slot] = {}
+        self._held: dict[int, _HeadSlot] = {}
         """By row."""
         for count in (1, KEPT):  # What it does first must not count as what it takes.
             self._run(StepPlan(0, [0], [0], [count], [True]))
@@ -199,7 +199,7 @@ class DraftHead(DraftCosts):
             slot.states[slot.waiting : slot.waiting + len(states)] = states
             slot.waiting += len(states)
 
-    def _read_all(self, row: int, slot: _Slot, states: npt.NDArray[np.float32]) -> None:
+    def _read_all(self, row: int, slot: _HeadSlot, states: npt.NDArray[np.float32]) -> None:
         for first in range(0, len(states), READ):
             some = states[first : first + READ]
             self._states[: len(some)] = some
@@ -265,13 +265,13 @@ class DraftHead(DraftCosts):
             asked = want() if not plan.samples[0] else BEST if batch.rules is None else LOGITS
             return self._program.step(batch, asked), batch.rules
 
-    def _tell(self, row: int, slot: _Slot, count: int) -> None:
+    def _tell(self, row: int, slot: _HeadSlot, count: int) -> None:
         """Copy the tokens that stand beside the next `count` states, which are all known."""
         first, at = slot.first + slot.computed + 1, slot.computed
         known = self._rows.host_tokens[row, first : first + count]
         self._own.host_tokens[slot.number, at : at + count] = known
 
-    def _take(self, row: int, start: int) -> _Slot | None:
+    def _take(self, row: int, start: int) -> _HeadSlot | None:
         """A slot for a row whose states begin at `start`: one whose text agrees with it up to
         there, else the one that was left longest ago; None where all are taken."""
         if not self._free:
