@@ -40,10 +40,10 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_571,
     "bench": 9_540,
-    "cli": 5_086,
+    "cli": 5_170,
     "dist": 510,
     "engine": 7_163,
-    "factory": 5_264,
+    "factory": 5_694,
     "kernels": 12_687,
     "kv": 650,
     "layers": 302,
@@ -61,7 +61,7 @@ LINES = {
     "worker": 4_375,
 }
 """Lines of Python in each package."""
-TOTAL = 85_892
+TOTAL = 86_406
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

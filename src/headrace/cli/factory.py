@@ -30,13 +30,13 @@ from ..factory.revoke import revoke, take_list, trusted
 from ..factory.sign import public_keys, signer, until
 from .brief import BriefHelp
 from .configured import configured
-from .factory_fleet import ingest
+from .factory_fleet import ingest, page, watch
 from .factory_parts import AsJson, At, Signing, Trusted, existing, show, tell
 from .factory_ship import bundle, chart, fleet, image, load, publish, workflow
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
-for one in (image, publish, bundle, load, chart, fleet, workflow, ingest):
+for one in (image, publish, bundle, load, chart, fleet, workflow, ingest, page, watch):
     command.command()(one)
 
 FAILED = 1

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+import random
+import secrets
 import time
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from ..base.errors import HeadraceError
+from ..bench.compare import METRICS, REGRESSED, value_of
+from ..bench.options import RunOptions
+from ..bench.store import write_text
+from ..factory.alarms import Suspect, judge, pairs_for, run_pairs, suspects
+from ..factory.fleet_page import fleet_page
 from ..factory.lake import Lake, lake_folder
 from ..factory.rows import micros
 from ..factory.sources import take_source
+from .bench import Measure
 from .factory_parts import AsJson
 
 Into = Annotated[
@@ -53,3 +64,76 @@ def ingest(
     if keep_days is not None:
         before = micros(datetime.now(UTC) - timedelta(days=keep_days))
     lake.merge(before)
+
+
+def page(
+    out: Annotated[Path, typer.Argument(help="HTML file.")] = Path("fleet.html"), into: Into = None
+) -> None:
+    """Write the fleet's page: services, latency over time, builds and gates, runs, alarms."""
+    print(write_text(out, fleet_page(Lake(lake_folder(into)))))
+
+
+def watch(
+    before: Annotated[str | None, typer.Option(help="Address of what was there before.")] = None,
+    after: Annotated[str | None, typer.Option(help="Address of what is there now.")] = None,
+    what: Annotated[str | None, typer.Option(help="Series whose name has this in it.")] = None,
+    pairs: Annotated[
+        int | None, typer.Option(min=8, max=20, help="Pairs of runs; none: as many as needed.")
+    ] = None,
+    into: Into = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find changes of the runs' metrics; with both addresses re-run them in pairs, exit code 3
+    where one is confirmed."""
+    lake = Lake(lake_folder(into))
+    found = [one for one in suspects(lake) if (what or "") in one.what]
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    for one in found:
+        told = f"{one.metric} ×{one.change.ratio:.3f} from {one.after} on: {one.what}"
+        console.print(f"to be confirmed: {told}", markup=False)
+    if before is None or after is None or not found:
+        if as_json:
+            print(json.dumps({"suspects": len(found), "alarms": []}))
+        if found:
+            console.print("nobody is told: --before and --after re-run it in pairs")
+        return
+    asked = [one for one in found if one.what == found[0].what]
+    count = pairs or pairs_for(len(asked))
+    if count < pairs_for(len(asked)) - 2:
+        raise HeadraceError(f"{len(asked)} metrics need {pairs_for(len(asked)) - 2} pairs at least")
+    sides = run_pairs(
+        lambda number: _measured(console, asked[0], before, number),
+        lambda number: _measured(console, asked[0], after, number),
+        count,
+        random.Random(secrets.randbits(64)),
+    )
+    verdicts = judge(asked, sides)
+    now = micros(datetime.now(UTC))
+    lake.take("alarms", [each.row(now) for each in verdicts])
+    alarms = [each for each in verdicts if each.confirmed]
+    for verdict in verdicts:
+        says = "ALARM" if verdict.confirmed else "not confirmed"
+        told = (
+            f"{says}: {verdict.suspect.metric} ×{verdict.ratio:.3f}, {verdict.chance:.4f} by chance"
+        )
+        console.print(told, *verdict.suspect.causes[:5], sep="; ", markup=False)
+    if as_json:
+        print(json.dumps({"suspects": len(found), "alarms": [each.row(now) for each in alarms]}))
+    if alarms:
+        raise typer.Exit(REGRESSED)
+
+
+def _measured(console: Console, one: Suspect, url: str, number: int) -> dict[str, float]:
+    """The watched metrics of a run as the newest of the series was, at another address."""
+    known = {field.name for field in fields(RunOptions)}
+    given = {name: value for name, value in one.options.items() if name in known}
+    given |= {"url": url, "api_key": None, "seed": 1_000 + number}
+    options = RunOptions(**given)
+    result = Measure(console, False, None, "this").point(options, None)
+    if not result["valid"] or result["interrupted"]:
+        raise HeadraceError(f"a run at {url} is invalid or was interrupted: nothing is confirmed")
+    values = {
+        name if part is None else f"{name}_{part}": value_of(result, name, part)
+        for _, name, part, _ in METRICS
+    }
+    return {name: value for name, value in values.items() if value}

@@ -47,9 +47,9 @@ def page(title: str, subtitle: str, body: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>"
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><main>"
         f'<h1>{html.escape(title)}</h1><p class="sub">{html.escape(subtitle)}</p>'
-        f"{body}</body></html>\n"
+        f"{body}</main></body></html>\n"
     )
 
 
