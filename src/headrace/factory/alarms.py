@@ -137,11 +137,11 @@ class Suspect:
     causes: list[str]
     """Options that differ between the two runs."""
     options: dict[str, Any]
-    """Those of the newest run."""
+    """Options of the newest run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judged:
     """What a re-run said of a suspect."""
 
     suspect: Suspect
@@ -190,7 +190,7 @@ def suspects(lake: Lake) -> Iterator[Suspect]:
 
 def judge(
     suspected: Sequence[Suspect], pairs: Sequence[tuple[dict[str, float], dict[str, float]]]
-) -> list[Verdict]:
+) -> list[Judged]:
     """Verdicts of one re-run: however many metrics are asked about, an alarm about what has not
     changed comes with a probability of `FALSE_ALARMS` at most (Bonferroni)."""
     verdicts = []
@@ -203,5 +203,5 @@ def judge(
         found = chance(ratios, lower)
         ratio = math.exp(sum(map(math.log, ratios)) / len(ratios))
         confirmed = found <= FALSE_ALARMS / len(suspected)
-        verdicts.append(Verdict(one, ratio, found, confirmed))
+        verdicts.append(Judged(one, ratio, found, confirmed))
     return verdicts
