@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -17,9 +18,9 @@ from headrace.speculate import DEFAULT, Drafter, Proposal, Speculation
 from headrace.text.grammar import after_reasoning, from_regex, from_schema
 from headrace.text.reasoning import THINK as MARKS
 from headrace.worker import Worker, WorkerOptions
-from headrace.worker.draft_model import DraftModel
+from headrace.worker.draft_costs import DraftCosts
 from oracle.driving import Answer, Driver
-from tiny import bytewise
+from tiny import bytewise, eagle
 from tiny.bytewise import THINK, UNTHINK
 from tiny.kept import Kept
 
@@ -96,7 +97,7 @@ def workers(request: pytest.FixtureRequest, kept: Kept):
         names: Sequence[str] = (),
         *,
         makers: list[Callable[[], Drafter]] | None = None,
-        model: bool = False,
+        model: Path | None = None,
     ):
         options = WorkerOptions(
             kernels=request.param,
@@ -106,7 +107,7 @@ def workers(request: pytest.FixtureRequest, kept: Kept):
             step_tokens=40,
             max_context=192,
             drafts=DRAFTS if names or makers or model else 0,
-            draft_model=str(folder) if model else None,
+            draft_model=str(model) if model else None,
             draft_slots=6,
             draft_context=192,
         )
@@ -179,13 +180,21 @@ def test_the_houses_own_change_no_answer(workers, plain, names: Sequence[str]) -
 
 
 @pytest.mark.parametrize("names", [(), DEFAULT], ids=["alone", "beside"])
+@pytest.mark.parametrize("kind", ["model", "head"])
 def test_a_draft_model_changes_no_answer(
-    workers, plain, names: Sequence[str], monkeypatch: pytest.MonkeyPatch
+    workers,
+    plain,
+    names: Sequence[str],
+    kind: str,
+    kept: Kept,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It knows nothing of the grammar, which cuts what it says."""
+    target = kept(bytewise.make)
+    draft = target if kind == "model" else kept(eagle.make, target)
     given = property(lambda model: 0.0, lambda model, share: None)
-    monkeypatch.setattr(DraftModel, "share", given, raising=False)
-    found, driver = answers(workers(names, model=True))
+    monkeypatch.setattr(DraftCosts, "share", given, raising=False)
+    found, driver = answers(workers(names, model=draft))
     same(found, plain)
     assert sum(plan.drafts for plan in driver.plans) > 100
 

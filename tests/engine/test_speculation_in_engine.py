@@ -10,15 +10,21 @@ import pytest
 
 from headrace import LLM, SamplingParams
 from headrace.base.config import Decision, EngineOptions
-from headrace.base.errors import DoesNotFit, InvalidRequest, ModelNotFound, OptionError
+from headrace.base.errors import (
+    DoesNotFit,
+    HeadraceError,
+    InvalidRequest,
+    ModelNotFound,
+    OptionError,
+)
 from headrace.base.hardware import CpuFacts, GpuFacts, Hardware
 from headrace.engine import prediction, start
 from headrace.engine.start import DRAFTS, Resolved, drafts_of, resolve
 from headrace.loader import open_model
 from headrace.sched import StepPrices
 from headrace.speculate import DEFAULT
-from headrace.worker.draft_model import DraftModel
-from tiny import bytewise
+from headrace.worker.draft_costs import DraftCosts
+from tiny import bytewise, eagle
 from tiny import encoder as encoders
 from tiny.kept import Kept
 
@@ -59,7 +65,7 @@ def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(prediction, "StepPrices", Free)
     given = property(lambda model: 0.0, lambda model, share: None)
-    monkeypatch.setattr(DraftModel, "share", given, raising=False)
+    monkeypatch.setattr(DraftCosts, "share", given, raising=False)
 
 
 @pytest.mark.parametrize(("depth", "drafters"), [(1, "draft"), (2, "auto")])
@@ -88,6 +94,33 @@ def test_a_draft_model_in_a_worker_of_its_own(
         found = llm.generate(short, greedy)
         assert llm.stats.accepted_tokens == llm.stats.draft_tokens > 100
     assert [one.outputs for one in found] == [one.outputs for one in plain]
+
+
+@pytest.mark.parametrize(("depth", "executor"), [(2, "inline"), (1, "multiproc")])
+def test_a_head_changes_no_answer(
+    options: dict[str, Any], tiny: Path, kept: Kept, depth: int, executor: str, free_rows: None
+) -> None:
+    head = kept(eagle.make, tiny)
+    options |= {"depth": depth, "executor": executor}
+    drafting = {**options, "speculate": "draft", "draft_model": str(head)}
+    assert answers(drafting) == answers({**options, "speculate": "off"})
+    with LLM(**drafting) as llm:
+        llm.generate("zzzzz", SamplingParams(max_tokens=40, seed=2, ignore_eos=True))
+        assert llm.stats.draft_tokens > 0
+
+
+def test_a_head_is_refused_by_name(tiny: Path, kept: Kept) -> None:
+    files, head = open_model(str(tiny)), str(kept(eagle.make, tiny))
+    for wishes, why in (
+        ({"draft_model": head, "dtype": "bfloat16"}, "a head, which needs dtype float32"),
+        ({"draft_model": "mtp"}, "layers of a llama model that predict further tokens"),
+    ):
+        with pytest.raises(HeadraceError, match=why) as caught:
+            resolve(EngineOptions(**wishes), files, Hardware(CPU, ()))
+        assert caught.value.param == "draft_model"
+    resolved = resolve(EngineOptions(draft_model=head), files, Hardware(CPU, ()))
+    assert resolved.draft is not None
+    assert resolved.draft.decision.reason.startswith("eagle head, drafts for ")
 
 
 def test_what_is_expected_comes_in_fewer_steps(options: dict[str, Any], free_rows: None) -> None:
