@@ -16,7 +16,7 @@ EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 # Hundreds of processes start in a run: each is a quarter quicker with bytecode that was kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu bench-speculation gpu-dry gpu-bench clean
+.PHONY: help run test check coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu bench-speech bench-speculation gpu-dry gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
@@ -31,6 +31,7 @@ help:
 	@echo "make try-wheels what a machine without a compiler gets from dist/: one answer of each wheel"
 	@echo "make sanitize   the CPU kernels and their thread team under the sanitizers: minutes"
 	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
+	@echo "make bench-speech  Whisper base beside faster-whisper (PEER: its Python)"
 	@echo "make bench-speculation  the default model with drafts and without, in turns"
 	@echo "make gpu-dry    GPU kernels interpreted and compiled; make gpu-bench where a GPU is"
 	@echo "make clean      remove the environment and what was built"
@@ -106,6 +107,9 @@ gpu-bench:
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu_bench.py --json benchmarks/results/gpu_bench.json
 
 # The peers in benchmarks/cpu_peers.py's variables; one that is not there is named as absent.
+bench-speech: $(VENV)/.installed
+	$(BIN)/python benchmarks/speech.py $(if $(PEER),--peer $(PEER)) $(ARGS)
+
 bench-cpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/cpu_peers.py --json benchmarks/results/cpu_peers.json
 

@@ -91,10 +91,14 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 def spoken_of(network: Network, options: DecodingOptions, seed: int) -> Utterance:
-    """The first window of a sound, as its walk gives it."""
+    return spoken_in(network, options, sound(seed))
+
+
+def spoken_in(network: Network, options: DecodingOptions, samples: np.ndarray) -> Utterance:
+    """A window, as its walk gives it."""
 
     def walk() -> Any:
-        yield Encode(sound(seed), 0)
+        yield Encode(samples, 0)
         return (yield from decode_window(network.files, options, "en", [], 0, [0, 1, 2], 0))
 
     conductor, job = Conductor(network), WalkUnderWay(walk())
