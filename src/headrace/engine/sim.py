@@ -347,7 +347,7 @@ class Cluster:
         self,
         spec: ReplicaSpec,
         replicas: int,
-        router: str = "least-loaded",
+        router: str | Router = "least-loaded",
         *,
         prefill: int = 0,
         decode_spec: ReplicaSpec | None = None,
@@ -359,7 +359,7 @@ class Cluster:
             raise OptionError(
                 f"of {replicas} replicas {prefill} cannot be for prefill alone", param="prefill"
             )
-        if router not in ROUTERS:
+        if isinstance(router, str) and router not in ROUTERS:
             raise HeadraceError(
                 f"routing must be one of {', '.join(ROUTERS)}, not {router!r}", param="routing"
             )
@@ -376,7 +376,7 @@ class Cluster:
             self._add(own, role, course)
         self._prefill = [one for one in self.replicas if one.role != "decode"]
         self._decode = [one for one in self.replicas if one.role == "decode"]
-        self._router = ROUTERS[router]()
+        self._router = ROUTERS[router]() if isinstance(router, str) else router
         self._second = LeastLoaded()
         self._answers: dict[str, SimAnswer] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
