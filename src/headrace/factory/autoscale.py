@@ -81,7 +81,7 @@ class Scaler:
     most: int
     clock: Clock = field(default_factory=Clock)
     seconds: float = 0.0
-    """Of all replicas, from when they are wanted until their last request has ended."""
+    """Replica-seconds, from when one is wanted until its last request has ended."""
     course: list[tuple[float, int]] = field(default_factory=list)
     """(time, wanted) at each change."""
     _ready: dict[int, float] = field(default_factory=dict)
