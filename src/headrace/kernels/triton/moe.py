@@ -8,10 +8,12 @@ products become dense ones of N · active / experts rows.
 How it goes, all on the device, no sort and no host:
 
 1. `_route`: one program per token takes its `active` largest logits and their softmax shares.
-2. `_count`: one program per expert counts its tokens, and empties its part of the list.
-3. `_place`: one program per expert writes its tokens, in ascending order, to a list that starts at
-   a multiple of the row tile; tiles know their expert. Steps of up to `SINGLE_TOKENS` do without
-   both: every assignment is a tile, and an expert that two tokens chose comes from L2 again.
+2. `_count`: one program per `TILE` assignments counts them by expert, and empties its part of the
+   list.
+3. `_place`: one program per `TILE` assignments adds up what the programs before it counted and
+   writes its own to the list: by expert, each expert from a multiple of the row tile on, in
+   ascending order; tiles know their expert. Steps of up to `SINGLE_TOKENS` do without both: every
+   assignment is a tile, and an expert that two tokens chose comes from L2 again.
 4. `moe_products`, `moe_packed`: a product per tile; rows are gathered by the list, the weights of
    all experts are found through a table of addresses. Dense, packed or fp8; for fp8 the gate writes
    codes, for the others the product takes it in where an expert has few rows.
@@ -37,8 +39,14 @@ from .moe_tiles import ExpertTable, Tiles
 from .product_fp8 import BLOCK, quantise_rows
 from .product_packed_skinny import PackedSkinnyConfig
 
-TILE = 1024
-"""Assignments looked at in one turn: one number for all steps, so that none is compiled for."""
+TILE = 256
+"""Assignments of a program that counts or places: one number for all steps, so that none is
+compiled for. Each is compared with all of its program's, and each program reads what all others
+counted: both are some 60,000 numbers for 8,000 tokens to eight of 128 experts."""
+COUNTED = 2048
+"""Counts that are read in one turn."""
+COMPARED = tl.constexpr(16)
+"""Assignments that all of a program's are compared with in one turn. All at once spill."""
 SINGLE_TOKENS = 4
 """Up to so many tokens every assignment is a tile: of 32 assignments to 128 experts 29 are of
 different ones. The results are the same."""
@@ -95,56 +103,67 @@ def _count_kernel(
     assignments,
     places,
     tiles,
+    EXPERTS: tl.constexpr,
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """counts [parts, EXPERTS]: of each TILE assignments, how many chose an expert."""
     wait_for_inputs(EARLY)
-    expert = tl.program_id(0)
-    found = tl.zeros([TILE], tl.int32)
-    for at in range(0, assignments, TILE):
-        index = at + tl.arange(0, TILE)
-        found += (tl.load(chosen + index, mask=index < assignments, other=-1) == expert).to(
-            tl.int32
-        )
-    tl.store(counts + expert, tl.sum(found, 0))
-    each = tl.cdiv(places, tl.num_programs(0))
-    end = tl.minimum((expert + 1) * each, places)
+    part = tl.program_id(0)
+    index = part * TILE + tl.arange(0, TILE)
+    if part * TILE < assignments:
+        real = index < assignments
+        expert = tl.load(chosen + index, mask=real, other=0)
+        found = tl.histogram(expert, EXPERTS, mask=real)
+        tl.store(counts + part * EXPERTS + tl.arange(0, EXPERTS), found)
     nothing = tl.full([TILE], -1, tl.int32)
-    for at in range(expert * each, end, TILE):
-        index = at + tl.arange(0, TILE)
-        tl.store(listed + index, nothing, mask=index < end)
-        tl.store(tile_expert + index, nothing, mask=(index < end) & (index < tiles))
+    tl.store(listed + index, nothing, mask=index < places)
+    tl.store(tile_expert + index, nothing, mask=index < tiles)
 
 
-@triton.jit(do_not_specialize=["assignments"])
+@triton.jit(do_not_specialize=["assignments", "parts"])
 def _place_kernel(
     chosen,
     counts,
     listed,
     tile_expert,
     assignments,
-    experts,
+    parts,
     EXPERTS: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    PARTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """The place of an assignment: behind all experts before its own, each in whole tiles, and
+    behind those of its expert that stand before it."""
     wait_for_inputs(EARLY)
-    expert = tl.program_id(0)
-    others = tl.arange(0, EXPERTS)
-    count = tl.load(counts + others, mask=others < experts, other=0)
+    own = tl.program_id(0)
+    experts = tl.arange(0, EXPERTS)
+    count = tl.zeros([EXPERTS], tl.int32)
+    before = tl.zeros([EXPERTS], tl.int32)
+    for at in range(0, parts, PARTS):
+        part = at + tl.arange(0, PARTS)
+        cell = part[:, None] * EXPERTS + experts[None, :]
+        found = tl.load(counts + cell, mask=(part < parts)[:, None], other=0)
+        count += tl.sum(found, 0)
+        before += tl.sum(tl.where((part < own)[:, None], found, 0), 0)
     tiles = (count + ROWS - 1) // ROWS
-    first = tl.sum(tl.where(others < expert, tiles, 0), 0)
-    mine = tl.sum(tl.where(others == expert, tiles, 0), 0)
-    for tile in range(mine):
-        tl.store(tile_expert + first + tile, expert)
-    passed = first * ROWS
-    for at in range(0, assignments, TILE):
-        index = at + tl.arange(0, TILE)
-        hit = tl.load(chosen + index, mask=index < assignments, other=-1) == expert
-        ahead = tl.cumsum(hit.to(tl.int32), 0) - 1
-        tl.store(listed + passed + ahead, index, mask=hit)
-        passed += tl.sum(hit.to(tl.int32), 0)
+    first = (tl.cumsum(tiles, 0) - tiles) * ROWS + before
+    place = tl.arange(0, TILE)
+    index = own * TILE + place
+    real = index < assignments
+    expert = tl.load(chosen + index, mask=real, other=0)
+    slot = tl.gather(first, expert, 0)
+    for at in range(0, TILE, COMPARED):
+        other = at + tl.arange(0, COMPARED)
+        there = own * TILE + other
+        theirs = tl.load(chosen + there, mask=there < assignments, other=-1)
+        ahead = (expert[:, None] == theirs[None, :]) & (other[None, :] < place[:, None])
+        slot += tl.sum(ahead.to(tl.int32), 1)
+    tl.store(listed + slot, index, mask=real)
+    # Whoever stands first in a tile says whose it is.
+    tl.store(tile_expert + slot // ROWS, expert, mask=real & (slot % ROWS == 0))
 
 
 @triton.jit
@@ -191,11 +210,13 @@ def place(chosen: torch.Tensor, experts: int, rows: int, *, early: bool = False)
     # Every expert that has a token may leave one tile unfilled.
     tiles = assignments // rows + min(experts, assignments)
     device = chosen.device
-    counts = torch.empty(experts, dtype=torch.int32, device=device)
+    padded, parts = triton.next_power_of_2(experts), triton.cdiv(assignments, TILE)
+    counts = torch.empty(parts, padded, dtype=torch.int32, device=device)
     listed = torch.empty(tiles * rows, dtype=torch.int32, device=device)
     tile_expert = torch.empty(tiles, dtype=torch.int32, device=device)
     options = launch_options(early)
-    _count_kernel[(experts,)](
+    # There are more places than assignments, and than tiles.
+    _count_kernel[(triton.cdiv(tiles * rows, TILE),)](
         chosen,
         counts,
         listed,
@@ -203,20 +224,22 @@ def place(chosen: torch.Tensor, experts: int, rows: int, *, early: bool = False)
         assignments,
         tiles * rows,
         tiles,
+        EXPERTS=padded,
         TILE=TILE,
         num_warps=4,
         **options,
     )
-    _place_kernel[(experts,)](
+    _place_kernel[(parts,)](
         chosen,
         counts,
         listed,
         tile_expert,
         assignments,
-        experts,
-        EXPERTS=triton.next_power_of_2(experts),
+        parts,
+        EXPERTS=padded,
         ROWS=rows,
         TILE=TILE,
+        PARTS=max(1, COUNTED // padded),
         num_warps=4,
         **options,
     )
