@@ -17,7 +17,9 @@ else is in it (the deterministic mode has one kernel for all entries instead).
 
 Codes. An 8-bit cache halves the bytes, and then instructions bind: at 4.8 TB/s each of an H200's
 528 schedulers has 790 slots for 4 KiB. Widened to bf16 the loop took 1,068 and 128 conversions at
-an eighth of the rate; as fp16 (`quantise.from_codes`) it takes 360 (machine code of sm_90).
+an eighth of the rate; as fp16 (`quantise.from_codes`) it takes 360 (machine code of sm_90). Then
+shared memory binds: a code is written there and read again, and so is what it became. Keys become
+fp16 behind the exchange of operands, so that only their codes pass through it (ADR 0321).
 
 Source: Dao et al., "Flash-Decoding for long-context inference" (2023).
 """
@@ -262,7 +264,7 @@ def _split_kernel(
         key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if HALVES:
-            key = from_codes(key, INTERPRET)
+            key = from_codes(key, INTERPRET, INNER=True)
             value = from_codes(value, INTERPRET)
         scores = matrix_product(
             query, tl.trans(key).to(query.dtype), tl.zeros([ROWS, TILE], tl.float32), INTERPRET

@@ -69,7 +69,7 @@ def store_groups(
 
 
 @triton.jit
-def from_codes(codes, INTERPRET: tl.constexpr):
+def from_codes(codes, INTERPRET: tl.constexpr, INNER: tl.constexpr = False):
     """int8 or e4m3 codes → the same numbers in fp16, which holds all of both exactly.
 
     Said to the assembler, four codes a word, for two reasons (counted in the machine code, sm_90).
@@ -77,6 +77,10 @@ def from_codes(codes, INTERPRET: tl.constexpr):
     the rate. And what the compiler knows to be a widening it moves behind the exchange of operands
     between threads, which 8-bit numbers make byte by byte; as assembler that is not to be doubled
     it stays before, and `ldmatrix` brings the 16-bit operands.
+
+    INNER: neighbours in memory are neighbours along the sum (keys; not values, whose sum goes over
+    tokens). Then the exchange brings codes as words, and moving the widening behind it saves a
+    write and half a read of shared memory: as pure assembler the compiler does that.
     """
     if INTERPRET:
         return codes.to(tl.float32).to(tl.float16)
@@ -93,7 +97,7 @@ def from_codes(codes, INTERPRET: tl.constexpr):
             "=&r,=&r,r",
             [codes],
             dtype=tl.float16,
-            is_pure=False,
+            is_pure=INNER,
             pack=4,
         )
     return tl.inline_asm_elementwise(
@@ -104,6 +108,6 @@ def from_codes(codes, INTERPRET: tl.constexpr):
         "=&r,=&r,r",
         [codes],
         dtype=tl.float16,
-        is_pure=False,
+        is_pure=INNER,
         pack=4,
     )
