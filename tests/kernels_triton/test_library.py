@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from headrace.kernels.triton import library
-from headrace.kernels.triton.library import ScaledProducts
+from headrace.kernels.triton.library import ScaledProducts, WideProducts
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.product_fp8 import Fp8Config, product_fp8, quantise_weight
+from headrace.kernels.weights import DenseWeight
 
 real = torch._scaled_mm
 
@@ -83,3 +84,38 @@ def test_rows_that_must_not_depend_on_others_are_never_the_librarys() -> None:
     deterministic = TritonOperators(torch.bfloat16, deterministic=True)
     assert deterministic._library(Cuda()) is None  # type: ignore[arg-type]
     assert min(library.TRIED[True]) > 16, "fewer rows are the skinny product's"
+
+
+def test_products_into_fp32(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Asked as the library wants it (torch infers the shapes), once where it refuses."""
+    x, weight = torch.empty(40, 64, dtype=torch.bfloat16), torch.empty(90, 64, dtype=torch.bfloat16)
+    assert WideProducts().product(x, weight, None) is None, "a CPU has none"
+    x, weight, home = x.to("meta"), weight.to("meta"), torch.empty(40, 90, device="meta")
+    wide = WideProducts()
+    found = wide.product(x, weight, None)
+    assert found is not None
+    assert (found.shape, found.dtype) == (home.shape, torch.float32)
+    assert wide.product(x, weight, home) is home
+
+    def refuses(*_: object, **__: object) -> torch.Tensor:
+        raise NotImplementedError("no such product")
+
+    monkeypatch.setattr(torch, "mm", refuses)
+    with caplog.at_level(logging.WARNING, "headrace.kernels"):
+        assert wide.product(x, weight, home) is None
+        assert wide.product(x, weight, home) is None
+    assert caplog.text.count("no such product") == 1
+
+
+@pytest.mark.parametrize(("rows", "deterministic"), [(3, False), (20, True), (20, False)])
+def test_logits_go_where_they_are_wanted(rows: int, deterministic: bool) -> None:
+    torch.manual_seed(1)
+    ops = TritonOperators(torch.float32, deterministic=deterministic)
+    x, weight = torch.randn(rows, 64), DenseWeight(torch.randn(80, 64))
+    home = torch.full((rows, 80), torch.nan)
+    found = ops.logits_into(x, weight, 5.0, home)
+    assert torch.equal(found, ops.logits(x, weight, 5.0))
+    # On a CPU the library gives a tensor of its own, which the graph's last step copies.
+    assert (found.data_ptr() == home.data_ptr()) == (deterministic or rows <= 16)

@@ -83,6 +83,21 @@ def test_the_last_layer_for_the_rows_that_sample(workers) -> None:
             torch.testing.assert_close(same, logits, atol=1e-4, rtol=1e-4)
 
 
+def test_the_head_writes_where_a_step_says(workers) -> None:
+    triton, _ = workers
+    sampled_rows.allocate(triton)
+    written = 0
+    with torch.inference_mode():
+        for batch in sampled_rows.batches(triton, sampled_rows.STEPS[:2]):
+            _, logits = triton._model.forward(triton._operators, batch, triton._cache)
+            batch.logits = torch.full_like(logits, torch.nan)
+            _, same = triton._model.forward(triton._operators, batch, triton._cache)
+            assert torch.equal(same, logits)
+            assert same.data_ptr() == batch.logits.data_ptr()
+            written += len(logits)
+    assert written
+
+
 def test_greedy_equals_the_reference_path(workers) -> None:
     triton, reference = workers
     kernels = {d.name: d.value for d in triton.facts.kernels if d.name.startswith("kernels.")}

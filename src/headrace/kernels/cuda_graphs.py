@@ -25,8 +25,8 @@ is launched behind the graph (`triton.sampling`): in a graph rows without it wou
 
 What fits no bucket, and what has adapters, runs call by call, as without graphs. Results are padded
 too: their first rows are the step's, valid until the next step. All graphs share one memory pool,
-since only one of them runs at a time; logits are copied out of it into one buffer, so that they do
-not keep it from being shared.
+since only one of them runs at a time; logits lie beside it in one buffer, so that they do not keep
+it from being shared: the head writes them there, or they are copied.
 """
 
 from __future__ import annotations
@@ -306,6 +306,8 @@ class GraphProgram:
             self._hidden = hidden.new_zeros(tokens, hidden.shape[1])
             self._logits = logits.new_zeros(entries, logits.shape[1])
             self._tokens = hidden.new_zeros(entries, dtype=torch.int64)
+        assert self._logits is not None
+        batch.logits = self._logits[: bucket.entries]
         return self._maker.capture(run)
 
     def _keep(self, hidden: torch.Tensor, logits: torch.Tensor) -> None:
@@ -313,6 +315,7 @@ class GraphProgram:
         assert self._logits is not None
         assert self._tokens is not None
         self._hidden[: len(hidden)].copy_(hidden)
+        # Nothing is copied where the head wrote them there (`StepBatch.logits`).
         self._logits[: len(logits)].copy_(logits)
         rows, draws = len(logits), self._inputs.draws
         given = DrawParameters(

@@ -93,6 +93,10 @@ class Joining(Protocol):
         """`linear` of what one of the others gave."""
         ...
 
+    def logits_into(self, x: Array, weight: Weight, softcap: float | None, home: Array) -> Array:
+        """`Operators.logits`, in `home` [R, V] fp32 where the product can write there."""
+        ...
+
 
 def fused(
     graph: Graph, weights: Prepared, plan: Plan | None, rows: Mapping[str, int]

@@ -157,7 +157,11 @@ class _Run:
         x, weight = self.values[node.reads[0]], self.weights.weight(matrix)
         if matrix.role == "logits":
             spec = cast(LinearSpec, node.spec)
-            logits = self.ops.logits(x, weight, spec.softcap)
+            home = None if self._batch is None else self._batch.logits
+            if home is None or self.ops.joined is None:
+                logits = self.ops.logits(x, weight, spec.softcap)
+            else:
+                logits = self.ops.joined.logits_into(x, weight, spec.softcap, home)
             self.values[node.out[0]] = logits if spec.scale == 1.0 else logits * spec.scale
             return
         y = self.ops.linear(x, weight, self.weights.vector(bias[0]) if bias else None)

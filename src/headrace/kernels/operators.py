@@ -123,6 +123,8 @@ class StepBatch:
     """How the tokens of `sample_rows` are drawn, where the arrays are a device's."""
     targets: Array | None = None
     """[R] int64, on a device: where in the flattened table of tokens each new token goes."""
+    logits: Array | None = None
+    """[R, V] fp32, on a device: where the head may write, which saves a copy of its logits."""
 
     def sampled_places(self) -> npt.NDArray[np.int64]:
         """`sample_rows` on the host, without waiting for a device."""

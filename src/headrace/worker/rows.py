@@ -18,7 +18,7 @@ from ..base.spec import SEEDS
 from ..base.step import NULL_BLOCK, Admission, BlockWrite, PoolShape, StepPlan
 from ..kernels.arrays import Array, host, tensor
 from ..kernels.draws import RULE, streams, uniforms
-from .transfer import to_device
+from .transfer import all_to_device, to_device
 
 UNKNOWN = -1
 _ROW = np.dtype(
@@ -175,16 +175,16 @@ class BlockTables:
 
     def __init__(self, rows: int, max_context: int, pool: PoolShape, device: str) -> None:
         self.width = -(-max_context // pool.block_size)
-        self.tables = [
-            _on(device, np.full((rows, self.width), NULL_BLOCK, np.int32)) for _ in pool.groups
-        ]
+        groups = len(pool.groups)
+        self._whole = _on(device, np.full((groups, rows, self.width), NULL_BLOCK, np.int32))
+        self.tables = [self._whole[group] for group in range(groups)]
         self.host = [_of_host(table) for table in self.tables]
         """`tables` as arrays where they lie on the host; else empty."""
         self.version = 0
         """Changes with every change of a table."""
 
     def write(self, writes: Sequence[BlockWrite]) -> None:
-        """Apply deltas: on a device one scatter per group, however many rows changed."""
+        """Apply deltas: on a device one copy and one scatter, however many rows changed."""
         if not writes:
             return
         self.version += 1
@@ -193,36 +193,34 @@ class BlockTables:
                 assert first + len(appended) <= self.width, "a table is too long"
                 self.host[group][row, first : first + len(appended)] = appended
             return
-        for group, table in enumerate(self.tables):
-            mine = [write for write in writes if write.group == group]
-            if not mine:
-                continue
-            for write in mine:
-                assert write.first + len(write.blocks) <= self.width, "a table is too long"
-            places = np.concatenate(
-                [
-                    np.arange(len(write.blocks)) + (write.row * self.width + write.first)
-                    for write in mine
-                ]
-            )
-            blocks = np.concatenate([np.asarray(write.blocks, np.int32) for write in mine])
-            # Later deltas win where two speak of one place; a scatter gives no such order.
-            if len(mine) > 1:
-                _, last = np.unique(places[::-1], return_index=True)
-                keep = len(places) - 1 - last
-                places, blocks = places[keep], blocks[keep]
-            device = table.device
-            table.view(-1)[to_device(places, device)] = to_device(blocks, device)
+        rows = self._whole.shape[1]
+        for write in writes:
+            assert write.first + len(write.blocks) <= self.width, "a table is too long"
+        places = np.concatenate(
+            [
+                np.arange(len(write.blocks))
+                + ((write.group * rows + write.row) * self.width + write.first)
+                for write in writes
+            ]
+        )
+        blocks = np.concatenate([np.asarray(write.blocks, np.int32) for write in writes])
+        # Later deltas win where two speak of one place; a scatter gives no such order.
+        if len(writes) > 1:
+            _, last = np.unique(places[::-1], return_index=True)
+            keep = len(places) - 1 - last
+            places, blocks = places[keep], blocks[keep]
+        whole = tensor(self._whole)
+        at, values = all_to_device([places, blocks], whole.device)
+        whole.view(-1)[at] = values
 
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             self.version += 1
-            for table in self.tables:
-                if isinstance(table, np.ndarray):
-                    table[rows] = NULL_BLOCK
-                else:
-                    index = to_device(np.asarray(rows, np.int64), table.device)
-                    table.index_fill_(0, index, NULL_BLOCK)
+            if isinstance(self._whole, np.ndarray):
+                self._whole[:, list(rows)] = NULL_BLOCK
+            else:
+                index = to_device(np.asarray(rows, np.int64), self._whole.device)
+                self._whole.index_fill_(1, index, NULL_BLOCK)
 
 
 def _on(device: str, values: npt.NDArray[np.int32]) -> Array:

@@ -58,6 +58,9 @@ class DecodeConfig:
     """Tokens per turn of the inner loop; divides `attention_plan.SHORTEST`."""
     warps: int = 4
     stages: int = 3
+    registers: int | None = None
+    """A thread's at most, of one token and KV in 16 bits without a soft cap; None: as many as the
+    compiler takes."""
 
 
 @triton.jit
@@ -377,6 +380,7 @@ def attention_decode(
     rows_padded = triton.next_power_of_2(packed)
     entries = len(view.tables)
     assert entries * kv_heads <= len(tickets), f"{entries} entries of {kv_heads} heads"
+    short = rows_padded <= 16 and tokens == 1 and not scaled and softcap is None
     _split_kernel[(kv_heads, count)](
         q,
         kv.k,
@@ -413,5 +417,6 @@ def attention_decode(
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
+        maxnreg=config.registers if short and q.dtype != torch.float32 else None,
         **launch_options(early),
     )

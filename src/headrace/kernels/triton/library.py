@@ -1,4 +1,5 @@
-"""Torch's own product of 8-bit numbers, and for which sizes its library refuses.
+"""Torch's own products: of 8-bit numbers, and for which sizes its library refuses; and of 16-bit
+numbers into fp32.
 
 `torch._scaled_mm` with a scale per row goes to cuBLASLt from CUDA 12.9 on, which has no kernel for
 some long matrices with few rows (K 9,216 → N 3,072 up to 256 rows on an H100, pytorch/ao issue
@@ -76,3 +77,28 @@ class ScaledProducts:
             out_dtype=torch.bfloat16,
             use_fast_accum=True,
         )
+
+
+class WideProducts:
+    """Products of bf16 or fp16 whose sums are written as they are, in fp32, by the library: logits
+    that would else be rounded, read, widened and written again, three times their bytes."""
+
+    def __init__(self) -> None:
+        self._serves = True
+
+    def product(
+        self, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """x [N, in] · weight [out, in] transposed → fp32 [N, out], in `y` where it is given; None:
+        the library has no such product, as on a CPU. Asked once: the first step of a model is run
+        before anything is captured."""
+        if not self._serves or x.device.type == "cpu":
+            return None
+        try:
+            if y is None:
+                return torch.mm(x, weight.t(), out_dtype=torch.float32)
+            return torch.mm(x, weight.t(), out_dtype=torch.float32, out=y)
+        except (RuntimeError, TypeError) as error:
+            log.warning("the library has no product of %s into fp32: %.200s", x.dtype, error)
+            self._serves = False
+            return None

@@ -33,7 +33,7 @@ from . import gated, moe, norm, rope_cache, sampling
 from .attention_decode import attention_decode
 from .attention_prefill import attention_prefill
 from .early import EarlyConfig
-from .library import ScaledProducts
+from .library import ScaledProducts, WideProducts
 from .moe_tiles import ExpertTable, expert_table
 from .packed import merge_neighbours, merge_tiled, tile_weight
 from .product_dense import product_dense
@@ -86,7 +86,7 @@ class TritonOperators(ReferenceOperators):
         self._tables: dict[torch.device, Table] = {}
         self._experts: dict[int, ExpertTable] = {}
         self._tickets: dict[torch.device, torch.Tensor] = {}
-        self._scaled = ScaledProducts()
+        self._scaled, self._wide = ScaledProducts(), WideProducts()
 
     @property
     def joined(self) -> TritonOperators:
@@ -343,15 +343,29 @@ class TritonOperators(ReferenceOperators):
         )
 
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
-        out = self._product(x, weight, None, torch.float32)
+        return self.logits_into(x, weight, softcap, None)
+
+    def logits_into(
+        self, x: torch.Tensor, weight: Weight, softcap: float | None, home: torch.Tensor | None
+    ) -> torch.Tensor:
+        out = self._product(x, weight, None, torch.float32, home)
         return out if softcap is None else torch.tanh_(out.div_(softcap)).mul_(softcap)
 
     def _product(
-        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, dtype: torch.dtype
+        self,
+        x: torch.Tensor,
+        weight: Weight,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        home: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """`home` [N, out] of `dtype`, without gaps: where the result may be written."""
         table = self._table(x.device)
-        if isinstance(weight, StackedWeight):
+        y = home
+        if y is None and isinstance(weight, StackedWeight | TiledWeight):
             y = torch.empty(len(x), weight.shape[0], dtype=dtype, device=x.device)
+        if isinstance(weight, StackedWeight):
+            assert y is not None
             low = 0
             for part in weight.parts:
                 high = low + part.shape[0]
@@ -359,7 +373,7 @@ class TritonOperators(ReferenceOperators):
                 low = high
             return y
         if isinstance(weight, TiledWeight):
-            y = torch.empty(len(x), weight.shape[0], dtype=dtype, device=x.device)
+            assert y is not None
             self._part(x, weight, bias, y)
             return y
         if isinstance(weight, Fp8Weight):
@@ -374,9 +388,13 @@ class TritonOperators(ReferenceOperators):
         if skinny is not None:
             assert isinstance(weight, DenseWeight)
             tickets, early = self._ticket(x.device), self._early(x)
-            return product_skinny(x, weight, bias, skinny, tickets, dtype, early=early)
+            return product_skinny(x, weight, bias, skinny, tickets, dtype, y=y, early=early)
         if self.deterministic:
-            return product_dense(x, _data(weight), bias, table.dense(), dtype)
+            return product_dense(x, _data(weight), bias, table.dense(), dtype, y=y)
+        if bias is None and dtype == torch.float32 and x.dtype != dtype:
+            wide = self._wide.product(x, _data(weight), y)
+            if wide is not None:
+                return wide
         return functional.linear(x, _data(weight), bias).to(dtype)
 
     def _part(

@@ -100,13 +100,18 @@ def product_dense(
     bias: torch.Tensor | None,
     config: DenseConfig,
     dtype: torch.dtype | None = None,
+    *,
+    y: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [N, in] · weight [out, in] transposed + bias → [N, out] in `dtype` (x's unless given)."""
+    """x [N, in] · weight [out, in] transposed + bias → [N, out] in `dtype` (x's unless given);
+    `y`: the result's memory, without gaps."""
     rows, width = x.shape
     outs = weight.shape[0]
     assert x.stride(1) == 1
     assert weight.stride(1) == 1
-    y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
+    if y is None:
+        y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
+    assert y.is_contiguous()
     steps = triton.cdiv(width, config.inner)
     per_split = triton.cdiv(steps, count_splits(config.programs, outs, config.outs, steps))
     splits = triton.cdiv(steps, per_split)

@@ -267,9 +267,11 @@ def product_skinny(
     scales: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     activation: str = "",
+    y: torch.Tensor | None = None,
     early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (x's unless given); N ≤ 16.
+    `y`: the result's memory, without gaps.
 
     `norm`: x is normed first. `scales`: x are codes, for an fp8 weight with a scale per row.
     `activation`: the weight is gate over up [2 · I, in] → act(gate) · up [N, I].
@@ -282,7 +284,9 @@ def product_skinny(
     assert x.stride(1) == 1
     assert weight.data.stride(1) == 1
     assert residual is None or residual.stride(1) == 1
-    y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
+    if y is None:
+        y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
+    assert y.is_contiguous()
     steps = triton.cdiv(width, config.inner)
     per_split = triton.cdiv(steps, count_splits(config.programs, outs, config.outs, steps))
     splits = triton.cdiv(steps, per_split)
