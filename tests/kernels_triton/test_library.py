@@ -90,22 +90,24 @@ def test_products_into_fp32(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Asked as the library wants it (torch infers the shapes), once where it refuses."""
-    x, weight = torch.empty(40, 64, dtype=torch.bfloat16), torch.empty(90, 64, dtype=torch.bfloat16)
-    assert WideProducts().product(x, weight, None) is None, "a CPU has none"
+    wide, single = WideProducts(), torch.float32
+    x, weight = torch.randn(40, 64).bfloat16(), torch.randn(90, 64).bfloat16()
+    rounded = torch.nn.functional.linear(x, weight).float()
+    assert torch.equal(wide.linear(x, weight, None, single, None), rounded), "a CPU has none"
     x, weight, home = x.to("meta"), weight.to("meta"), torch.empty(40, 90, device="meta")
-    wide = WideProducts()
-    found = wide.product(x, weight, None)
-    assert found is not None
-    assert (found.shape, found.dtype) == (home.shape, torch.float32)
-    assert wide.product(x, weight, home) is home
+    found = wide.linear(x, weight, None, single, None)
+    assert (found.shape, found.dtype) == (home.shape, single)
+    assert wide.linear(x, weight, None, single, home) is home
 
     def refuses(*_: object, **__: object) -> torch.Tensor:
         raise NotImplementedError("no such product")
 
     monkeypatch.setattr(torch, "mm", refuses)
     with caplog.at_level(logging.WARNING, "headrace.kernels"):
-        assert wide.product(x, weight, home) is None
-        assert wide.product(x, weight, home) is None
+        for _ in range(2):
+            found = wide.linear(x, weight, None, single, home)
+            assert found is not home
+            assert (found.shape, found.dtype) == (home.shape, single)
     assert caplog.text.count("no such product") == 1
 
 
@@ -115,7 +117,7 @@ def test_logits_go_where_they_are_wanted(rows: int, deterministic: bool) -> None
     ops = TritonOperators(torch.float32, deterministic=deterministic)
     x, weight = torch.randn(rows, 64), DenseWeight(torch.randn(80, 64))
     home = torch.full((rows, 80), torch.nan)
-    found = ops.logits_into(x, weight, 5.0, home)
+    found = ops.logits(x, weight, 5.0, home)
     assert torch.equal(found, ops.logits(x, weight, 5.0))
     # On a CPU the library gives a tensor of its own, which the graph's last step copies.
     assert (found.data_ptr() == home.data_ptr()) == (deterministic or rows <= 16)

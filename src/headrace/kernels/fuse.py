@@ -93,7 +93,7 @@ class Joining(Protocol):
         """`linear` of what one of the others gave."""
         ...
 
-    def logits_into(self, x: Array, weight: Weight, softcap: float | None, home: Array) -> Array:
+    def logits(self, x: Array, weight: Weight, softcap: float | None, home: Array) -> Array:
         """`Operators.logits`, in `home` [R, V] fp32 where the product can write there."""
         ...
 

@@ -161,7 +161,7 @@ class _Run:
             if home is None or self.ops.joined is None:
                 logits = self.ops.logits(x, weight, spec.softcap)
             else:
-                logits = self.ops.joined.logits_into(x, weight, spec.softcap, home)
+                logits = self.ops.joined.logits(x, weight, spec.softcap, home)
             self.values[node.out[0]] = logits if spec.scale == 1.0 else logits * spec.scale
             return
         y = self.ops.linear(x, weight, self.weights.vector(bias[0]) if bias else None)

@@ -176,8 +176,8 @@ class BlockTables:
     def __init__(self, rows: int, max_context: int, pool: PoolShape, device: str) -> None:
         self.width = -(-max_context // pool.block_size)
         groups = len(pool.groups)
-        self._whole = _on(device, np.full((groups, rows, self.width), NULL_BLOCK, np.int32))
-        self.tables = [self._whole[group] for group in range(groups)]
+        self._storage = _on(device, np.full((groups, rows, self.width), NULL_BLOCK, np.int32))
+        self.tables = [self._storage[group] for group in range(groups)]
         self.host = [_of_host(table) for table in self.tables]
         """`tables` as arrays where they lie on the host; else empty."""
         self.version = 0
@@ -193,7 +193,7 @@ class BlockTables:
                 assert first + len(appended) <= self.width, "a table is too long"
                 self.host[group][row, first : first + len(appended)] = appended
             return
-        rows = self._whole.shape[1]
+        rows = self._storage.shape[1]
         for write in writes:
             assert write.first + len(write.blocks) <= self.width, "a table is too long"
         places = np.concatenate(
@@ -209,18 +209,18 @@ class BlockTables:
             _, last = np.unique(places[::-1], return_index=True)
             keep = len(places) - 1 - last
             places, blocks = places[keep], blocks[keep]
-        whole = tensor(self._whole)
-        at, values = all_to_device([places, blocks], whole.device)
-        whole.view(-1)[at] = values
+        storage = tensor(self._storage)
+        at, values = all_to_device([places, blocks], storage.device)
+        storage.view(-1)[at] = values
 
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             self.version += 1
-            if isinstance(self._whole, np.ndarray):
-                self._whole[:, list(rows)] = NULL_BLOCK
+            if isinstance(self._storage, np.ndarray):
+                self._storage[:, list(rows)] = NULL_BLOCK
             else:
-                index = to_device(np.asarray(rows, np.int64), self._whole.device)
-                self._whole.index_fill_(1, index, NULL_BLOCK)
+                index = to_device(np.asarray(rows, np.int64), self._storage.device)
+                self._storage.index_fill_(1, index, NULL_BLOCK)
 
 
 def _on(device: str, values: npt.NDArray[np.int32]) -> Array:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 
 import torch
+from torch.nn import functional
 
 log = logging.getLogger("headrace.kernels")
 
@@ -80,24 +81,39 @@ class ScaledProducts:
 
 
 class WideProducts:
-    """Products of bf16 or fp16 whose sums are written as they are, in fp32, by the library: logits
-    that would else be rounded, read, widened and written again, three times their bytes."""
+    """Dense products, by the library. bf16 or fp16 into fp32 are its sums as they are: logits, that
+    would else be rounded, read, widened and written again, three times their bytes."""
 
     def __init__(self) -> None:
         self._serves = True
 
-    def product(
-        self, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        home: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """x [N, in] · weight [out, in] transposed + bias → [N, out] of `dtype`; in `home`, where it
+        is given and the library writes fp32."""
+        if x.device.type != "cpu" and bias is None and dtype == torch.float32 != x.dtype:
+            wide = self._wide(x, weight, home)
+            if wide is not None:
+                return wide
+        return functional.linear(x, weight, bias).to(dtype)
+
+    def _wide(
+        self, x: torch.Tensor, weight: torch.Tensor, home: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """x [N, in] · weight [out, in] transposed → fp32 [N, out], in `y` where it is given; None:
-        the library has no such product, as on a CPU. Asked once: the first step of a model is run
-        before anything is captured."""
-        if not self._serves or x.device.type == "cpu":
+        """None: the library has no such product. Asked once, in the first step of a model, which
+        is run before anything is captured."""
+        if not self._serves:
             return None
         try:
-            if y is None:
+            if home is None:
                 return torch.mm(x, weight.t(), out_dtype=torch.float32)
-            return torch.mm(x, weight.t(), out_dtype=torch.float32, out=y)
+            return torch.mm(x, weight.t(), out_dtype=torch.float32, out=home)
         except (RuntimeError, TypeError) as error:
             log.warning("the library has no product of %s into fp32: %.200s", x.dtype, error)
             self._serves = False

@@ -133,3 +133,18 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     assert not tensors[0].is_cuda or all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
     pointers = [tensor.data_ptr() for tensor in tensors]
     return torch.tensor(pointers, dtype=torch.int64, device=tensors[0].device)
+
+
+class ExpertTables:
+    """Tables of lists of experts, each made once: a layer's lists live as long as the model."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """`dtype`: of activations, see `expert_table`."""
+        self._dtype = dtype
+        self._found: dict[int, ExpertTable] = {}
+
+    def find(self, experts: list[Weight]) -> ExpertTable:
+        key = id(experts[0])
+        if key not in self._found:
+            self._found[key] = expert_table(experts, self._dtype)
+        return self._found[key]

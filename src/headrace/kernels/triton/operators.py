@@ -7,7 +7,6 @@ are invariant.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from ...base.graph import AttentionSpec, Role, RouteSpec
 from ..arrays import tensor
@@ -34,7 +33,7 @@ from .attention_decode import attention_decode
 from .attention_prefill import attention_prefill
 from .early import EarlyConfig
 from .library import ScaledProducts, WideProducts
-from .moe_tiles import ExpertTable, expert_table
+from .moe_tiles import ExpertTables
 from .packed import merge_neighbours, merge_tiled, tile_weight
 from .product_dense import product_dense
 from .product_fp8 import (
@@ -84,7 +83,7 @@ class TritonOperators(ReferenceOperators):
         self.drawing = Drawing(self._draw, self._argmax)
         """Without a sort, and without asking the device anything: the host never waits."""
         self._tables: dict[torch.device, Table] = {}
-        self._experts: dict[int, ExpertTable] = {}
+        self._experts = ExpertTables(dtype)
         self._tickets: dict[torch.device, torch.Tensor] = {}
         self._scaled, self._wide = ScaledProducts(), WideProducts()
 
@@ -332,8 +331,8 @@ class TritonOperators(ReferenceOperators):
             x,
             chosen,
             shares,
-            self._expert_table(gate_up),
-            self._expert_table(down),
+            self._experts.find(gate_up),
+            self._experts.find(down),
             experts,
             activation,
             table.moe(rows),
@@ -342,11 +341,12 @@ class TritonOperators(ReferenceOperators):
             early=self._early(x).early,
         )
 
-    def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
-        return self.logits_into(x, weight, softcap, None)
-
-    def logits_into(
-        self, x: torch.Tensor, weight: Weight, softcap: float | None, home: torch.Tensor | None
+    def logits(
+        self,
+        x: torch.Tensor,
+        weight: Weight,
+        softcap: float | None,
+        home: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = self._product(x, weight, None, torch.float32, home)
         return out if softcap is None else torch.tanh_(out.div_(softcap)).mul_(softcap)
@@ -360,42 +360,29 @@ class TritonOperators(ReferenceOperators):
         home: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`home` [N, out] of `dtype`, without gaps: where the result may be written."""
-        table = self._table(x.device)
-        y = home
-        if y is None and isinstance(weight, StackedWeight | TiledWeight):
-            y = torch.empty(len(x), weight.shape[0], dtype=dtype, device=x.device)
-        if isinstance(weight, StackedWeight):
-            assert y is not None
+        table, early = self._table(x.device), self._early(x)
+        if isinstance(weight, StackedWeight | TiledWeight):
+            y = x.new_empty(len(x), weight.shape[0], dtype=dtype) if home is None else home
             low = 0
-            for part in weight.parts:
+            for part in weight.parts if isinstance(weight, StackedWeight) else (weight,):
                 high = low + part.shape[0]
                 self._part(x, part, None if bias is None else bias[low:high], y[:, low:high])
                 low = high
             return y
-        if isinstance(weight, TiledWeight):
-            assert y is not None
-            self._part(x, weight, bias, y)
-            return y
         if isinstance(weight, Fp8Weight):
             if self._skinny(weight, len(x)) is not None:
-                codes, scales = quantise_rows(x, blocked=False, early=self._early(x).early)
+                codes, scales = quantise_rows(x, blocked=False, early=early.early)
                 return self.linear_codes(codes, scales, weight, bias, dtype)
-            library = self._library(x)
-            config = table.fp8(self._rows(x))
-            early = self._early(x)
+            config, library = table.fp8(self._rows(x)), self._library(x)
             return product_fp8(x, weight, bias, config, dtype, library=library, early=early)
         skinny = self._skinny(weight, len(x))
         if skinny is not None:
             assert isinstance(weight, DenseWeight)
-            tickets, early = self._ticket(x.device), self._early(x)
-            return product_skinny(x, weight, bias, skinny, tickets, dtype, y=y, early=early)
+            tickets = self._ticket(x.device)
+            return product_skinny(x, weight, bias, skinny, tickets, dtype, y=home, early=early)
         if self.deterministic:
-            return product_dense(x, _data(weight), bias, table.dense(), dtype, y=y)
-        if bias is None and dtype == torch.float32 and x.dtype != dtype:
-            wide = self._wide.product(x, _data(weight), y)
-            if wide is not None:
-                return wide
-        return functional.linear(x, _data(weight), bias).to(dtype)
+            return product_dense(x, _data(weight), bias, table.dense(), dtype, y=home)
+        return self._wide.linear(x, _data(weight), bias, dtype, home)
 
     def _part(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, y: torch.Tensor
@@ -500,13 +487,6 @@ class TritonOperators(ReferenceOperators):
         if device not in self._tables:
             self._tables[device] = Table(self._architecture or architecture(device))
         return self._tables[device]
-
-    def _expert_table(self, experts: list[Weight]) -> ExpertTable:
-        """Made once per list: a layer's lists live as long as the model."""
-        key = id(experts[0])
-        if key not in self._experts:
-            self._experts[key] = expert_table(experts, self.dtype)
-        return self._experts[key]
 
 
 def _code_group(consumer: Weight) -> int:
