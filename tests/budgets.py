@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 7_163,
     "factory": 5_900,
-    "kernels": 12_818,
+    "kernels": 12_829,
     "kv": 650,
     "layers": 302,
     "loader": 4_546,
@@ -61,7 +61,7 @@ LINES = {
     "worker": 4_375,
 }
 """Lines of Python in each package."""
-TOTAL = 86_741
+TOTAL = 86_752
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
