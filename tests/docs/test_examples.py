@@ -48,6 +48,7 @@ PARSED = {
     "serve": "serves until it is told to stop; tests/server/test_server_process.py",
     "simulate": "placeholders only; the block of docs/roofline.md is run",
     "top": "needs a server; tests/cli/test_top.py",
+    "transcribe": "needs a model of speech; tests/speech",
 }
 ELSEWHERE = {
     "lm/bin/": "a foreign program, from an index; benchmarks/CHANGELOG.md has its figures",
@@ -56,6 +57,7 @@ ELSEWHERE = {
     "export ": "prepares the foreign program",
     "skopeo copy": "a foreign program; the image was tried with it by hand",
     "podman run": "a foreign program; the image was tried with it by hand",
+    "ray start": "a foreign program; benchmarks/factory_fleet.py starts such a cluster by itself",
     "helm install": "a foreign program; tests/factory/test_factory_chart.py renders the chart",
     "curl -X POST localhost:8000/v1/load_lora_adapter": "tests/server/test_server_adapters.py",
 }
