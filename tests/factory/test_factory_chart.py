@@ -89,6 +89,10 @@ def test_every_option_is_held_to_its_bounds(chart: Path) -> None:
         {"options": {"max_context": 64}},
         {"network": {"from": []}},
         {"monitor": "yes"},
+        {"autoscale": {"prometheus": "prometheus:9090", "maxReplicas": 4, "wait": 2}},
+        {"autoscale": {"prometheus": "", "maxReplicas": 0, "wait": 2}},
+        {"autoscale": {"prometheus": "", "maxReplicas": 4, "wait": 0}},
+        {"picker": "Not_A_Name"},
     ],
 )
 def test_wrong_values_are_refused(chart: Path, changes: dict[str, Any]) -> None:
@@ -129,6 +133,34 @@ def test_three_versions_of_kubernetes_take_what_is_rendered(
     for version in ("1.35", "1.36", "1.37"):
         for document in documents:
             validator.validate(document, version, strict=True)
+
+
+FOREIGN = "monitor=true", "autoscale.prometheus=http://prometheus:9090", "picker=picker"
+
+
+@pytest.mark.parametrize(
+    "settings", [FOREIGN, (*FOREIGN, "replicas=0", "autoscale.wait=5")], ids=len
+)
+def test_custom_resources_are_what_their_definitions_take(
+    chart: Path, settings: tuple[str, ...]
+) -> None:
+    """Held against what `crds.py` took of the definitions: a field that it lacks is refused."""
+    schemas = json.loads((Path(__file__).parent / "crds.json").read_text())["schemas"]
+    documents = {one["kind"]: one for one in rendered(chart, *settings)}
+    assert set(schemas) == {"InferencePool", "ScaledObject", "ServiceMonitor"}
+    for kind, found in schemas.items():
+        jsonschema.Draft7Validator.check_schema(found)
+        jsonschema.validate(documents[kind], found)
+        for wrong in (
+            {"selektor": 1},
+            *({name: None} for name in found["properties"]["spec"]["required"]),
+        ):
+            spec = {k: v for k, v in {**documents[kind]["spec"], **wrong}.items() if v is not None}
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate({**documents[kind], "spec": spec}, found)
+    assert "replicas" not in documents["Deployment"]["spec"]
+    query = documents["ScaledObject"]["spec"]["triggers"][0]["metadata"]["query"]
+    assert 'vllm:num_requests_waiting{namespace="default",service="river"}' in query
 
 
 def test_pods_have_no_rights_and_know_what_they_serve(chart: Path) -> None:

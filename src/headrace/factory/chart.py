@@ -52,6 +52,8 @@ def write_chart(
             "egress": [{"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53}, {"port": 443}]}],
         },
         "monitor": False,
+        "autoscale": {"prometheus": "", "maxReplicas": 4, "wait": 2},
+        "picker": "",
     }
     name = re.sub("[^a-z0-9]+", "-", profile.body.name.lower()).strip("-")
     chart = {
@@ -81,6 +83,11 @@ def schema() -> dict[str, Any]:
         for spec in fields(ServerOptions)
         if spec.name not in OURS
     }
+    scale = {
+        "prometheus": {"type": "string", "pattern": r"^(https?://[^\s\"]+)?$"},
+        "maxReplicas": {"type": "integer", "minimum": 1},
+        "wait": {"type": "number", "exclusiveMinimum": 0},
+    }
     values = {
         "global": {"type": "object"},
         "image": pinned,
@@ -94,6 +101,8 @@ def schema() -> dict[str, Any]:
         "tolerations": objects,
         "network": _object({"from": objects, "egress": objects}, needed=True),
         "monitor": {"type": "boolean"},
+        "autoscale": _object(scale, needed=True),
+        "picker": {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"},
     }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",

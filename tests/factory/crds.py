@@ -1,0 +1,67 @@
+"""Write `crds.json`: what of custom resources' definitions the chart's documents are held to.
+
+Run: `python tests/factory/crds.py CHART DEFINITION…`; CHART: documents that `helm template` wrote;
+DEFINITION: the YAML of a CustomResourceDefinition and where it comes from, joined by `=`. Types,
+bounds and required fields of the paths that the documents have are kept, everything else is left
+out and refused: a field that a definition lacks is in no excerpt.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+BOUNDS = (
+    "type", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
+    "maxItems", "minProperties", "maxProperties", "required",
+)  # fmt: skip
+
+
+def excerpt(schema: dict[str, Any], value: Any) -> dict[str, Any]:
+    """The part of a schema that says something about this value."""
+    made = {name: schema[name] for name in BOUNDS if name in schema}
+    if isinstance(value, dict) and "properties" in schema:
+        known = {
+            k: excerpt(schema["properties"][k], v)
+            for k, v in value.items()
+            if k in schema["properties"]
+        }
+        made |= {"properties": known, "additionalProperties": False}
+    elif isinstance(value, dict) and isinstance(schema.get("additionalProperties"), dict):
+        made["additionalProperties"] = excerpt(schema["additionalProperties"], None)
+    elif isinstance(value, list) and "items" in schema:
+        merged: dict[str, Any] = (
+            {k: v for one in value for k, v in one.items()}
+            if value and isinstance(value[0], dict)
+            else {}
+        )
+        made["items"] = excerpt(schema["items"], merged or None)
+    return made
+
+
+def main(chart: Path, definitions: list[str]) -> dict[str, Any]:
+    documents = {one["kind"]: one for one in yaml.safe_load_all(chart.read_text()) if one}
+    schemas, sources = {}, {}
+    for given in definitions:
+        path, source = given.split("=", 1)
+        found = yaml.safe_load(Path(path).read_text())["spec"]
+        document = documents[found["names"]["kind"]]
+        (schema,) = [
+            one["schema"]["openAPIV3Schema"]
+            for one in found["versions"]
+            if f"{found['group']}/{one['name']}" == document["apiVersion"] and one["served"]
+        ]
+        made = excerpt(schema, document)
+        made["properties"]["metadata"] = {"type": "object"}  # Of every resource; Kubernetes' own.
+        schemas[document["kind"]], sources[document["kind"]] = made, source
+    return {"sources": sources, "schemas": schemas}
+
+
+if __name__ == "__main__":
+    target = Path(__file__).with_name("crds.json")
+    told = main(Path(sys.argv[1]), sys.argv[2:])
+    target.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
