@@ -43,7 +43,7 @@ LINES = {
     "cli": 5_170,
     "dist": 510,
     "engine": 7_163,
-    "factory": 5_900,
+    "factory": 5_915,
     "kernels": 12_829,
     "kv": 650,
     "layers": 302,
@@ -61,7 +61,7 @@ LINES = {
     "worker": 4_375,
 }
 """Lines of Python in each package."""
-TOTAL = 86_752
+TOTAL = 86_767
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -86,6 +86,7 @@ class Service:
     def __init__(self, cache: Path, stack: ExitStack) -> None:
         self._cache, self._stack, self._lock = cache, stack, Lock()
         self._servers: list[Running] = []
+        self.words = dict(WORDS)
         self.answers: list[str] = []
         self.errors: list[str] = []
 
@@ -114,7 +115,7 @@ class Service:
             url = self._servers[number % len(self._servers)].url
             connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
             kind = {"Content-Type": "application/json"}
-            connection.request("POST", "/v1/chat/completions", json.dumps(WORDS), kind)
+            connection.request("POST", "/v1/chat/completions", json.dumps(self.words), kind)
         reply = connection.getresponse()
         text = reply.read()
         connection.close()

@@ -227,6 +227,7 @@ def test_pods_of_a_chart_are_promoted_refused_and_rolled_back(
         gates = ("production", "--unevaluated", "accuracy")
         site.call("promote", cells[0], *gates)
         pods = Pods(podman, stack)
+        pods.words["model"] = model.name
         podman.take(charts[0])
         print(f"first pods: {pods.roll():.1f} s")
         with pods.asked():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -59,12 +60,7 @@ class Graph:
         for stage in named.values():
             if missing := [name for name in stage.needs if name not in named]:
                 raise InvalidRequest(f"{stage.name}: there is no stage {missing[0]!r} to need")
-        try:
-            order = list(
-                TopologicalSorter({s.name: s.needs for s in named.values()}).static_order()
-            )
-        except CycleError as error:
-            raise InvalidRequest(f"stages need each other: {' → '.join(error.args[1])}") from None
+        order = _order(tuple((stage.name, stage.needs) for stage in named.values()))
         self.stages = [named[name] for name in order]
         self.recipes = recipes
 
@@ -172,6 +168,15 @@ class Graph:
         step = Step(stage, document, manifest, result, ran=True, why=step.why)
         watch("ended", step)
         return step
+
+
+@lru_cache(maxsize=64)
+def _order(needs: tuple[tuple[str, tuple[str, ...]], ...]) -> list[str]:
+    """Names in an order in which each comes after those it needs; the cells of a fleet share it."""
+    try:
+        return list(TopologicalSorter(dict(needs)).static_order())
+    except CycleError as error:
+        raise InvalidRequest(f"stages need each other: {' → '.join(error.args[1])}") from None
 
 
 def kept(store: Store, key: str, quick: bool = False) -> tuple[Descriptor, Result] | str:

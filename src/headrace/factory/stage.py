@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from ..base.errors import Untrusted
 from .key import canonical, code_digest, digest_of, hardware_class, versions
@@ -94,7 +95,7 @@ class Result:
                 },
                 outcome=Outcome(notes[f"{NOTE}outcome"]),
                 reason=notes[f"{NOTE}reason"],
-                figures=json.loads(notes[f"{NOTE}figures"]),
+                figures=msgspec.json.decode(notes[f"{NOTE}figures"]),
             )
         except (KeyError, TypeError, ValueError):
             raise Untrusted("a manifest is not that of a stage") from None
