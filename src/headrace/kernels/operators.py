@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from .attention_plan import AttentionPlan
     from .fuse import Joining
+    from .key_bias import KeyBias
 
 
 class Dequantise(Protocol):
@@ -58,6 +59,8 @@ class KvLayer:
     v: Array
     k_scale: Array | None = None
     v_scale: Array | None = None
+    bias: KeyBias | None = None
+    """What int8 keys are kept without, where a backend of the CPU has to add it again."""
 
     @property
     def block_size(self) -> int:

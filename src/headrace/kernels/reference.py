@@ -109,6 +109,8 @@ class ReferenceOperators:
                 q, k = q.flatten(1), k.flatten(1)
             q = self.rms_norm(q, norms[0], spec.eps, spec.norm_offset).view(shapes[0])
             k = self.rms_norm(k, norms[1], spec.eps, spec.norm_offset).view(shapes[1])
+        if kv.bias is not None:
+            k = k - torch.from_numpy(kv.bias.values).to(k.dtype)
         if rope is not None:
             cos = rope.cos[batch.positions].unsqueeze(1)
             sin = rope.sin[batch.positions].unsqueeze(1)

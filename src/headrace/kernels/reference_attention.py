@@ -165,6 +165,9 @@ def _attend(
     values = gather(kv.v, kv.v_scale, tables)
     total = keys.shape[1]
     places = torch.arange(first, first + total, device=q.device)
+    if kv.bias is not None:
+        turned = torch.from_numpy(kv.bias.at(places.numpy()))
+        keys.view(batch, kv_heads, total, width).add_(turned)
     # Behind the end of a sequence lie another's old values: whatever they are, they count zero.
     beyond = places >= positions[:, -1:] + 1
     values.view(batch, kv_heads, total, width).masked_fill_(beyond[:, None, :, None], 0.0)

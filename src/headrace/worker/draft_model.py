@@ -26,6 +26,7 @@ from ..base.modelfiles import ModelFiles
 from ..base.step import BlockWrite, PoolShape, StepPlan
 from ..kernels.arrays import host
 from ..kernels.cpu.library import LAYOUT
+from ..kernels.key_bias import leave_biases_out
 from ..kernels.model import Model
 from ..kernels.operators import StepLimits
 from ..kernels.program import BEST, RULES, CallByCall, Program, Provider, choose, want
@@ -103,6 +104,7 @@ class DraftModel(DraftCosts):
         limits = StepLimits(max(READ, slots * NEAR), slots, context)
         with self._inference():
             cache = allocate_kv(pool, "cpu", host=self._operators.host)
+            leave_biases_out(self._model, self._operators.name, cache)
             plain = CallByCall(self._model, self._operators, cache, self._operators.drawing)
             self._program: Program = self._operators.compile(plain, limits) or plain
         self._rows = rows

@@ -19,6 +19,7 @@ from ..base.facts import WorkerFacts
 from ..base.groups import layer_groups, pool_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
+from ..kernels.key_bias import leave_biases_out
 from ..kernels.operators import StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, CallByCall, Program
 from ..kernels.timing import OperatorTimes, operator_times
@@ -206,6 +207,7 @@ class Worker:
             self._pool = pool
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
             self._cache = allocate_kv(pool, device, host=self._operators.host)
+            leave_biases_out(self._model, self._operators.name, self._cache)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(
                 options.step_tokens, options.rows, options.max_context, options.drafts

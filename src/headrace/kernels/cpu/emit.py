@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ...base.graph import AttentionSpec
 from ..arrays import Array, address, aligned, contiguous, dtype_name, stride
+from ..key_bias import KeyBias
 from ..operators import KvLayer
 from ..prepared import RopeTable
 from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
@@ -335,7 +336,20 @@ def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
         kv_heads,
         layer.k.shape[-1],
         group,
+        *_bias(layer.bias),
     )
+
+
+def _bias(bias: KeyBias | None) -> tuple[int | None, int | None, int | None, int | None, int, int]:
+    """The last fields of `HrKv`."""
+    if bias is None:
+        return None, None, None, None, 0, 0
+    angles: tuple[int | None, int | None] = (None, None)
+    rotated = 0
+    if bias.rope is not None:
+        angles = address(bias.rope.cos), address(bias.rope.sin)
+        rotated = 2 * bias.rope.cos.shape[1]
+    return address(bias.values), *angles, address(bias.turns), rotated, bias.interleaved
 
 
 def rope(

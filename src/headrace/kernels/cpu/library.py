@@ -25,7 +25,7 @@ import numpy.typing as npt
 from ..arrays import address
 from .records import MIRRORED, HrStep
 
-VERSION = 5
+VERSION = 6
 """Version of the C ABI: `hr_version`."""
 LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""

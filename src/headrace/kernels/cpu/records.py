@@ -183,6 +183,12 @@ class HrKv(Structure):
         ("kv_heads", _I),
         ("head_dim", _I),
         ("group", _I),
+        ("bias", _P),
+        ("bias_cos", _P),
+        ("bias_sin", _P),
+        ("turns", _P),
+        ("rotated", _I),
+        ("interleaved", _I),
     ]
 
 

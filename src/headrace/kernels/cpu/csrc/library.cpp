@@ -62,7 +62,7 @@ HR_API const char* hr_sources() { return HR_SOURCES; }
 
 // Raised whenever a record or a function changes its meaning. (How panels lie has a number of its
 // own, in kernels/cpu/library.py.)
-HR_API int32_t hr_version() { return 5; }
+HR_API int32_t hr_version() { return 6; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
 HR_API int64_t hr_sizeof(int32_t index) {

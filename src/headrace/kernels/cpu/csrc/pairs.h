@@ -63,14 +63,17 @@ HR_INLINE void b_round2(float* row, F x, F y) {
 
 #endif
 
-// Sixteen int8 codes as bf16: exact, since bf16 has eight bits of mantissa.
-HR_INLINE void b_widen(uint16_t* to, const int8_t* codes) {
+// Sixteen values as bf16 in a tile's cells.
+HR_INLINE void store_cells(uint16_t* to, F x) {
 #if HR_LEVEL >= 5
-  b_round(to, f_from_i(i_s8(codes)));
+  b_round(to, x);
 #else
-  f_store_bf16(to, f_from_i(i_s8(codes)));
+  f_store_bf16(to, x);
 #endif
 }
+
+// Sixteen int8 codes as bf16: exact, since bf16 has eight bits of mantissa.
+HR_INLINE void b_widen(uint16_t* to, const int8_t* codes) { store_cells(to, f_from_i(i_s8(codes))); }
 
 // 2^x for x ≤ 0: below −100 exactly 0; NaN stays NaN, and 2^0 is exactly 1. A polynomial on [0, 1)
 // of what x is above its floor, of degree 5 (relative error below 2e-7) or 4 (below 3e-6, where the

@@ -65,6 +65,11 @@ void op_rope(const HrRope& op, const hr::Work& work) {
     for (int h = 0; h < kv.heads + kv.kv_heads; ++h) {
       float* head = row + h * size;
       const float* weight = h < kv.heads ? op.q_norm : op.k_norm;
+      if (kv.bias && h >= kv.heads) {  // then there are no norms
+        const float* bias = kv.bias + (h - kv.heads) * size;
+        for (int64_t i = 0; i < size; i += 16)
+          f_store(head + i, f_sub(f_load(head + i), f_load(bias + i)));
+      }
       if (weight && !op.whole) norm_head(head, size, weight, op.eps, op.offset);
       if (op.interleaved) rotate_pairs(head, half, cos, sin);
       else rotate_head(head, half, cos, sin);

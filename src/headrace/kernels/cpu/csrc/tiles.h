@@ -144,6 +144,46 @@ HR_INLINE void zero_one(uint16_t* v, int64_t size, int64_t at) {  // v: [8][E][2
   for (int64_t e = 0; e < size; ++e) v[at / 2 * 2 * size + 2 * e + at % 2] = 0;
 }
 
+// To a tile of codes what its keys are kept without (kernels/key_bias.py), in units of the codes:
+// what the tile's first position turns the bias to, turned further for each position.
+void add_bias(const HrKv& kv, int64_t g, int64_t start, const TileRoom<Pairs>& room) {
+  const int64_t size = kv.head_dim, half = kv.rotated / 2;
+  const float* bias = kv.bias + g * size;
+  float units[2 * kTile];  // codes a one, of both numbers of a pair
+  for (int j = 0; j < kTile; ++j) {
+    const float scale = room.k_scale[j];
+    units[2 * j] = units[2 * j + 1] = scale == 0 ? 0 : 1.0f / scale;  // 0: there is no position
+  }
+  for (int64_t row = 0; row < size / 2; ++row) {
+    float along[16], across[16];  // factors of cosine and sine, of both numbers in turns
+    bool some = false;
+    for (int64_t side = 0; side < 2; ++side) {
+      const int64_t e = 2 * row + side;
+      float a = bias[e], b = 0;
+      if (e < kv.rotated) {
+        const int64_t angle = kv.interleaved ? e / 2 : e % half;
+        const bool first = kv.interleaved ? !side : e < half;
+        const int64_t low = kv.interleaved ? e - side : angle, high = low + (kv.interleaved ? 1 : half);
+        const float c = kv.bias_cos[start * half + angle], s = kv.bias_sin[start * half + angle];
+        const float x = __builtin_fmaf(-bias[high], s, bias[low] * c);
+        const float y = __builtin_fmaf(bias[low], s, bias[high] * c);
+        a = first ? x : y;
+        b = first ? -y : x;
+      }
+      some |= a != 0 || b != 0;
+      for (int64_t i = side; i < 16; i += 2) along[i] = a, across[i] = b;
+    }
+    if (!some) continue;
+    uint16_t* k = room.k + row * 2 * kTile;
+    const float *cosine = kv.turns + row * 2 * kTile, *sine = cosine + size * kTile;
+    const F a = f_load(along), b = f_load(across);
+    for (int64_t i = 0; i < 2 * kTile; i += 16) {
+      const F turned = f_fma(a, f_load(cosine + i), f_mul(b, f_load(sine + i)));
+      store_cells(k + i, f_fma(turned, f_load(units + i), f_bf16(k + i)));
+    }
+  }
+}
+
 HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
                          int64_t length, const TileRoom<Pairs>& room, Tile<Pairs>* tile) {
   const int64_t size = kv.head_dim, block = kv.block_size;
@@ -195,6 +235,7 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
     }
     if (have % 2) zero_one(v, size, have);
   }
+  if (codes && kv.bias) add_bias(kv, g, start, room);
 }
 
 // Where K and V of the tile at `start` lie, to be fetched early; what is to be copied or does not

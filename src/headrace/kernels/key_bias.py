@@ -1,0 +1,136 @@
+"""Keys that are kept as int8 codes leave their large biases out, and get them back when read.
+
+Some models (Qwen2 and 2.5) give a few numbers of every key biases of up to hundreds, where what
+the token itself says is about one: a scale that has to reach them leaves the rest a handful of
+levels (+3.5 % perplexity of the default model, all of it from K). A bias is the same for every
+token, and where a position turns it to is known: R_p (W x + b) = R_p W x + R_p b. So codes are of
+R_p W x, and who reads the key of position p adds R_p b.
+
+Which numbers have a large bias is decided once, when the model is loaded; the others stay in their
+codes, where they cost nothing. Positions are turned from tile to tile: R_(s + j) b = R_j (R_s b),
+and the table of R_j for the positions of a tile is small enough for a core's first cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.graph import AttentionSpec
+from .arrays import Array, dtype_name, floats
+from .model import Model
+from .operators import KvCache
+from .prepared import RopeTable
+
+LARGE = 3.0
+"""Length of a pair of biases, one of the rotation's planes, from which on it is left out. What a
+token adds to a normed head is about one: the softmax is over q · k / √E of the order of one."""
+BACKENDS = ("ref", "cpu")
+"""Whose attention adds what keys are kept without."""
+TILE = 64
+"""Positions whose turns are kept; what csrc/tiles.h calls a tile."""
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBias:
+    """What the keys of one layer are kept without."""
+
+    values: Floats
+    """[G, E], zero where the bias is small and stays in the codes."""
+    rope: RopeTable | None
+    """The layer's; None: no position turns it."""
+    interleaved: bool
+    """Pairs are (2i, 2i + 1), else (i, i + rotated / 2)."""
+    turns: Floats
+    """[2, E / 2, `TILE`, 2]: cosine and sine of the angle by which position j of a tile turns each
+    number further than the tile's first; 1 and 0 where nothing is rotated."""
+
+    def at(self, positions: npt.NDArray[np.int64]) -> Floats:
+        """[G, n, E]: what each of the positions [n] turns it to; behind the table's end anything,
+        since no token lies there."""
+        values = self.values[:, None]
+        if self.rope is None:
+            return np.repeat(values, len(positions), 1)
+        cos, sin = floats(self.rope.cos), floats(self.rope.sin)
+        size, rotated = self.values.shape[1], 2 * cos.shape[1]
+        positions = positions.clip(max=len(cos) - 1)
+        angle, low = _angles(size, rotated, interleaved=self.interleaved)
+        partner = partners(size, rotated, interleaved=self.interleaved)
+        still = np.arange(size) >= rotated
+        c = np.where(still, 1, cos[positions][:, angle])
+        s = np.where(still, 0, sin[positions][:, angle])
+        turned: Floats = values * c + values[..., partner] * np.where(low, -s, s)
+        return turned
+
+
+def leave_biases_out(model: Model, backend: str, cache: KvCache) -> None:
+    """Say in `cache` which biases its int8 keys are kept without, where the backend of that name
+    adds them again.
+
+    Only where a bias reaches the key as it is: norms on the heads come between.
+    """
+    if backend not in BACKENDS:
+        return
+    graph, weights = model.graph, model.weights
+    for node in graph.nodes:
+        if node.kind != "write" or node.weights or not isinstance(node.spec, AttentionSpec):
+            continue
+        kv, spec = cache.layers[node.spec.layer], node.spec
+        source = graph.maker(node.reads[0])
+        given = graph.nodes[source] if source >= 0 else None
+        if dtype_name(kv.k) != "int8" or given is None or given.kind != "linear":
+            continue
+        if len(given.weights) < 2:
+            continue
+        keys = slice(spec.queries, spec.queries + spec.kv_heads * spec.size)
+        bias = floats(weights.vector(given.weights[1]))[keys].reshape(spec.kv_heads, spec.size)
+        kv.bias = key_bias(bias, weights.rope(spec), spec)
+
+
+def key_bias(bias: Floats, rope: RopeTable | None, spec: AttentionSpec) -> KeyBias | None:
+    """Of biases [G, E] the large ones; None: there is none."""
+    rotated = 0 if rope is None else 2 * rope.cos.shape[1]
+    pairs = spec.rope is not None and spec.rope.interleaved
+    partner = partners(spec.size, rotated, interleaved=pairs)
+    large = np.hypot(bias, np.where(partner == np.arange(spec.size), 0, bias[:, partner])) > LARGE
+    if not large.any():
+        return None
+    values = np.ascontiguousarray(np.where(large, bias, 0), np.float32)
+    return KeyBias(values, rope, pairs, _turns(rope, spec.size, interleaved=pairs))
+
+
+def partners(size: int, rotated: int, *, interleaved: bool) -> npt.NDArray[np.int64]:
+    """[E]: with which number of the head each is rotated; itself where it is not."""
+    at = np.arange(size)
+    other = at ^ 1 if interleaved else (at + rotated // 2) % max(rotated, 1)
+    return np.where(at < rotated, other, at)
+
+
+def _angles(
+    size: int, rotated: int, *, interleaved: bool
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """[E] of each number: the column of its angle in the table (0 where it is not rotated), and
+    whether it is the first of its pair."""
+    at, half = np.arange(size), max(rotated // 2, 1)
+    angle = at // 2 if interleaved else at % half
+    return np.where(at < rotated, angle, 0), at % 2 == 0 if interleaved else at < half
+
+
+def _turns(rope: RopeTable | None, size: int, *, interleaved: bool) -> Floats:
+    turns = np.zeros((2, size // 2, TILE, 2), np.float32)
+    turns[0] = 1
+    if rope is None:
+        return turns
+    half = rope.cos.shape[1]
+    # A table may be scaled as a whole (YaRN); its first row, of angle zero, says by how much.
+    factor = floats(rope.cos[:1])
+    for table, to in zip((rope.cos, rope.sin), turns, strict=True):
+        rows = (floats(table[:TILE]) / factor).T
+        angle, _ = _angles(size, 2 * half, interleaved=interleaved)
+        by_number = np.moveaxis(to, 1, 2).reshape(size, TILE).copy()
+        by_number[: 2 * half, : rows.shape[1]] = rows[angle[: 2 * half]]
+        to[:] = np.moveaxis(by_number.reshape(size // 2, 2, TILE), 1, 2)
+    return turns
