@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.graph import AttentionSpec
-from .arrays import Array, dtype_name, floats
+from .arrays import dtype_name, floats
 from .model import Model
 from .operators import KvCache
 from .prepared import RopeTable
