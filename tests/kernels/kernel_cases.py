@@ -54,6 +54,25 @@ def make_batch(
     return batch, total
 
 
+def one_of(batch: StepBatch, first: int, last: int, entry: int) -> StepBatch:
+    """Tokens first … last − 1, all of one entry, as a step of their own."""
+    group = batch.groups[0]
+    return StepBatch(
+        batch.tokens[first:last].clone(),
+        batch.positions[first:last].clone(),
+        torch.tensor([0, last - first], dtype=torch.int32),
+        (batch.positions[last - 1 : last] + 1).int(),
+        [
+            GroupBatch(
+                group.tables[entry : entry + 1], group.slots[first:last].clone(), group.window
+            )
+        ],
+        torch.tensor([last - first - 1]),
+        last - first,
+        int(batch.positions[last - 1]) + 1,
+    )
+
+
 def make_kv(
     blocks: int, kv_heads: int, block_size: int, width: int, dtype: torch.dtype = torch.float32
 ) -> KvLayer:

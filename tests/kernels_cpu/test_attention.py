@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import attend, attention_by_definition, make_batch, make_kv, quantised
+from kernel_cases import attend, attention_by_definition, make_batch, make_kv, one_of, quantised
 from kv_pages import as_pages, from_pages
 
 from headrace.base.graph import AttentionSpec
 from headrace.kernels.cpu import library
 from headrace.kernels.cpu.operators import CpuOperators
-from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
+from headrace.kernels.operators import KvLayer, StepBatch
 from headrace.kernels.prepared import RopeTable
 from headrace.kernels.reference import ReferenceOperators
 
@@ -28,25 +28,6 @@ SHAPES = [  # heads, KV heads, head size
     (32, 4, 128),
     (100, 1, 16),
 ]
-
-
-def one_of(batch: StepBatch, first: int, last: int, entry: int) -> StepBatch:
-    """Tokens first … last − 1, all of one entry, as a step of their own."""
-    group = batch.groups[0]
-    return StepBatch(
-        batch.tokens[first:last].clone(),
-        batch.positions[first:last].clone(),
-        torch.tensor([0, last - first], dtype=torch.int32),
-        (batch.positions[last - 1 : last] + 1).int(),
-        [
-            GroupBatch(
-                group.tables[entry : entry + 1], group.slots[first:last].clone(), group.window
-            )
-        ],
-        torch.tensor([last - first - 1]),
-        last - first,
-        int(batch.positions[last - 1]) + 1,
-    )
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), SHAPES)

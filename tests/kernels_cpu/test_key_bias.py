@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from kernel_cases import make_batch, make_kv
+from kernel_cases import make_batch, make_kv, one_of
 from kv_pages import as_pages, from_pages
 
 from headrace.base.arch import Rope
@@ -110,22 +110,24 @@ def test_a_row_does_not_depend_on_how_a_prompt_was_cut(ops: CpuOperators) -> Non
     size, spec, rope = 64, spec_of(64, interleaved=False), table(64)
     left_out = key_bias(biases(size).numpy(), rope, spec)
     qkv = torch.randn(90, 8 * size)
-    results = []
-    for chunk in (90, 7, 1):
-        kv = None
-        rows = []
-        for first in range(0, 90, chunk):
-            count = min(chunk, 90 - first)
-            batch, blocks = make_batch([(first, count)])
-            if kv is None:
-                _, blocks = make_batch([(0, 90)])
-                shape = (blocks, 2, 16, size)
-                codes, scales = torch.zeros(shape, dtype=torch.int8), torch.ones(shape[:-1])
-                kv = KvLayer(codes, codes.clone(), scales, scales.clone(), left_out)
-            rows.append(answers(ops, kv, qkv[first : first + count], batch, spec, rope))
-        results.append(torch.cat(rows))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    batch, blocks = make_batch([(0, 90)])
+    codes, scales = torch.zeros(blocks, 2, 16, size, dtype=torch.int8), torch.ones(blocks, 2, 16)
+
+    def cut(chunk: int) -> torch.Tensor:
+        kv = as_pages(KvLayer(codes.clone(), codes.clone(), scales.clone(), scales.clone()))
+        kv = replace(kv, bias=left_out)
+        ends = [*range(chunk, 90, chunk), 90]
+        steps = [(first, last) for first, last in zip([0, *ends], ends, strict=False)]
+        return torch.cat(
+            [
+                answers(ops, kv, qkv[first:last], one_of(batch, first, last, 0), spec, rope)
+                for first, last in steps
+            ]
+        )
+
+    whole = cut(90)
+    assert torch.equal(cut(7), whole)
+    assert torch.equal(cut(1), whole)
 
 
 def test_only_large_biases_are_left_out() -> None:
