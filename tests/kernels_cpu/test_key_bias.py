@@ -134,7 +134,7 @@ def test_only_large_biases_are_left_out() -> None:
     spec, rope = spec_of(64, interleaved=False), table(64)
     bias = np.full((2, 64), 0.5, np.float32)
     assert key_bias(bias, rope, spec) is None
-    bias[1, 5] = 4
+    bias[1, 5] = 14
     left_out = key_bias(bias, rope, spec)
     assert left_out is not None
     assert np.argwhere(left_out.values).tolist() == [[1, 5], [1, 37]]  # the whole plane
@@ -143,7 +143,7 @@ def test_only_large_biases_are_left_out() -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_turns_lead_from_a_tile_s_first_position_to_its_others(interleaved: bool) -> None:
     spec, rope = spec_of(32, interleaved=interleaved), table(16, 1.3)
-    left_out = key_bias(np.full((2, 32), 7, np.float32), rope, spec)
+    left_out = key_bias(np.full((2, 32), 8, np.float32), rope, spec)
     assert left_out is not None
     start, other = left_out.at(np.array([128])), partners(32, 16, interleaved=interleaved)
     cosine, sine = np.moveaxis(left_out.turns, 2, 3).reshape(2, 32, TILE)

@@ -198,7 +198,9 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
     if (units[side ^ 1].m && units[side ^ 1].tile == &tile) finish(&units[side ^ 1], s.p, size);
     const int64_t start = kTile * at.tile;
     const auto span = static_cast<int32_t>(at.tile / kSpanTiles);
-    open_tile(kv, at.table(), at.head, start, at.length(), s.room[turn], &tile);
+    FarCodes codes;
+    if (far.here()) codes = far_codes(kv, far.table(), far.head, kTile * far.tile, far.length());
+    open_tile(kv, at.table(), at.head, start, at.length(), codes, s.room[turn], &tile);
     ahead = tile;
     if (far.here()) look_ahead(kv, far.table(), far.head, kTile * far.tile, far.length(), &ahead);
     const int32_t* begins = s.begins + (at.head - item.head) * entries;

@@ -79,6 +79,24 @@ HR_INLINE Place place_of(const HrKv& kv, const int32_t* table, int64_t g, int64_
   return {page_of(kv, block, g), within, (block * kv.kv_heads + g) * kv.block_size + within};
 }
 
+// Where the codes of a tile lie that is opened later, to be fetched while this one's are widened.
+struct FarCodes {
+  const int8_t* k[kVectors] = {};  // null: none, or pages too small to be worth it
+  const int8_t* v[kVectors] = {};
+};
+
+HR_INLINE FarCodes far_codes(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
+                             int64_t length) {
+  FarCodes far;
+  if (kv.kind != HR_I8 || kv.block_size % 16) return far;
+  for (int i = 0; i < kVectors && start + 16 * i < length; ++i) {
+    const Place at = place_of(kv, table, g, start + 16 * i);
+    far.k[i] = static_cast<const int8_t*>(kv.k) + at.page + 2 * at.within;
+    far.v[i] = static_cast<const int8_t*>(kv.v) + at.page + at.within * kv.head_dim;
+  }
+  return far;
+}
+
 // fp32 and fp16: everything as fp32 in the room.
 template <int K>
 void gather_floats(const HrKv& kv, const int32_t* table, int64_t g, int64_t start, int64_t length,
@@ -106,7 +124,8 @@ void gather_floats(const HrKv& kv, const int32_t* table, int64_t g, int64_t star
 }
 
 HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
-                         int64_t length, const TileRoom<Floats>& room, Tile<Floats>* tile) {
+                         int64_t length, const FarCodes&, const TileRoom<Floats>& room,
+                         Tile<Floats>* tile) {
   if (kv.kind == HR_F32) gather_floats<HR_F32>(kv, table, g, start, length, room);
   else gather_floats<HR_F16>(kv, table, g, start, length, room);
   for (int i = 0; i < kVectors; ++i) {
@@ -185,7 +204,8 @@ void add_bias(const HrKv& kv, int64_t g, int64_t start, const TileRoom<Pairs>& r
 }
 
 HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
-                         int64_t length, const TileRoom<Pairs>& room, Tile<Pairs>* tile) {
+                         int64_t length, const FarCodes& far, const TileRoom<Pairs>& room,
+                         Tile<Pairs>* tile) {
   const int64_t size = kv.head_dim, block = kv.block_size;
   const bool codes = kv.kind == HR_I8, copied = codes || block % 16;
   tile->k_step = 2 * (copied ? kTile : block);
@@ -222,10 +242,16 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
       if (codes) {
         const auto* pk = static_cast<const int8_t*>(kv.k) + from_k;
         const auto* pv = static_cast<const int8_t*>(kv.v) + from_v;
-        for (int64_t s = 0; s < size / 2; ++s)
-          for (int64_t half = 0; half < 32; half += 16)
-            b_widen(k + s * 2 * kTile + half, pk + s * 2 * block + half);
-        for (int64_t e = 0; e < 16 * size; e += 16) b_widen(v + e, pv + e);
+        const int8_t* next_k = far.k[i] ? far.k[i] : pk;
+        const int8_t* next_v = far.k[i] ? far.v[i] : pv;
+        for (int64_t s = 0; s < size / 2; ++s) {
+          prefetch_l2(next_k + s * 2 * block);
+          b_widen(k + s * 2 * kTile, pk + s * 2 * block);
+        }
+        for (int64_t e = 0; e < 16 * size; e += 32) {
+          prefetch_l2(next_v + e);
+          b_widen(v + e, pv + e);
+        }
         continue;
       }
       tile->k[i] = static_cast<const uint16_t*>(kv.k) + from_k;
