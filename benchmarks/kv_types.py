@@ -39,58 +39,28 @@ from headrace.worker.worker import Worker
 
 TYPES = ("float32", "float16", "bfloat16", "int8")
 WINDOW, CHUNK, BLOCK = 512, 1024, 16
-DOCSTRINGS = [
-    "argparse",
-    "csv",
-    "datetime",
-    "decimal",
-    "difflib",
-    "inspect",
-    "logging",
-    "shutil",
-    "socket",
-    "statistics",
-    "subprocess",
-    "tarfile",
-    "threading",
-    "typing",
-    "unittest",
-    "zipfile",
-]
-CODE = [
-    "argparse",
-    "bisect",
-    "csv",
-    "fractions",
-    "heapq",
-    "queue",
-    "random",
-    "sched",
-    "shutil",
-    "statistics",
-    "string",
-    "tempfile",
-    "textwrap",
-    "threading",
-    "zipfile",
-]
+MODULES = {
+    "docstrings": "argparse csv datetime decimal difflib inspect logging shutil socket statistics "
+    "subprocess tarfile threading typing unittest zipfile",
+    "code": "argparse bisect csv fractions heapq queue random sched shutil statistics string "
+    "tempfile textwrap threading zipfile",
+}
 
 
 def windows() -> Iterator[list[int]]:
     """The begins of modules' texts, as far as they have a window's length."""
     tokenizer = load_tokenizer(open_model(DEFAULT_MODEL).tokenizer)
     holders = ast.Module | ast.ClassDef | ast.FunctionDef
-    for name in [*DOCSTRINGS, *CODE]:
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:
-            continue
-        text = Path(found.origin).read_text()
-        kinds = [text] if name in CODE else []
-        if name in DOCSTRINGS:
-            nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, holders))
-            kinds.append("\n\n".join(filter(None, map(ast.get_docstring, nodes))))
-        for kind in kinds:
-            tokens = tokenizer.encode(kind)[:WINDOW]
+    for kind, names in MODULES.items():
+        for name in names.split():
+            found = importlib.util.find_spec(name)
+            assert found is not None
+            assert found.origin is not None
+            text = Path(found.origin).read_text()
+            if kind == "docstrings":
+                nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, holders))
+                text = "\n\n".join(filter(None, map(ast.get_docstring, nodes)))
+            tokens = tokenizer.encode(text)[:WINDOW]
             if len(tokens) == WINDOW:
                 yield tokens
 

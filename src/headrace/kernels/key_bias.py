@@ -19,17 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.graph import AttentionSpec
-from .arrays import dtype_name, floats
-from .model import Model
-from .operators import KvCache
+from .arrays import floats
 from .prepared import RopeTable
 
 LARGE = 10.0
-"""Length of a pair of biases, one of the rotation's planes, from which on it is left out: a level of
-the codes is then at least 0.08, where what a token adds is about one. Leaving out smaller ones as
-well gives no perplexity that can be told from noise, and takes longer to read (ADR 0336)."""
-BACKENDS = ("ref", "cpu")
-"""Whose attention adds what keys are kept without."""
+"""Length of a pair of biases, one of the rotation's planes, from which on it is left out: a level
+of the codes is then at least 0.08, where what a token adds is about one. Leaving out smaller ones
+as well gives no perplexity that can be told from noise, and takes longer to read (ADR 0336)."""
 TILE = 64
 """Positions whose turns are kept; what csrc/tiles.h calls a tile."""
 Floats = npt.NDArray[np.float32]
@@ -67,32 +63,8 @@ class KeyBias:
         return turned
 
 
-def leave_biases_out(model: Model, backend: str, cache: KvCache) -> None:
-    """Say in `cache` which biases its int8 keys are kept without, where the backend of that name
-    adds them again.
-
-    Only where a bias reaches the key as it is: norms on the heads come between.
-    """
-    if backend not in BACKENDS:
-        return
-    graph, weights = model.graph, model.weights
-    for node in graph.nodes:
-        if node.kind != "write" or node.weights or not isinstance(node.spec, AttentionSpec):
-            continue
-        kv, spec = cache.layers[node.spec.layer], node.spec
-        source = graph.maker(node.reads[0])
-        given = graph.nodes[source] if source >= 0 else None
-        if dtype_name(kv.k) != "int8" or given is None or given.kind != "linear":
-            continue
-        if len(given.weights) < 2:
-            continue
-        keys = slice(spec.queries, spec.queries + spec.kv_heads * spec.size)
-        bias = floats(weights.vector(given.weights[1]))[keys].reshape(spec.kv_heads, spec.size)
-        kv.bias = key_bias(bias, weights.rope(spec), spec)
-
-
 def key_bias(bias: Floats, rope: RopeTable | None, spec: AttentionSpec) -> KeyBias | None:
-    """Of biases [G, E] the large ones; None: there is none."""
+    """What is left out where keys have biases [G, E]; None: all of them are small."""
     rotated = 0 if rope is None else 2 * rope.cos.shape[1]
     pairs = spec.rope is not None and spec.rope.interleaved
     partner = partners(spec.size, rotated, interleaved=pairs)

@@ -26,7 +26,6 @@ from ..base.modelfiles import ModelFiles
 from ..base.step import BlockWrite, PoolShape, StepPlan
 from ..kernels.arrays import host
 from ..kernels.cpu.library import LAYOUT
-from ..kernels.key_bias import leave_biases_out
 from ..kernels.model import Model
 from ..kernels.operators import StepLimits
 from ..kernels.program import BEST, RULES, CallByCall, Program, Provider, choose, want
@@ -37,7 +36,7 @@ from ..loader.weights import load_weights
 from ..models.registry import describe
 from .draft_costs import DraftCosts, enter
 from .host_batch import HostBatches
-from .kv_tensors import allocate_kv, clear_null_blocks
+from .kv_tensors import allocate_kv, clear_null_blocks, leave_biases_out
 from .loading import choose_operators, inference_of
 from .options import Resolved, WorkerOptions
 from .rows import BlockTables, Rows

@@ -12,8 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import EngineFault
+from ..base.graph import AttentionSpec
 from ..base.step import NULL_BLOCK, BlockCopy, PoolShape
-from ..kernels.arrays import HOST_DTYPES, Array, tensor
+from ..kernels.arrays import HOST_DTYPES, Array, dtype_name, floats, tensor
+from ..kernels.key_bias import key_bias
+from ..kernels.model import Model
 from ..kernels.operators import KvCache, KvLayer
 
 
@@ -42,6 +45,30 @@ def allocate_kv(pool: PoolShape, device: str, *, host: bool = False) -> KvCache:
             groups[layer] = number
     windows = [group.window for group in pool.groups]
     return KvCache([layers[layer] for layer in range(len(kept))], groups, windows)
+
+
+def leave_biases_out(model: Model, backend: str, cache: KvCache) -> None:
+    """Say in `cache` which biases its int8 keys are kept without, where the backend of that name
+    adds them again.
+
+    Only where a bias reaches the key as it is: norms on the heads come between.
+    """
+    if backend not in ("ref", "cpu"):
+        return
+    graph, weights = model.graph, model.weights
+    for node in graph.nodes:
+        if node.kind != "write" or node.weights or not isinstance(node.spec, AttentionSpec):
+            continue
+        kv, spec = cache.layers[node.spec.layer], node.spec
+        source = graph.maker(node.reads[0])
+        given = graph.nodes[source] if source >= 0 else None
+        if dtype_name(kv.k) != "int8" or given is None or given.kind != "linear":
+            continue
+        if len(given.weights) < 2:
+            continue
+        keys = slice(spec.queries, spec.queries + spec.kv_heads * spec.size)
+        bias = floats(weights.vector(given.weights[1]))[keys].reshape(spec.kv_heads, spec.size)
+        kv.bias = key_bias(bias, weights.rope(spec), spec)
 
 
 def _zeros_of(device: str, *, host: bool) -> Callable[[tuple[int, ...], str], Array]:

@@ -19,7 +19,6 @@ from ..base.facts import WorkerFacts
 from ..base.groups import layer_groups, pool_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
-from ..kernels.key_bias import leave_biases_out
 from ..kernels.operators import StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, CallByCall, Program
 from ..kernels.timing import OperatorTimes, operator_times
@@ -38,7 +37,7 @@ from .features import Features, RowFeature
 from .filters import Filters
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
-from .kv_tensors import allocate_kv, clear_null_blocks
+from .kv_tensors import allocate_kv, clear_null_blocks, leave_biases_out
 from .loading import choose_operators, inference_of, open_weights
 from .logprobs import Logprobs
 from .masks import LogitBias, MinTokens, Penalties
