@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 7_163,
     "factory": 5_915,
-    "kernels": 12_829,
+    "kernels": 12_966,
     "kv": 650,
     "layers": 302,
     "loader": 4_546,
@@ -58,10 +58,10 @@ LINES = {
     "speech": 1_969,
     "speculate": 900,
     "text": 5_165,
-    "worker": 4_375,
+    "worker": 4_402,
 }
 """Lines of Python in each package."""
-TOTAL = 86_767
+TOTAL = 86_933
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
