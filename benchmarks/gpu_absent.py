@@ -8,7 +8,7 @@ answered with one, or yes; so its verdict means nothing, and its kernels are the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +18,6 @@ from gpu_aot import Compiled, compiling
 from gpu_checks import all_checks
 from gpu_models import build, make_batch, make_cache, windows_of
 from gpu_paths import EARLY_STEPS, EARLY_SWITCHES, SMALL
-from gpu_sass import Code
 from torch.fx.experimental import _config as fx_config
 from torch.overrides import TorchFunctionMode
 
@@ -72,7 +71,6 @@ def compiled(
     architecture: str,
     wanted: list[str],
     switch: EarlyConfig,
-    read: Callable[[bytes], Code],
 ) -> Iterator[tuple[str, list[Compiled]]]:
     """(check, what it launches), and the model of `WORKERS` where one of them is wanted."""
     known: dict[int, Compiled] = {}
@@ -85,7 +83,7 @@ def compiled(
             # Its values are not there, and how many rows an expert has depends on them.
             enter(patch.object(ReferenceOperators, "experts", lambda _, x, *given: x))
             enter(patch.object(fx_config, "meta_nonzero_assume_all_nonzero", True))
-            found = enter(compiling(architecture, known, read=read))
+            found = enter(compiling(architecture, known))
             if name in WORKERS:
                 forward(architecture)
             else:

@@ -22,7 +22,6 @@ from gpu_absent import WORKERS, compiled, names, switches
 from gpu_checks import EARLY, SMOKE
 from gpu_dry import ARCHITECTURES, MODELS, launched
 from gpu_paths import EARLY_SWITCHES
-from gpu_sass import unread
 
 SHARDS = 8
 CHECKS = [f"checks {number}" for number in range(SHARDS * len(EARLY_SWITCHES))]
@@ -92,15 +91,15 @@ def compile_part(part: str, architecture: str) -> int:
     torch.set_num_threads(1)
     kind, number = part.split()
     if kind == "model":
-        steps = launched(architecture, MODELS[int(number) : int(number) + 1], read=unread)
-        return len({id(each.code) for _, _, found in steps for each in found})
+        steps = launched(architecture, MODELS[int(number) : int(number) + 1])
+        return len({each.machine for _, _, found in steps for each in found})
     switch, shard = divmod(int(number), SHARDS)
     if switch >= len(switches(architecture)):
         return 0
     there = [*names(architecture), *WORKERS]
     wanted = [name for name in dict.fromkeys([*EARLY, *SMOKE]) if name in there][shard::SHARDS]
-    checks = compiled(architecture, wanted, EARLY_SWITCHES[switch], unread)
-    return len({id(each.code) for _, found in checks for each in found})
+    checks = compiled(architecture, wanted, EARLY_SWITCHES[switch])
+    return len({each.machine for _, found in checks for each in found})
 
 
 if __name__ == "__main__":

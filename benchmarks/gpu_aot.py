@@ -11,7 +11,7 @@ replaced while the context is open.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import triton
 from gpu_ptx import exponent_sources
-from gpu_sass import Code, read_code, resident_blocks
+from gpu_sass import Code, read_code, read_codes, resident_blocks
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -39,13 +39,21 @@ class Compiled:
     constants: dict[str, Any]
     shared: int
     """Bytes per block."""
-    code: Code
+    machine: bytes | Code
+    """The cubin, or what was read in it."""
     seconds: float
     """To compile it, or to find it in Triton's cache."""
     exponents: list[dict[str, int]] = field(default_factory=list)
     """See `gpu_ptx.exponent_sources`."""
     grids: list[tuple[int, ...]] = field(default_factory=list)
     """One a launch."""
+
+    @property
+    def code(self) -> Code:
+        """Read when it is first asked for; `read_all` is quicker for many."""
+        if isinstance(self.machine, bytes):
+            self.machine = read_code(self.machine, self.architecture)
+        return self.machine
 
     @property
     def resident(self) -> int:
@@ -74,13 +82,10 @@ class _AbsentDevice:
 def compiling(
     architecture: str,
     known: dict[int, Compiled] | None = None,
-    *,
-    read: Callable[[bytes], Code] = read_code,
 ) -> Iterator[list[Compiled]]:
     """Inside, launches compile for `architecture` (sm_80 …) and are noted in the list given.
 
-    `known`, kept between uses, saves reading the machine code of a kernel again. `read`: another
-    reader, as one that reads nothing where only Triton's cache is to be filled.
+    `known`, kept between uses, saves looking at a kernel again.
     """
     assert not INTERPRETED, "the interpreter compiles nothing: start without TRITON_INTERPRET"
     known = {} if known is None else known
@@ -106,7 +111,7 @@ def compiling(
                 metadata.num_stages,
                 constants,
                 metadata.shared,
-                read(kernel.asm["cubin"]),
+                kernel.asm["cubin"],
                 time.perf_counter() - begin,
                 exponent_sources(kernel.asm["ptx"]),
             )
@@ -121,6 +126,17 @@ def compiling(
             yield listed
     finally:
         driver._active = None
+
+
+def read_all(kernels: Iterable[Compiled]) -> None:
+    """Read the machine code of all of them at once."""
+    unread = [each for each in kernels if isinstance(each.machine, bytes)]
+    for architecture in {each.architecture for each in unread}:
+        cubins = list({each.machine for each in unread if each.architecture == architecture})
+        codes = dict(zip(cubins, read_codes(cubins, architecture), strict=True))
+        for each in unread:
+            if each.architecture == architecture:
+                each.machine = codes[each.machine]
 
 
 def triton_version() -> str:

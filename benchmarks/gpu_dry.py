@@ -21,13 +21,13 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from gpu_aot import Compiled, compiling, triton_version
+from gpu_aot import Compiled, compiling, read_all, triton_version
 from gpu_models import (
     ARCHS,
     ROOFLINE,
@@ -41,9 +41,11 @@ from gpu_models import (
     windows_of,
 )
 from gpu_nodes import node_table, nodes
-from gpu_sass import SHARED_LIMIT, Code, read_code
+from gpu_paths import EARLY_SWITCHES
+from gpu_sass import SHARED_LIMIT, Code
 from gpu_targets import target_table, targets
 
+from headrace.kernels.triton.early import EarlyConfig
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.roofline.composition import compose
 from headrace.roofline.counts import Case
@@ -111,6 +113,21 @@ SPILLS_EXPLAINED: dict[str, str] = {}
 """Kernel → why its spills do no harm."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process compiles."""
+
+    architecture: str
+    models: tuple[tuple[str, str, str, bool], ...]
+    switch: EarlyConfig | None = None
+    """Of the checks' kernels: started early or not; None: those of `models`."""
+
+    @property
+    def name(self) -> str:
+        what = "models" if self.switch is None else f"checks, {self.switch}"
+        return f"{self.architecture}, {what}"
+
+
 @dataclass(slots=True)
 class Row:
     """One kernel, for one architecture, as its first use compiled it."""
@@ -154,10 +171,14 @@ def main() -> int:
     if arguments.model is not None:
         models = MODELS[arguments.model : arguments.model + 1]
     wanted = (arguments.architecture,) if arguments.architecture else ARCHITECTURES
+    parts = [Part(architecture, models) for architecture in wanted]
+    if CHECKED in wanted and len(models) == len(MODELS):
+        parts += [Part(CHECKED, models, switch) for switch in EARLY_SWITCHES]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(wanted), os.cpu_count() or 1), context) as pool:
-        parts = pool.map(compile_list, wanted, [models] * len(wanted))
-        rows = [row for part in parts for row in part]
+    with ProcessPoolExecutor(min(len(parts), os.cpu_count() or 1), context) as pool:
+        # Those of the checks take longest.
+        running = {part: pool.submit(compile_part, part) for part in reversed(parts)}
+        rows = [row for part in parts for row in running[part].result()]
     predicted = list(predict(models))
     # Of one model or one architecture the kernels alone are asked for: `gpu_ahead` starts one for
     # each, and time on a device is short.
@@ -186,34 +207,33 @@ def main() -> int:
     return 1 if faults else 0
 
 
-def compile_list(architecture: str, models: tuple[tuple[str, str, str, bool], ...]) -> list[Row]:
-    """In a process of its own; of all models also what the checks launch."""
+def compile_part(part: Part) -> list[Row]:
+    """In a process of its own."""
     torch.set_num_threads(1)
-    rows = list(compile_all(architecture, models))
-    if architecture == CHECKED and len(models) == len(MODELS):
-        rows += compile_checks(architecture)
+    if part.switch is None:
+        rows = list(compile_all(part.architecture, part.models))
+    else:
+        rows = list(compile_checks(part.architecture, part.switch))
+    print(f"{part.name}: {len(rows)} kernels", file=sys.stderr, flush=True)
     return rows
 
 
-def compile_checks(architecture: str) -> Iterator[Row]:
-    """Kernels of the checks that a device will run first, started early and not, each once."""
-    from gpu_absent import WORKERS, compiled, names, switches
+def compile_checks(architecture: str, switch: EarlyConfig) -> Iterator[Row]:
+    """Kernels of the checks that a device will run first, each once."""
+    from gpu_absent import WORKERS, compiled, names
 
-    seen: set[int] = set()
-    for switch in switches(architecture):
-        wanted = [*names(architecture), *WORKERS[:1]]
-        for name, found in compiled(architecture, wanted, switch, read_code):
-            for each in found:
-                if id(each.code) not in seen:
-                    seen.add(id(each.code))
-                    yield make_row(each, CHECK + name, Step("check", ((0, 1),)))
-        print(f"{architecture} checks, {switch}: {len(seen)} kernels", file=sys.stderr)
+    first: dict[bytes | Code, tuple[str, Compiled]] = {}
+    for name, found in compiled(architecture, [*names(architecture), *WORKERS[:1]], switch):
+        for each in found:
+            first.setdefault(each.machine, (name, each))
+    read_all(each for _, each in first.values())
+    for name, each in first.values():
+        yield make_row(each, CHECK + name, Step("check", ((0, 1),)))
 
 
 def launched(
     architecture: str,
     models: tuple[tuple[str, str, str, bool], ...],
-    read: Callable[[bytes], Code] = read_code,
 ) -> Iterator[tuple[str, Step, list[Compiled]]]:
     """Every kernel of every step of these models: (the model, the step, what it launches)."""
     known: dict[int, Compiled] = {}
@@ -233,7 +253,7 @@ def launched(
             label = f"{name} {weights}, {kv} KV" + (", deterministic" if deterministic else "")
             for step in STEPS:
                 batch = make_batch(step, windows_of(arch), "meta")
-                with compiling(architecture, known, read=read) as found:
+                with compiling(architecture, known) as found:
                     model.forward(operators, batch, cache)
                     if not deterministic:
                         draw_tokens(operators, len(step.entries), arch.vocab_size)
@@ -242,15 +262,19 @@ def launched(
 
 def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[Row]:
     """What is told of each kernel, once."""
+    uses = [
+        (label, step, each)
+        for label, step, found in launched(architecture, models)
+        for each in found
+    ]
+    read_all(each for _, _, each in uses)
     seen: set[tuple[object, ...]] = set()
-    for label, step, found in launched(architecture, models):
-        for compiled in found:
-            cut = (compiled.warps, compiled.stages, compiled.code.registers)
-            key = (compiled.kernel, *cut, compiled.shared, str(compiled.constants))
-            if key not in seen:
-                seen.add(key)
-                yield make_row(compiled, label, step)
-        print(f"{architecture} {label}, {step.name}: {len(seen)} kernels", file=sys.stderr)
+    for label, step, compiled in uses:
+        cut = (compiled.warps, compiled.stages, compiled.code.registers)
+        key = (compiled.kernel, *cut, compiled.shared, str(compiled.constants))
+        if key not in seen:
+            seen.add(key)
+            yield make_row(compiled, label, step)
 
 
 def draw_tokens(operators: TritonOperators, rows: int, vocabulary: int) -> None:

@@ -7,10 +7,14 @@ Read from the machine code with the tools that the triton package brings (`cuobj
 from __future__ import annotations
 
 import re
+import struct
 import subprocess
 import tempfile
+from bisect import bisect
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import triton
@@ -18,6 +22,8 @@ from gpu_loops import Loop, main_loop
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
+MACHINE = {"sm_80": "SM80", "sm_90": "SM90a", "sm_100": "SM100a"}
+"""Instruction set that the compiler uses for an architecture."""
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 """Bytes of shared memory that one block may have (CUDA programming guide, compute capabilities)."""
 REGISTERS = 65_536
@@ -66,6 +72,8 @@ _LINE = re.compile(
     r"^\s*/\*[0-9a-f]+\*/\s+(?P<guard>@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9]*)"
     r"(?:.*`\((?P<target>[^)]+)\))?"
 )
+_ADDRESS = re.compile(r"^\s*/\*([0-9a-f]+)\*/")
+_JUMP = re.compile(r"\b(?:BRA|CALL|BSSY)\b[^;]*?\b(0x[0-9a-f]+)\s*;")
 _LABEL = re.compile(r"^(?P<label>[.$\w]+):")
 _USAGE = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
 
@@ -100,22 +108,71 @@ class Code:
         return "none"
 
 
-def read_code(cubin: bytes) -> Code:
+def read_code(cubin: bytes, architecture: str) -> Code:
     """The figures of a cubin that holds one kernel."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+    return read_codes([cubin], architecture)[0]
+
+
+def read_codes(cubins: Sequence[bytes], architecture: str) -> list[Code]:
+    """Figures of cubins of one kernel each.
+
+    nvdisasm takes a third of a second to start and a hundredth for a kernel, so the machine code of
+    all is one image for it; what it would have written as labels are addresses then.
+    """
+    found: list[Code] = []
+    texts = [machine_code(cubin) for cubin in cubins]
+    for cubin, listing in zip(cubins, listings(texts, architecture), strict=True):
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(cubin)
+            file.flush()
+            said = _run("cuobjdump", "-res-usage", file.name)
+        usage = _USAGE.search(said)
+        assert usage, f"cuobjdump said: {said[:200]}"
+        counts, unwaited = count_instructions(listing), find_unwaited(listing)
+        found.append(Code(int(usage[1]), int(usage[2]), counts, unwaited, main_loop(listing)))
+    return found
+
+
+def machine_code(cubin: bytes) -> bytes:
+    """The one section of a cubin (ELF, 64 bits) that holds instructions."""
+    (start,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, start + size * n) for n in range(count)]
+    text = sections[names][4]
+    (found,) = (
+        cubin[each[4] : each[4] + each[5]]
+        for each in sections
+        if cubin[text + each[0] :].startswith(b".text.")
+    )
+    return found
+
+
+def listings(texts: Sequence[bytes], architecture: str) -> list[str]:
+    """nvdisasm's listing of each, with a label wherever something jumps to."""
+    if not texts:
+        return []
+    with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+        file.write(b"".join(texts))
         file.flush()
-        usage = _run("cuobjdump", "-res-usage", file.name)
-        listing = _run("nvdisasm", "-c", file.name)
-    found = _USAGE.search(usage)
-    assert found, f"cuobjdump said: {usage[:200]}"
-    counts, unwaited = count_instructions(listing), find_unwaited(listing)
-    return Code(int(found[1]), int(found[2]), counts, unwaited, main_loop(listing))
+        lines = _run("nvdisasm", "-b", MACHINE[architecture], file.name).splitlines()
+    ends = list(accumulate(map(len, texts)))
+    parts: list[list[str]] = [[] for _ in texts]
+    targets: set[int] = set()
+    for line in lines:
+        if address := _ADDRESS.match(line):
+            if jump := _JUMP.search(line):
+                targets.add(int(jump[1], 16))
+                line = f"{line[: jump.start(1)]}`(.L_{int(jump[1], 16):x}){line[jump.end(1) :]}"
+            parts[bisect(ends, int(address[1], 16))].append(line)
+    return ["\n".join(_labelled(part, targets)) for part in parts]
 
 
-def unread(_: bytes) -> Code:
-    """In place of `read_code`, where a kernel is only to be compiled."""
-    return Code(0, 0, dict.fromkeys((*KINDS, "all"), 0))
+def _labelled(lines: list[str], targets: set[int]) -> Iterator[str]:
+    for line in lines:
+        address = _ADDRESS.match(line)
+        if address and int(address[1], 16) in targets:
+            yield f".L_{int(address[1], 16):x}:"
+        yield line
 
 
 def find_unwaited(listing: str) -> tuple[str, ...] | None:
