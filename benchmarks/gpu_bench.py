@@ -1,6 +1,6 @@
 """`make gpu-bench`: one command, one JSON: is the GPU path right, and how fast is it?
 
-    PYTHONPATH=src python benchmarks/gpu_bench.py [--smoke] [--only PART …] [--minutes 8.5]
+    python benchmarks/gpu_bench.py [--smoke | --all DIR] [--only PART …] [--minutes M]
 
 Needs torch, triton and (for one part) transformers; no network, no weights: models have real
 configurations and random numbers. In order: do kernels that start early give the bits that they
@@ -14,7 +14,8 @@ context with it ends that part and no other, and the record says so. `--smoke` t
 once with small sizes, nearly all at the same time, in under two minutes: run it first on a machine
 that is new. `--only` takes parts by a piece of their names. The exit status is 0 only where every
 part ran and everything was right. `--tiny` runs the parts on a CPU in Triton's interpreter, with
-sizes that mean nothing, to prove the script.
+sizes that mean nothing, to prove the script. `--all DIR` is the whole first hour of a device in
+one command: smoke, bench, tuner, and DIR has what each of them found.
 """
 
 from __future__ import annotations
@@ -88,6 +89,9 @@ TINY_PARTS = (
     Part("transformers", 1200),
 )
 """Limits that only tell a wait from an end, on a CPU that others use too."""
+TUNER = ("-m", "headrace.kernels.triton.tune")
+TUNE_LEAST = 60
+"""Seconds with which the tuner is worth beginning."""
 TINY_CHECKS = (
     "norms",
     "codes",
@@ -100,13 +104,13 @@ TINY_CHECKS = (
 class Bench:
     """The record being made, and the clock."""
 
-    def __init__(self, minutes: float, path: Path, size: str) -> None:
+    def __init__(self, minutes: float, path: Path, size: str, *, early_off: bool = False) -> None:
         self._begin = time.perf_counter()
         self._end = self._begin + 60 * minutes
         self._path, self.size = path, size
         self._over = threading.Event()
         """Set when the run is broken off: no process is begun any more, and none is left."""
-        self._early_off = False
+        self.early_off = early_off
         """For every process from now on, see `_early`."""
         self.folder = Path(tempfile.mkdtemp(prefix="gpu_bench_"))
         self.record: dict[str, Any] = {
@@ -198,7 +202,7 @@ class Bench:
             ],
             limit,
             over=self._over,
-            early_off=self._early_off,
+            early_off=self.early_off,
         )
         # What a part had found when it ended is in its file.
         found = json.loads(out.read_text()) if out.exists() else {}
@@ -232,7 +236,7 @@ class Bench:
             for each in names
             if each not in {r["check"] for r in rows}
         ]
-        self._early_off = True
+        self.early_off = True
         self.record["early"] = "turned off for the rest"
         self.record["wrong"] += why or ["early: no checks"]
         print(f"!! early starts are turned off: {why}", flush=True)
@@ -286,7 +290,7 @@ class Bench:
                 deadline - time.perf_counter(),
                 output,
                 over=self._over,
-                early_off=self._early_off,
+                early_off=self.early_off,
             )
             lines = [json.loads(x) for x in output.read_text().splitlines() if x.startswith("{")]
             done = [line for line in lines if "check" in line]
@@ -311,7 +315,7 @@ class Bench:
             [str(HERE / "gpu_ahead.py"), "--seconds", str(limit - 5), *checks],
             limit,
             over=self._over,
-            early_off=self._early_off,
+            early_off=self.early_off,
         )
         # Nothing rests on it: what is not in the cache is compiled when it is used.
         self.record["parts"][name] = {
@@ -319,6 +323,46 @@ class Bench:
             "last": tail,
             "seconds": time.perf_counter() - begin,
         }
+
+
+def run_everything(minutes: float, folder: Path) -> int:
+    """Smoke, bench and tuner, one after the other, each with what time is left: what one says is
+    in `folder` before the next begins, and what was found of early starts holds for all.
+    → the worst exit status; the parts that a stage had no time for are in its record."""
+    end = time.perf_counter() + 60 * minutes
+    stages: dict[str, dict[str, Any]] = {}
+    early_off = False
+
+    def keep(name: str, status: int, begin: float, **found: object) -> None:
+        seconds = round(time.perf_counter() - begin, 1)
+        stages[name] = {"status": status, "seconds": seconds, **found}
+        summary = {"commit": commit(), "minutes": minutes, "stages": stages}
+        (folder / "gpu_all.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # The smoke has asked about early starts already.
+    asked = tuple(part for part in PARTS if not part.name.endswith("early"))
+    for name, size, parts, most in (
+        ("smoke", "small", SMALL_PARTS, 5.0),
+        ("bench", "real", asked, 8.5),
+    ):
+        begin = time.perf_counter()
+        path = folder / f"gpu_{name}.json"
+        bench = Bench(min(most, (end - begin) / 60), path, size, early_off=early_off)
+        bench.run_all(parts)
+        early_off = bench.early_off
+        keep(name, bench.finish(), begin, record=path.name, early_off=early_off)
+    begin = time.perf_counter()
+    if end - begin < TUNE_LEAST:
+        keep("tune", 0, begin, left_out=f"{end - begin:.0f} s left")
+    else:
+        # It writes after each bucket; what it is in the middle of at the limit is lost.
+        table, limit = folder / "table.json", end - begin
+        given = [*TUNER, "--write", str(table), "--seconds", str(limit - 15)]
+        code, tail = launch(given, limit, folder / "tune.txt", early_off=early_off)
+        keep("tune", code and 1, begin, record=table.name, said=tail)
+    print(json.dumps(stages, indent=1))
+    return max(each["status"] for each in stages.values())
 
 
 def environment(size: str, *, early_off: bool = False) -> dict[str, str]:
@@ -394,17 +438,22 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="where the record goes")
-    parser.add_argument("--minutes", type=float, default=8.5, help="time for everything")
+    parser.add_argument("--minutes", type=float, help="time for everything: 8.5, of --all 25")
     parser.add_argument("--only", nargs="+", help="parts whose names contain one of these")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--smoke", action="store_true", help="every part once, in two minutes")
     sizes.add_argument("--tiny", action="store_true", help="on a CPU, interpreted, meaningless")
+    sizes.add_argument(
+        "--all", type=Path, metavar="DIR", help="smoke, bench and tuner, with every record in DIR"
+    )
     arguments = parser.parse_args()
     size = "tiny" if arguments.tiny else "small" if arguments.smoke else "real"
     # A container may be lent any number of them.
     if size != "tiny" and not any(Path("/dev").glob("nvidia[0-9]*")):
         print("no GPU here; `--tiny` proves the script on a CPU", file=sys.stderr)
         return 2
+    if arguments.all:
+        return run_everything(arguments.minutes or 25, arguments.all)
     parts = {"tiny": TINY_PARTS, "small": SMALL_PARTS, "real": PARTS}[size]
     if arguments.only:
         parts = tuple(p for p in parts if any(word in p.name for word in arguments.only))
@@ -413,7 +462,7 @@ def main() -> int:
             return 2
     name = {"tiny": "gpu_bench_tiny", "small": "gpu_bench_smoke", "real": "gpu_bench"}[size]
     path = arguments.json or HERE / f"results/{name}.json"
-    bench = Bench(arguments.minutes, path, size)
+    bench = Bench(arguments.minutes or 8.5, path, size)
     bench.run_all(parts)
     return bench.finish()
 

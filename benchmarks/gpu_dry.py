@@ -43,7 +43,7 @@ from gpu_models import (
 from gpu_nodes import node_table, nodes
 from gpu_paths import EARLY_SWITCHES
 from gpu_sass import SHARED_LIMIT, Code
-from gpu_targets import target_table, targets
+from gpu_targets import coded_loop, target_table, targets
 
 from headrace.kernels.triton.early import EarlyConfig
 from headrace.kernels.triton.operators import TritonOperators
@@ -157,6 +157,8 @@ class Row:
 
 
 def main() -> int:
+    from gpu_driver import driven_rows, driver_table
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -180,11 +182,20 @@ def main() -> int:
         running = {part: pool.submit(compile_part, part) for part in reversed(parts)}
         rows = [row for part in parts for row in running[part].result()]
     predicted = list(predict(models))
-    # Of one model or one architecture the kernels alone are asked for: `gpu_ahead` starts one for
-    # each, and time on a device is short.
-    layers = nodes() if len(models) == len(MODELS) and len(wanted) == len(ARCHITECTURES) else []
+    kernels = [asdict(row) for row in rows]
+    # Of one model or one architecture the kernels alone are asked for.
+    whole = len(models) == len(MODELS) and len(wanted) == len(ARCHITECTURES)
+    layers = nodes() if whole else []
+    aims = targets(coded_loop(kernels)) if whole else []
+    driven = driven_rows() if whole else []
     text = "\n\n".join(
-        (target_table(), node_table(layers), kernel_table(rows), prediction_table(predicted) + "\n")
+        (
+            target_table(aims),
+            node_table(layers),
+            driver_table(driven),
+            kernel_table(rows),
+            prediction_table(predicted) + "\n",
+        )
     )
     print(text)
     if arguments.json:
@@ -193,15 +204,19 @@ def main() -> int:
             "triton": triton_version(),
             "torch": torch.__version__,
             "seconds": round(time.perf_counter() - begin, 1),
-            "kernels": [asdict(row) for row in rows],
+            "kernels": kernels,
             "predicted": predicted,
-            "targets": targets(),
+            "targets": aims,
             "kernels_per_layer": layers,
+            "launches": driven,
         }
         arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
     if arguments.table:
         replace_tables(arguments.table, text)
     faults = [f"{row.architecture} {row.kernel}: {fault}" for row in rows for fault in row.faults]
+    faults += [
+        f"{row['model']}, {row['step']}: {fault}" for row in driven for fault in row["faults"]
+    ]
     print(f"{len(rows)} kernels compiled in {time.perf_counter() - begin:.0f} s")
     print("\n".join(faults) if faults else "no faults")
     return 1 if faults else 0

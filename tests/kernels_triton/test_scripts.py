@@ -172,7 +172,7 @@ def test_what_starts_early_is_tried_first_and_turned_off_if_it_is_wrong(
     # Whoever comes after it hears of it.
     (tmp_path / "gpu_ahead.py").write_text("import os; print(os.environ.get('GPU_BENCH_EARLY'))")
     seen = tmp_path / "seen"
-    gpu_bench.launch([str(tmp_path / "gpu_ahead.py")], 300, seen, early_off=bench._early_off)
+    gpu_bench.launch([str(tmp_path / "gpu_ahead.py")], 300, seen, early_off=bench.early_off)
     assert seen.read_text().strip() == ("None" if on else "off")
     # What was asked already is not asked again.
     asked = {row["check"] for row in bench.record["parts"]["early"]}
@@ -316,6 +316,52 @@ def test_a_smoke_run_saves_when_nobody_adds_any_more(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.parametrize(("right", "minutes"), [(True, 10), (False, 10), (True, 0.9)])
+def test_smoke_bench_and_tuner_are_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: bool, minutes: float
+) -> None:
+    """Real processes, of which each says what it was told."""
+    told = tmp_path / "told"
+    say = f"open({str(told)!r}, 'a').write(' '.join((NAME, *FACTS)) + chr(10))\n"
+    (tmp_path / "gpu_checks.py").write_text(
+        "import json, sys\n"
+        "EARLY, SMOKE = ['early a'], ['early a', 'norms']\n"
+        "for name in json.loads(sys.argv[-1]) if len(sys.argv) > 1 else []:\n"
+        "    print(json.dumps({'begins': name}), flush=True)\n"
+        f"    print(json.dumps({{'check': name, 'right': {right}}}), flush=True)\n"
+    )
+    facts = "import os, sys\nFACTS = [os.environ.get('GPU_BENCH_EARLY', 'on')]\n"
+    (tmp_path / "gpu_ahead.py").write_text(f"{facts}NAME = 'ahead'\n{say}")
+    (tmp_path / "gpu_parts.py").write_text(
+        f"{facts}NAME = sys.argv[sys.argv.index('--size') + 1]\n{say}"
+        "open(sys.argv[sys.argv.index('--out') + 1], 'w').write('{}')\n"
+    )
+    (tmp_path / "tuner.py").write_text(
+        f"{facts}NAME = 'tuner'\n{say}"
+        "open(sys.argv[sys.argv.index('--write') + 1], 'w').write('{}')\n"
+    )
+    monkeypatch.setattr(gpu_bench, "HERE", tmp_path)
+    monkeypatch.setattr(gpu_bench, "TUNER", (str(tmp_path / "tuner.py"),))
+    monkeypatch.setattr(gpu_bench, "SMALL_PARTS", (gpu_bench.Part("early", 300, 1), *SHORT))
+    monkeypatch.setattr(gpu_bench, "PARTS", (gpu_bench.Part("early", 300, 1), *SHORT))
+    out = tmp_path / "out"
+    assert gpu_bench.run_everything(minutes, out) == (0 if right else 1)
+    found = json.loads((out / "gpu_all.json").read_text())["stages"]
+    assert [stage["status"] for stage in found.values()] == ([0, 0, 0] if right else [1, 0, 0])
+    early = "on" if right else "off"
+    lines = [f"small {early}", f"real {early}"]
+    if minutes > 1:
+        lines.append(f"tuner {early}")
+        assert (out / found["tune"]["record"]).exists()
+    else:
+        assert found["tune"]["left_out"].endswith("s left")
+    assert told.read_text().splitlines() == lines
+    for stage in ("smoke", "bench"):
+        parts = json.loads((out / found[stage]["record"]).read_text())["parts"]
+        assert ("early" in parts) is (stage == "smoke")
+
+
+SHORT = (gpu_bench.Part("kernels", 300, 1),)
 SLEEP = ["-c", "import time; time.sleep(60)"]
 
 
