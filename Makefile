@@ -16,7 +16,7 @@ EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 # Hundreds of processes start in a run: each is a quarter quicker with bytecode that was kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu bench-speech bench-speculation gpu-dry gpu-bench clean
+.PHONY: help run test check coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu bench-speech bench-speculation gpu-dry gpu-compile gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
@@ -34,6 +34,7 @@ help:
 	@echo "make bench-speech  Whisper base beside faster-whisper (PEER: its Python)"
 	@echo "make bench-speculation  the default model with drafts and without, in turns"
 	@echo "make gpu-dry    GPU kernels interpreted and compiled; make gpu-bench where a GPU is"
+	@echo "make gpu-compile  compiled alone, by two versions of Triton: what CI adds to make test"
 	@echo "make clean      remove the environment and what was built"
 
 $(VENV)/.installed: pyproject.toml CMakeLists.txt
@@ -97,10 +98,26 @@ wheels:
 try-wheels:
 	PYTHON=$(PYTHON) deploy/try_wheels.sh
 
-# Without a GPU: every kernel in the interpreter, and compiled for sm_80, sm_90 and sm_100.
-gpu-dry: $(VENV)/.tested
-	$(BIN)/python -m pytest -q tests/kernels_triton tests/kernels/test_cuda_graphs.py
+# Without a GPU: every kernel in the interpreter, then what gpu-compile does, written down.
+gpu-dry: $(VENV)/.tested .venv36/.installed
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile \
+	    tests/kernels_triton tests/kernels/test_cuda_graphs.py
 	$(BIN)/python benchmarks/gpu_dry.py --json benchmarks/results/gpu_dry.json --table docs/gpu-tables.md
+	PYTHONPATH=src .venv36/bin/python benchmarks/gpu_dry.py --architecture sm_90
+
+# Every kernel compiled for sm_80, sm_90 and sm_100 and read, and launched at a driver that runs
+# nothing; for sm_90 also by Triton 3.6, which a GPU machine may have. `make test` interprets them.
+gpu-compile: $(VENV)/.tested .venv36/.installed
+	$(BIN)/python benchmarks/gpu_dry.py --brief
+	PYTHONPATH=src .venv36/bin/python benchmarks/gpu_dry.py --brief --architecture sm_90
+
+# Another Triton, and whatever else this tree uses.
+.venv36/.installed: $(VENV)/.tested
+	$(PYTHON) -m venv .venv36
+	.venv36/bin/pip install --progress-bar on --no-deps "triton==3.6.0"
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+	    "$$(.venv36/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tree.pth"
+	@touch $@
 
 # With one: needs torch, triton and transformers in $(PYTHON), nothing installed by us.
 gpu-bench:
@@ -126,4 +143,4 @@ lint: $(VENV)/.tested
 	$(BIN)/ruff check --fix src tests benchmarks
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) .venv36 build dist

@@ -154,11 +154,16 @@ def listings(texts: Sequence[bytes], architecture: str) -> list[str]:
     with tempfile.NamedTemporaryFile(suffix=".bin") as file:
         file.write(b"".join(texts))
         file.flush()
-        lines = _run("nvdisasm", "-b", MACHINE[architecture], file.name).splitlines()
-    ends = list(accumulate(map(len, texts)))
-    parts: list[list[str]] = [[] for _ in texts]
+        listing = _run("nvdisasm", "-b", MACHINE[architecture], file.name)
+    return split_listing(listing, [len(text) for text in texts])
+
+
+def split_listing(listing: str, lengths: Sequence[int]) -> list[str]:
+    """The listing of an image of kernels, cut to kernels of so many bytes each."""
+    ends = list(accumulate(lengths))
+    parts: list[list[str]] = [[] for _ in lengths]
     targets: set[int] = set()
-    for line in lines:
+    for line in listing.splitlines():
         if address := _ADDRESS.match(line):
             if jump := _JUMP.search(line):
                 targets.add(int(jump[1], 16))

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import gpu_dry
 import gpu_ptx
+import gpu_sass
 from gpu_aot import Compiled
 from gpu_loops import Loop, main_loop, warp_bytes
 from gpu_sass import KINDS, Code, count_instructions, resident_blocks
@@ -163,6 +164,44 @@ def test_scores_that_a_mask_stands_behind_are_rounded_as_others(
     compiled = Compiled(kernel, "sm_90", 8, 2, {}, 0, Code(4, 0, counts), 0.0, found)
     faults = list(gpu_dry.find_faults(compiled, gpu_dry.STEPS[0]))
     assert len(faults) == (sources != "fma.rn.f32")
+
+
+def test_a_soft_caps_exponentials_are_no_scores() -> None:
+    counts = dict.fromkeys((*KINDS, "all"), 0) | {"warpgroup": 1}
+    kernel, step = "attention_prefill._prefill_kernel", gpu_dry.STEPS[0]
+    found = [{"mul.f32": 64}, {"fma.rn.f32": 64, "sub.f32": 4}]
+    for cap, wanted in ((50.0, 0), (0.0, 1)):
+        code, constants = Code(4, 0, counts), {"SOFTCAP": cap}
+        compiled = Compiled(kernel, "sm_90", 4, 3, constants, 0, code, 0.0, found)
+        assert len(list(gpu_dry.find_faults(compiled, step))) == wanted
+
+
+def test_spills_of_a_checks_odd_shapes_are_counted_and_no_fault() -> None:
+    code = Code(255, 0, dict.fromkeys((*KINDS, "all"), 0) | {"spill": 80})
+    compiled = Compiled("norm._norm_kernel", "sm_90", 8, 3, {}, 0, code, 0.0)
+    for step, wanted in ((gpu_dry.STEPS[0], 1), (gpu_dry.Step(gpu_dry.CHECKED_STEP, ()), 0)):
+        assert len(list(gpu_dry.find_faults(compiled, step))) == wanted
+
+
+def test_jumps_to_addresses_become_labels() -> None:
+    """Of an image of two kernels, as nvdisasm lists it: each with its own lines and labels."""
+    listing = (
+        '\t.headerflags\t@"EF_CUDA_SM90"\n'
+        "        /*0000*/                   LDG.E R2, [R4.64] ;\n"
+        "        /*0010*/              @!P0 BRA 0x0 ;\n"
+        "        /*0020*/                   BSSY B0, 0x40 ;\n"
+        "        /*0030*/                   EXIT ;\n"
+        "        /*0040*/                   HMMA.16816.F32.BF16 R8, R8, R16, RZ ;\n"
+        "        /*0050*/               @P1 BRA 0x40 ;\n"
+    )
+    first, second = gpu_sass.split_listing(listing, [0x40, 0x20])
+    assert first.splitlines()[0] == ".L_0:"
+    assert "BRA `(.L_0) ;" in first
+    assert main_loop(first) is None
+    assert count_instructions(first)["all"] == 4
+    turn = main_loop(second)
+    assert turn is not None
+    assert turn.instructions == 2
 
 
 def test_a_part_of_a_sum_is_rounded_before_it_is_added() -> None:
