@@ -46,7 +46,7 @@ from headrace.kernels.triton.operators import TritonOperators
 
 HERE = Path(__file__).parent
 DRIVEN = (0, 3, 5, 6, 8)
-"""Of `MODELS`: dense, coded, packed, experts."""
+"""Numbers in `MODELS`: dense, coded, packed, experts."""
 LARGE = (
     prefill(8192),
     decode(1024, 4096),
@@ -54,7 +54,7 @@ LARGE = (
     Step("mixed 1,000 + 7,192", (*((4096, 1),) * 1000, (0, 7192))),
 )
 ROUNDS = 5
-"""Of each step, for the seconds."""
+"""Times that a step is run for its seconds."""
 
 
 class _Launch(ctypes.Structure):
@@ -109,7 +109,7 @@ class Driven:
     grid: tuple[int, int, int]
     """The largest of each axis."""
     microseconds: float
-    """Of the host for one launch, in the quickest of `ROUNDS` steps: the CPU may have others."""
+    """Host time of one launch, in the quickest of `ROUNDS` steps: the CPU may have others."""
     faults: list[str]
 
 
@@ -224,7 +224,7 @@ def one_step(
 
 
 def driver_table(rows: list[dict[str, Any]]) -> str:
-    """Of what `--json` wrote: a row a step."""
+    """The rows that `--json` writes, one a step, as a table."""
     lines = [
         "| launches that reach the driver (one layer of each kind, and drawing) | step | launches "
         "| early | largest grid | host us a launch, measured |",

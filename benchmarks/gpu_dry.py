@@ -122,7 +122,7 @@ class Part:
     architecture: str
     models: tuple[tuple[str, str, str, bool], ...]
     switch: EarlyConfig | None = None
-    """Of the checks' kernels: started early or not; None: those of `models`."""
+    """How the checks' kernels are started; None: kernels of `models` instead."""
 
     @property
     def name(self) -> str:

@@ -154,7 +154,7 @@ def own_attention_share(step: StepTime) -> float:
 
 
 def coded_loop(kernels: Iterable[dict[str, Any]]) -> Possible:
-    """Of the rows of a dry run: what decode attention over an fp8 cache leaves on sm_90."""
+    """What decode attention over an fp8 cache leaves on sm_90, by the rows of a dry run."""
     found = [
         tuple(each["possible"][1])
         for each in kernels

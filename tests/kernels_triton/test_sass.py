@@ -184,7 +184,7 @@ def test_spills_of_a_checks_odd_shapes_are_counted_and_no_fault() -> None:
 
 
 def test_jumps_to_addresses_become_labels() -> None:
-    """Of an image of two kernels, as nvdisasm lists it: each with its own lines and labels."""
+    """An image of two kernels, as nvdisasm lists it: each has its own lines and labels."""
     listing = (
         '\t.headerflags\t@"EF_CUDA_SM90"\n'
         "        /*0000*/                   LDG.E R2, [R4.64] ;\n"
