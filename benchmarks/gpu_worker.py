@@ -27,8 +27,7 @@ from headrace.base.step import (
 )
 from headrace.kv import KvManager
 from headrace.sched import Limits, Scheduler
-from headrace.worker import Worker, WorkerOptions
-from headrace.worker import worker as worker_module
+from headrace.worker import Worker, WorkerOptions, loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def make_worker(setup: Setup) -> Worker:
     def load_weights(files: ModelFiles) -> object:
         return random_weights(setup.arch, device=setup.device, weights=setup.weights, dtype=dtype)
 
-    with patch.object(worker_module, "load_weights", load_weights):
+    with patch.object(loading, "load_weights", load_weights):
         return Worker(
             files,
             WorkerOptions(
