@@ -43,7 +43,13 @@ def workers(request, kept: Kept):
 
     def worker(kernels: str) -> Worker:
         options = WorkerOptions(
-            kernels=kernels, threads=1, rows=8, step_tokens=64, max_context=256, dtype="float32"
+            kernels=kernels,
+            threads=1,
+            rows=8,
+            step_tokens=64,
+            max_context=256,
+            dtype="float32",
+            kv_dtype="float32",
         )
         return Worker(files, options)
 
