@@ -43,7 +43,7 @@ LINES = {
     "cli": 5_170,
     "dist": 510,
     "engine": 7_163,
-    "factory": 5_915,
+    "factory": 5_926,
     "kernels": 12_966,
     "kv": 650,
     "layers": 302,
@@ -61,7 +61,7 @@ LINES = {
     "worker": 4_402,
 }
 """Lines of Python in each package."""
-TOTAL = 86_933
+TOTAL = 86_944
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

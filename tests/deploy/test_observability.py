@@ -1,4 +1,4 @@
-"""The dashboard and the rules in deploy/observability: valid, tested, about metrics that exist."""
+"""The dashboard, and the rules that the chart has: valid, tested, about metrics that exist."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ sys.path.insert(0, str(TESTS / "server"))
 from processes import headrace, own_port, running  # noqa: E402
 
 HERE = TESTS.parent / "deploy" / "observability"
+RULES = TESTS.parent / "src" / "headrace" / "factory" / "chart" / "rules"
 PROMTOOL = shutil.which("promtool")
 PROMETHEUS = shutil.which("prometheus")
 NAME = re.compile(r"\b(?:vllm:|headrace:|headrace_)[a-z0-9_]+")
@@ -59,7 +60,7 @@ def _dashboard() -> dict[str, Any]:
 
 def test_every_metric_that_is_named_exists() -> None:
     exposed = _exposed()
-    rules = "\n".join((HERE / name).read_text() for name in ("recording.yml", "alerts.yml"))
+    rules = "\n".join(path.read_text() for path in RULES.glob("*.yml"))
     expressions = [
         target["expr"] for panel in _dashboard()["panels"] for target in panel.get("targets", [])
     ]
@@ -94,7 +95,7 @@ def test_the_dashboard_is_well_formed() -> None:
 
 
 def test_every_alert_says_what_to_do_and_has_a_test() -> None:
-    text = (HERE / "alerts.yml").read_text()
+    text = (RULES / "alerts.yml").read_text()
     alerts = re.findall(r"- alert: (\S+)", text)
     assert len(alerts) >= 10
     for word in ("summary:", "description:", "runbook:", "severity:"):
@@ -109,7 +110,7 @@ def test_every_alert_says_what_to_do_and_has_a_test() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["check", "rules", "recording.yml", "alerts.yml"],
+        ["check", "rules", f"{RULES}/recording.yml", f"{RULES}/alerts.yml"],
         ["test", "rules", "alerts_test.yml"],
         ["check", "config", "prometheus.yml"],
     ],
@@ -150,9 +151,8 @@ def test_a_real_prometheus_scrapes_and_every_panel_has_an_answer(
         "scrape_interval: 5s, evaluation_interval: 15s",
         "scrape_interval: 1s, evaluation_interval: 1s",
     )
+    config = config.replace("../../src/headrace/factory/chart/rules", str(RULES))
     (tmp_path / "prometheus.yml").write_text(config)
-    for name in ("recording.yml", "alerts.yml"):
-        shutil.copy(HERE / name, tmp_path)
     port = own_port()
     url = f"http://127.0.0.1:{port}"
     command = [

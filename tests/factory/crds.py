@@ -34,13 +34,19 @@ def excerpt(schema: dict[str, Any], value: Any) -> dict[str, Any]:
     elif isinstance(value, dict) and isinstance(schema.get("additionalProperties"), dict):
         made["additionalProperties"] = excerpt(schema["additionalProperties"], None)
     elif isinstance(value, list) and "items" in schema:
-        merged: dict[str, Any] = (
-            {k: v for one in value for k, v in one.items()}
-            if value and isinstance(value[0], dict)
-            else {}
-        )
-        made["items"] = excerpt(schema["items"], merged or None)
+        made["items"] = excerpt(schema["items"], merged(value) or None)
     return made
+
+
+def merged(values: list[Any]) -> dict[str, Any]:
+    """All fields of a list's objects as one object; lists in them are joined."""
+    found: dict[str, Any] = {}
+    for one in values:
+        for name, value in one.items() if isinstance(one, dict) else ():
+            old = found.get(name)
+            both = isinstance(value, list) and isinstance(old, list)
+            found[name] = [*old, *value] if both else value
+    return found
 
 
 def main(chart: Path, definitions: list[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import fields
@@ -15,7 +16,7 @@ from test_factory_rings import Workshop
 
 from headrace.base.config import ServerOptions
 from headrace.base.errors import OptionError
-from headrace.factory.chart import OURS, schema, write_chart
+from headrace.factory.chart import FRAMES, OURS, schema, write_chart
 
 DIGEST = f"sha256:{'0' * 64}"
 IMAGE, REFERENCE = f"registry.example/headrace@{DIGEST}", f"registry.example/models/one@{DIGEST}"
@@ -77,6 +78,9 @@ def test_every_option_is_held_to_its_bounds(chart: Path) -> None:
     assert tried > 15
 
 
+SCALED = {"prometheus": "http://prometheus:9090", "maxReplicas": 4, "wait": 2}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -93,6 +97,9 @@ def test_every_option_is_held_to_its_bounds(chart: Path) -> None:
         {"autoscale": {"prometheus": "", "maxReplicas": 0, "wait": 2}},
         {"autoscale": {"prometheus": "", "maxReplicas": 4, "wait": 0}},
         {"picker": "Not_A_Name"},
+        {"frame": "StatefulSet"},
+        {"frame": "InferenceService", "monitor": True},
+        {"frame": "InferenceService", "autoscale": SCALED},
     ],
 )
 def test_wrong_values_are_refused(chart: Path, changes: dict[str, Any]) -> None:
@@ -135,32 +142,95 @@ def test_three_versions_of_kubernetes_take_what_is_rendered(
             validator.validate(document, version, strict=True)
 
 
-FOREIGN = "monitor=true", "autoscale.prometheus=http://prometheus:9090", "picker=picker"
+MONITORED = "monitor=true", "autoscale.prometheus=http://prometheus:9090"
+PULLED = "picker=picker", "tolerations[0].operator=Exists", "imagePullSecrets[0].name=pull"
+CUSTOM = {
+    "InferencePool": MONITORED,
+    "PrometheusRule": MONITORED,
+    "ScaledObject": (*MONITORED, "replicas=0", "autoscale.wait=5"),
+    "ServiceMonitor": MONITORED,
+    "LeaderWorkerSet": (*MONITORED, "frame=LeaderWorkerSet"),
+    "InferenceService": ("frame=InferenceService", "options.drain_seconds=7"),
+}
 
 
-@pytest.mark.parametrize(
-    "settings", [FOREIGN, (*FOREIGN, "replicas=0", "autoscale.wait=5")], ids=len
-)
-def test_custom_resources_are_what_their_definitions_take(
-    chart: Path, settings: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_custom_resources_are_what_their_definitions_take(chart: Path, kind: str) -> None:
     """Held against what `crds.py` took of the definitions: a field that it lacks is refused."""
     schemas = json.loads((Path(__file__).parent / "crds.json").read_text())["schemas"]
-    documents = {one["kind"]: one for one in rendered(chart, *settings)}
-    assert set(schemas) == {"InferencePool", "ScaledObject", "ServiceMonitor"}
-    for kind, found in schemas.items():
-        jsonschema.Draft7Validator.check_schema(found)
-        jsonschema.validate(documents[kind], found)
-        for wrong in (
-            {"selektor": 1},
-            *({name: None} for name in found["properties"]["spec"]["required"]),
-        ):
-            spec = {k: v for k, v in {**documents[kind]["spec"], **wrong}.items() if v is not None}
-            with pytest.raises(jsonschema.ValidationError):
-                jsonschema.validate({**documents[kind], "spec": spec}, found)
+    assert set(schemas) == set(CUSTOM)
+    (document,) = [one for one in rendered(chart, *PULLED, *CUSTOM[kind]) if one["kind"] == kind]
+    found = schemas[kind]
+    jsonschema.Draft7Validator.check_schema(found)
+    jsonschema.validate(document, found)
+    needed = found["properties"]["spec"].get("required", ())
+    for wrong in ({"selektor": 1}, *({name: None} for name in needed)):
+        spec = {k: v for k, v in {**document["spec"], **wrong}.items() if v is not None}
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**document, "spec": spec}, found)
+
+
+def test_what_scales_and_what_warns_find_the_pods(chart: Path) -> None:
+    documents = {one["kind"]: one for one in rendered(chart, *MONITORED)}
     assert "replicas" not in documents["Deployment"]["spec"]
     query = documents["ScaledObject"]["spec"]["triggers"][0]["metadata"]["query"]
     assert 'vllm:num_requests_waiting{namespace="default",service="river"}' in query
+    assert documents["ScaledObject"]["spec"]["scaleTargetRef"] == {"name": "river"}
+    # The rules know servers by a job's name, which is the value of the service's label.
+    label = documents["ServiceMonitor"]["spec"]["jobLabel"]
+    assert documents["Service"]["metadata"]["labels"][label] == "headrace"
+    groups = documents["PrometheusRule"]["spec"]["groups"]
+    assert [one["name"] for one in groups] == ["headrace", "headrace-recording"]
+    (down,) = [one for one in groups[0]["rules"] if one.get("alert") == "HeadraceDown"]
+    assert re.fullmatch(down["expr"].split('"')[1], "headrace")
+    assert "{{ $labels.instance }}" in down["annotations"]["summary"]
+
+
+def test_three_frames_have_one_pod(chart: Path) -> None:
+    """What was tried of the pod in one of them holds in the others."""
+    found = {}
+    for frame in FRAMES:
+        documents = {one["kind"]: one for one in rendered(chart, f"frame={frame}")}
+        spec = documents[frame]["spec"]
+        place = spec.get("leaderWorkerTemplate", spec)
+        found[frame] = place.get("template") or place.get("workerTemplate") or spec["predictor"]
+        assert ("Service" in documents) == (frame != "InferenceService")
+    deployed = found["Deployment"]
+    assert found["LeaderWorkerSet"] == deployed
+    predictor = found["InferenceService"]
+    assert predictor["containers"][0].pop("name") == "kserve-container"
+    assert deployed["spec"]["containers"][0].pop("name") == "serve"
+    assert {name: predictor[name] for name in deployed["spec"]} == deployed["spec"]
+    assert {name: predictor[name] for name in deployed["metadata"]} == deployed["metadata"]
+    scaled = rendered(chart, "frame=LeaderWorkerSet", *MONITORED)
+    (target,) = [one["spec"]["scaleTargetRef"] for one in scaled if one["kind"] == "ScaledObject"]
+    assert target["kind"] == "LeaderWorkerSet"
+
+
+LET_PASS = {
+    "CKV_K8S_11": "a limit of the processor slows a server down at random",
+    "CKV_K8S_12": "no profile says how much memory its options need: whoever installs it does",
+    "CKV_K8S_13": "the same",
+    "CKV_K8S_21": "the namespace is whoever installs it's",
+    "CKV_K8S_43": "image and weights are bound by digest; the rule wants it said twice",
+}
+"""Rules of the policy that the chart breaks on purpose, and why."""
+
+
+def test_a_policy_finds_nothing(chart: Path, tmp_path: Path) -> None:
+    """Checkov's rules about pods, their rights and their network."""
+    checkov, yaml = shutil.which("checkov"), pytest.importorskip("yaml")
+    documents = rendered(chart, *MONITORED, *PULLED)
+    if checkov is None:
+        pytest.skip("checkov is not installed")
+    file = tmp_path / "all.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    words = [checkov, "--compact", "--framework", "kubernetes", "--output", "json"]
+    words += ["--file", str(file), "--skip-check", ",".join(LET_PASS)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    assert found["summary"]["passed"] > 50
+    assert found["results"]["failed_checks"] == []
 
 
 def test_pods_have_no_rights_and_know_what_they_serve(chart: Path) -> None:

@@ -25,6 +25,8 @@ OURS = ("host", "port", "store", "files", "keys", "tls_cert", "tls_key", "tls_cl
 KINDS = {"str": "string", "bool": "boolean", "int": "integer", "float": "number"}
 PINNED = r"^[^@\s]+/[^@\s]+@sha256:[0-9a-f]{64}$"
 """A reference to a registry by digest."""
+FRAMES = "Deployment", "LeaderWorkerSet", "InferenceService"
+"""What keeps so many of the one pod running."""
 
 
 def write_chart(
@@ -41,6 +43,7 @@ def write_chart(
         "image": image,
         "profile": {"reference": reference, "digest": profile.digest},
         "trusted": trusted,
+        "frame": FRAMES[0],
         "replicas": 2,
         "options": {},
         "resources": {"requests": {"cpu": str(profile.body.hardware["cores"])}},
@@ -93,6 +96,7 @@ def schema() -> dict[str, Any]:
         "image": pinned,
         "profile": _object({"reference": pinned, "digest": digest}, needed=True),
         "trusted": {"type": "object", "minProperties": 1, "additionalProperties": text},
+        "frame": {"enum": list(FRAMES)},
         "replicas": {"type": "integer", "minimum": 0},
         "options": _object(options),
         "resources": {"type": "object"},
@@ -104,10 +108,17 @@ def schema() -> dict[str, Any]:
         "autoscale": _object(scale, needed=True),
         "picker": {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"},
     }
+    # KServe makes services and scales by itself.
+    own = {
+        "monitor": {"const": False},
+        "autoscale": {"properties": {"prometheus": {"const": ""}}},
+    }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         **_object(values),
         "required": ["image", "profile", "trusted"],
+        "if": {"properties": {"frame": {"const": "InferenceService"}}, "required": ["frame"]},
+        "then": {"properties": own},
     }
 
 

@@ -1,3 +1,0 @@
-{{- define "headrace.labels" -}}
-{app.kubernetes.io/name: headrace, app.kubernetes.io/instance: {{ .Release.Name | quote }}}
-{{- end -}}

@@ -1,0 +1,67 @@
+{{- define "headrace.labels" -}}
+{app.kubernetes.io/name: headrace, app.kubernetes.io/instance: {{ .Release.Name | quote }}}
+{{- end }}
+{{- define "headrace.annotations" -}}
+headrace.dev/profile: {{ .Values.profile.digest | quote }}
+# What changes in them starts the pods anew.
+headrace.dev/settings: {{ printf "%s%s" (toJson .Values.options) (toJson .Values.trusted) | sha256sum | trunc 16 | quote }}
+{{- end }}
+{{- define "headrace.pod" -}}
+automountServiceAccountToken: false
+terminationGracePeriodSeconds: {{ add 30 (int64 (dig "drain_seconds" 30 .Values.options)) }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector: {matchLabels: {{ include "headrace.labels" . }}}
+securityContext: &pod
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+initContainers:
+  # Profile and weights, by digest; a signature that no trusted key made ends the pod.
+  - name: load
+    image: {{ .Values.image | quote }}
+    args: [factory, load, {{ .Values.profile.reference | quote }}]
+    securityContext: &container
+      readOnlyRootFilesystem: true
+      allowPrivilegeEscalation: false
+      capabilities: {drop: [ALL]}
+    resources: &resources {{ toJson .Values.resources }}
+    volumeMounts: &mounts
+      - {name: cache, mountPath: /cache}
+      - {name: store, mountPath: /cache/factory/store}
+      - {name: trusted, mountPath: /cache/factory/trusted, readOnly: true}
+      - {name: settings, mountPath: /etc/headrace, readOnly: true}
+      - {name: tmp, mountPath: /tmp}
+containers:
+  - name: {{ ternary "kserve-container" "serve" (eq .Values.frame "InferenceService") }}
+    image: {{ .Values.image | quote }}
+    args: [serve, --offline, --profile, {{ .Values.profile.digest | quote }}, --config, /etc/headrace/options.toml]
+    ports: [{name: http, containerPort: 8000}]
+    startupProbe: {httpGet: {path: /v1/health/ready, port: http}, periodSeconds: 2, failureThreshold: 300}
+    readinessProbe: {httpGet: {path: /v1/health/ready, port: http}, periodSeconds: 5}
+    livenessProbe: {httpGet: {path: /v1/health/live, port: http}, periodSeconds: 10, failureThreshold: 6}
+    # Time for the endpoints to be told; then SIGTERM, which finishes what runs.
+    lifecycle: {preStop: {sleep: {seconds: 5}}}
+    securityContext: *container
+    resources: *resources
+    volumeMounts: *mounts
+volumes:
+  - {name: cache, emptyDir: {}}
+  - {name: store, emptyDir: {}}
+  - {name: tmp, emptyDir: {}}
+  - {name: trusted, configMap: {name: {{ printf "%s-trusted" .Release.Name }}}}
+  - {name: settings, configMap: {name: {{ printf "%s-settings" .Release.Name }}}}
+{{- end -}}
