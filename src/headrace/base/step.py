@@ -91,13 +91,11 @@ class BlockWrite(NamedTuple):
 
 
 class BlockCopy(NamedTuple):
-    """Content of a block moves before the step runs: between tiers, or to a private copy."""
+    """Content of a block is copied to another of its group before the step runs."""
 
     group: int
     source: int
     target: int
-    source_tier: int = 0
-    target_tier: int = 0
 
 
 @dataclass(slots=True)
@@ -142,7 +140,6 @@ class StepPlan:
         # Drafts stand behind the token of an entry that decodes, which is one that samples.
         longer = sum(count - 1 for count, one in zip(self.counts, self.samples, strict=True) if one)
         assert 0 <= self.drafts <= longer, f"{self.drafts} drafts in {longer} tokens"
-        # An admitted row that computes nothing yet waits for its data: it holds row and tables.
         admitted = [admission.row for admission in self.admitted]
         assert len(set(admitted)) == len(admitted), "a row is admitted twice"
         assert not set(self.released) & (set(self.rows) - set(admitted)), "a released row computes"
@@ -156,16 +153,6 @@ class TokenLogprobs(NamedTuple):
     """1 for the most likely token."""
     top_ids: list[int]
     top_logprobs: list[float]
-
-
-class CopyEnd(NamedTuple):
-    """A copy between tiers has ended."""
-
-    step: int
-    """Number of the plan that ordered the copy."""
-    copy: int
-    """Index of the copy in that plan's `copies`."""
-    failed: bool
 
 
 class Drafting(NamedTuple):
@@ -200,7 +187,6 @@ class StepResult:
     """Entry → the drafts of it that this step verified; None where none were."""
     drafting: Drafting | None = None
     """None where no model drafts."""
-    copied: tuple[CopyEnd, ...] = ()
     seconds: float = 0.0
     """Time on the device, as the worker measured it."""
     gap: float = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .manager import BlockTable, KvManager
 from .pool import BlockPool
-from .prefix import PrefixChain, root_of
+from .prefix import PrefixChain, root_of, tenant_of
+from .tiers import Tiers
 
-__all__ = ["BlockPool", "BlockTable", "KvManager", "PrefixChain", "root_of"]
+__all__ = ["BlockPool", "BlockTable", "KvManager", "PrefixChain", "Tiers", "root_of", "tenant_of"]

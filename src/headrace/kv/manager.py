@@ -16,21 +16,19 @@ step is known to have succeeded (`settle`).
 
 **What is a hit with several groups?** The largest n such that every full group has blocks
 0 … n-1 and every sliding group has those of them that a query at token n * block_size can see.
-
-Seams for later, on purpose not built: `BlockPool.take` is where an evicted block can be copied
-to a lower tier, `_longest` is where lower tiers and other machines can be asked for keys,
-`BlockPool.enter`/`forget`/`take` are the three places from which cache events come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 
 from headrace.base.request import Request
 from headrace.base.step import NULL_BLOCK, BlockWrite, GroupShape, PoolShape
+from headrace.base.tiers import Piece
 
 from .pool import BlockPool
 from .prefix import PrefixChain, root_of
+from .tiers import Tiers
 
 
 class BlockTable:
@@ -76,9 +74,10 @@ class KvManager:
         """Tokens looked up in the index since the start."""
         self.prefix_hits = 0
         """Tokens of these that were found."""
-        self._windows = [group.window for group in pool.groups]
+        self.tiers: Tiers | None = None
+        self.windows = [group.window for group in pool.groups]
         self._tables: dict[int, BlockTable] = {}
-        self.unsettled: dict[int, list[tuple[BlockPool, int, bytes]]] = {}
+        self.unsettled: dict[int, list[Piece]] = {}
         """Per step whose end is not known: what it entered into the index."""
 
     # What fits
@@ -104,6 +103,16 @@ class KvManager:
         """Free blocks, of all groups together."""
         return sum(pool.free for pool in self.pools)
 
+    @property
+    def lent(self) -> int:
+        """Blocks that a lower tier reads or writes."""
+        return 0 if self.tiers is None else len(self.tiers.held)
+
+    def turn(self) -> None:
+        """Take back what lower tiers are done with."""
+        if self.tiers is not None:
+            self.tiers.turn()
+
     def has_room(self, tokens: int, chunk: int, shared: int, reserve: float) -> bool:
         """Is there room for `tokens` of a new sequence that comes in chunks?
 
@@ -111,7 +120,7 @@ class KvManager:
         each pool that must stay free, for those who are running to grow.
         """
         size = self.block_size
-        for window, pool in zip(self._windows, self.pools, strict=True):
+        for window, pool in zip(self.windows, self.pools, strict=True):
             need = -(-tokens // size) - shared // size
             if window is not None:
                 need = min(need, (window + chunk) // size + 2)
@@ -146,10 +155,10 @@ class KvManager:
         if table.chain is None or not read:
             return table
         limit = (known - 1) // self.block_size
-        hit = self._longest(table.chain.extend(limit), limit)
-        keys = table.chain.keys
-        for group, (window, pool) in enumerate(zip(self._windows, self.pools, strict=True)):
-            first = self._first_visible(window, hit * self.block_size)
+        keys = table.chain.extend(limit)
+        hit = self.longest(keys, limit, [pool.index for pool in self.pools])
+        for group, (window, pool) in enumerate(zip(self.windows, self.pools, strict=True)):
+            first = self.first_visible(window, hit * self.block_size)
             found = [pool.index[key] for key in keys[first:hit]]
             for block in found:
                 pool.share(block)
@@ -183,7 +192,7 @@ class KvManager:
         """
         size = self.block_size
         wanted = -(-end // size)
-        for group, (window, pool) in enumerate(zip(self._windows, self.pools, strict=True)):
+        for group, (window, pool) in enumerate(zip(self.windows, self.pools, strict=True)):
             if window is not None:
                 self._leave_behind(table, group, pool, window, row, oldest, out)
             wanted = min(wanted, len(table.blocks[group]) + pool.free)
@@ -204,14 +213,16 @@ class KvManager:
         blocks = upto // self.block_size
         if table.chain is None or blocks <= table.entered:
             return
-        keys = table.chain.extend(blocks)
-        entries = [] if step is None else self.unsettled.setdefault(step, [])
+        keys, tenant = table.chain.extend(blocks), table.chain.tenant
+        entries: list[Piece] = [] if step is None else self.unsettled.setdefault(step, [])
         for group, pool in enumerate(self.pools):
             held = table.blocks[group]
             for at in range(max(table.entered, table.first[group]), blocks):
                 if pool.enter(keys[at], held[at]):
-                    entries.append((pool, held[at], keys[at]))
+                    entries.append(Piece(group, held[at], keys[at], at, tenant))
         table.entered = blocks
+        if step is None and self.tiers is not None:
+            self.tiers.offer(entries)
 
     def close(self, table: BlockTable) -> None:
         """Give back all blocks, the last first: a prefix is evicted from its end."""
@@ -230,19 +241,23 @@ class KvManager:
 
     def settle(self, step: int) -> None:
         """A step succeeded: what it entered is there."""
-        self.unsettled.pop(step, None)
+        entered = self.unsettled.pop(step, None)
+        if entered and self.tiers is not None:
+            self.tiers.offer(entered)
 
     def forget(self, step: int) -> None:
         """A step failed: what it and all later steps entered leaves the index."""
         for number in [number for number in self.unsettled if number >= step]:
-            for pool, block, key in self.unsettled.pop(number):
+            for group, block, key, *_ in self.unsettled.pop(number):
                 # The block may have been taken for other content since.
-                if pool.keys[block] == key:
-                    pool.forget(block)
+                if self.pools[group].keys[block] == key:
+                    self.pools[group].forget(block)
 
     def reset(self) -> None:
         """Empty the prefix index (weights changed, or a user asks). Owned blocks stay owned."""
         self.unsettled.clear()
+        if self.tiers is not None:
+            self.tiers.distrust()
         for pool in self.pools:
             for block in list(pool.index.values()):
                 pool.forget(block)
@@ -255,7 +270,8 @@ class KvManager:
         for table in self._tables.values():
             assert len({len(blocks) for blocks in table.blocks}) <= 1, "groups grow together"
         for group, pool in enumerate(self.pools):
-            owners: dict[int, int] = {}
+            lent = {} if self.tiers is None else self.tiers.held
+            owners = {block: times for (at, block), times in lent.items() if at == group}
             for table in self._tables.values():
                 blocks, first = table.blocks[group], table.first[group]
                 assert all(block == NULL_BLOCK for block in blocks[:first])
@@ -265,27 +281,24 @@ class KvManager:
 
     # Inside
 
-    def _first_visible(self, window: int | None, position: int) -> int:
+    def first_visible(self, window: int | None, position: int) -> int:
         """The first block of which a query at `position` sees a token."""
         if window is None:
             return 0
         return max(0, position - window + 1) // self.block_size
 
-    def _longest(self, keys: list[bytes], limit: int) -> int:
-        """Blocks of the longest prefix that every group can serve (see the module's text)."""
+    def longest(self, keys: list[bytes], limit: int, found: Sequence[Container[bytes]]) -> int:
+        """Blocks of the longest prefix that every group can serve with the keys `found` for it
+        (see the module's text)."""
         hit = limit
-        for window, pool in zip(self._windows, self.pools, strict=True):
+        groups = list(zip(self.windows, found, strict=True))
+        for window, index in groups:
             if window is None:
-                index = pool.index
                 for at in range(hit):
                     if keys[at] not in index:
                         hit = at
                         break
-        sliding = [
-            (window, pool.index)
-            for window, pool in zip(self._windows, self.pools, strict=True)
-            if window is not None
-        ]
+        sliding = [(window, index) for window, index in groups if window is not None]
         agreed = not sliding
         while not agreed and hit:
             # A group that cannot serve `hit` lowers it, so ask all of them again.
@@ -297,11 +310,11 @@ class KvManager:
         return hit
 
     def _longest_sliding(
-        self, keys: list[bytes], index: dict[bytes, int], window: int, limit: int
+        self, keys: list[bytes], index: Container[bytes], window: int, limit: int
     ) -> int:
         """The largest hit up to `limit` whose visible blocks are all in one sliding group."""
         hit = at = limit
-        while at > self._first_visible(window, hit * self.block_size):
+        while at > self.first_visible(window, hit * self.block_size):
             at -= 1
             if keys[at] not in index:
                 hit = at
@@ -319,7 +332,7 @@ class KvManager:
     ) -> None:
         """Give back the blocks that no query at or after `oldest` sees."""
         first, blocks = table.first[group], table.blocks[group]
-        visible = min(self._first_visible(window, oldest), len(blocks))
+        visible = min(self.first_visible(window, oldest), len(blocks))
         if first < visible:
             for block in reversed(blocks[first:visible]):
                 pool.give_back(block)

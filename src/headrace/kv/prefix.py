@@ -41,6 +41,11 @@ def root_of(pool: PoolShape, identity: str) -> bytes:
     return _digest(repr((FORMAT, identity, pool.block_size, held)))
 
 
+def tenant_of(salt: str) -> str:
+    """A name for those who share a salt, which does not tell it: 16 hexadecimal digits."""
+    return _digest(f"tenant {salt}")[:8].hex()
+
+
 def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
@@ -48,7 +53,7 @@ def _digest(text: str) -> bytes:
 class PrefixChain:
     """The keys of one sequence's full blocks, made as far as they were asked for."""
 
-    __slots__ = ("_block_size", "_hasher", "_inputs", "_tokens", "keys")
+    __slots__ = ("_block_size", "_hasher", "_inputs", "_tokens", "keys", "tenant")
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class PrefixChain:
         self._inputs = inputs
         self._hasher = blake2b(root + _digest(repr((salt, adapter))), digest_size=KEY_BYTES)
         self.keys: list[bytes] = []
+        self.tenant = tenant_of(salt)
 
     def extend(self, blocks: int) -> list[bytes]:
         """Keys of at least the first `blocks` full blocks."""
@@ -101,4 +107,5 @@ class PrefixChain:
         twin._inputs = self._inputs
         twin._hasher = self._hasher.copy()
         twin.keys = self.keys.copy()
+        twin.tenant = self.tenant
         return twin

@@ -196,6 +196,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next plan; None if nothing can run now, or `depth` plans are in flight."""
+        self.kv.turn()
         if len(self._flights) >= self.limits.depth or not self._requests:
             return None
         plan = StepPlan(self._step, [], [], [], [], blocks=self._roster.carried)

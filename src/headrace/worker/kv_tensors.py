@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import EngineFault
 from ..base.graph import AttentionSpec
 from ..base.step import NULL_BLOCK, BlockCopy, PoolShape
 from ..kernels.arrays import HOST_DTYPES, Array, dtype_name, floats, tensor
@@ -114,8 +113,6 @@ def _arrays(layer: KvLayer) -> list[Array]:
 def copy_blocks(cache: KvCache, copies: Sequence[BlockCopy]) -> None:
     """Copy whole blocks inside the device's pool, in the order given."""
     for copy in copies:
-        if copy.source_tier or copy.target_tier:
-            raise EngineFault("this worker has no KV tier but the device's own memory")
         for layer, group in zip(cache.layers, cache.groups, strict=True):
             if group == copy.group:
                 for array in _arrays(layer):

@@ -1,0 +1,86 @@
+"""What both planes share of the tiers below the KV pool: blocks by their content's key.
+
+The control plane (`kv.tiers`) decides which blocks move, the data plane (`worker.mover`) moves
+their bytes in threads of its own. Nothing here belongs to a step: an engine without one loads all
+the same, and no step waits for a disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+Movement = Literal["read", "write", "compare"]
+
+
+class Piece(NamedTuple):
+    """A block of the pool and the content that belongs there."""
+
+    group: int
+    block: int
+    key: bytes
+    """Names the content, as `kv.prefix` makes it: equal keys mean equal bytes."""
+    depth: int
+    """Its place in the prefix: of one prefix the deepest is forgotten first."""
+    tenant: str
+    """Whose it is: the room is shared out between tenants."""
+
+
+class Moved(NamedTuple):
+    """The end of one order."""
+
+    ticket: int
+    kind: Movement
+    good: tuple[bool, ...]
+    """Per piece of the order: read, written, or found to be equal."""
+    nbytes: int
+    seconds: float
+    """From the first byte to the last."""
+
+
+@dataclass(slots=True)
+class TierStats:
+    """What the tiers below the pool did since the start of the engine."""
+
+    loads: int = 0
+    """Prefixes that were loaded."""
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    load_seconds: float = 0.0
+    written_bytes: int = 0
+    written_blocks: int = 0
+    left_out: int = 0
+    """Blocks that were not written, since too many waited."""
+    recomputed: int = 0
+    """Prefixes that were there and computed all the same, since that was quicker."""
+    damaged: int = 0
+    """Blocks that were dropped: torn, of another content, or gone meanwhile."""
+    checked: int = 0
+    """Blocks that were computed anew and compared with what had been kept of them."""
+    wrong: int = 0
+    """Blocks of these that differed: must stay 0."""
+    kept_bytes: int = 0
+    """Bytes in the lower tier, as far as this process knows."""
+
+
+class BlockStore(Protocol):
+    """Moves blocks between the pool and a lower tier. Calls come from one thread and never wait;
+    a block in an order is held by the caller until the order has ended."""
+
+    def known(self, group: int) -> Container[bytes]:
+        """Keys that the tier most likely has; a read may still find one gone."""
+
+    def read(self, ticket: int, pieces: Sequence[Piece]) -> None: ...
+    def write(self, ticket: int, pieces: Sequence[Piece]) -> None: ...
+    def compare(self, ticket: int, pieces: Sequence[Piece]) -> None:
+        """Are the blocks' bytes those that the tier has?"""
+
+    def ended(self) -> list[Moved]:
+        """Orders that ended since the last call."""
+
+    def kept_bytes(self) -> int:
+        """Bytes that the tier holds."""
+
+    def forget(self) -> None:
+        """Drop all blocks of this engine; orders under way write nothing any more."""

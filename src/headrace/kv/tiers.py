@@ -1,0 +1,258 @@
+"""Which blocks go to the tiers below the pool, and which come back before a request is computed.
+
+**Down**: a block whose step has succeeded is final; it is written once, behind the back of the
+steps, while its bytes stay where they are (`hold`). Nothing is written when a block is evicted:
+by then the next owner would have to wait.
+
+**Up**: work that is about to be admitted asks (`ready`). Blocks that continue the prefix which the
+pool has are taken from the free ones, filled by the tier's threads and entered in the index; then
+the work is admitted and finds them as any prefix hit. A read that fails is a shorter hit.
+
+**The canary**: of each `CANARY` prefixes that are loaded one leaves its last block out. The request
+computes that block, as it would have without the tier, and what it computed is compared, bit for
+bit, with what had been kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.base.tiers import BlockStore, Moved, Movement, Piece, TierStats
+
+from .prefix import PrefixChain
+
+if TYPE_CHECKING:
+    from .manager import KvManager
+
+CANARY = 16
+"""Loads of which one computes and compares a block."""
+MOST_WRITING = 64
+"""Blocks held by writes: those that come when so many wait are not written."""
+RESERVE = 0.02
+"""Share of the pool that a load leaves to those who run."""
+REMEMBERED = 4096
+"""Work of which it is remembered that it was answered, and keys that are to be compared."""
+
+Worth = Callable[[int, int, int], bool]
+"""(tokens that are there, tokens more, their bytes) → is loading quicker than computing?"""
+
+
+class Tiers:
+    """The tiers below the pool of one `KvManager`. Belongs to the engine's thread."""
+
+    def __init__(
+        self, kv: KvManager, store: BlockStore, bytes_per_block: list[int], worth: Worth
+    ) -> None:
+        """`bytes_per_block`: of each group."""
+        self.kv = kv
+        self.store = store
+        self.stats = TierStats()
+        self.held: Counter[tuple[int, int]] = Counter()
+        """(group, block) → how often it is held for an order under way."""
+        self._bytes = bytes_per_block
+        self._worth = worth
+        self._orders: dict[int, _Order] = {}
+        """By ticket."""
+        self._coming: dict[tuple[int, bytes], int] = {}
+        """(group, key) of what is being read → the ticket."""
+        self._loading: set[int] = set()
+        """Work for which something is read."""
+        self._answered: dict[int, int] = {}
+        """Work that has had its answer → tokens that were loaded for it."""
+        self._witnesses: dict[tuple[int, bytes], None] = {}
+        """Blocks to compare once they are computed."""
+        self._ticket = 0
+        self._writing = 0
+        self._canary = 0
+
+    # Down
+
+    def offer(self, blocks: Iterable[Piece]) -> None:
+        """These are computed and final, if the pool still has them under their keys."""
+        wanted, compared = [], []
+        for piece in blocks:
+            pool, name = self.kv.pools[piece.group], (piece.group, piece.key)
+            if pool.keys[piece.block] != piece.key:
+                continue  # Taken for other content since.
+            if name in self._witnesses:
+                del self._witnesses[name]
+                compared.append(piece)
+            elif piece.key in self.store.known(piece.group):
+                continue
+            elif self._writing + len(wanted) >= MOST_WRITING:
+                self.stats.left_out += 1
+            else:
+                wanted.append(piece)
+        if wanted:
+            self._writing += len(wanted)
+            self.store.write(self._order("write", wanted), wanted)
+        if compared:
+            self.store.compare(self._order("compare", compared), compared)
+
+    # Up
+
+    def ready(self, work: int, chain: PrefixChain, known: int) -> bool:
+        """Is what the pool has of the first `known` tokens all that it should have before the work
+        is admitted? False: more is on its way, and whoever brings it wakes the loop."""
+        if work in self._answered:
+            return True
+        if work in self._loading:
+            return False
+        kv, size = self.kv, self.kv.block_size
+        limit = (known - 1) // size
+        keys = chain.extend(limit)
+        hit = kv.longest(keys, limit, [pool.index for pool in kv.pools])
+        views = [_Either(pool.index, self.store.known(at)) for at, pool in enumerate(kv.pools)]
+        most = hit if hit == limit else kv.longest(keys, limit, views)
+        witness = most - 1
+        compares = self._canary + 1 >= CANARY and witness > hit
+        if compares:
+            most = kv.longest(keys, witness, views)
+        if most <= hit:
+            return True
+        needed = [
+            (group, at)
+            for group, window in enumerate(kv.windows)
+            for at in range(kv.first_visible(window, most * size), most)
+        ]
+        missing = [(group, at) for group, at in needed if keys[at] not in kv.pools[group].index]
+        if any((group, keys[at]) in self._coming for group, at in missing):
+            return False  # Another's load brings it.
+        if not kv.has_room(known + 1, known - hit * size, hit * size, RESERVE):
+            return True  # It cannot be admitted now; once it can, it asks again.
+        nbytes = sum(self._bytes[group] for group, _ in missing)
+        if not self._worth(hit * size, (most - hit) * size, nbytes):
+            self.stats.recomputed += 1
+            self._answer(work, 0)
+            return True
+        self._canary = 0 if compares else self._canary + 1
+        if compares and most == witness and keys[witness] in self.store.known(0):
+            self._watch(keys[witness])
+        # What is continued must still be there when the rest has come, and is held first: the
+        # blocks to fill are taken from those that are free.
+        ticket = self._ticket = self._ticket + 1
+        there = [
+            (group, kv.pools[group].index[keys[at]])
+            for group, at in needed
+            if keys[at] in kv.pools[group].index
+        ]
+        for group, block in there:
+            self._hold(group, block)
+        pieces = []
+        for group, at in missing:
+            block = kv.pools[group].take()
+            self.held[group, block] += 1
+            pieces.append(Piece(group, block, keys[at], at, chain.tenant))
+            self._coming[group, keys[at]] = ticket
+        self._orders[ticket] = _Order("read", pieces, work, there, (most - hit) * size)
+        self._loading.add(work)
+        self.store.read(ticket, pieces)
+        return False
+
+    def loaded(self, work: int) -> int:
+        """Tokens that were loaded for the work, as far as the pool still had them then."""
+        return self._answered.get(work, 0)
+
+    def left(self, work: int) -> None:
+        """The work gave back what it held; if it comes again, it asks again."""
+        self._answered.pop(work, None)
+
+    def turn(self) -> None:
+        """Book the orders that have ended, and give back what they held."""
+        stats = self.stats
+        for moved in self.store.ended():
+            order = self._orders.pop(moved.ticket)
+            good = sum(moved.good)
+            if order.kind == "write":
+                self._writing -= len(order.pieces)
+                stats.written_blocks += good
+                stats.written_bytes += moved.nbytes
+            elif order.kind == "compare":
+                stats.checked += len(order.pieces)
+                stats.wrong += len(order.pieces) - good
+            else:
+                self._arrived(moved, order)
+            for piece in reversed(order.pieces):
+                self._let_go(piece.group, piece.block)
+            for group, block in reversed(order.beside):
+                self._let_go(group, block)
+            stats.kept_bytes = self.store.kept_bytes()
+
+    def _arrived(self, moved: Moved, order: _Order) -> None:
+        """A read has ended: what is good can be found from now on."""
+        stats, good = self.stats, sum(moved.good)
+        for piece, fine in zip(order.pieces, moved.good, strict=True):
+            # After `forget` the keys mean other content.
+            ours = self._coming.pop((piece.group, piece.key), None) == moved.ticket
+            if fine and ours:
+                self.kv.pools[piece.group].enter(piece.key, piece.block)
+        whole = good == len(order.pieces)
+        stats.loads += 1
+        stats.loaded_tokens += order.tokens if whole else 0
+        stats.loaded_bytes += moved.nbytes
+        stats.load_seconds += moved.seconds
+        stats.damaged += len(order.pieces) - good
+        assert order.work is not None
+        self._loading.discard(order.work)
+        self._answer(order.work, order.tokens if whole else 0)
+
+    def distrust(self) -> None:
+        """The pool's content is another from now on: what is under way is not entered in it."""
+        self._witnesses.clear()
+        self._coming.clear()
+
+    # Inside
+
+    def _order(self, kind: Movement, pieces: list[Piece]) -> int:
+        self._ticket += 1
+        self._orders[self._ticket] = _Order(kind, pieces)
+        for piece in pieces:
+            self._hold(piece.group, piece.block)
+        return self._ticket
+
+    def _hold(self, group: int, block: int) -> None:
+        self.kv.pools[group].share(block)
+        self.held[group, block] += 1
+
+    def _let_go(self, group: int, block: int) -> None:
+        self.kv.pools[group].give_back(block)
+        self.held[group, block] -= 1
+        if not self.held[group, block]:
+            del self.held[group, block]
+
+    def _answer(self, work: int, tokens: int) -> None:
+        """Work that is aborted while it waits never says so: the oldest are forgotten."""
+        self._answered[work] = tokens
+        if len(self._answered) > REMEMBERED:
+            del self._answered[next(iter(self._answered))]
+
+    def _watch(self, key: bytes) -> None:
+        self._witnesses[0, key] = None
+        if len(self._witnesses) > REMEMBERED:
+            del self._witnesses[next(iter(self._witnesses))]
+
+
+@dataclass(slots=True)
+class _Order:
+    kind: Movement
+    pieces: list[Piece]
+    work: int | None = None
+    beside: list[tuple[int, int]] = field(default_factory=list)
+    """(group, block) of what a read continues."""
+    tokens: int = 0
+    """Tokens that a read brings."""
+
+
+class _Either:
+    """Keys that one of two places has."""
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: Container[bytes], second: Container[bytes]) -> None:
+        self._first, self._second = first, second
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._first or key in self._second
