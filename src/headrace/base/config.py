@@ -111,6 +111,12 @@ class EngineOptions:
     threads: int | None = option(
         None, "CPU threads of the worker; none: the affinity mask.", low=1, high=MOST_THREADS
     )
+    context_cache: str = option(
+        "auto",
+        "Disk, below the cache folder, for the KV of what was computed: it comes back after a "
+        "restart and where the pool had no room; as in 4GiB, 0: none. auto: none, but for "
+        "headrace serve 8GiB, or a tenth of what is free where that is less.",
+    )
     cache_dir: str | None = option(None, "Where models are kept; none: ~/.cache/headrace.")
     offline: bool = option(False, "Never touch the network.")
     keep_packed: bool = option(

@@ -12,6 +12,7 @@ from .drafted import Drafted, Verified
 from .outputs import Output
 from .spec import RequestSpec
 from .step import TokenLogprobs
+from .tiers import TierStats
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -65,6 +66,8 @@ class SequenceDelta:
     """What the choice got at its end that is no token: a vector or scores."""
     verified: Verified | None = None
     """The drafts of it that the step verified."""
+    loaded: int = 0
+    """Tokens of `cached` that a tier below the pool brought."""
 
 
 @dataclass(slots=True)
@@ -103,6 +106,8 @@ class StepStats:
     bytes: float = 0.0
     launch_seconds: float = 0.0
     """The part of `predicted_seconds` in which operators begin and end."""
+    tier: TierStats | None = None
+    """What the tiers below the KV pool did; None where there are none."""
 
 
 @dataclass(slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
 import typer
 
 from ..base.config import EngineOptions, ServerOptions
+from ..engine.context import served_size
 from ..obs.logs import configure_logs
 from ..server.kept import Life, keep
 from ..server.run import ServerProcess, StartEngine, import_routes, take_ports
@@ -41,6 +43,8 @@ def serve(
 
         admitted = admit(profile, engine)
         engine = admitted.options
+    if engine.context_cache == "auto":
+        engine = replace(engine, context_cache=served_size(engine))
     if dry_run:
         from .explain import show  # Local: the other run does without its imports.
 

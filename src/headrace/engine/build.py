@@ -30,6 +30,7 @@ from ..sched.limits import Policy
 from ..sched.resource import Resource
 from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
+from .context import ContextCache, computing, open_context_cache
 from .core import EngineCore
 from .executor import Executor, InlineExecutor
 from .grammar import GrammarResource
@@ -58,8 +59,11 @@ class Built:
     facts: WorkerFacts
     decisions: list[Decision]
     identity: Identity
+    context: ContextCache | None = None
 
     def close(self) -> None:
+        if self.context is not None:
+            self.context.close()
         self.core.executor.close()
 
 
@@ -123,7 +127,7 @@ def build(
             decisions = list({decision.name: decision for decision in decided}.values())
             options = resolved.options
             identity = Identity.of(content_digest(files), files.arch, options, decisions)
-            core = _core(resolved, memory, executor, flight, facts, files, identity)
+            core, context = _core(resolved, memory, executor, flight, facts, files, identity)
         with phase("warm_up"):
             executor.warm_up()
         with phase("first_token"):
@@ -137,7 +141,7 @@ def build(
     except BaseException:
         executor.close()
         raise
-    return Built(core, memory, facts, decisions, identity)
+    return Built(core, memory, facts, decisions, identity, context)
 
 
 def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
@@ -160,7 +164,7 @@ def _core(
     facts: WorkerFacts,
     files: ModelFiles,
     identity: Identity,
-) -> EngineCore:
+) -> tuple[EngineCore, ContextCache | None]:
     options = resolved.options
     predict = step_predictor(
         files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
@@ -189,8 +193,13 @@ def _core(
         identity=identity.fingerprint,
         adapter_content=str if adapters is None else adapters.content,
     )
+    decided = next(one for one in resolved.decisions if one.name == "context_cache")
+    seconds = computing(predict, memory.step_tokens)
+    context = open_context_cache(decided, options, kv, memory.pool, executor, seconds)
+    if context is not None:
+        resources.append(context)
     prices = draft_prices(predict) if limits.drafts else None
-    return EngineCore(
+    core = EngineCore(
         Scheduler(limits, kv, resources, prices=prices),
         executor,
         depth=options.depth,
@@ -199,6 +208,7 @@ def _core(
         adapters=adapters,
         predict=predict,
     )
+    return core, context
 
 
 def prove(

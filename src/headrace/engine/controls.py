@@ -50,6 +50,8 @@ class Controls:
             match asked.action:
                 case "reset_prefix_cache":
                     facts = self._reset()
+                    if self._built.context is not None:
+                        self._built.context.tiers.store.forget()
                 case "sleep":
                     facts = self._sleep()
                 case "wake":
@@ -70,6 +72,8 @@ class Controls:
         scheduler = self._built.core.scheduler
         assert isinstance(scheduler, Scheduler)
         blocks = sum(len(pool.index) for pool in scheduler.kv.pools)
+        if self._built.context is not None:
+            self._built.context.settle()
         scheduler.kv.reset()
         return {"blocks": float(blocks)}
 

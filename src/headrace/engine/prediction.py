@@ -124,6 +124,14 @@ class StepPredictor:
         """Seconds of a step that verifies so many tokens of one sequence."""
         return verifying(self._model, tokens)
 
+    def prefill(self, start: int, tokens: int, step_tokens: int) -> float:
+        """Seconds in which so many tokens of one prompt are computed behind `start` others."""
+        arch, end = self._model.case.arch, start + tokens
+        return sum(
+            self._model.estimate(compose(arch, [at], [min(step_tokens, end - at)], 0)).seconds
+            for at in range(start, end, step_tokens)
+        )
+
     def __call__(self, plan: StepPlan) -> Estimate:
         arch = self._model.case.arch
         for admission in plan.admitted:

@@ -13,6 +13,7 @@ from ..base.modelfiles import ModelFiles
 from ..loader.panels import panel_folder
 from ..roofline.memory import MemoryPlan, plan_memory
 from ..speculate import names_of
+from .context import context_cache
 from .draft_model import DraftPlan, plan_draft, tokenizer_of
 from .real import kernel_decisions
 
@@ -82,6 +83,7 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     _verify_draft_model(options)
     if options.depth > 1 and options.executor == "inline":
         decide("executor", "inline", "the worker has a thread of its own, for depth 2")
+    decisions.append(context_cache(options, files, device))
     kv_memory = None if options.kv_memory == "auto" else parse_size(options.kv_memory, "kv_memory")
     resolved = replace(
         options,

@@ -64,7 +64,7 @@ class KvManager:
         `identity`: what the KV of this engine follows from, see `prefix.root_of`.
         `adapter_content`: an adapter's name → what names its content.
         """
-        self._root = root_of(pool, identity)
+        self.root = root_of(pool, identity)
         self._adapter_content = adapter_content
         self.block_size = pool.block_size
         self.groups: tuple[GroupShape, ...] = pool.groups
@@ -136,7 +136,7 @@ class KvManager:
             return None
         spec = request.spec
         return PrefixChain(
-            self._root,
+            self.root,
             self.block_size,
             tokens,
             salt=request.cache_salt,

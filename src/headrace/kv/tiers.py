@@ -36,15 +36,22 @@ RESERVE = 0.02
 REMEMBERED = 4096
 """Work of which it is remembered that it was answered, and keys that are to be compared."""
 
-Worth = Callable[[int, int, int], bool]
-"""(tokens that are there, tokens more, their bytes) → is loading quicker than computing?"""
+FIRST_RATE = 200e6
+"""Bytes a second that a tier is taken to read before it has been measured."""
+LATENCY = 1e-3
+"""Seconds from an order to its end, beside its bytes."""
+PROBE = 16
+"""Refusals of which one loads all the same: a tier that was slow once may be quick again."""
+
+Computing = Callable[[int, int], float]
+"""(tokens that are there, tokens more) → seconds in which they are computed."""
 
 
 class Tiers:
     """The tiers below the pool of one `KvManager`. Belongs to the engine's thread."""
 
     def __init__(
-        self, kv: KvManager, store: BlockStore, bytes_per_block: list[int], worth: Worth
+        self, kv: KvManager, store: BlockStore, bytes_per_block: list[int], computing: Computing
     ) -> None:
         """`bytes_per_block`: of each group."""
         self.kv = kv
@@ -53,7 +60,10 @@ class Tiers:
         self.held: Counter[tuple[int, int]] = Counter()
         """(group, block) → how often it is held for an order under way."""
         self._bytes = bytes_per_block
-        self._worth = worth
+        self._computing = computing
+        self.rate = FIRST_RATE
+        """Bytes a second that loads took lately, from order to end."""
+        self._coming_bytes = 0
         self._orders: dict[int, _Order] = {}
         """By ticket."""
         self._coming: dict[tuple[int, bytes], int] = {}
@@ -72,7 +82,8 @@ class Tiers:
 
     def offer(self, blocks: Iterable[Piece]) -> None:
         """These are computed and final, if the pool still has them under their keys."""
-        wanted, compared = [], []
+        wanted: list[Piece] = []
+        compared: list[Piece] = []
         for piece in blocks:
             pool, name = self.kv.pools[piece.group], (piece.group, piece.key)
             if pool.keys[piece.block] != piece.key:
@@ -124,10 +135,12 @@ class Tiers:
         if not kv.has_room(known + 1, known - hit * size, hit * size, RESERVE):
             return True  # It cannot be admitted now; once it can, it asks again.
         nbytes = sum(self._bytes[group] for group, _ in missing)
-        if not self._worth(hit * size, (most - hit) * size, nbytes):
+        loading = LATENCY + (self._coming_bytes + nbytes) / self.rate
+        if loading > self._computing(hit * size, (most - hit) * size):
             self.stats.recomputed += 1
-            self._answer(work, 0)
-            return True
+            if self.stats.recomputed % PROBE:
+                self._answer(work, 0)
+                return True
         self._canary = 0 if compares else self._canary + 1
         if compares and most == witness and keys[witness] in self.store.known(0):
             self._watch(keys[witness])
@@ -149,6 +162,7 @@ class Tiers:
             self._coming[group, keys[at]] = ticket
         self._orders[ticket] = _Order("read", pieces, work, there, (most - hit) * size)
         self._loading.add(work)
+        self._coming_bytes += nbytes
         self.store.read(ticket, pieces)
         return False
 
@@ -189,6 +203,9 @@ class Tiers:
             ours = self._coming.pop((piece.group, piece.key), None) == moved.ticket
             if fine and ours:
                 self.kv.pools[piece.group].enter(piece.key, piece.block)
+        self._coming_bytes -= sum(self._bytes[piece.group] for piece in order.pieces)
+        if good and moved.seconds > 0:
+            self.rate += 0.25 * (moved.nbytes / moved.seconds - self.rate)
         whole = good == len(order.pieces)
         stats.loads += 1
         stats.loaded_tokens += order.tokens if whole else 0

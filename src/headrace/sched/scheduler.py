@@ -137,6 +137,7 @@ class Scheduler:
             kv.prefix_hits,
             roster.preemptions,
             *self._drafts.totals,
+            tier=None if kv.tiers is None else kv.tiers.stats,
         )
 
     # Requests come and go

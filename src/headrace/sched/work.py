@@ -67,6 +67,7 @@ class Work:
         "in_flight",
         "keeps",
         "limit",
+        "loaded",
         "preemptions",
         "prompt_length",
         "rank",
@@ -115,6 +116,8 @@ class Work:
         self.preemptions = 0
         self.cached = 0
         """Units that came from the prefix index when it first ran."""
+        self.loaded = 0
+        """Units of these that a lower tier brought for it."""
         self.scheduled_at = 0.0
         # Of the present stay in a row:
         self.row = NO_ROW
@@ -177,7 +180,7 @@ class Work:
 
     def news(self) -> SequenceDelta:
         """A delta without news. By position: this is made for every entry of every step."""
-        return SequenceDelta(
+        delta = SequenceDelta(
             self.request.id,
             self.choice,
             [],
@@ -191,6 +194,9 @@ class Work:
             self.scheduled_at,
             self.preemptions,
         )
+        if self.loaded:
+            delta.loaded = min(self.loaded, self.cached)
+        return delta
 
     def end(self, finish: FinishReason, error: str | None = None) -> SequenceDelta:
         """The last news of work that ends otherwise than by a token."""

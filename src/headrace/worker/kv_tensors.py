@@ -106,7 +106,7 @@ def _host_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any
     return np.frombuffer(pages, dtype).reshape(shape)
 
 
-def _arrays(layer: KvLayer) -> list[Array]:
+def arrays_of(layer: KvLayer) -> list[Array]:
     return [t for t in (layer.k, layer.v, layer.k_scale, layer.v_scale) if t is not None]
 
 
@@ -115,12 +115,12 @@ def copy_blocks(cache: KvCache, copies: Sequence[BlockCopy]) -> None:
     for copy in copies:
         for layer, group in zip(cache.layers, cache.groups, strict=True):
             if group == copy.group:
-                for array in _arrays(layer):
+                for array in arrays_of(layer):
                     array[copy.target] = array[copy.source]
 
 
 def clear_null_blocks(cache: KvCache) -> None:
     """Undo what padding and warm-up wrote to the null block."""
     for layer in cache.layers:
-        for array in _arrays(layer):
+        for array in arrays_of(layer):
             array[NULL_BLOCK] = 0

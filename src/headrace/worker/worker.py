@@ -19,7 +19,7 @@ from ..base.facts import WorkerFacts
 from ..base.groups import layer_groups, pool_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
-from ..kernels.operators import StepBatch, StepLimits
+from ..kernels.operators import KvCache, StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, CallByCall, Program
 from ..kernels.timing import OperatorTimes, operator_times
 from ..loader.adapters import open_adapter
@@ -263,6 +263,11 @@ class Worker:
                 verification=self._verification(),
             )
         self._phases["allocate"] = time.perf_counter() - begin
+
+    @property
+    def cache(self) -> KvCache:
+        """The KV pool as it lies now; another one after `allocate`."""
+        return self._cache
 
     def _verification(self) -> Verification | None:
         if not self.options.drafts or not self._model.generates:

@@ -1,0 +1,126 @@
+"""The context cache of an engine: the tier below its KV pool, from option to resource.
+
+On a CPU the pool lies in the host's memory and the system's page cache is the tier between it and
+the disk, so that there are two: pool and disk.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base.config import Decision, EngineOptions, parse_size
+from ..base.groups import kept_bytes
+from ..base.modelfiles import ModelFiles
+from ..base.request import Request
+from ..base.step import PoolShape
+from ..kv import KvManager, Tiers
+from ..kv.tiers import Computing
+from ..loader.cache import root
+from ..sched.work import Work
+from .executor import Executor, InlineExecutor
+from .prediction import StepPredictor
+
+if TYPE_CHECKING:
+    from ..worker.mover import Mover
+
+SERVED = 8 << 30
+"""Bytes that `headrace serve` takes of a disk, where that is at most a tenth of what is free."""
+
+
+def served_size(options: EngineOptions) -> str:
+    """What "auto" is for a server: a size, as the option takes it."""
+    folder = root(options.cache_dir)
+    while not folder.exists():
+        folder = folder.parent
+    return str(min(SERVED, shutil.disk_usage(folder).free // 10))
+
+
+def context_cache(options: EngineOptions, files: ModelFiles, device: str) -> Decision:
+    """How many bytes of disk keep KV; "0" for none. Raises `OptionError` for what is no size."""
+    wish, obstacle = options.context_cache, ""
+    size = 0 if wish == "auto" else parse_size(wish, "context_cache")
+    if files.arch.task != "tokens":
+        obstacle = "an encoder keeps nothing between two steps"
+    elif device != "cpu":
+        obstacle = f"a pool on {device} has no tier below it yet"
+    elif not options.prefix_cache:
+        obstacle = "prefix_cache is off"
+    elif options.executor != "inline":
+        obstacle = "the worker is in a process of its own"
+    elif wish == "auto":
+        obstacle = "nothing is kept on the disk unasked, but by a server"
+    elif not size:
+        obstacle = "asked for"
+    if obstacle:
+        return Decision("context_cache", "0", obstacle)
+    folder = root(options.cache_dir) / "kv"
+    return Decision("context_cache", str(size), f"bytes below {folder}, for blocks of every model")
+
+
+class ContextCache:
+    """A `sched.Resource`: work is admitted when what is worth loading for it has come."""
+
+    def __init__(self, tiers: Tiers, mover: Mover) -> None:
+        self.tiers = tiers
+        self._mover = mover
+
+    def verify(self, request: Request) -> None:
+        """What is not there is computed."""
+
+    def prepare(self, work: Work) -> bool:
+        if work.chain is None or not work.reads:
+            return True
+        if not self.tiers.ready(work.id, work.chain, work.known):
+            return False
+        work.loaded = max(work.loaded, self.tiers.loaded(work.id))
+        return True
+
+    def free(self, work: Work) -> None:
+        self.tiers.left(work.id)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way: the pool is about to be another."""
+        self._mover.settle()
+        self.tiers.turn()
+
+    def close(self) -> None:
+        self._mover.close()
+
+
+def open_context_cache(
+    decided: Decision,
+    options: EngineOptions,
+    kv: KvManager,
+    pool: PoolShape,
+    executor: Executor,
+    seconds: Computing,
+) -> ContextCache | None:
+    """The tier that was decided on; None where there is none."""
+    if decided.value == "0" or not isinstance(executor, InlineExecutor):
+        return None
+    # Local: only a process with a worker pays for these imports.
+    from ..worker.disk import DiskTier
+    from ..worker.mover import Mover
+    from ..worker.worker import Worker
+
+    worker = executor.worker
+    if not isinstance(worker, Worker):
+        return None
+    folder = Path(root(options.cache_dir))
+    tier = DiskTier(folder, kv.root.hex()[:32], len(pool.groups), int(decided.value))
+    mover = Mover(tier, lambda: worker.cache, executor.wake.ring)
+    sizes = [
+        pool.block_size * len(group.layers) * kept_bytes(group.arrays) for group in pool.groups
+    ]
+    kv.tiers = Tiers(kv, mover, sizes, seconds)
+    return ContextCache(kv.tiers, mover)
+
+
+def computing(predict: StepPredictor | None, step_tokens: int) -> Computing:
+    """Seconds in which a part of a prompt is computed, as the roofline expects; where it knows
+    nothing of this machine every load is taken to be quicker."""
+    if predict is None:
+        return lambda start, tokens: float("inf")
+    return lambda start, tokens: predict.prefill(start, tokens, step_tokens)

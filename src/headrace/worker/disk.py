@@ -1,0 +1,263 @@
+"""Blocks of KV as files: the tier that outlives the process.
+
+    <root>/<engine>/<tenant>/<key>-<group>      64 bytes of head, digest of the rest; the bytes
+
+A name says what must be inside: `engine` all that KV follows from (`kv.prefix.root_of`), `key` the
+content. A file gets its name when it is whole, and the digest covers name and bytes: one that is
+torn, rotten, cut off or under a wrong name is dropped when it is read. It is not flushed to the
+disk: what a power cut takes is computed again.
+
+Any number of processes share a folder. Each knows what it found when it looked last; what another
+has removed meanwhile is a read that fails. When `limit` is passed, the tenant that holds most
+gives up what was not asked for longest, so that nobody can push out another's; times are kept to
+the minute, and within a minute the deepest blocks of a prefix are the oldest.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("headrace.cache")
+
+FOLDER = "kv"
+_MAGIC = b"HRBLOCK1"
+_HEAD = struct.Struct("<8s16sQ32s")
+HEAD_BYTES = _HEAD.size
+_TEMPORARY = ".tmp"
+_KEPT = 0.9
+"""Share of the limit that is left once room had to be made."""
+_LOOK_AGAIN = 10.0
+"""Seconds between two looks at what other processes wrote."""
+_TRY_AGAIN = 60.0
+"""Seconds after a disk refused a write until it is asked again."""
+_MOST_PARTS = 512
+"""Parts of one system call; Linux takes 1,024."""
+
+Bytes = memoryview
+_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""What is no file, put there by somebody, holds nobody up."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A file of the folder."""
+
+    path: Path
+    tenant: str
+    nbytes: int
+    used: float
+    """Unix time."""
+
+
+class DiskTier:
+    """The three calls of a tier, for one engine. Thread-safe: nothing here is remembered but the
+    set of known names and the size, which may be late."""
+
+    def __init__(self, root: Path, engine: str, groups: int, limit: int) -> None:
+        """`limit`: bytes of all engines together."""
+        self.root = root / FOLDER
+        self.folder = self.root / engine
+        self.limit = limit
+        self.nbytes = 0
+        self.known: list[set[bytes]] = [set() for _ in range(groups)]
+        self._refused_until = 0.0
+        self._said = False
+        self._looked = -_LOOK_AGAIN
+
+    def exists(self, group: int) -> Container[bytes]:
+        """Keys that were here when somebody looked last."""
+        return self.known[group]
+
+    def read(self, key: bytes, group: int, tenant: str, parts: Sequence[Bytes], depth: int) -> bool:
+        """Fill `parts` with the block's bytes. False, and they hold anything, where there are none
+        that can be trusted; what is wrong is removed."""
+        path = self._path(key, group, tenant)
+        head = bytearray(HEAD_BYTES)
+        wanted = HEAD_BYTES + sum(part.nbytes for part in parts)
+        try:
+            file = os.open(path, _READING)
+            try:
+                got = _read_all(file, [memoryview(head), *parts])
+            finally:
+                os.close(file)
+        except OSError:
+            self.known[group].discard(key)
+            return False
+        if got != wanted or bytes(head) != self._head(key, group, parts):
+            log.warning("%s is damaged: it is removed and computed again", path)
+            self.drop(key, group, tenant)
+            return False
+        with suppress(OSError):
+            _touch(path, depth)
+        return True
+
+    def write(
+        self, key: bytes, group: int, tenant: str, parts: Sequence[Bytes], depth: int
+    ) -> bool:
+        """Keep the block. False where the disk refuses, which is said once."""
+        if time.monotonic() < self._refused_until:
+            return False
+        path = self._path(key, group, tenant)
+        fresh = path.with_name(f"{path.name}.{os.getpid()}{_TEMPORARY}")
+        try:
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+                file = os.open(fresh, flags, 0o600)
+                try:
+                    _write_all(file, [memoryview(self._head(key, group, parts)), *parts])
+                finally:
+                    os.close(file)
+                _touch(fresh, depth)
+                os.replace(fresh, path)
+            except OSError:
+                with suppress(OSError):
+                    fresh.unlink()
+                raise
+        except OSError as refused:
+            self._refused(refused)
+            return False
+        self.known[group].add(key)
+        self.nbytes += HEAD_BYTES + sum(part.nbytes for part in parts)
+        if self.nbytes > self.limit:
+            self.make_room()
+        return True
+
+    def drop(self, key: bytes, group: int, tenant: str) -> None:
+        """Remove one block."""
+        self.known[group].discard(key)
+        with suppress(OSError):
+            self._path(key, group, tenant).unlink()
+
+    def look(self, *, again: bool = False) -> None:
+        """Note what is there, unless that was done a moment ago; `again`: whenever it was."""
+        now = time.monotonic()
+        if not again and now - self._looked < _LOOK_AGAIN:
+            return
+        self._looked = now
+        known: list[set[bytes]] = [set() for _ in self.known]
+        total = 0
+        for block in stored_blocks(self.root):
+            total += block.nbytes
+            if block.path.parent.parent != self.folder:
+                continue
+            name, _, group = block.path.name.partition("-")
+            with suppress(ValueError, IndexError):
+                known[int(group)].add(bytes.fromhex(name))
+        self.known, self.nbytes = known, total
+
+    def make_room(self) -> None:
+        """Remove blocks until `_KEPT` of the limit are left."""
+        blocks = stored_blocks(self.root)
+        gone = room_for(blocks, int(self.limit * _KEPT))
+        for block in gone:
+            with suppress(OSError):
+                block.path.unlink()
+        self.look(again=True)
+
+    def forget(self) -> None:
+        """Remove all blocks of this engine."""
+        for block in stored_blocks(self.root):
+            if block.path.parent.parent == self.folder:
+                with suppress(OSError):
+                    block.path.unlink()
+        self.look(again=True)
+
+    def _path(self, key: bytes, group: int, tenant: str) -> Path:
+        return self.folder / tenant / f"{key.hex()}-{group}"
+
+    def _head(self, key: bytes, group: int, parts: Sequence[Bytes]) -> bytes:
+        digest = hashlib.sha256(f"{self.folder.name} {group} ".encode() + key)
+        size = 0
+        for part in parts:
+            digest.update(part)
+            size += part.nbytes
+        return _HEAD.pack(_MAGIC, key, size, digest.digest())
+
+    def _refused(self, refused: OSError) -> None:
+        self._refused_until = time.monotonic() + _TRY_AGAIN
+        if not self._said:
+            self._said = True
+            why = "is full" if refused.errno == errno.ENOSPC else f"refuses: {refused.strerror}"
+            log.warning("the disk of %s %s; what is computed is not kept", self.root, why)
+
+
+def stored_blocks(root: Path) -> list[StoredBlock]:
+    """All blocks below the folder `root`, of every engine and tenant; what a writer that died left
+    behind is removed on the way."""
+    found = []
+    now = time.time()
+    for folder in _folders(root):
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    state = entry.stat(follow_symlinks=False)
+                    if entry.name.endswith(_TEMPORARY):
+                        if now - state.st_mtime > 3600:
+                            os.unlink(entry.path)
+                        continue
+                    path = Path(entry.path)
+                    found.append(StoredBlock(path, folder.name, state.st_size, state.st_mtime))
+    return found
+
+
+def room_for(blocks: Sequence[StoredBlock], limit: int) -> list[StoredBlock]:
+    """What has to go so that at most `limit` bytes are left: of the tenant that holds most, the
+    oldest, until it no longer does."""
+    mine: defaultdict[str, list[StoredBlock]] = defaultdict(list)
+    for block in sorted(blocks, key=lambda block: -block.used):
+        mine[block.tenant].append(block)
+    sizes = {tenant: sum(block.nbytes for block in held) for tenant, held in mine.items()}
+    total, gone = sum(sizes.values()), []
+    while total > limit:
+        largest = max(sizes, key=lambda tenant: sizes[tenant])
+        block = mine[largest].pop()
+        sizes[largest] -= block.nbytes
+        total -= block.nbytes
+        gone.append(block)
+    return gone
+
+
+def _folders(root: Path) -> list[Path]:
+    """Folders of tenants: two below the root."""
+    found = []
+    with suppress(OSError):
+        for engine in root.iterdir():
+            with suppress(OSError):
+                found += [tenant for tenant in engine.iterdir() if tenant.is_dir()]
+    return found
+
+
+def _touch(path: Path, depth: int) -> None:
+    """Used now, by the minute; of one prefix the first block is the youngest."""
+    used = int(time.time()) // 60 * 60 * 10**9 - depth * 1000
+    os.utime(path, ns=(used, used))
+
+
+def _read_all(file: int, parts: Sequence[Bytes]) -> int:
+    """Bytes that were read, at most what the parts hold."""
+    at = 0
+    for begin in range(0, len(parts), _MOST_PARTS):
+        some = parts[begin : begin + _MOST_PARTS]
+        got = os.preadv(file, some, at)
+        at += got
+        if got != sum(part.nbytes for part in some):
+            break  # It is cut off; a regular file gives all that it has.
+    return at
+
+
+def _write_all(file: int, parts: Sequence[Bytes]) -> None:
+    for begin in range(0, len(parts), _MOST_PARTS):
+        some = parts[begin : begin + _MOST_PARTS]
+        if os.writev(file, some) != sum(part.nbytes for part in some):
+            raise OSError(errno.ENOSPC, "a write was cut off")

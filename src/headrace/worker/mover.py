@@ -1,0 +1,229 @@
+"""Threads that move blocks between a pool in the host's memory and a tier below it.
+
+Bytes go from the file into the block's place in the arrays, and back, without a copy between. Two
+threads read, one writes and stands back for all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..base.tiers import Moved, Movement, Piece
+from ..kernels.operators import KvCache
+from .kv_tensors import arrays_of
+
+log = logging.getLogger("headrace.cache")
+
+READERS = 2
+CHUNK = 8
+"""Blocks that a thread reads before the other may take the next ones."""
+NICE = 5
+LOOK = 10.0
+"""Seconds without a write after which the tier looks what others wrote."""
+PATIENCE = 5.0
+"""Seconds in which an engine that ends still writes what waits."""
+
+
+class Tier(Protocol):
+    """The seam to anything that keeps blocks by key. Called from several threads."""
+
+    nbytes: int
+
+    def exists(self, group: int) -> Container[bytes]:
+        """Keys that are there, as far as is known without waiting."""
+
+    def read(
+        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
+    ) -> bool: ...
+    def write(
+        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
+    ) -> bool: ...
+    def drop(self, key: bytes, group: int, tenant: str) -> None: ...
+    def look(self, *, again: bool = False) -> None: ...
+    def forget(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Job:
+    ticket: int
+    kind: Movement
+    pieces: Sequence[Piece]
+    begun: float = 0.0
+    left: int = 0
+    """Chunks under way."""
+    good: list[bool] = field(default_factory=list)
+
+
+class Mover:
+    """A `base.tiers.BlockStore` over one tier."""
+
+    def __init__(self, tier: Tier, cache: Callable[[], KvCache], wake: Callable[[], None]) -> None:
+        """`cache`: the pool as it lies now; `wake`: called in any thread when a read has ended."""
+        self._tier, self._cache, self._wake = tier, cache, wake
+        self._pool: KvCache | None = None
+        self._views: list[list[Any]] = []
+        self._ended: deque[Moved] = deque()
+        self._reads: queue.SimpleQueue[tuple[_Job, range] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._open = 0
+        """Orders under way."""
+        self._threads = [
+            threading.Thread(target=work, name=f"headrace-blocks-{number}", daemon=True)
+            for number, work in enumerate([self._write_on, *[self._read_on] * READERS])
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # The engine's thread
+
+    def known(self, group: int) -> Container[bytes]:
+        return self._tier.exists(group)
+
+    def kept_bytes(self) -> int:
+        return self._tier.nbytes
+
+    def read(self, ticket: int, pieces: Sequence[Piece]) -> None:
+        self._begin()
+        chunks = [range(at, min(at + CHUNK, len(pieces))) for at in range(0, len(pieces), CHUNK)]
+        job = _Job(ticket, "read", pieces, time.perf_counter(), len(chunks), [False] * len(pieces))
+        for chunk in chunks:
+            self._reads.put((job, chunk))
+
+    def write(self, ticket: int, pieces: Sequence[Piece]) -> None:
+        self._begin()
+        self._writes.put(_Job(ticket, "write", pieces))
+
+    def compare(self, ticket: int, pieces: Sequence[Piece]) -> None:
+        self._begin()
+        self._writes.put(_Job(ticket, "compare", pieces))
+
+    def ended(self) -> list[Moved]:
+        if not self._ended:
+            return []
+        found = []
+        while self._ended:
+            found.append(self._ended.popleft())
+        return found
+
+    def forget(self) -> None:
+        self._tier.forget()
+
+    def settle(self) -> None:
+        """Wait until all that was ordered has ended."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._open, PATIENCE)
+
+    def close(self) -> None:
+        """Write what waits, for a while, and end the threads."""
+        self._writes.put(None)
+        for _ in range(READERS):
+            self._reads.put(None)
+        until = time.monotonic() + PATIENCE
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _begin(self) -> None:
+        """One order more. The arrays of the pool as bytes [blocks, bytes of a block]; again after
+        `allocate`, before which `settle` is called."""
+        with self._idle:
+            self._open += 1
+        cache = self._cache()
+        if cache is not self._pool:
+            views: list[list[Any]] = [[] for _ in range(max(cache.groups, default=0) + 1)]
+            for layer, group in zip(cache.layers, cache.groups, strict=True):
+                views[group] += [_bytes_of(array) for array in arrays_of(layer)]
+            self._pool, self._views = cache, views
+
+    # The others
+
+    def _parts(self, piece: Piece) -> list[memoryview]:
+        return [view[piece.block].data for view in self._views[piece.group]]
+
+    def _read_on(self) -> None:
+        while (given := self._reads.get()) is not None:
+            job, chunk = given
+            for at in chunk:
+                job.good[at] = self._guarded(self._brought, job.pieces[at])
+            with self._idle:
+                job.left -= 1
+                last = not job.left
+            if last:
+                self._end(job)
+
+    def _write_on(self) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        self._tier.look(again=True)
+        while True:
+            try:
+                job = self._writes.get(timeout=LOOK)
+            except queue.Empty:
+                self._tier.look()
+                continue
+            if job is None:
+                return
+            job.begun = time.perf_counter()
+            do = self._written if job.kind == "write" else self._compared
+            job.good = [self._guarded(do, piece) for piece in job.pieces]
+            self._end(job)
+
+    def _brought(self, piece: Piece) -> bool:
+        parts = self._parts(piece)
+        return self._tier.read(piece.key, piece.group, piece.tenant, parts, piece.depth)
+
+    def _written(self, piece: Piece) -> bool:
+        parts = self._parts(piece)
+        return self._tier.write(piece.key, piece.group, piece.tenant, parts, piece.depth)
+
+    def _compared(self, piece: Piece) -> bool:
+        """Equal bytes? A block that is gone says nothing against what was kept."""
+        mine = self._parts(piece)
+        kept = [bytearray(part.nbytes) for part in mine]
+        parts = [memoryview(part) for part in kept]
+        if not self._tier.read(piece.key, piece.group, piece.tenant, parts, piece.depth):
+            return True
+        equal = all(part == whole for part, whole in zip(parts, mine, strict=True))
+        if not equal:
+            self._tier.drop(piece.key, piece.group, piece.tenant)
+        return equal
+
+    def _guarded(self, do: Callable[[Piece], bool], piece: Piece) -> bool:
+        """Whatever a tier raises, an order ends: the engine waits for it."""
+        try:
+            return do(piece)
+        except Exception:
+            log.exception("a block could not be moved")
+            return False
+
+    def _end(self, job: _Job) -> None:
+        seconds = time.perf_counter() - job.begun
+        sizes = [sum(view[0].nbytes for view in self._views[one.group]) for one in job.pieces]
+        nbytes = sum(size for size, good in zip(sizes, job.good, strict=True) if good)
+        self._ended.append(Moved(job.ticket, job.kind, tuple(job.good), nbytes, seconds))
+        with self._idle:
+            self._open -= 1
+            self._idle.notify_all()
+        self._wake()
+
+
+def _bytes_of(array: Any) -> Any:
+    """uint8 [blocks, bytes] over the same memory of the host."""
+    if isinstance(array, np.ndarray):
+        return array.reshape(len(array), -1).view(np.uint8)
+    import torch  # Local: a pool of arrays does without.
+
+    return array.view(len(array), -1).view(torch.uint8).numpy()
