@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.base.drafted import Verified
@@ -30,7 +30,8 @@ from headrace.base.step import (
     StepResult,
     TokenLogprobs,
 )
-from headrace.kv import KvManager
+from headrace.base.tiers import Moved, Piece
+from headrace.kv import KvManager, Tiers
 from headrace.sched import Limits, Resource, Scheduler, State, Work
 from headrace.sched.admission import work_of
 
@@ -250,6 +251,79 @@ class FakeWorker:
                     assert held == stay.identities[at], f"position {at} of {stay} is not its own"
 
 
+@dataclass
+class FakeTier:
+    """A `base.tiers.BlockStore` below the fake worker: orders are done when somebody says so, in
+    any order, and reads may find a block gone or damaged. `kept` outlives an engine."""
+
+    worker: FakeWorker
+    rng: random.Random
+    kept: dict[tuple[int, bytes], list[int]] = field(default_factory=dict)
+    fails: float = 0.0
+    orders: list[tuple[str, int, list[Piece]]] = field(default_factory=list)
+    done: list[Moved] = field(default_factory=list)
+
+    def known(self, group: int) -> set[bytes]:
+        return {key for at, key in self.kept if at == group}
+
+    def read(self, ticket: int, pieces: Sequence[Piece]) -> None:
+        self.orders.append(("read", ticket, list(pieces)))
+
+    def write(self, ticket: int, pieces: Sequence[Piece]) -> None:
+        self.orders.append(("write", ticket, list(pieces)))
+
+    def compare(self, ticket: int, pieces: Sequence[Piece]) -> None:
+        self.orders.append(("compare", ticket, list(pieces)))
+
+    def ended(self) -> list[Moved]:
+        done, self.done = self.done, []
+        return done
+
+    def kept_bytes(self) -> int:
+        return len(self.kept)
+
+    def forget(self) -> None:
+        self.kept.clear()
+
+    def work(self) -> None:
+        """Do one of the orders under way."""
+        kind, ticket, pieces = self.orders.pop(self.rng.randrange(len(self.orders)))
+        size, store = self.worker.pool.block_size, self.worker.store
+        good = []
+        for piece in pieces:
+            name = piece.group, piece.key
+            here = [(piece.group, piece.block, at) for at in range(size)]
+            if kind == "read":
+                found = None if self.rng.random() < self.fails else self.kept.get(name)
+                for place, value in zip(here, found or [GARBAGE] * size, strict=True):
+                    store[place] = value
+                good.append(found is not None)
+            elif kind == "write":
+                self.kept[name] = [store[place] for place in here]
+                assert GARBAGE not in self.kept[name], "what is written is final"
+                good.append(True)
+            else:
+                good.append(self.kept.get(name, []) in ([], [store[place] for place in here]))
+        self.done.append(Moved(ticket, kind, tuple(good), len(pieces), 0.001))  # type: ignore[arg-type]
+
+
+class FakeCache:
+    """The resource that the engine makes of tiers, without threads."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        self.tiers = tiers
+
+    def verify(self, request: Request) -> None: ...
+
+    def prepare(self, work: Work) -> bool:
+        if work.chain is None or not work.reads:
+            return True
+        return self.tiers.ready(work.id, work.chain, work.known)
+
+    def free(self, work: Work) -> None:
+        self.tiers.left(work.id)
+
+
 class Driver:
     """Runs requests through a scheduler and the fake worker, checking after every call."""
 
@@ -262,13 +336,28 @@ class Driver:
         prefix_cache: bool = True,
         resources: tuple[Resource, ...] = (),
         drafter: str = "random",
+        kept: dict[tuple[int, bytes], list[int]] | None = None,
     ) -> None:
+        """`kept`: what a tier below the pool begins with; None: there is no tier."""
         self.now = 0.0
         self.rng = random.Random(seed)
         self.kv = KvManager(pool, prefix_cache=prefix_cache)
+        self.tier: FakeTier | None = None
+        if kept is not None:
+            worker = FakeWorker(
+                pool, random.Random(seed + 1), limits.drafts, depth=limits.depth, drafter=drafter
+            )
+            self.tier = FakeTier(worker, random.Random(seed + 2), kept)
+            computing = lambda start, tokens: self.rng.choice([0.0, 1.0, 1.0])  # noqa: E731
+            self.kv.tiers = Tiers(self.kv, self.tier, [1] * len(pool.groups), computing)
+            resources = (*resources, FakeCache(self.kv.tiers))
         self.scheduler = Scheduler(limits, self.kv, resources, clock=lambda: self.now)
-        self.worker = FakeWorker(
-            pool, random.Random(seed + 1), limits.drafts, depth=limits.depth, drafter=drafter
+        self.worker = (
+            self.tier.worker
+            if self.tier
+            else FakeWorker(
+                pool, random.Random(seed + 1), limits.drafts, depth=limits.depth, drafter=drafter
+            )
         )
         self.flying: deque[Flying] = deque()
         self.requests: dict[str, Request] = {}
@@ -356,7 +445,15 @@ class Driver:
         for _ in range(most):
             if not self.scheduler.has_work:
                 break
-            assert self.step(), "there is work, but no progress"
+            progress = self.step()
+            if (
+                self.tier is not None
+                and self.tier.orders
+                and (not progress or self.rng.random() < 0.3)
+            ):
+                self.tier.work()
+                progress = True
+            assert progress or (self.tier and self.tier.done), "there is work, but no progress"
         assert not self.scheduler.has_work, "never ends"
         self.check()
 

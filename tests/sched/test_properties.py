@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from dataclasses import replace
 
 import pytest
@@ -57,15 +58,32 @@ def limits(draw: st.DrawFn) -> Limits:
 def test_every_request_gets_its_answer(
     data: st.DataObject, bounds: Limits, pool: PoolShape, seed: int
 ) -> None:
+    """With a tier below the pool there are three engines, one after the other, that share it."""
+    kept: dict[tuple[int, bytes], list[int]] | None = data.draw(st.sampled_from([None, {}]))
+    for life in range(1 if kept is None else 3):
+        one_life(data, bounds, pool, seed + life, kept)
+
+
+def one_life(
+    data: st.DataObject,
+    bounds: Limits,
+    pool: PoolShape,
+    seed: int,
+    kept: dict[tuple[int, bytes], list[int]] | None,
+) -> None:
     driver = Driver(
         bounds,
         pool,
         seed=seed,
         prefix_cache=data.draw(st.booleans()),
         drafter=data.draw(st.sampled_from(sorted(DRAFTERS))),
+        kept=kept,
     )
-    rng = driver.rng
-    roots = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))] for _ in range(2)]
+    rng, tier = driver.rng, driver.tier
+    if tier is not None:
+        tier.fails = data.draw(st.sampled_from([0.0, 0.3]))
+    shared = random.Random(7) if kept is not None else rng
+    roots = [[shared.randrange(VOCAB) for _ in range(shared.randint(1, 30))] for _ in range(2)]
     failures = data.draw(st.sampled_from([0.0, 0.0, 0.1, 0.3]))
     aborts = data.draw(st.sampled_from([0.0, 0.2]))
     encodes = data.draw(st.booleans())
@@ -119,10 +137,24 @@ def test_every_request_gets_its_answer(
             driver.submit(fails=rng.random() < failures)
         elif driver.flying:
             driver.receive()
+        if tier is not None and tier.orders and rng.random() < 0.5:
+            tier.work()
         if rng.random() < 0.02:
             driver.kv.reset()
+            if tier is not None and rng.random() < 0.5:
+                tier.forget()
     driver.run()
     driver.check_answers()
+    if tier is not None:
+        tiers = driver.kv.tiers
+        assert tiers is not None
+        while tier.orders:
+            tier.work()
+        tiers.turn()
+        assert not tiers.held
+        assert not tiers.stats.wrong
+        driver.check()
+        assert driver.kv.usage == 0.0
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -30,11 +30,11 @@ from ..sched.limits import Policy
 from ..sched.resource import Resource
 from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
-from .context import ContextCache, computing, open_context_cache
+from .context import ContextCache, open_context_cache
 from .core import EngineCore
 from .executor import Executor, InlineExecutor
 from .grammar import GrammarResource
-from .prediction import draft_prices, step_predictor
+from .prediction import computing, draft_prices, step_predictor
 from .real import REAL_WORKER, worker_loader
 from .start import Resolved, drafts_of, plan, resolve, weight_bytes_on_disk, worker_settings
 

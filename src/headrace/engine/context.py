@@ -20,7 +20,6 @@ from ..kv.tiers import Computing
 from ..loader.cache import root
 from ..sched.work import Work
 from .executor import Executor, InlineExecutor
-from .prediction import StepPredictor
 
 if TYPE_CHECKING:
     from ..worker.mover import Mover
@@ -116,11 +115,3 @@ def open_context_cache(
     ]
     kv.tiers = Tiers(kv, mover, sizes, seconds)
     return ContextCache(kv.tiers, mover)
-
-
-def computing(predict: StepPredictor | None, step_tokens: int) -> Computing:
-    """Seconds in which a part of a prompt is computed, as the roofline expects; where it knows
-    nothing of this machine every load is taken to be quicker."""
-    if predict is None:
-        return lambda start, tokens: float("inf")
-    return lambda start, tokens: predict.prefill(start, tokens, step_tokens)

@@ -10,6 +10,7 @@ from ..base.config import Decision, EngineOptions
 from ..base.hardware import hardware
 from ..base.modelfiles import ModelFiles
 from ..base.step import StepPlan
+from ..kv.tiers import Computing
 from ..loader.gguf_model import gguf_of
 from ..loader.names import from_gguf_name, from_hf_name
 from ..loader.shards import read_headers
@@ -93,6 +94,14 @@ def step_predictor(
 def draft_prices(predict: StepPredictor | None) -> StepPrices:
     """The prices of drafts with which an engine begins."""
     return StepPrices(least if predict is None else predict.verifying)
+
+
+def computing(predict: StepPredictor | None, step_tokens: int) -> Computing:
+    """Seconds in which a part of a prompt is computed, as the roofline expects; where it knows
+    nothing of this machine every load is taken to be quicker."""
+    if predict is None:
+        return lambda start, tokens: float("inf")
+    return lambda start, tokens: predict.prefill(start, tokens, step_tokens)
 
 
 def drafts_that_pay(options: EngineOptions, files: ModelFiles) -> Decision:

@@ -130,9 +130,15 @@ class Tiers:
             for at in range(kv.first_visible(window, most * size), most)
         ]
         missing = [(group, at) for group, at in needed if keys[at] not in kv.pools[group].index]
+        # What is continued must still be there when the rest has come, and is held, too.
+        there = [
+            (group, kv.pools[group].index[keys[at]])
+            for group, at in needed
+            if keys[at] in kv.pools[group].index
+        ]
         if any((group, keys[at]) in self._coming for group, at in missing):
             return False  # Another's load brings it.
-        if not kv.has_room(known + 1, known - hit * size, hit * size, RESERVE):
+        if not self._room(missing, there):
             return True  # It cannot be admitted now; once it can, it asks again.
         nbytes = sum(self._bytes[group] for group, _ in missing)
         loading = LATENCY + (self._coming_bytes + nbytes) / self.rate
@@ -144,14 +150,7 @@ class Tiers:
         self._canary = 0 if compares else self._canary + 1
         if compares and most == witness and keys[witness] in self.store.known(0):
             self._watch(keys[witness])
-        # What is continued must still be there when the rest has come, and is held first: the
-        # blocks to fill are taken from those that are free.
         ticket = self._ticket = self._ticket + 1
-        there = [
-            (group, kv.pools[group].index[keys[at]])
-            for group, at in needed
-            if keys[at] in kv.pools[group].index
-        ]
         for group, block in there:
             self._hold(group, block)
         pieces = []
@@ -222,6 +221,15 @@ class Tiers:
         self._coming.clear()
 
     # Inside
+
+    def _room(self, missing: list[tuple[int, int]], there: list[tuple[int, int]]) -> bool:
+        """Are there blocks to fill, beside those that are continued, and some for who runs?"""
+        for number, pool in enumerate(self.kv.pools):
+            need = sum(group == number for group, _ in missing)
+            need += sum(group == number and not pool.refs[block] for group, block in there)
+            if need > pool.free - int(RESERVE * pool.total) - 1:
+                return False
+        return True
 
     def _order(self, kind: Movement, pieces: list[Piece]) -> int:
         self._ticket += 1
