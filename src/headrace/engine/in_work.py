@@ -157,6 +157,7 @@ class RequestsInWork:
         if delta.tokens:
             if not life.generated:
                 life.scheduled, life.cached = delta.scheduled, delta.cached
+                life.loaded = delta.loaded
             latest = work.latest[delta.choice]
             if latest:
                 gap = latest, len(delta.tokens)

@@ -25,6 +25,8 @@ class RequestLife:
     longest: int = 0
     """Tokens of the longest choice."""
     cached: int = 0
+    loaded: int = 0
+    """Tokens of `cached` that came from the disk."""
     preemptions: int = 0
     reason: str = ""
     """How it ended: stop, length, abort or error."""

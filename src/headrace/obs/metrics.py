@@ -17,6 +17,7 @@ from .draft_metrics import DraftMetrics
 from .instruments import Exposition, Histogram, Labelled, one_two_five
 from .life import RequestLife
 from .sketch import Sketch
+from .tier_metrics import TierMetrics
 
 FIRST_TOKEN_SECONDS = (
     0.001,
@@ -135,7 +136,7 @@ class EngineMetrics(Collector):
         self._refused = Labelled("overloaded", "invalid", "context", "unavailable")
         self._failures = Labelled("death", "hang", "start", "step", "observer", "task")
         self._sources = Labelled("local_compute", "local_cache_hit")
-        self._cached_sources = Labelled("device")
+        self._cached_sources = Labelled("device", "disk")
         self._adapter_requests = Labelled(most=MOST_ADAPTERS)
         self._adapter_tokens = Labelled(most=MOST_ADAPTERS)
         self._restarts = 0
@@ -155,6 +156,7 @@ class EngineMetrics(Collector):
         self._prefix_queries = _Restarting()
         self._prefix_hits = _Restarting()
         self.drafted = DraftMetrics()
+        self._tier = TierMetrics()
         self._drafts = _Restarting()
         self._draft_tokens = _Restarting()
         self._accepted_tokens = _Restarting()
@@ -181,6 +183,8 @@ class EngineMetrics(Collector):
         self._drafts.now(stats.drafts)
         self._draft_tokens.now(stats.draft_tokens)
         self._accepted_tokens.now(stats.accepted_tokens)
+        if stats.tier is not None:
+            self._tier.now(stats.tier)
 
     def tokens(self, life: RequestLife, count: int, now: float) -> None:
         """`count` further tokens of one choice of a request have come, `now`."""
@@ -193,7 +197,8 @@ class EngineMetrics(Collector):
             self._cached_tokens += life.cached
             self._sources.add("local_compute", life.prompt_tokens - life.cached)
             self._sources.add("local_cache_hit", life.cached)
-            self._cached_sources.add("device", life.cached)
+            self._cached_sources.add("device", life.cached - life.loaded)
+            self._cached_sources.add("disk", life.loaded)
         life.generated += count
         life.last_token = now
 
@@ -242,6 +247,7 @@ class EngineMetrics(Collector):
     def begun(self, *, after_failure: bool) -> None:
         """A new engine process serves: its own counts begin at zero."""
         self._restarts += after_failure
+        self._tier.restart()
         for counter in (
             self._preemptions,
             self._prefix_queries,
@@ -259,6 +265,7 @@ class EngineMetrics(Collector):
         yield from self._state()
         yield from self._counters()
         yield from self.drafted.families(self._exposition)
+        yield from self._tier.families(self._exposition)
         yield from self._histograms()
 
     def _state(self) -> Iterator[Metric]:

@@ -78,8 +78,8 @@ class Mover:
         self._reads: queue.SimpleQueue[tuple[_Job, range] | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
-        self._open = 0
-        """Orders under way."""
+        self._open = 1
+        """Orders under way, and the first look at what is there."""
         self._threads = [
             threading.Thread(target=work, name=f"headrace-blocks-{number}", daemon=True)
             for number, work in enumerate([self._write_on, *[self._read_on] * READERS])
@@ -168,6 +168,7 @@ class Mover:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         self._tier.look(again=True)
+        self._close_one()
         while True:
             try:
                 job = self._writes.get(timeout=LOOK)
@@ -214,10 +215,13 @@ class Mover:
         sizes = [sum(view[0].nbytes for view in self._views[one.group]) for one in job.pieces]
         nbytes = sum(size for size, good in zip(sizes, job.good, strict=True) if good)
         self._ended.append(Moved(job.ticket, job.kind, tuple(job.good), nbytes, seconds))
+        self._close_one()
+        self._wake()
+
+    def _close_one(self) -> None:
         with self._idle:
             self._open -= 1
             self._idle.notify_all()
-        self._wake()
 
 
 def _bytes_of(array: Any) -> Any:

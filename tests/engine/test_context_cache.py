@@ -1,0 +1,155 @@
+"""An engine that starts again finds what the one before it computed, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_fakes import OPTIONS
+from safetensors.numpy import load_file, save_file
+
+from headrace import LLM, SamplingParams
+from headrace.base.config import EngineOptions
+from headrace.base.hardware import hardware
+from headrace.base.tiers import TierStats
+from headrace.engine.start import explain
+from headrace.loader import open_model
+
+PROMPT = [(place * 7) % 250 for place in range(70)]
+
+
+@pytest.fixture(autouse=True)
+def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of this model takes as long to compute as a disk takes to answer."""
+    monkeypatch.setattr("headrace.kv.tiers.LATENCY", -1e9)
+
+
+def opened(model: Path, folder: Path, **options: Any) -> LLM:
+    """An engine that has seen what is in its folder."""
+    asked = {**OPTIONS, "context_cache": "64MiB", **options}
+    llm = LLM(str(model), **asked, cache_dir=folder)
+    stats(llm)
+    return llm
+
+
+def stats(llm: LLM) -> TierStats:
+    context = llm._built.context  # type: ignore[union-attr]
+    assert context is not None
+    context.settle()
+    return context.tiers.stats
+
+
+def greedy(llm: LLM, prompt: list[int], tokens: int = 24) -> tuple[list[int], int]:
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    output = llm.generate([prompt], params)[0]
+    return list(output.outputs[0].token_ids), output.cached_tokens
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32", "int8"])
+def test_a_restart_loads_what_was_computed(
+    tiny: Path, tmp_path: Path, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tiny, tmp_path, kv_dtype=kv_dtype) as first:
+        answer, cached = greedy(first, PROMPT)
+        assert cached == 0
+        assert stats(first).written_blocks >= 5
+    with opened(tiny, tmp_path, kv_dtype=kv_dtype) as second:
+        assert greedy(second, PROMPT) == (answer, 64)
+        assert stats(second).loads == 1
+        assert stats(second).written_blocks == 0
+        # A conversation goes on: what was generated is there, too.
+        more, cached = greedy(second, [*PROMPT, *answer], 4)
+        assert cached == 80
+    # Each load leaves a block out, computes it and compares the bytes.
+    monkeypatch.setattr("headrace.kv.tiers.CANARY", 1)
+    with opened(tiny, tmp_path, kv_dtype=kv_dtype) as third:
+        assert greedy(third, PROMPT) == (answer, 48)
+        assert greedy(third, [*PROMPT, *answer], 4)[0] == more
+        assert stats(third).checked >= 1
+        assert stats(third).wrong == 0
+
+
+def test_the_canary_sees_another_content(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is whole, under the right name, and wrong."""
+    monkeypatch.setattr("headrace.kv.tiers.CANARY", 1)
+    with opened(tiny, tmp_path) as first:
+        greedy(first, PROMPT)
+        stats(first)
+        context = first._built.context  # type: ignore[union-attr]
+        assert context is not None
+        tier = context._mover._tier
+        for path in (tmp_path / "kv").rglob("*-0"):
+            name, tenant = bytes.fromhex(path.name[:32]), path.parent.name
+            size = path.stat().st_size - 64
+            tier.write(name, 0, tenant, [memoryview(bytes(size))], 0)
+    with opened(tiny, tmp_path) as second:
+        greedy(second, PROMPT)
+        assert stats(second).checked == 1
+        assert stats(second).wrong == 1
+
+
+def test_damage_and_loss_are_computed_again(tiny: Path, tmp_path: Path) -> None:
+    with opened(tiny, tmp_path) as first:
+        answer, _ = greedy(first, PROMPT)
+        stats(first)
+    files = sorted((tmp_path / "kv").rglob("*-0"))
+    for path in files[::2]:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with opened(tiny, tmp_path) as second:
+        assert greedy(second, PROMPT)[0] == answer
+    with opened(tiny, tmp_path) as third:
+        assert greedy(third, PROMPT) == (answer, 64)
+
+
+def test_files_of_another_model_or_type_are_not_looked_at(tiny: Path, tmp_path: Path) -> None:
+    with opened(tiny, tmp_path / "cache") as first:
+        greedy(first, PROMPT)
+        stats(first)
+    other = tmp_path / "other"
+    shutil.copytree(tiny, other)
+    weights = load_file(other / "model.safetensors")
+    weights["lm_head.weight"][5] *= 2
+    save_file(weights, other / "model.safetensors")
+    for model, options in ((other, {}), (tiny, {"kv_dtype": "float32"})):
+        with opened(model, tmp_path / "cache", **options) as second:
+            assert greedy(second, PROMPT)[1] == 0
+            assert stats(second).loads == 0
+
+
+def test_prefixes_that_were_reset_do_not_come_back(tiny: Path, tmp_path: Path) -> None:
+    with opened(tiny, tmp_path) as llm:
+        answer, _ = greedy(llm, PROMPT)
+        context = llm._built.context  # type: ignore[union-attr]
+        assert context is not None
+        context.settle()
+        context.tiers.kv.reset()
+        context.tiers.store.forget()
+        assert greedy(llm, PROMPT) == (answer, 0)
+
+
+def test_what_the_pool_had_no_room_for_comes_back(tiny: Path, tmp_path: Path) -> None:
+    """Twelve prompts in a pool that holds three of them."""
+    with opened(tiny, tmp_path, kv_memory="64KiB", max_sequences=2) as llm:
+        prompts = [[number, *PROMPT] for number in range(12)]
+        answers = [greedy(llm, prompt, 8)[0] for prompt in prompts]
+        stats(llm)
+        again = [greedy(llm, prompt, 8) for prompt in prompts]
+        assert [tokens for tokens, _ in again] == answers
+        assert stats(llm).loads > 0
+
+
+def test_why_there_is_none_is_explained(tiny: Path) -> None:
+    def decided(**options: Any) -> tuple[str, str]:
+        asked = EngineOptions(model=str(tiny), **{**OPTIONS, **options})
+        decisions, _ = explain(asked, open_model(str(tiny), offline=True), hardware())
+        [found] = [one for one in decisions if one.name == "context_cache"]
+        return found.value, found.reason
+
+    assert decided()[0] == "0"
+    assert decided(context_cache="1MiB")[0] == str(2**20)
+    assert decided(context_cache="1MiB", prefix_cache=False) == ("0", "prefix_cache is off")
+    assert decided(context_cache="0") == ("0", "asked for")
