@@ -30,7 +30,7 @@ CEILINGS = {
     "parameters of a command": 39,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 36,
     "fields": 32,  # What a record can be explained as; public options and wire formats: `WIDE`.
-    "own imports in functions": 46,  # Each hides an edge of the graph of modules.
+    "own imports in functions": 47,  # Each hides an edge of the graph of modules.
     "other imports in functions": 69,  # Each keeps a start without torch, or quick.
     "class names with two meanings": 56,  # One word, one meaning (`docs/glossary.md`).
     "environment reads": 0,  # Outside `base/environment.py`, which lists every variable.
@@ -38,30 +38,30 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 4_571,
+    "base": 4_672,
     "bench": 9_540,
-    "cli": 5_170,
+    "cli": 5_174,
     "dist": 510,
-    "engine": 7_163,
+    "engine": 7_324,
     "factory": 5_926,
     "kernels": 12_966,
-    "kv": 650,
+    "kv": 921,
     "layers": 302,
     "loader": 4_546,
     "media": 360,
     "models": 410,
-    "obs": 1_682,
+    "obs": 1_764,
     "quant": 780,
     "roofline": 4_580,
-    "sched": 1_553,
+    "sched": 1_561,
     "server": 13_891,
     "speech": 1_969,
     "speculate": 900,
     "text": 5_165,
-    "worker": 4_402,
+    "worker": 4_911,
 }
 """Lines of Python in each package."""
-TOTAL = 86_944
+TOTAL = 88_109
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

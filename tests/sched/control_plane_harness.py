@@ -30,7 +30,7 @@ from headrace.base.step import (
     StepResult,
     TokenLogprobs,
 )
-from headrace.base.tiers import Moved, Piece
+from headrace.base.tiers import KeyedBlock, OrderEnd
 from headrace.kv import KvManager, Tiers
 from headrace.sched import Limits, Resource, Scheduler, State, Work
 from headrace.sched.admission import work_of
@@ -260,22 +260,22 @@ class FakeTier:
     rng: random.Random
     kept: dict[tuple[int, bytes], list[int]] = field(default_factory=dict)
     fails: float = 0.0
-    orders: list[tuple[str, int, list[Piece]]] = field(default_factory=list)
-    done: list[Moved] = field(default_factory=list)
+    orders: list[tuple[str, int, list[KeyedBlock]]] = field(default_factory=list)
+    done: list[OrderEnd] = field(default_factory=list)
 
     def known(self, group: int) -> set[bytes]:
         return {key for at, key in self.kept if at == group}
 
-    def read(self, ticket: int, pieces: Sequence[Piece]) -> None:
+    def read(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self.orders.append(("read", ticket, list(pieces)))
 
-    def write(self, ticket: int, pieces: Sequence[Piece]) -> None:
+    def write(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self.orders.append(("write", ticket, list(pieces)))
 
-    def compare(self, ticket: int, pieces: Sequence[Piece]) -> None:
+    def compare(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self.orders.append(("compare", ticket, list(pieces)))
 
-    def ended(self) -> list[Moved]:
+    def ended(self) -> list[OrderEnd]:
         done, self.done = self.done, []
         return done
 
@@ -304,7 +304,7 @@ class FakeTier:
                 good.append(True)
             else:
                 good.append(self.kept.get(name, []) in ([], [store[place] for place in here]))
-        self.done.append(Moved(ticket, kind, tuple(good), len(pieces), 0.001))  # type: ignore[arg-type]
+        self.done.append(OrderEnd(ticket, kind, tuple(good), len(pieces), 0.001))  # type: ignore[arg-type]
 
 
 class FakeCache:

@@ -7,14 +7,15 @@ the same, and no step waits for a disk.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 Movement = Literal["read", "write", "compare"]
 
 
-class Piece(NamedTuple):
+class KeyedBlock(NamedTuple):
     """A block of the pool and the content that belongs there."""
 
     group: int
@@ -24,10 +25,10 @@ class Piece(NamedTuple):
     depth: int
     """Its place in the prefix: of one prefix the deepest is forgotten first."""
     tenant: str
-    """Whose it is: the room is shared out between tenants."""
+    """A name of those to whom it belongs: the room is shared out between tenants."""
 
 
-class Moved(NamedTuple):
+class OrderEnd(NamedTuple):
     """The end of one order."""
 
     ticket: int
@@ -64,6 +65,23 @@ class TierStats:
     """Bytes in the lower tier, as far as this process knows."""
 
 
+class LowerTiers(Protocol):
+    """What the books of the pool ask of those of the tiers below it (`kv.tiers`)."""
+
+    stats: TierStats
+    held: Counter[tuple[int, int]]
+    """(group, block) → how often it is held for an order under way."""
+
+    def offer(self, blocks: Iterable[KeyedBlock]) -> None:
+        """These are computed and final, if the pool still has them under their keys."""
+
+    def turn(self) -> None:
+        """Give back what is done."""
+
+    def distrust(self) -> None:
+        """The pool's content is another from now on."""
+
+
 class BlockStore(Protocol):
     """Moves blocks between the pool and a lower tier. Calls come from one thread and never wait;
     a block in an order is held by the caller until the order has ended."""
@@ -71,12 +89,12 @@ class BlockStore(Protocol):
     def known(self, group: int) -> Container[bytes]:
         """Keys that the tier most likely has; a read may still find one gone."""
 
-    def read(self, ticket: int, pieces: Sequence[Piece]) -> None: ...
-    def write(self, ticket: int, pieces: Sequence[Piece]) -> None: ...
-    def compare(self, ticket: int, pieces: Sequence[Piece]) -> None:
+    def read(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None: ...
+    def write(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None: ...
+    def compare(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         """Are the blocks' bytes those that the tier has?"""
 
-    def ended(self) -> list[Moved]:
+    def ended(self) -> list[OrderEnd]:
         """Orders that ended since the last call."""
 
     def kept_bytes(self) -> int:

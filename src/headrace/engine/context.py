@@ -7,8 +7,7 @@ the disk, so that there are two: pool and disk.
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..base.config import Decision, EngineOptions, parse_size
 from ..base.groups import kept_bytes
@@ -22,6 +21,7 @@ from ..sched.work import Work
 from .executor import Executor, InlineExecutor
 
 if TYPE_CHECKING:
+    from ..kernels.operators import KvCache
     from ..worker.mover import Mover
 
 SERVED = 8 << 30
@@ -88,6 +88,14 @@ class ContextCache:
         self._mover.close()
 
 
+@runtime_checkable
+class _Paged(Protocol):
+    """A worker with a pool of its own: none that stands in for one."""
+
+    @property
+    def cache(self) -> KvCache: ...
+
+
 def open_context_cache(
     decided: Decision,
     options: EngineOptions,
@@ -99,19 +107,21 @@ def open_context_cache(
     """The tier that was decided on; None where there is none."""
     if decided.value == "0" or not isinstance(executor, InlineExecutor):
         return None
-    # Local: only a process with a worker pays for these imports.
-    from ..worker.disk import DiskTier
-    from ..worker.mover import Mover
-    from ..worker.worker import Worker
+    # Local: only a process with a worker pays for this import.
+    from ..worker.mover import below
 
     worker = executor.worker
-    if not isinstance(worker, Worker):
+    if not isinstance(worker, _Paged):
         return None
-    folder = Path(root(options.cache_dir))
-    tier = DiskTier(folder, kv.root.hex()[:32], len(pool.groups), int(decided.value))
-    mover = Mover(tier, lambda: worker.cache, executor.wake.ring)
+    mover = below(
+        lambda: worker.cache,
+        executor.wake.ring,
+        root(options.cache_dir),
+        kv.root.hex()[:32],
+        int(decided.value),
+    )
     sizes = [
         pool.block_size * len(group.layers) * kept_bytes(group.arrays) for group in pool.groups
     ]
-    kv.tiers = Tiers(kv, mover, sizes, seconds)
-    return ContextCache(kv.tiers, mover)
+    tiers = kv.tiers = Tiers(kv, mover, sizes, seconds)
+    return ContextCache(tiers, mover)

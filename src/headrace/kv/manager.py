@@ -24,11 +24,10 @@ from collections.abc import Callable, Container, Sequence
 
 from headrace.base.request import Request
 from headrace.base.step import NULL_BLOCK, BlockWrite, GroupShape, PoolShape
-from headrace.base.tiers import Piece
+from headrace.base.tiers import KeyedBlock, LowerTiers
 
 from .pool import BlockPool
 from .prefix import PrefixChain, root_of
-from .tiers import Tiers
 
 
 class BlockTable:
@@ -74,10 +73,10 @@ class KvManager:
         """Tokens looked up in the index since the start."""
         self.prefix_hits = 0
         """Tokens of these that were found."""
-        self.tiers: Tiers | None = None
+        self.tiers: LowerTiers | None = None
         self.windows = [group.window for group in pool.groups]
         self._tables: dict[int, BlockTable] = {}
-        self.unsettled: dict[int, list[Piece]] = {}
+        self.unsettled: dict[int, list[KeyedBlock]] = {}
         """Per step whose end is not known: what it entered into the index."""
 
     # What fits
@@ -214,12 +213,12 @@ class KvManager:
         if table.chain is None or blocks <= table.entered:
             return
         keys, tenant = table.chain.extend(blocks), table.chain.tenant
-        entries: list[Piece] = [] if step is None else self.unsettled.setdefault(step, [])
+        entries: list[KeyedBlock] = [] if step is None else self.unsettled.setdefault(step, [])
         for group, pool in enumerate(self.pools):
             held = table.blocks[group]
             for at in range(max(table.entered, table.first[group]), blocks):
                 if pool.enter(keys[at], held[at]):
-                    entries.append(Piece(group, held[at], keys[at], at, tenant))
+                    entries.append(KeyedBlock(group, held[at], keys[at], at, tenant))
         table.entered = blocks
         if step is None and self.tiers is not None:
             self.tiers.offer(entries)

@@ -18,14 +18,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from headrace.base.tiers import BlockStore, Moved, Movement, Piece, TierStats
+from headrace.base.tiers import BlockStore, KeyedBlock, Movement, OrderEnd, TierStats
 
+from .manager import KvManager
 from .prefix import PrefixChain
-
-if TYPE_CHECKING:
-    from .manager import KvManager
 
 CANARY = 16
 """Loads of which one computes and compares a block."""
@@ -80,10 +77,10 @@ class Tiers:
 
     # Down
 
-    def offer(self, blocks: Iterable[Piece]) -> None:
+    def offer(self, blocks: Iterable[KeyedBlock]) -> None:
         """These are computed and final, if the pool still has them under their keys."""
-        wanted: list[Piece] = []
-        compared: list[Piece] = []
+        wanted: list[KeyedBlock] = []
+        compared: list[KeyedBlock] = []
         for piece in blocks:
             pool, name = self.kv.pools[piece.group], (piece.group, piece.key)
             if pool.keys[piece.block] != piece.key:
@@ -157,7 +154,7 @@ class Tiers:
         for group, at in missing:
             block = kv.pools[group].take()
             self.held[group, block] += 1
-            pieces.append(Piece(group, block, keys[at], at, chain.tenant))
+            pieces.append(KeyedBlock(group, block, keys[at], at, chain.tenant))
             self._coming[group, keys[at]] = ticket
         self._orders[ticket] = _Order("read", pieces, work, there, (most - hit) * size)
         self._loading.add(work)
@@ -194,7 +191,7 @@ class Tiers:
                 self._let_go(group, block)
             stats.kept_bytes = self.store.kept_bytes()
 
-    def _arrived(self, moved: Moved, order: _Order) -> None:
+    def _arrived(self, moved: OrderEnd, order: _Order) -> None:
         """A read has ended: what is good can be found from now on."""
         stats, good = self.stats, sum(moved.good)
         for piece, fine in zip(order.pieces, moved.good, strict=True):
@@ -231,7 +228,7 @@ class Tiers:
                 return False
         return True
 
-    def _order(self, kind: Movement, pieces: list[Piece]) -> int:
+    def _order(self, kind: Movement, pieces: list[KeyedBlock]) -> int:
         self._ticket += 1
         self._orders[self._ticket] = _Order(kind, pieces)
         for piece in pieces:
@@ -263,7 +260,7 @@ class Tiers:
 @dataclass(slots=True)
 class _Order:
     kind: Movement
-    pieces: list[Piece]
+    pieces: list[KeyedBlock]
     work: int | None = None
     beside: list[tuple[int, int]] = field(default_factory=list)
     """(group, block) of what a read continues."""

@@ -16,12 +16,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..base.tiers import Moved, Movement, Piece
+from ..base.tiers import KeyedBlock, Movement, OrderEnd
 from ..kernels.operators import KvCache
+from .disk import DiskTier
 from .kv_tensors import arrays_of
 
 log = logging.getLogger("headrace.cache")
@@ -56,10 +58,10 @@ class Tier(Protocol):
 
 
 @dataclass(slots=True)
-class _Job:
+class _Moving:
     ticket: int
     kind: Movement
-    pieces: Sequence[Piece]
+    pieces: Sequence[KeyedBlock]
     begun: float = 0.0
     left: int = 0
     """Chunks under way."""
@@ -74,9 +76,9 @@ class Mover:
         self._tier, self._cache, self._wake = tier, cache, wake
         self._pool: KvCache | None = None
         self._views: list[list[Any]] = []
-        self._ended: deque[Moved] = deque()
-        self._reads: queue.SimpleQueue[tuple[_Job, range] | None] = queue.SimpleQueue()
-        self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._ended: deque[OrderEnd] = deque()
+        self._reads: queue.SimpleQueue[tuple[_Moving, range] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Moving | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._open = 1
         """Orders under way, and the first look at what is there."""
@@ -95,22 +97,24 @@ class Mover:
     def kept_bytes(self) -> int:
         return self._tier.nbytes
 
-    def read(self, ticket: int, pieces: Sequence[Piece]) -> None:
+    def read(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self._begin()
         chunks = [range(at, min(at + CHUNK, len(pieces))) for at in range(0, len(pieces), CHUNK)]
-        job = _Job(ticket, "read", pieces, time.perf_counter(), len(chunks), [False] * len(pieces))
+        job = _Moving(
+            ticket, "read", pieces, time.perf_counter(), len(chunks), [False] * len(pieces)
+        )
         for chunk in chunks:
             self._reads.put((job, chunk))
 
-    def write(self, ticket: int, pieces: Sequence[Piece]) -> None:
+    def write(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self._begin()
-        self._writes.put(_Job(ticket, "write", pieces))
+        self._writes.put(_Moving(ticket, "write", pieces))
 
-    def compare(self, ticket: int, pieces: Sequence[Piece]) -> None:
+    def compare(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self._begin()
-        self._writes.put(_Job(ticket, "compare", pieces))
+        self._writes.put(_Moving(ticket, "compare", pieces))
 
-    def ended(self) -> list[Moved]:
+    def ended(self) -> list[OrderEnd]:
         if not self._ended:
             return []
         found = []
@@ -149,7 +153,7 @@ class Mover:
 
     # The others
 
-    def _parts(self, piece: Piece) -> list[memoryview]:
+    def _parts(self, piece: KeyedBlock) -> list[memoryview]:
         return [view[piece.block].data for view in self._views[piece.group]]
 
     def _read_on(self) -> None:
@@ -182,15 +186,15 @@ class Mover:
             job.good = [self._guarded(do, piece) for piece in job.pieces]
             self._end(job)
 
-    def _brought(self, piece: Piece) -> bool:
+    def _brought(self, piece: KeyedBlock) -> bool:
         parts = self._parts(piece)
         return self._tier.read(piece.key, piece.group, piece.tenant, parts, piece.depth)
 
-    def _written(self, piece: Piece) -> bool:
+    def _written(self, piece: KeyedBlock) -> bool:
         parts = self._parts(piece)
         return self._tier.write(piece.key, piece.group, piece.tenant, parts, piece.depth)
 
-    def _compared(self, piece: Piece) -> bool:
+    def _compared(self, piece: KeyedBlock) -> bool:
         """Equal bytes? A block that is gone says nothing against what was kept."""
         mine = self._parts(piece)
         kept = [bytearray(part.nbytes) for part in mine]
@@ -202,7 +206,7 @@ class Mover:
             self._tier.drop(piece.key, piece.group, piece.tenant)
         return equal
 
-    def _guarded(self, do: Callable[[Piece], bool], piece: Piece) -> bool:
+    def _guarded(self, do: Callable[[KeyedBlock], bool], piece: KeyedBlock) -> bool:
         """Whatever a tier raises, an order ends: the engine waits for it."""
         try:
             return do(piece)
@@ -210,11 +214,11 @@ class Mover:
             log.exception("a block could not be moved")
             return False
 
-    def _end(self, job: _Job) -> None:
+    def _end(self, job: _Moving) -> None:
         seconds = time.perf_counter() - job.begun
         sizes = [sum(view[0].nbytes for view in self._views[one.group]) for one in job.pieces]
         nbytes = sum(size for size, good in zip(sizes, job.good, strict=True) if good)
-        self._ended.append(Moved(job.ticket, job.kind, tuple(job.good), nbytes, seconds))
+        self._ended.append(OrderEnd(job.ticket, job.kind, tuple(job.good), nbytes, seconds))
         self._close_one()
         self._wake()
 
@@ -222,6 +226,13 @@ class Mover:
         with self._idle:
             self._open -= 1
             self._idle.notify_all()
+
+
+def below(
+    cache: Callable[[], KvCache], wake: Callable[[], None], root: Path, engine: str, limit: int
+) -> Mover:
+    """A mover between a pool and the disk; the arguments are those of `Mover` and `DiskTier`."""
+    return Mover(DiskTier(root, engine, max(cache().groups) + 1, limit), cache, wake)
 
 
 def _bytes_of(array: Any) -> Any:
