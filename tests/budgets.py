@@ -58,10 +58,10 @@ LINES = {
     "speech": 1_969,
     "speculate": 900,
     "text": 5_165,
-    "worker": 4_911,
+    "worker": 4_915,
 }
 """Lines of Python in each package."""
-TOTAL = 88_109
+TOTAL = 88_113
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

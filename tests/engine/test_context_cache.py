@@ -71,6 +71,14 @@ def test_a_restart_loads_what_was_computed(
         assert stats(third).wrong == 0
 
 
+def test_a_pool_of_tensors_is_kept_too(tiny: Path, tmp_path: Path) -> None:
+    with opened(tiny, tmp_path, kernels="ref") as first:
+        answer, _ = greedy(first, PROMPT)
+        stats(first)
+    with opened(tiny, tmp_path, kernels="ref") as second:
+        assert greedy(second, PROMPT) == (answer, 64)
+
+
 def test_the_canary_sees_another_content(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

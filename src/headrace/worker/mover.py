@@ -7,6 +7,7 @@ threads read, one writes and stands back for all others.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import queue
@@ -17,11 +18,13 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ..base.tiers import KeyedBlock, Movement, OrderEnd
+from ..kernels.arrays import Array, address
 from ..kernels.operators import KvCache
 from .disk import DiskTier
 from .kv_tensors import arrays_of
@@ -75,7 +78,7 @@ class Mover:
         """`cache`: the pool as it lies now; `wake`: called in any thread when a read has ended."""
         self._tier, self._cache, self._wake = tier, cache, wake
         self._pool: KvCache | None = None
-        self._views: list[list[Any]] = []
+        self._views: list[list[npt.NDArray[np.uint8]]] = []
         self._ended: deque[OrderEnd] = deque()
         self._reads: queue.SimpleQueue[tuple[_Moving, range] | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[_Moving | None] = queue.SimpleQueue()
@@ -146,7 +149,9 @@ class Mover:
             self._open += 1
         cache = self._cache()
         if cache is not self._pool:
-            views: list[list[Any]] = [[] for _ in range(max(cache.groups, default=0) + 1)]
+            views: list[list[npt.NDArray[np.uint8]]] = [
+                [] for _ in range(max(cache.groups, default=0) + 1)
+            ]
             for layer, group in zip(cache.layers, cache.groups, strict=True):
                 views[group] += [_bytes_of(array) for array in arrays_of(layer)]
             self._pool, self._views = cache, views
@@ -235,10 +240,9 @@ def below(
     return Mover(DiskTier(root, engine, max(cache().groups) + 1, limit), cache, wake)
 
 
-def _bytes_of(array: Any) -> Any:
-    """uint8 [blocks, bytes] over the same memory of the host."""
+def _bytes_of(array: Array) -> npt.NDArray[np.uint8]:
+    """uint8 [blocks, bytes] over the same memory of the host, which `Mover._pool` keeps alive."""
     if isinstance(array, np.ndarray):
         return array.reshape(len(array), -1).view(np.uint8)
-    import torch  # Local: a pool of arrays does without.
-
-    return array.view(len(array), -1).view(torch.uint8).numpy()
+    memory = (ctypes.c_uint8 * array.nbytes).from_address(address(array))
+    return np.frombuffer(memory, np.uint8).reshape(len(array), -1)
