@@ -28,8 +28,9 @@ from headrace.base.spec import InputSpan
 from headrace.base.step import PoolShape
 
 KEY_BYTES = 16
-FORMAT = 2
-"""Changes with what a key is made of."""
+FORMAT = 3
+"""Raised when keys are made of something else, and when the bytes of a block mean something else
+while its arrays stay: 3 is for int8 keys that are kept without their biases."""
 _MARK = -1
 """Begins what a link says of an input; token ids are never negative."""
 
