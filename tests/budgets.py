@@ -53,7 +53,7 @@ LINES = {
     "obs": 1_764,
     "quant": 780,
     "roofline": 4_580,
-    "sched": 1_561,
+    "sched": 1_562,
     "server": 13_891,
     "speech": 1_969,
     "speculate": 900,

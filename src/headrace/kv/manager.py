@@ -102,11 +102,6 @@ class KvManager:
         """Free blocks, of all groups together."""
         return sum(pool.free for pool in self.pools)
 
-    @property
-    def lent(self) -> int:
-        """Blocks that a lower tier reads or writes."""
-        return 0 if self.tiers is None else len(self.tiers.held)
-
     def turn(self) -> None:
         """Take back what lower tiers are done with."""
         if self.tiers is not None:

@@ -187,4 +187,5 @@ class Roster:
         self.rows.check_integrity(held)
         self.kv.check_integrity()
         if not held:
-            assert self.kv.usage == 0.0 or self.kv.lent, "blocks leak"
+            lent = self.kv.tiers is not None and self.kv.tiers.held
+            assert self.kv.usage == 0.0 or lent, "blocks leak"

@@ -19,7 +19,7 @@ from ..base.facts import WorkerFacts
 from ..base.groups import layer_groups, pool_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
-from ..kernels.operators import KvCache, StepBatch, StepLimits
+from ..kernels.operators import StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, CallByCall, Program
 from ..kernels.timing import OperatorTimes, operator_times
 from ..loader.adapters import open_adapter
@@ -178,7 +178,7 @@ class Worker:
         system (an engine that sleeps has a pool of nothing). Raises `DoesNotFit` where the device
         has no room for it.
         """
-        again = hasattr(self, "_cache")
+        again = hasattr(self, "cache")
         try:
             self._allocate(pool)
         except RuntimeError as error:
@@ -205,8 +205,8 @@ class Worker:
         with self._inference():
             self._pool = pool
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
-            self._cache = allocate_kv(pool, device, host=self._operators.host)
-            leave_biases_out(self._model, self._operators.name, self._cache)
+            self.cache = allocate_kv(pool, device, host=self._operators.host)
+            leave_biases_out(self._model, self._operators.name, self.cache)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(
                 options.step_tokens, options.rows, options.max_context, options.drafts
@@ -214,7 +214,7 @@ class Worker:
             plain = self._plain = CallByCall(
                 self._model,
                 self._operators,
-                self._cache,
+                self.cache,
                 self._operators.drawing,
                 None if self._adapters is None else self._adapters.additions,
             )
@@ -241,7 +241,7 @@ class Worker:
                     pool=pool,
                     token_types=typed,
                     draws=True,
-                    planner=self._operators.planner(self._cache, options.drafts),
+                    planner=self._operators.planner(self.cache, options.drafts),
                 )
             )
             if program.lowered:
@@ -253,7 +253,7 @@ class Worker:
                 drawing=self._operators.drawing,
                 rows=self._rows,
                 tables=self._tables,
-                cache=self._cache,
+                cache=self.cache,
                 features=features,
                 batch=self._batch,
                 stopwatch=Stopwatch() if device == "cuda" else None,
@@ -263,11 +263,6 @@ class Worker:
                 verification=self._verification(),
             )
         self._phases["allocate"] = time.perf_counter() - begin
-
-    @property
-    def cache(self) -> KvCache:
-        """The KV pool as it lies now; another one after `allocate`."""
-        return self._cache
 
     def _verification(self) -> Verification | None:
         if not self.options.drafts or not self._model.generates:
@@ -316,7 +311,7 @@ class Worker:
                 plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
                 batch = self._batch(plan, None)
                 self._program.step(batch, BEST if self._model.generates else EVERY)
-            clear_null_blocks(self._cache)
+            clear_null_blocks(self.cache)
         if self._memory is not None:
             pool = pool_bytes(self._pool)
             planned = {"KV pool": pool, "graphs": self.facts.graph_bytes}
