@@ -44,7 +44,7 @@ def decode(worker: Worker, row: int, start: int, count: int) -> list[int]:
 def test_a_step_by_hand(worker: Worker) -> None:
     worker.allocate(pool_of(worker, 20))
     worker.warm_up()
-    for layer in worker._cache.layers:
+    for layer in worker.cache.layers:
         assert not layer.k[0].any(), "the null block stays zero"
     tokens = prompt(20)
     result = worker.execute(first_step(3, tokens, [5, 2]))
@@ -89,9 +89,9 @@ def test_copies_run_before_the_step_and_in_order(worker: Worker) -> None:
         [BlockWrite(1, 0, 0, [7, 8])],
         copies=[BlockCopy(0, 1, 7), BlockCopy(0, 2, 9), BlockCopy(0, 9, 8)],
     )
-    before = [layer.k[2].clone() for layer in worker._cache.layers]
+    before = [layer.k[2].clone() for layer in worker.cache.layers]
     assert worker.execute(plan).tokens[0] + decode(worker, 1, 21, 3) == expected[1:]
-    for layer, kept in zip(worker._cache.layers, before, strict=True):
+    for layer, kept in zip(worker.cache.layers, before, strict=True):
         assert torch.equal(layer.k[2], kept), "the source is not written"
 
 
@@ -159,7 +159,7 @@ def test_kv_types(make_worker, worker: Worker, kv_dtype: str, tolerance: float) 
     exact, rounded = ([one.logprob for one in each.prompt_logprobs] for each in scores)
     difference = (torch.tensor(exact) - torch.tensor(rounded)).abs()
     assert 0 < difference.mean() < tolerance
-    layer = small._cache.layers[0]
+    layer = small.cache.layers[0]
     assert (layer.k_scale is not None) == (kv_dtype in ("int8", "fp8"))
 
 
