@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernel_cases import attention_by_definition
 
 from headrace.kernels import reference_attention
 from headrace.kernels.attention_lists import plan_step
@@ -120,6 +121,33 @@ def test_equals_reference(case: tuple[object, ...], kind: str) -> None:
     torch.testing.assert_close(
         everything.view(len(q), -1).float(), expected, atol=tolerance, rtol=tolerance
     )
+
+
+@pytest.mark.parametrize("case", [*CASES[1:4], CASES[5]])
+@pytest.mark.parametrize("kind", ["float32", "fp8"])
+def test_sinks_take_their_share(case: tuple[object, ...], kind: str) -> None:
+    """Against float64, in one piece and in several, of a token and of a chunk; scores of sinks far
+    below and far above all others, and fp16's largest."""
+    entries, heads, kv_heads, width, block, window, softcap = case  # type: ignore[misc]
+    torch.manual_seed(13)
+    batch = make_batch(entries, block, window)
+    kv = make_kv(batch, kv_heads, block, width, kind)
+    q = torch.randn(len(batch.tokens), heads, width)
+    sinks = torch.cat([3 * torch.randn(heads - 3), torch.tensor([60.0, -60.0, 65504.0])])
+    scale = width**-0.5
+    expected = attention_by_definition(q, kv, batch, scale, softcap, sinks).float()
+    view, tickets = batch.groups[0], make_tickets(CPU)
+    for programs in (1, PROGRAMS):
+        out, plan = torch.full_like(q, float("nan")), plan_of(batch, 3, programs)
+        rest = scale, softcap, DecodeConfig(tile=32), tickets
+        attention_decode(q, kv, plan, 0, view, out, *rest, sinks=sinks)
+        config = scale, softcap, PrefillConfig(rows=32, tile=32)
+        attention_prefill(q, kv, plan, view, out, *config, longest=batch.max_length, sinks=sinks)
+        torch.testing.assert_close(out.flatten(1), expected, atol=2e-5, rtol=2e-5)
+        out = torch.full_like(q, float("nan"))
+        plan = plan_of(batch, widest=0)
+        attention_prefill(q, kv, plan, view, out, *config, longest=64, sinks=sinks)
+        torch.testing.assert_close(out.flatten(1), expected, atol=2e-5, rtol=2e-5)
 
 
 DRAFTS = [

@@ -8,6 +8,7 @@ import pytest
 import torch
 from kernel_cases import mixture
 
+from headrace.base.graph import RouteSpec
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
 from headrace.kernels.triton import gated as gated_module
 from headrace.kernels.triton import moe as moe_module
@@ -95,6 +96,35 @@ def test_quantised_experts(kind: str, tokens: int) -> None:
         ops, x[-1:], router[-1:], *([w for w, _ in part] for part in parts), active, True, "silu"
     )
     torch.testing.assert_close(alone[0], actual[-1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["dense", "5", "fp8", "blocks"])
+@pytest.mark.parametrize("tokens", [1, 21])
+def test_clamped_experts_with_biases(kind: str, tokens: int) -> None:
+    """As gpt-oss has them; gates and values beyond their bounds."""
+    experts, active, width, inner = 5, 2, 160, 192
+    torch.manual_seed(17)
+    x, router = 3 * torch.randn(tokens, width), torch.randn(tokens, experts)
+    shapes = (2 * inner, width), (width, inner)
+    parts = [
+        [
+            (DenseWeight(matrix), matrix) if kind == "dense" else quantised(kind, matrix)
+            for matrix in dense_experts(experts, *shape)
+        ]
+        for shape in shapes
+    ]
+    biases = 6 * torch.randn(experts * 2 * inner), 6 * torch.randn(experts * width)
+    given: list[list[Weight]] = [[DenseWeight(values) for _, values in part] for part in parts]
+    reference, ops = ReferenceOperators(torch.float32), TritonOperators(torch.float32)
+    chosen, shares = reference.route(router, RouteSpec(active), None)
+    expected = reference.experts(x, chosen, shares, *given, "clamped", biases)
+    chosen, shares = ops.route(router, RouteSpec(active), None)
+    weights: list[list[Weight]] = [[weight for weight, _ in part] for part in parts]
+    actual = ops.experts(x, chosen, shares, *weights, "clamped", biases)
+    error = (actual - expected).norm() / expected.norm()
+    assert error < (0.06 if kind in ("fp8", "blocks") else 2e-5)
+    without = ops.experts(x, chosen, shares, *weights, "clamped")
+    assert (without - expected).norm() / expected.norm() > 0.1
 
 
 @pytest.mark.parametrize("kind", ["dense", "4", "8", "fp8"])

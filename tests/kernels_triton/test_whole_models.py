@@ -30,12 +30,22 @@ SHALLOW = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "qwen3_moe": {"num_hidden_layers": 1},
+    "gpt_oss": {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }
 """Every program of every kernel costs a millisecond in the interpreter: one layer of each kind."""
 
 
 @pytest.fixture(
-    scope="module", params=["qwen2", "gemma3-capped", pytest.param("qwen3_moe", marks=SLOW)]
+    scope="module",
+    params=[
+        "qwen2",
+        "gemma3-capped",
+        pytest.param("qwen3_moe", marks=SLOW),
+        pytest.param("gpt_oss", marks=SLOW),
+    ],
 )
 def workers(request, kept: Kept):
     folder = kept(families.make, request.param, **SHALLOW[request.param])

@@ -37,7 +37,7 @@ from ..attention_plan import SHORTEST, AttentionPlan
 from ..operators import GroupBatch, KvLayer
 from .early import launch_options, wait_for_inputs
 from .quantise import from_codes
-from .support import INTERPRETED, LOG2E, matrix_product, soft_cap
+from .support import INTERPRETED, LOG2E, matrix_product, sink_mass, soft_cap
 
 LIFT = tl.constexpr(256.0)
 """On the scales of V where weights are fp16, whose smallest number is 6e-8; taken off at the end.
@@ -67,6 +67,7 @@ class DecodeConfig:
 def _join(
     partial,
     log_sums,
+    sinks,
     out_at,
     out_stride,
     first,
@@ -112,6 +113,8 @@ def _join(
         output = output * shrink[:, None] + tl.sum(part * grow[:, :, None], 0)
         total = total * shrink + tl.sum(mass * grow, 0)
         best = top
+    if sinks is not None:
+        total += sink_mass(sinks, head * GROUP + rows % GROUP, best)
     place = rows * WIDTH
     if PACKED > GROUP:
         place = rows // GROUP * out_stride + rows % GROUP * WIDTH
@@ -124,6 +127,7 @@ def _leave(
     partial,
     log_sums,
     tickets,
+    sinks,
     out_at,
     out_stride,
     output,
@@ -160,6 +164,7 @@ def _leave(
         _join(
             partial,
             log_sums,
+            sinks,
             out_at,
             out_stride,
             number - part,
@@ -183,6 +188,7 @@ def _split_kernel(
     v,
     k_scale,
     v_scale,
+    sinks,
     tables,
     pieces,
     partial,
@@ -309,6 +315,8 @@ def _split_kernel(
         output *= 1.0 / LIFT
     out_at = out + first_row.to(tl.int64) * out_stride + head * GROUP * WIDTH
     if parts == 1:
+        if sinks is not None:
+            total += sink_mass(sinks, head * GROUP + rows % GROUP, best)
         finished = (output / total[:, None]).to(out.dtype.element_ty)
         place = rows * WIDTH
         if TOKENS > 1:
@@ -319,6 +327,7 @@ def _split_kernel(
             partial,
             log_sums,
             tickets,
+            sinks,
             out_at,
             out_stride,
             output,
@@ -354,10 +363,11 @@ def attention_decode(
     config: DecodeConfig,
     tickets: torch.Tensor,
     *,
+    sinks: torch.Tensor | None = None,
     early: bool = False,
 ) -> None:
     """Fill `out` [N, H, E] for the entries that `plan` cuts in pieces; rows of others are left
-    alone. `group_number`: whose pieces.
+    alone. `group_number`: whose pieces. `sinks` [H]: see `Operators.attend`.
 
     `tickets` [entries · G or more] int32: zero before and after, see `split.make_tickets`.
 
@@ -387,6 +397,7 @@ def attention_decode(
         kv.v,
         k_scale,
         v_scale,
+        sinks,
         view.tables,
         pieces,
         partial,

@@ -35,7 +35,7 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import AttentionPlan
 from ..operators import GroupBatch, KvLayer
-from .support import INTERPRETED, LOG2E, matrix_product, soft_cap
+from .support import INTERPRETED, LOG2E, matrix_product, sink_mass, soft_cap
 
 L2 = 32 * 2**20
 """Bytes of KV that heads side by side may read over and over."""
@@ -147,6 +147,7 @@ def _prefill_kernel(
     v,
     k_scale,
     v_scale,
+    sinks,
     tables,
     chunks,
     out,
@@ -283,6 +284,8 @@ def _prefill_kernel(
             True,
             INTERPRET,
         )
+    if sinks is not None:
+        total += sink_mass(sinks, query_head, best)
     out_at = (first_row + token).to(tl.int64) * out_stride + query_head * WIDTH
     result = (output / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + out_at[:, None] + columns[None, :], result, mask=real)
@@ -305,9 +308,10 @@ def attention_prefill(
     config: PrefillConfig,
     *,
     longest: int,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Fill `out` [N, H, E] for the chunks of `plan`; rows of others are left alone. `longest`:
-    tokens of KV that a chunk reads at most.
+    tokens of KV that a chunk reads at most. `sinks` [H]: see `Operators.attend`.
 
     Shapes and dtypes as in `attention_decode`.
     """
@@ -328,6 +332,7 @@ def attention_prefill(
         kv.v,
         k_scale,
         v_scale,
+        sinks,
         view.tables,
         chunks,
         out,

@@ -36,10 +36,6 @@ class TritonBackend:
             return f"no kernels for {question.dtype}"
         if kind == "attend" and question.bidirectional:
             return "no kernel for attention to both sides"
-        if kind == "attend" and any(len(node.weights) == 1 for node in question.nodes(kind)):
-            return "no kernel for attention with sinks"
-        if kind == "experts" and any(len(node.weights) > 2 for node in question.nodes(kind)):
-            return "no kernel for experts with biases"
         if kind == "route":
             specs = {node.spec for node in question.nodes(kind)}
             for spec in specs:

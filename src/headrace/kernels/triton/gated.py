@@ -33,6 +33,11 @@ def activate(gate, up, ACTIVATION: tl.constexpr):
     if ACTIVATION == "silu":
         # exp2 of a large positive number is inf and the quotient 0: what silu tends to.
         act = gate / (1.0 + tl.exp2(gate * -1.4426950408889634))
+    elif ACTIVATION == "clamped":
+        # Of gpt-oss: 1.702 · log2(e); a NaN stays one.
+        gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up.to(tl.float32), -7.0, 7.0, propagate_nan=tl.PropagateNan.ALL) + 1.0
+        act = gate / (1.0 + tl.exp2(gate * -2.4554669595930155))
     elif ACTIVATION == "gelu":
         act = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:
@@ -42,23 +47,44 @@ def activate(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gated_kernel(
-    gate_up, out, width, ACTIVATION: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr
-):
-    wait_for_inputs(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+def _act(gate_up, biases, chosen, row, columns, width, ACTIVATION: tl.constexpr):
+    """act(gate) · up of a row in fp32; `biases` [experts, 2 · width] of the expert that the row
+    is of, by `chosen`, are added before."""
     mask = columns < width
     at = gate_up + row * 2 * width + columns
     gate = tl.load(at, mask=mask, other=0.0)
     up = tl.load(at + width, mask=mask, other=0.0)
-    values = activate(gate, up, ACTIVATION)
-    tl.store(out + row * width + columns, values.to(out.dtype.element_ty), mask=mask)
+    if biases is not None:
+        own = biases + tl.load(chosen + row).to(tl.int64) * 2 * width + columns
+        gate = gate.to(tl.float32) + tl.load(own, mask=mask, other=0.0).to(tl.float32)
+        up = up.to(tl.float32) + tl.load(own + width, mask=mask, other=0.0).to(tl.float32)
+    return activate(gate, up, ACTIVATION)
+
+
+@triton.jit
+def _gated_kernel(
+    gate_up,
+    biases,
+    chosen,
+    out,
+    width,
+    ACTIVATION: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_inputs(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    values = _act(gate_up, biases, chosen, row, columns, width, ACTIVATION)
+    place = out + row * width + columns
+    tl.store(place, values.to(out.dtype.element_ty), mask=columns < width)
 
 
 @triton.jit
 def _gated_codes_kernel(
     gate_up,
+    biases,
+    chosen,
     codes,
     scales,
     width,
@@ -70,29 +96,26 @@ def _gated_codes_kernel(
 ):
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    base = gate_up + row * 2 * width
     peak = 0.0
     for at in range(0, width, TILE):
         columns = at + tl.arange(0, TILE)
-        mask = columns < width
-        gate = tl.load(base + columns, mask=mask, other=0.0)
-        up = tl.load(base + width + columns, mask=mask, other=0.0)
-        peak = tl.maximum(peak, tl.max(tl.abs(activate(gate, up, ACTIVATION)), 0))
+        values = _act(gate_up, biases, chosen, row, columns, width, ACTIVATION)
+        # What fills the tile is none of the row's.
+        peak = tl.maximum(peak, tl.max(tl.where(columns < width, tl.abs(values), 0.0), 0))
     scale = tl.maximum(peak / HIGH, 1e-30)
     tl.store(scales + row, scale)
     for at in range(0, width, TILE):
         columns = at + tl.arange(0, TILE)
-        mask = columns < width
-        gate = tl.load(base + columns, mask=mask, other=0.0)
-        up = tl.load(base + width + columns, mask=mask, other=0.0)
-        scaled = activate(gate, up, ACTIVATION) / scale
+        scaled = _act(gate_up, biases, chosen, row, columns, width, ACTIVATION) / scale
         coded = to_codes(scaled, codes.dtype.element_ty, HIGH, INTERPRET)
-        tl.store(codes + row * width + columns, coded, mask=mask)
+        tl.store(codes + row * width + columns, coded, mask=columns < width)
 
 
 @triton.jit
 def _gated_groups_kernel(
     gate_up,
+    biases,
+    chosen,
     codes,
     scales,
     width,
@@ -109,21 +132,29 @@ def _gated_groups_kernel(
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TILE
     columns = first + tl.arange(0, TILE)
-    mask = columns < width
-    at = gate_up + row * 2 * width + columns
-    gate = tl.load(at, mask=mask, other=0.0)
-    up = tl.load(at + width, mask=mask, other=0.0)
-    values = activate(gate, up, ACTIVATION)
+    values = _act(gate_up, biases, chosen, row, columns, width, ACTIVATION)
     store_groups(codes, scales, row, first, values, width, groups, TILE, GROUP, HIGH, INTERPRET)
 
 
-def gated(gate_up: torch.Tensor, activation: str, *, early: bool = False) -> torch.Tensor:
-    """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu or gelu_tanh."""
+def gated(
+    gate_up: torch.Tensor,
+    activation: str,
+    biases: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
+    *,
+    early: bool = False,
+) -> torch.Tensor:
+    """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu, gelu_tanh or clamped.
+
+    `biases` [experts, 2I] are added before, of the expert that each row is of: `chosen`, N numbers.
+    """
     rows, double = gate_up.shape
     width = double // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     _gated_kernel[(rows, triton.cdiv(width, TILE))](
         gate_up,
+        biases,
+        chosen,
         out,
         width,
         ACTIVATION=activation,
@@ -135,7 +166,14 @@ def gated(gate_up: torch.Tensor, activation: str, *, early: bool = False) -> tor
 
 
 def gated_codes(
-    gate_up: torch.Tensor, activation: str, codes: str, group: int = 0, *, early: bool = False
+    gate_up: torch.Tensor,
+    activation: str,
+    codes: str,
+    group: int = 0,
+    biases: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
+    *,
+    early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`gated` as (codes [N, I] in fp8 or int8, scales fp32 [N, 1] or [N, ceil(I / group)])."""
     rows, double = gate_up.shape
@@ -147,6 +185,8 @@ def gated_codes(
     if group:
         _gated_groups_kernel[(rows, triton.cdiv(width, TILE))](
             gate_up,
+            biases,
+            chosen,
             out,
             scales,
             width,
@@ -162,6 +202,8 @@ def gated_codes(
         return out, scales
     _gated_codes_kernel[(rows,)](
         gate_up,
+        biases,
+        chosen,
         out,
         scales,
         width,

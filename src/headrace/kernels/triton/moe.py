@@ -168,8 +168,17 @@ def _place_kernel(
 
 @triton.jit
 def _gather_kernel(
-    parts, shares, y, width, ACTIVE: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr
+    parts,
+    shares,
+    biases,
+    chosen,
+    y,
+    width,
+    ACTIVE: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    """`biases` [experts, width] of those that a token chose are part of what they give."""
     wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -177,7 +186,12 @@ def _gather_kernel(
     for place in tl.static_range(ACTIVE):
         share = tl.load(shares + token * ACTIVE + place)
         at = (token * ACTIVE + place) * width + column
-        total += share * tl.load(parts + at, mask=column < width, other=0.0).to(tl.float32)
+        part = tl.load(parts + at, mask=column < width, other=0.0).to(tl.float32)
+        if biases is not None:
+            expert = tl.load(chosen + token * ACTIVE + place).to(tl.int64)
+            own = biases + expert * width + column
+            part += tl.load(own, mask=column < width, other=0.0).to(tl.float32)
+        total += share * part
     tl.store(y + token * width + column, total.to(y.dtype.element_ty), mask=column < width)
 
 
@@ -257,30 +271,47 @@ def experts(
     config: MoeConfig,
     packed: PackedSkinnyConfig | None = None,
     tickets: torch.Tensor | None = None,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     *,
     early: bool = False,
 ) -> torch.Tensor:
     """x [N, D], what `route` gave, tables of [2I, D] and [D, I] of `count` experts → [N, D].
 
     `packed`: packed experts take the products of few rows, cut so; with `tickets` their input may
-    be split.
+    be split. `biases`: of all experts, [count · 2I] and [count · D]; the gate is a kernel of its
+    own then, which adds the first.
     """
     tokens, width = x.shape
     active = chosen.shape[1]
     few = packed if gate_up.bits and down.bits else None
     rows = config.rows if few is None else few.rows
     tiles = place(chosen, count, rows, early=early)
+    of_gate_up, of_down = biases or (None, None)
     if few is not None:
-        acted = grouped_packed(x, gate_up, tiles, active, few, tickets, activation, early=early)
+        within = activation if of_gate_up is None else ""
+        acted = grouped_packed(x, gate_up, tiles, active, few, tickets, within, early=early)
+        if not within:
+            acted = gated(acted, activation, of_gate_up, chosen, early=early)
         parts = grouped_packed(acted, down, tiles, 1, few, tickets, early=early)
     else:
-        acted, scales = _gate_up(x, gate_up, down, tiles, active, activation, config, early=early)
+        acted, scales = _gate_up(
+            x, gate_up, down, tiles, chosen, activation, config, of_gate_up, early=early
+        )
         parts = grouped_product(
             acted, down, tiles, 1, config, dtype=x.dtype, scales=scales, early=early
         )
     y = torch.empty_like(x)
     _gather_kernel[(tokens, triton.cdiv(width, 1024))](
-        parts, shares, y, width, ACTIVE=active, TILE=1024, num_warps=4, **launch_options(early)
+        parts,
+        shares,
+        of_down,
+        chosen,
+        y,
+        width,
+        ACTIVE=active,
+        TILE=1024,
+        num_warps=4,
+        **launch_options(early),
     )
     return y
 
@@ -290,24 +321,26 @@ def _gate_up(
     gate_up: ExpertTable,
     down: ExpertTable,
     tiles: Tiles,
-    active: int,
+    chosen: torch.Tensor,
     activation: str,
     config: MoeConfig,
+    biases: torch.Tensor | None,
     *,
     early: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What the products of `down` multiply: act(gate) · up [assignments, I]; or its codes, and
     their scales."""
-    values, scales, dtype = x, None, x.dtype
+    values, scales, dtype, active = x, None, x.dtype, chosen.shape[1]
     if gate_up.blocked is not None:
         values, scales = quantise_rows(x, blocked=gate_up.blocked, early=early)
     dense = gate_up.blocked is None and not gate_up.bits
-    if dense and down.blocked is None and config.rows <= GATE_ROWS:
+    if dense and down.blocked is None and config.rows <= GATE_ROWS and biases is None:
         gate = grouped_product(x, gate_up, tiles, active, config, activation, early=early)
         return gate, None
     inner = grouped_product(
         values, gate_up, tiles, active, config, dtype=dtype, scales=scales, early=early
     )
     if down.blocked is None:
-        return gated(inner, activation, early=early), None
-    return gated_codes(inner, activation, "fp8", BLOCK if down.blocked else 0, early=early)
+        return gated(inner, activation, biases, chosen, early=early), None
+    group = BLOCK if down.blocked else 0
+    return gated_codes(inner, activation, "fp8", group, biases, chosen, early=early)

@@ -262,7 +262,6 @@ class TritonOperators(ReferenceOperators):
     ) -> torch.Tensor:
         """Entries of few tokens are cut along the KV, the others along their queries."""
         assert kv is not None, "no kernel for attention to both sides"
-        assert sinks is None, "no kernel for attention with sinks"
         flat, width, scale, softcap = q, spec.size, spec.scale, spec.softcap
         q = flat.view(len(flat), spec.heads, width)
         out = torch.empty_like(q)
@@ -285,6 +284,7 @@ class TritonOperators(ReferenceOperators):
             softcap,
             table.prefill(width, coded=coded),
             longest=reach if view.window is None else min(reach, view.window + batch.max_count),
+            sinks=sinks,
         )
         attention_decode(
             q,
@@ -297,6 +297,7 @@ class TritonOperators(ReferenceOperators):
             softcap,
             table.decode(width, coded=coded),
             self._ticket(q.device),
+            sinks=sinks,
             early=self._early(q).early,
         )
         return out.view_as(flat)
@@ -321,7 +322,6 @@ class TritonOperators(ReferenceOperators):
         activation: str,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        assert biases is None, "no kernel for experts with biases"
         experts, table = len(gate_up), self._table(x.device)
         rows = 1 if self.deterministic else -(-chosen.numel() // experts)
         # Tiles of 8 rows as long as hardly an expert has more of them.
@@ -338,6 +338,7 @@ class TritonOperators(ReferenceOperators):
             table.moe(rows),
             packed if packed.serves else None,
             None if self.deterministic else self._ticket(x.device),
+            biases,
             early=self._early(x).early,
         )
 

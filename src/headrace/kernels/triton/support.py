@@ -27,6 +27,13 @@ def matrix_product(a, b, accumulator, interpreted: tl.constexpr):
 
 
 @triton.jit
+def sink_mass(sinks, heads, best):
+    """What the sinks of `heads` add to sums of weights whose largest score, to base two, is
+    `best`."""
+    return tl.exp2(tl.load(sinks + heads).to(tl.float32) * 1.4426950408889634 - best)
+
+
+@triton.jit
 def soft_cap(scores, cap: tl.constexpr):
     """cap · tanh(scores / cap), with tanh from one exponential (exact limits at both ends)."""
     doubled = tl.exp2(tl.abs(scores) * (-2.0 / cap * 1.4426950408889634))
