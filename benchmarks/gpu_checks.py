@@ -55,7 +55,9 @@ ATTENTION: tuple[tuple[Step, int, int, int, int | None, float | None], ...] = (
 """(entries, H, G, E, window, softcap): the shapes of the interpreter's tests, and larger ones."""
 
 
-def attention(case: int, kind: str, *, deterministic: bool = False) -> Check:
+def attention(case: int, kind: str, *, deterministic: bool = False, sunk: bool = False) -> Check:
+    """`sunk`: with sinks."""
+
     def check(device: str, dtype: torch.dtype) -> float:
         step, heads, groups, width, window, softcap = ATTENTION[case]
         batch = make_batch(step, [window], device)
@@ -76,9 +78,10 @@ def attention(case: int, kind: str, *, deterministic: bool = False) -> Check:
             values = [kv.k.float(), kv.v.float()]
         q = torch.randn(step.tokens, heads, width, device=device).to(dtype)
         ops = TritonOperators(dtype, deterministic=deterministic)
-        actual = attend(ops, q, kv, batch, width**-0.5, softcap)
+        sinks = torch.randn(heads, device=device).to(dtype) if sunk else None
+        actual = attend(ops, q, kv, batch, width**-0.5, softcap, sinks)
         expected = reference_attention.attention(
-            q.float(), KvLayer(*values), batch, 0, width**-0.5, softcap
+            q.float(), KvLayer(*values), batch, 0, width**-0.5, softcap, sinks
         )
         return error(actual, expected, 0.02)
 
@@ -292,6 +295,27 @@ def experts(kind: str, tokens: int) -> Check:
     return check
 
 
+def clamped_experts(device: str, dtype: torch.dtype) -> float:
+    """As gpt-oss has them, with biases; packed and dense, few rows and many."""
+    count, active, width, inner, worst = 8, 3, 256, 384, 0.0
+    biases = (count * 2 * inner, count * width)
+    own = tuple(3 * torch.randn(size, device=device).to(dtype) for size in biases)
+    wide = tuple(bias.float() for bias in own)
+    for kind, tokens in pairs(("dense", "5"), (3, 200)):
+        x = 3 * torch.randn(tokens, width, device=device).to(dtype)
+        router = torch.randn(tokens, count, device=device).to(dtype)
+        made = [
+            [form(kind, *shape, device, dtype)[0] for _ in range(count)]
+            for shape in ((2 * inner, width), (width, inner))
+        ]
+        plain: list[list[Weight]] = [[DenseWeight(values(w, dtype)) for w in part] for part in made]
+        ref = ReferenceOperators(torch.float32)
+        expected = mixture(ref, x.float(), router.float(), *plain, active, "clamped", wide)
+        actual = mixture(TritonOperators(dtype), x, router, *made, active, "clamped", own)
+        worst = max(worst, error(actual, expected, 0.03))
+    return worst
+
+
 def draws(device: str, dtype: torch.dtype) -> float:
     rows, width = 6, 5000
     logits = torch.randn(rows, width, device=device) * 3
@@ -368,6 +392,7 @@ def all_checks() -> dict[str, Check]:
         "codes": codes,
         "draws": draws,
         "expansion": expansion,
+        "experts, clamped": clamped_experts,
         "rows do not depend": rows_do_not_depend,
     }
     for kind, normed in (("bf16", False), ("bf16", True), ("fp8", True), ("int8", False)):
@@ -376,6 +401,7 @@ def all_checks() -> dict[str, Check]:
     for number, case in enumerate(ATTENTION):
         for kind in ("bf16", "fp8", "int8"):
             found[f"attention, {case[0].name}, {kind}"] = attention(number, kind)
+    found["attention, mixed, bf16, sinks"] = attention(4, "bf16", sunk=True)
     found["attention, mixed, deterministic"] = attention(4, "bf16", deterministic=True)
     for kind in ("dense", "q4", "4", "5", "6", "8", "rows", "blocks"):
         for rows in (1, 17, 130, 520):
@@ -416,6 +442,8 @@ SMOKE = (
     "experts, rows, 21 tokens",
     "experts, 4, 21 tokens",
     "experts, 4, 1 tokens",
+    "attention, mixed, bf16, sinks",
+    "experts, clamped",
     *PATHS,
 )
 """Every kernel and every path once."""

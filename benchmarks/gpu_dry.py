@@ -51,7 +51,7 @@ from headrace.roofline.composition import compose
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.step import step_time
-from headrace.roofline.weights import WIDE_ENDS, WeightBytes
+from headrace.roofline.weights import parse_format
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 PREDICTED = ("H100", "H200", "B200")
@@ -77,6 +77,7 @@ MODELS = (
     ("qwen3-30b-a3b", "int4", "bfloat16", False),
     ("llama-3.1-8b", "fp8 blocks", "bfloat16", False),
     ("gemma-3-1b", "bfloat16", "bfloat16", False),
+    ("gpt-oss-20b", "mxfp4", "bfloat16", False),
 )
 """(architecture, weights, KV, deterministic)."""
 QUICK = (MODELS[0], MODELS[6])
@@ -417,7 +418,7 @@ def predict(models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[dict[str
         if deterministic:
             continue
         arch = ARCHS[name]
-        case = Case(arch, WeightBytes(ROOFLINE[weights], formats=WIDE_ENDS), kv_dtype=kv)
+        case = Case(arch, parse_format(ROOFLINE[weights]), kv_dtype=kv)
         for step in STEPS:
             starts, counts = zip(*step.entries, strict=True)
             row: dict[str, object] = {"model": f"{name} {weights}, {kv} KV", "step": step.name}

@@ -28,8 +28,9 @@ if os.environ.get("GPU_BENCH_EARLY") == "off":
     Table.early = lambda self: OFF  # type: ignore[method-assign]
 
 BLOCK = 16
-GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128}
-BITS = {"int4": 4, "q4_k": 4, "q5_0": 5, "q6_k": 6, "int8": 8}
+GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128, "mxfp4": 32}
+BITS = {"int4": 4, "q4_k": 4, "q5_0": 5, "q6_k": 6, "int8": 8, "mxfp4": 5}
+"""Of codes, as kernels have them: twice an MXFP4 number is one of -12 … 12."""
 ROOFLINE = {
     "bfloat16": "bfloat16",
     "fp8": "fp8",
@@ -39,8 +40,9 @@ ROOFLINE = {
     "q6_k": "Q6_K",
     "int8": "int8",
     "fp8 blocks": "fp8",
+    "mxfp4": "bfloat16,experts=Q5_0",
 }
-"""Weight format → its name in `roofline.formats`."""
+"""Weight format → what `roofline.weights.parse_format` reads; experts in MXFP4 as we hold them."""
 
 GEMMA_3_1B = ModelArch(
     family="gemma3",
@@ -68,6 +70,7 @@ ARCHS = {
     "qwen2.5-0.5b": KNOWN["qwen2.5-0.5b"],
     "llama-3.1-8b": KNOWN["llama-3.1-8b"],
     "qwen3-30b-a3b": KNOWN["qwen3-30b-a3b"],
+    "gpt-oss-20b": KNOWN["gpt-oss-20b"],
     "gemma-3-1b": GEMMA_3_1B,
 }
 
@@ -79,11 +82,12 @@ def attend(
     batch: StepBatch,
     scale: float,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`Operators.attend` of q [N, H, E] in the step's first group."""
     _, heads, size = q.shape
     spec = AttentionSpec(0, heads, kv.k.shape[1], size, scale, softcap=softcap)
-    found: torch.Tensor = ops.attend(q.flatten(1), spec, kv, batch, 0)
+    found: torch.Tensor = ops.attend(q.flatten(1), spec, kv, batch, 0, sinks)
     return found
 
 
@@ -94,10 +98,12 @@ def mixture(
     gate_up: list[Weight],
     down: list[Weight],
     active: int,
+    activation: str = "silu",
+    biases: tuple[torch.Tensor, ...] | None = None,
 ) -> torch.Tensor:
     """`Operators.route`, and the experts that it chose, their shares scaled to one."""
     chosen, shares = ops.route(router, RouteSpec(active), None)
-    found: torch.Tensor = ops.experts(x, chosen, shares, gate_up, down, "silu")
+    found: torch.Tensor = ops.experts(x, chosen, shares, gate_up, down, activation, biases)
     return found
 
 
@@ -157,7 +163,8 @@ def random_weights(
             data = dense(shape) * 10_000 if device != "meta" else dense(shape)
             return Fp8Weight(data.to(torch.float8_e4m3fn), scales)
         whole = len(shape) == 1 or "embed_tokens" in name or "lm_head" in name
-        if whole or weights not in BITS or "mlp.gate.weight" in name:
+        dense_part = weights == "mxfp4" and ".experts." not in name
+        if whole or dense_part or weights not in BITS or "mlp.gate.weight" in name:
             return dense(shape)
         out, width = shape
         bits, group = BITS[weights], GROUP[weights]
