@@ -296,7 +296,7 @@ def experts(kind: str, tokens: int) -> Check:
 
 
 def clamped_experts(device: str, dtype: torch.dtype) -> float:
-    """As gpt-oss has them, with biases; packed and dense, few rows and many."""
+    """Experts of gpt-oss, with biases; packed and dense, few rows and many."""
     count, active, width, inner, worst = 8, 3, 256, 384, 0.0
     biases = (count * 2 * inner, count * width)
     own = tuple(3 * torch.randn(size, device=device).to(dtype) for size in biases)

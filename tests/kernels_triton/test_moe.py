@@ -101,7 +101,7 @@ def test_quantised_experts(kind: str, tokens: int) -> None:
 @pytest.mark.parametrize("kind", ["dense", "5", "fp8", "blocks"])
 @pytest.mark.parametrize("tokens", [1, 21])
 def test_clamped_experts_with_biases(kind: str, tokens: int) -> None:
-    """As gpt-oss has them; gates and values beyond their bounds."""
+    """Experts of gpt-oss; gates and values beyond their bounds."""
     experts, active, width, inner = 5, 2, 160, 192
     torch.manual_seed(17)
     x, router = 3 * torch.randn(tokens, width), torch.randn(tokens, experts)

@@ -34,7 +34,7 @@ def activate(gate, up, ACTIVATION: tl.constexpr):
         # exp2 of a large positive number is inf and the quotient 0: what silu tends to.
         act = gate / (1.0 + tl.exp2(gate * -1.4426950408889634))
     elif ACTIVATION == "clamped":
-        # Of gpt-oss: 1.702 · log2(e); a NaN stays one.
+        # The gate of gpt-oss, 1.702 · log2(e); a NaN stays one.
         gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up.to(tl.float32), -7.0, 7.0, propagate_nan=tl.PropagateNan.ALL) + 1.0
         act = gate / (1.0 + tl.exp2(gate * -2.4554669595930155))
