@@ -30,7 +30,7 @@ if os.environ.get("GPU_BENCH_EARLY") == "off":
 BLOCK = 16
 GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128, "mxfp4": 32}
 BITS = {"int4": 4, "q4_k": 4, "q5_0": 5, "q6_k": 6, "int8": 8, "mxfp4": 5}
-"""Of codes, as kernels have them: twice an MXFP4 number is one of -12 … 12."""
+"""Width of codes as kernels have them: twice an MXFP4 number is an integer from -12 to 12."""
 ROOFLINE = {
     "bfloat16": "bfloat16",
     "fp8": "fp8",

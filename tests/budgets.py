@@ -25,7 +25,7 @@ CEILINGS = {
     "lines of a function": 133,  # What is understood without scrolling back.
     "lines of a command": 148,  # Most of them say what an option means.
     "lines of a class": 427,  # What has one reason to change.
-    "lines of a Triton function": 163,
+    "lines of a Triton function": 167,
     "parameters": 16,  # What a caller can get right without looking it up.
     "parameters of a command": 39,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 36,
@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 7_324,
     "factory": 5_926,
-    "kernels": 12_966,
+    "kernels": 13_061,
     "kv": 921,
     "layers": 302,
     "loader": 4_546,

@@ -20,7 +20,17 @@ from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.packed import tile_weight
 from headrace.kernels.triton.product_dense import DenseConfig, product_dense
 from headrace.kernels.triton.product_fp8 import quantise_weight
-from headrace.kernels.weights import DenseWeight, Fp8Weight, StackedWeight, TiledWeight, Weight
+from headrace.kernels.triton.product_packed import expand
+from headrace.kernels.weights import (
+    BlockWeight,
+    DenseWeight,
+    Fp8Weight,
+    StackedWeight,
+    TiledWeight,
+    Weight,
+)
+from headrace.quant.ggml import dequantise
+from headrace.quant.rows import unpack
 
 from .test_product_packed import random_weight
 
@@ -247,3 +257,15 @@ def test_dense_product(rows: int, outs: int, width: int) -> None:
     torch.testing.assert_close(y.double(), expected, atol=1e-4, rtol=1e-4)
     for row in {0, rows // 2, rows - 1}:
         assert torch.equal(product_dense(x[row : row + 1], weight, bias, config)[0], y[row])
+
+
+def test_mxfp4_becomes_codes_of_five_bits_without_loss() -> None:
+    random = torch.Generator().manual_seed(5)
+    blocks = torch.randint(0, 256, (7, 5, 17), generator=random, dtype=torch.uint8)
+    blocks[:, :, 0] = torch.randint(110, 134, (7, 5), generator=random, dtype=torch.uint8)
+    weight = BlockWeight("MXFP4", blocks.flatten(1), (7, 160))
+    made = tile_weight(unpack(weight))
+    assert (made.bits, made.zero) == (5, 16)
+    exact = dequantise(weight, torch.float32)
+    assert torch.equal(expand(made, 0, 7, torch.float32), exact)
+    assert exact.abs().max() > 2**7 * exact.abs()[exact != 0].min()
