@@ -61,7 +61,7 @@ LINES = {
     "worker": 4_915,
 }
 """Lines of Python in each package."""
-TOTAL = 88_113
+TOTAL = 88_200
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
