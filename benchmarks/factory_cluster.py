@@ -4,7 +4,8 @@ Run: `python benchmarks/factory_cluster.py MODEL [CELLS [REAL]]`; MODEL: a folde
 Needs `ray`. Three machines of Ray's own test cluster are processes here: a head that runs no cell
 and two of kind `small` that run two at once. Stub cells have the stages, keys, store and graph of a
 build, and fixed figures where an engine would start; one of the machines is killed at a third of
-them. The real ones are built by `headrace factory build`.
+them. The real ones are built by `headrace factory build`. Then cells that sleep for a second, on 2
+and on 8 places.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ STORE = 100 << 20
 
 
 @contextmanager
-def cluster() -> Iterator[tuple[Cluster, Any]]:
-    """The cluster, and the machine that is to be killed."""
+def cluster(places: int = 4) -> Iterator[tuple[Cluster, Any]]:
+    """The cluster with so many places on two machines, and the one that is to be killed."""
     head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE}
     made = Cluster(initialize_head=True, head_node_args=head)
     try:
         one, _two = (
-            made.add_node(num_cpus=1, resources={KIND: 2}, object_store_memory=STORE)
+            made.add_node(num_cpus=1, resources={KIND: places // 2}, object_store_memory=STORE)
             for _ in range(2)
         )
         made.wait_for_nodes(timeout=120)
@@ -97,6 +98,33 @@ def run(asked: list[Cell], on: RayCluster, at: int = -1, act: Any = None) -> dic
     return {**ends, "s": round(time.perf_counter() - begin, 1)}
 
 
+def scaling(seconds: float = 1.0, each: int = 12) -> dict[str, Any]:
+    """Cells that sleep, `each` to a place, on machines with 2 and 8 places: what Ray adds to them.
+
+    ideal: the time that they sleep, by the time that passed, once all places had one.
+    """
+
+    def sleep(_cell: Cell) -> tuple[int, str]:
+        time.sleep(seconds)
+        return 0, ""
+
+    found: dict[str, Any] = {}
+    for places in (2, 8):
+        with cluster(places) as _made:
+            on, one = RayCluster(sleep), Cell(EngineOptions(), BuildOptions(), KIND)
+            assert all(status == 0 for _, status, _ in on.build([one] * places))
+            begin = time.perf_counter()
+            assert all(status == 0 for _, status, _ in on.build([one] * places * each))
+            took = time.perf_counter() - begin
+        found[f"{places}_workers"] = {
+            "cells": places * each,
+            "s": round(took, 2),
+            "ideal": round(seconds * each / took, 3),
+            "ms_a_cell_more": round((took - seconds * each) / each * 1e3, 1),
+        }
+    return found
+
+
 def main(model: Path, count: int, real: int) -> dict[str, Any]:
     found: dict[str, Any] = {"stub_cells": count, "real_cells": real}
     with tempfile.TemporaryDirectory() as name, cluster() as (made, one):
@@ -111,7 +139,7 @@ def main(model: Path, count: int, real: int) -> dict[str, Any]:
         asked = cells(model, Path(name) / "real", real, at_least=0.001, without="accuracy,sbom")
         found["real"] = run(asked, RayCluster())
         found["real_unchanged"] = run(asked, RayCluster())
-    return found
+    return {**found, "sleeping": scaling()}
 
 
 if __name__ == "__main__":

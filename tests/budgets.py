@@ -43,7 +43,7 @@ LINES = {
     "cli": 5_174,
     "dist": 510,
     "engine": 7_324,
-    "factory": 5_926,
+    "factory": 5_953,
     "kernels": 13_061,
     "kv": 921,
     "layers": 302,
@@ -61,7 +61,7 @@ LINES = {
     "worker": 4_915,
 }
 """Lines of Python in each package."""
-TOTAL = 88_200
+TOTAL = 88_227
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -306,3 +306,14 @@ def test_without_a_mirror_it_says_what_names_one(
     monkeypatch.setattr(image, "APT", tmp_path / "none")
     with pytest.raises(DownloadError, match="--debian"):
         build(tmp_path / "store", inputs, mirror=None).run()
+
+
+def test_the_layers_files_are_what_the_lock_says(tmp_path: Path, inputs: Path) -> None:
+    """A wheel that brings a second package with it, of which the lock and its bill know nothing."""
+    made = inputs / "river-1.0-py3-none-any.whl"
+    hidden = b"Metadata-Version: 2.1\nName: Hidden_Stone\nVersion: 7\n"
+    with zipfile.ZipFile(made, "a") as file:
+        file.writestr("river-1.0.data/platlib/hidden_stone-7.dist-info/METADATA", hidden)
+    (inputs / "lock").write_text(f"river==1.0 \\\n    --hash=sha256:{sha256(made.read_bytes())}\n")
+    with pytest.raises(ModelFileError, match="hidden-stone 7 is in one of the lock and the layer"):
+        build(tmp_path / "store", inputs).run()

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import zlib
 from dataclasses import dataclass
+from email import message_from_bytes
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from .checks import need
 from .graph import Graph, Step, Watch
 from .key import PACKAGE, canonical, digest_of
 from .layer import Entry, debian, folder, pack, wheel
+from .sbom import locked
 from .stage import Recipe, Result, Stage, Work
 from .store import INDEX_TYPE, MANIFEST_TYPE, Descriptor, Store
 
@@ -40,6 +42,9 @@ PYTHON = "3.11"
 """The base's: Debian 12's."""
 SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
 """Where Debian's Python looks for packages by itself."""
+_MARKED = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+) *;", re.MULTILINE)
+"""Pins of a lock that only some machines install."""
+_METADATA = re.compile(rf"{SITE}/[^/]+\.dist-info/METADATA")
 GLIBC = range(17, 37)
 """Versions 2.x that a wheel may ask for: up to that of the base."""
 LOCK = PACKAGE.parents[1] / "deploy" / "image.lock"
@@ -227,10 +232,32 @@ def _libraries(work: Work) -> Result:
         if done.returncode:
             said = (done.stderr.strip() or "pip failed").splitlines()[-1]
             raise DownloadError(f"the lock's wheels for {machine} cannot be had: {said:.300}")
-        entries = {}
+        entries: dict[str, Entry] = {}
         for path in sorted(wheels.glob("*.whl")):
             entries.update(wheel(path, SITE))
+        pins = {(_named(name), version) for name, version, _ in locked(place.lock)}
+        elsewhere = {(_named(name), version) for name, version in _MARKED.findall(place.lock)}
+        there = _installed(entries)
+        for name, version in sorted((there - pins) | (pins - elsewhere - there)):
+            raise ModelFileError(
+                f"{name} {version} is in one of the lock and the layer's files and not in the other"
+            )
         return _layer(work, entries)
+
+
+def _installed(entries: dict[str, Entry]) -> set[tuple[str, str]]:
+    """(package, version) as the files say it: what a scanner of the image finds."""
+    found = set()
+    for name, entry in entries.items():
+        if _METADATA.fullmatch(name) and entry.read is not None:
+            about = message_from_bytes(entry.read())
+            found.add((_named(str(about["Name"])), str(about["Version"])))
+    return found
+
+
+def _named(package: str) -> str:
+    """A package's name in one spelling, as the index has it."""
+    return re.sub("[-_.]+", "-", package).lower()
 
 
 def _layer(work: Work, entries: dict[str, Entry]) -> Result:
@@ -283,4 +310,4 @@ def _image(work: Work) -> Result:
     return Result(outputs)
 
 
-_CODE = ("factory/image.py", "factory/layer.py")
+_CODE = ("factory/image.py", "factory/layer.py", "factory/sbom.py")
