@@ -40,7 +40,7 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_672,
     "bench": 9_540,
-    "cli": 5_174,
+    "cli": 5_357,
     "dist": 510,
     "engine": 7_324,
     "factory": 5_953,
@@ -58,10 +58,10 @@ LINES = {
     "speech": 1_969,
     "speculate": 900,
     "text": 5_165,
-    "worker": 4_915,
+    "worker": 4_946,
 }
 """Lines of Python in each package."""
-TOTAL = 88_227
+TOTAL = 88_446
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

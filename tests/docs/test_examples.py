@@ -35,6 +35,7 @@ RUN = ("roofline MODEL --hardware", "roofline deepseek-v3", "simulate MODEL --re
 KNOWN = "llama-3.1-8b"
 PARSED = {
     "bench": "needs a server; run against the mock by tests/bench",
+    "cache": "of what is on the disk; tests/cli",
     "chat": "needs a terminal; tests/cli",
     "explain": "needs the default model; tests/cli on a tiny one",
     "factory": "builds the default model; tests/factory on a tiny one",

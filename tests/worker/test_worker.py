@@ -132,8 +132,6 @@ def test_what_it_cannot_do_is_an_error_by_name(worker: Worker) -> None:
         [BlockWrite(0, 0, 0, [1])],
     )
     assert worker.execute(plan).error == "EngineFault: this worker has no support for grammar"
-    copy = first_step(1, prompt(3), [2], copies=[BlockCopy(0, 1, 2, source_tier=1)])
-    assert "no KV tier" in worker.execute(copy).error
 
 
 def test_context_to_its_last_token(worker_files) -> None:

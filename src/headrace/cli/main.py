@@ -34,6 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("headrace.cli.explain:command", "What the options become for a model, and why."),
     "top": ("headrace.cli.top:command", "Watch a running server in the terminal."),
     "keys": ("headrace.cli.keys:command", "API keys of a server: add, list, remove."),
+    "cache": (
+        "headrace.cli.cache:command",
+        "The context cache on the disk: show, measure, export, import, forget.",
+    ),
     "bench": (
         "headrace.cli.bench:command",
         "Load any server, ours or another, and measure what its users would feel.",

@@ -19,6 +19,7 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import struct
 import time
 from collections import defaultdict
@@ -46,6 +47,9 @@ _MOST_PARTS = 512
 Bytes = memoryview
 _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """What is no file, put there by somebody, holds nobody up."""
+_WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+BLOCK_NAME = re.compile("[0-9a-f]{32}/[0-9a-f]{16}/[0-9a-f]{32}-[0-9]{1,3}")
+"""Path of a block below the root, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,7 @@ class DiskTier:
         try:
             try:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-                file = os.open(fresh, flags, 0o600)
+                file = os.open(fresh, _WRITING, 0o600)
                 try:
                     _write_all(file, [memoryview(self._head(key, group, parts)), *parts])
                 finally:
@@ -177,12 +180,7 @@ class DiskTier:
         return self.folder / tenant / f"{key.hex()}-{group}"
 
     def _head(self, key: bytes, group: int, parts: Sequence[Bytes]) -> bytes:
-        digest = hashlib.sha256(f"{self.folder.name} {group} ".encode() + key)
-        size = 0
-        for part in parts:
-            digest.update(part)
-            size += part.nbytes
-        return _HEAD.pack(_MAGIC, key, size, digest.digest())
+        return _head_of(self.folder.name, key, group, parts)
 
     def _refused(self, refused: OSError) -> None:
         self._refused_until = time.monotonic() + _TRY_AGAIN
@@ -226,6 +224,44 @@ def room_for(blocks: Sequence[StoredBlock], limit: int) -> list[StoredBlock]:
         total -= block.nbytes
         gone.append(block)
     return gone
+
+
+def is_whole(name: str, data: memoryview) -> bool:
+    """Is `data`, all of a file, the block that the last three parts of its path, `name`, promise?
+    False for a name that no tier gives."""
+    if not BLOCK_NAME.fullmatch(name) or data.nbytes < HEAD_BYTES:
+        return False
+    engine, _, file = name.split("/")
+    key, _, group = file.partition("-")
+    head = _head_of(engine, bytes.fromhex(key), int(group), [data[HEAD_BYTES:]])
+    return head == data[:HEAD_BYTES]
+
+
+def put(root: Path, name: str, data: bytes) -> None:
+    """Give a whole file its name below `root`. Raises `OSError`."""
+    path = root / name
+    fresh = path.with_name(f"{path.name}.{os.getpid()}{_TEMPORARY}")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        file = os.open(fresh, _WRITING, 0o600)
+        try:
+            _write_all(file, [memoryview(data)])
+        finally:
+            os.close(file)
+        os.replace(fresh, path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def _head_of(engine: str, key: bytes, group: int, parts: Sequence[Bytes]) -> bytes:
+    digest = hashlib.sha256(f"{engine} {group} ".encode() + key)
+    size = 0
+    for part in parts:
+        digest.update(part)
+        size += part.nbytes
+    return _HEAD.pack(_MAGIC, key, size, digest.digest())
 
 
 def _folders(root: Path) -> list[Path]:
