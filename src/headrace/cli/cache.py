@@ -15,7 +15,7 @@ from rich.table import Table
 from ..base.config import parse_size
 from ..base.errors import InvalidRequest
 from ..loader.cache import root
-from ..worker.disk import BLOCK_NAME, FOLDER, StoredBlock, is_whole, put, stored_blocks
+from ..worker.disk import BLOCK_NAME, FOLDER, StoredBlock, intact, put, stored_blocks
 
 command = typer.Typer(
     add_completion=False,
@@ -38,7 +38,7 @@ MEBI = 1 << 20
 
 @command.command()
 def show(cache_dir: CacheDir = None) -> None:
-    """Who holds how much."""
+    """List engines and callers with what they hold."""
     held: defaultdict[tuple[str, str], list[StoredBlock]] = defaultdict(list)
     for block in stored_blocks(_folder(cache_dir)):
         held[block.path.parent.parent.name, block.tenant].append(block)
@@ -63,7 +63,7 @@ def measure(cache_dir: CacheDir = None, most: str = "1GiB") -> None:
         data = _content(block)
         if data is None:
             continue
-        whole = is_whole(_name(block), memoryview(data))
+        whole = intact(_name(block), memoryview(data))
         spent += time.perf_counter() - begin
         left -= len(data)
         read += len(data)
@@ -107,7 +107,7 @@ def import_blocks(file: str, cache_dir: CacheDir = None, size: str = "8GiB") -> 
                     print("what follows is more than --size allows", file=sys.stderr)
                     break
                 data = source.read(nbytes)
-                if not is_whole(name, memoryview(data)):
+                if not intact(name, memoryview(data)):
                     refused += 1
                     continue
                 put(folder, name, data)
@@ -143,7 +143,7 @@ def _name(block: StoredBlock) -> str:
 
 
 def _chosen(cache_dir: str | None, engine: str, tenant: str) -> list[StoredBlock]:
-    """Blocks of the engines and callers that begin so, and nothing else that lies there."""
+    """Select blocks of the engines and callers that begin so, and nothing else that lies there."""
     return [
         block
         for block in stored_blocks(_folder(cache_dir))
@@ -163,7 +163,7 @@ def _content(block: StoredBlock) -> bytes | None:
 
 def _export_one(out: BinaryIO, block: StoredBlock) -> bool:
     data = _content(block)
-    if data is None or not is_whole(_name(block), memoryview(data)):
+    if data is None or not intact(_name(block), memoryview(data)):
         return False
     out.write(f"{_name(block)} {len(data)}\n".encode())
     out.write(data)

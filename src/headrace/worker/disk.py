@@ -226,7 +226,7 @@ def room_for(blocks: Sequence[StoredBlock], limit: int) -> list[StoredBlock]:
     return gone
 
 
-def is_whole(name: str, data: memoryview) -> bool:
+def intact(name: str, data: memoryview) -> bool:
     """Is `data`, all of a file, the block that the last three parts of its path, `name`, promise?
     False for a name that no tier gives."""
     if not BLOCK_NAME.fullmatch(name) or data.nbytes < HEAD_BYTES:
