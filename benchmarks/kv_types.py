@@ -37,7 +37,7 @@ from headrace.worker.batch import make_batch
 from headrace.worker.options import WorkerOptions
 from headrace.worker.worker import Worker
 
-TYPES = ("float32", "float16", "bfloat16", "int8")
+TYPES = ("float32", "float16", "bfloat16", "int8", "k8v4")
 WINDOW, CHUNK, BLOCK = 512, 1024, 16
 MODULES = {
     "docstrings": "argparse csv datetime decimal difflib inspect logging shutil socket statistics "

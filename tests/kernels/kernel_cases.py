@@ -7,6 +7,7 @@ import torch
 
 from headrace.base.graph import AttentionSpec, RouteSpec
 from headrace.kernels.operators import GroupBatch, KvLayer, Operators, StepBatch
+from headrace.kernels.value_codes import decode, encode
 from headrace.kernels.weights import Weight
 
 
@@ -84,7 +85,12 @@ def make_kv(
 
 
 def quantised(kv: KvLayer, dtype: torch.dtype) -> KvLayer:
-    """The same KV in another type; int8 with a scale per token and head."""
+    """The same KV in another type; int8 with a scale per token and head, uint8 with values in four
+    bits."""
+    if dtype == torch.uint8:
+        k, k_scale = _codes(kv.k)
+        v, v_scale = encode(kv.v)
+        return KvLayer(k, v, k_scale, v_scale)
     if dtype != torch.int8:
         return KvLayer(kv.k.to(dtype), kv.v.to(dtype))
     (k, k_scale), (v, v_scale) = (_codes(x) for x in (kv.k, kv.v))
@@ -117,10 +123,7 @@ def attention_by_definition(
             places = torch.arange(first, position + 1)
             blocks, offsets = table[places // size], places % size
             keys, values = (  # Of each position and head.
-                (
-                    x[blocks, :, offsets].double()
-                    * (1 if s is None else s[blocks, :, offsets].double().unsqueeze(-1))
-                ).repeat_interleave(repeats, dim=1)
+                _numbers(x, s, blocks, offsets).repeat_interleave(repeats, dim=1)
                 for x, s in ((kv.k, kv.k_scale), (kv.v, kv.v_scale))
             )
             scores = torch.einsum("hd,phd->hp", q[token].double(), keys) * scale
@@ -134,6 +137,19 @@ def attention_by_definition(
                 sums += torch.exp(sinks.double().unsqueeze(1) - scores.amax(dim=1, keepdim=True))
             out[token] /= sums
     return out.reshape(len(q), -1)
+
+
+def _numbers(
+    x: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """What lies at these slots, float64 [tokens, G, E]."""
+    found = x[blocks, :, offsets]
+    if scales is None:
+        return found.double()
+    scale = scales[blocks, :, offsets]
+    if x.dtype == torch.uint8:
+        return decode(found, scale).double()
+    return found.double() * scale.double().unsqueeze(-1)
 
 
 def attend(

@@ -55,9 +55,12 @@ def test_block_sizes_and_softcap(ops: CpuOperators, block_size: int, softcap: fl
     torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8]
-ERRORS = {torch.float32: 2e-6, torch.float16: 2e-6, torch.bfloat16: 4e-3, torch.int8: 4e-3}
-"""Largest error, in parts of the root mean square. bf16 and int8: queries and weights are rounded
+CODES = (torch.int8, torch.uint8)
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, *CODES]
+"""Of V: uint8 is k8v4, values two to a byte beside keys in int8."""
+EXACT = (torch.float32, torch.float16)
+ERRORS = {dtype: 2e-6 if dtype in EXACT else 4e-3 for dtype in DTYPES}
+"""Largest error, in parts of the root mean square. bf16 and codes: queries and weights are rounded
 to bf16 (2⁻⁹ at most)."""
 
 
@@ -266,7 +269,7 @@ def test_what_lies_behind_a_sequence_does_not_matter(
         last = int(batch.groups[0].tables[row, (length - 1) // block_size])
         unwritten[last, length % block_size :] = length % block_size > 0
     where = unwritten[:, None].expand(-1, 2, -1)
-    for name in ("k_scale", "v_scale") if dtype == torch.int8 else ("k", "v"):
+    for name in ("k_scale", "v_scale") if dtype in CODES else ("k", "v"):
         tensor = getattr(kv, name)
         tensor[where] = float("nan") if name.startswith("k") else float("inf")
     assert torch.equal(attend(ops, q, as_pages(kv), batch, 0, 0.2, None), want)
@@ -332,10 +335,15 @@ def test_rope_and_cache(
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     got_kv = from_pages(got_kv)
     # int8: a code may round the other way, where the value before it differs in its last bit.
-    rtol, atol = {torch.float32: (1e-5, 1e-5), torch.int8: (0.0, 1.0)}.get(dtype, (8e-3, 1e-2))
-    torch.testing.assert_close(got_kv.v.float(), want_kv.v.float(), rtol=rtol, atol=atol)
+    rtol, atol = {torch.float32: (1e-5, 1e-5), torch.int8: (0.0, 1.0), torch.uint8: (0.0, 1.0)}.get(
+        dtype, (8e-3, 1e-2)
+    )
+    if dtype == torch.uint8:
+        assert (got_kv.v != want_kv.v).float().mean() < 0.01
+    else:
+        torch.testing.assert_close(got_kv.v.float(), want_kv.v.float(), rtol=rtol, atol=atol)
     torch.testing.assert_close(got_kv.k.float(), want_kv.k.float(), rtol=rtol, atol=atol)
-    if dtype == torch.int8:
+    if dtype in CODES:
         assert (got_kv.k != want_kv.k).float().mean() < 0.01
         slots = batch.groups[0].slots
         for name in ("k_scale", "v_scale"):
@@ -346,21 +354,26 @@ def test_rope_and_cache(
             torch.testing.assert_close(got_scale, want_scale, rtol=1e-5, atol=0)
 
 
-def test_codes_of_what_is_no_number_are_the_same_at_every_level() -> None:
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+def test_codes_of_what_is_no_number_are_the_same_at_every_level(dtype: torch.dtype) -> None:
     batch, blocks = make_batch([(0, 5)])
     rope = RopeTable(torch.ones(64, 16), torch.zeros(64, 16))
     torch.manual_seed(0)
     qkv = torch.randn(5, 4 * 32)
-    qkv[2, 64 + 7] = float("nan")
+    qkv[2, 64 + 7] = qkv[3, 96 + 5] = float("nan")
     results = []
     for name in library.LEVELS:
         if library.level(name) is None:
             continue
         shape = (blocks, 1, 16, 32)
-        kv = quantised(KvLayer(torch.zeros(shape), torch.zeros(shape)), torch.int8)
+        kv = quantised(KvLayer(torch.zeros(shape), torch.zeros(shape)), dtype)
         spec = AttentionSpec(0, 2, 1, 32, 1.0)
         CpuOperators(1, name).write(qkv.clone(), spec, None, rope, kv, batch, 0)
         assert kv.k_scale is not None
+        assert kv.v_scale is not None
         assert kv.k_scale.isnan().sum() == 1
-        results.append(kv.k)
+        assert kv.v_scale.isnan().sum() == 1
+        results.append(
+            torch.cat([kv.k.view(torch.uint8).flatten(), kv.v.view(torch.uint8).flatten()])
+        )
     assert all(torch.equal(result, results[0]) for result in results)

@@ -46,8 +46,9 @@ class EngineOptions:
     )
     kv_dtype: str = option(
         "auto",
-        "Type of the KV cache; auto is dtype, and bfloat16 beside float32 on a CPU.",
-        choices=("auto", "float32", "bfloat16", "float16", "fp8", "int8"),
+        "Type of the KV cache; auto is dtype, and bfloat16 beside float32 on a CPU; k8v4 has keys "
+        "in 8 bits and values in 4.",
+        choices=("auto", "float32", "bfloat16", "float16", "fp8", "int8", "k8v4"),
     )
     kernels: str = option(
         "auto",

@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from .arch import ModelArch
 from .step import ArrayShape, GroupShape, PoolShape
 
-ARRAY_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
+ARRAY_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "uint8": 1}
 """Bytes of one number of a type that can be kept."""
-SCALED = ("int8", "fp8")
+KV_DTYPES = ("float32", "bfloat16", "float16", "fp8", "int8", "k8v4")
+"""Types of a KV cache. k8v4 keeps values two to a byte, and everything else as int8 does."""
+SCALED = ("int8", "fp8", "k8v4")
 """Types that come with a scale per token and head."""
 
 
@@ -29,7 +31,10 @@ def kept_arrays(arch: ModelArch, kv_dtype: str) -> tuple[ArrayShape, ...]:
         named = {"latent": (arch.mla.kv_rank + arch.mla.rope_dim,)}
     else:
         named = dict.fromkeys(("k", "v"), (arch.kv_heads, arch.head_dim))
-    arrays = [ArrayShape(name, shape, kv_dtype) for name, shape in named.items()]
+    kind = "int8" if kv_dtype == "k8v4" else kv_dtype
+    arrays = [ArrayShape(name, shape, kind) for name, shape in named.items()]
+    if kv_dtype == "k8v4" and arch.mla is None:
+        arrays[1] = ArrayShape("v", (arch.kv_heads, arch.head_dim // 2), "uint8")
     if kv_dtype in SCALED:
         arrays += [ArrayShape(f"{one.name}_scale", one.shape[:-1], "float32") for one in arrays]
     return tuple(arrays)

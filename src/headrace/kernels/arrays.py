@@ -25,6 +25,7 @@ HOST_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),
     "int8": np.dtype(np.int8),
+    "uint8": np.dtype(np.uint8),
 }
 """How numbers lie in an array of the host. Numpy has no bfloat16: its bits, as uint16."""
 _LINE = 64

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from .operators import GroupBatch, KvLayer, StepBatch
+from .value_codes import decode, encode
 
 TILE = 128
 """Tokens per partial sum; a multiple of every block size."""
@@ -34,6 +35,9 @@ def store(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tens
         if scales is None:
             cache[block, :, offset] = rows.to(cache.dtype)
             continue
+        if cache.dtype == torch.uint8:
+            cache[block, :, offset], scales[block, :, offset] = encode(rows)
+            continue
         high = _INT8_MAX if cache.dtype == torch.int8 else _FP8_MAX
         wide = rows.float()
         scale = (wide.abs().amax(-1) / high).clamp_min(torch.finfo(torch.float32).tiny)
@@ -45,7 +49,8 @@ def store(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tens
 
 
 def gather(cache: torch.Tensor, scales: torch.Tensor | None, tables: torch.Tensor) -> torch.Tensor:
-    """Blocks of a cache [blocks, G, S, E] in table order [B, T] → fp32 [B · G, T · S, E]."""
+    """Blocks of a cache [blocks, G, S, E] in table order [B, T] → fp32 [B · G, T · S, E]; of values
+    in four bits the cache has E / 2."""
     _, heads, size, width = cache.shape
     entries, length = tables.shape
     # One index over (block, head) brings each head's tokens together in a single copy.
@@ -53,7 +58,12 @@ def gather(cache: torch.Tensor, scales: torch.Tensor | None, tables: torch.Tenso
         heads, device=tables.device
     ).unsqueeze(1)
     flat = index.reshape(-1)
-    rows = cache.view(-1, size, width)[flat].float()
+    rows = cache.view(-1, size, width)[flat]
+    if cache.dtype == torch.uint8:
+        assert scales is not None
+        rows = decode(rows, scales.view(-1, size)[flat])
+        return rows.reshape(entries * heads, length * size, 2 * width)
+    rows = rows.float()
     if scales is not None:
         rows *= scales.view(-1, size)[flat].unsqueeze(-1)
     return rows.reshape(entries * heads, length * size, width)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..base.arch import ModelArch
 from ..base.errors import OptionError
-from ..base.groups import ARRAY_BYTES, kept_arrays, kept_bytes
+from ..base.groups import ARRAY_BYTES, KV_DTYPES, kept_arrays, kept_bytes
 
 WEIGHT_BITS = {
     "float32": 32.0,
@@ -75,6 +75,10 @@ def usual_format(counts: Mapping[str, int], otherwise: str) -> str:
 
 
 def kv_token_bytes(arch: ModelArch, kv_dtype: str) -> int:
-    """Bytes that one token adds to the KV of one layer: see `base.groups.kept_arrays`."""
-    dtype_bytes(kv_dtype, "kv_dtype")
+    """Bytes that one token adds to the KV of one layer (see `base.groups.kept_arrays`);
+    `OptionError` for an unknown type."""
+    if kv_dtype not in KV_DTYPES:
+        raise OptionError(
+            f"kv_dtype must be one of {', '.join(KV_DTYPES)}, not {kv_dtype!r}", param="kv_dtype"
+        )
     return kept_bytes(kept_arrays(arch, kv_dtype))

@@ -154,7 +154,7 @@ def plan_memory(
     range, `DoesNotFit` with options that help.
     """
     _verify(rows, step_tokens, max_context, block_size, depth)
-    dtype_bytes(kv_dtype, "kv_dtype")
+    kv_token_bytes(arch, kv_dtype)  # Refuses an unknown type before anything is computed.
     dtype_bytes(dtype)
     if device not in USABLE:
         raise OptionError(f"device must be one of {', '.join(USABLE)}, not {device!r}")
@@ -446,8 +446,10 @@ def _refusal(
         smaller = replace(smaller, step_tokens=smaller.step_tokens // 2)
     if smaller.step_tokens < wish.step_tokens and fits(smaller):
         help_.append(f"--step-tokens {smaller.step_tokens}")
-    if wish.kv_dtype != "int8" and fits(replace(wish, kv_dtype="int8")):
-        help_.append("--kv-dtype int8")
+    for smaller_kv in ("int8", "k8v4"):
+        if wish.kv_dtype not in ("k8v4", smaller_kv) and fits(replace(wish, kv_dtype=smaller_kv)):
+            help_.append(f"--kv-dtype {smaller_kv}")
+            break
     missing = max(1, kept_bytes(wish, smallest_pool(wish)) - room(wish))
     if not help_ and wish.weight_bytes > available:
         help_.append("a smaller model or a smaller weight format")

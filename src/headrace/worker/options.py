@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..base.config import Decision, auto_kv_dtype
 from ..base.errors import OptionError
-from ..base.groups import ARRAY_BYTES
+from ..base.groups import KV_DTYPES
 from ..base.hardware import torch_build
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -84,7 +84,7 @@ def resolve(options: WorkerOptions) -> Resolved:
     if kv_dtype == "auto":
         kv_dtype, reason = auto_kv_dtype(device, dtype, options.kernels)
         decisions.append(Decision("kv_dtype", kv_dtype, reason))
-    for param, value, allowed in (("dtype", dtype, DTYPES), ("kv_dtype", kv_dtype, ARRAY_BYTES)):
+    for param, value, allowed in (("dtype", dtype, DTYPES), ("kv_dtype", kv_dtype, KV_DTYPES)):
         if value not in allowed:
             raise OptionError(
                 f"{param} must be one of auto, {', '.join(allowed)}, not {value!r}", param=param

@@ -9,7 +9,7 @@ from .library import LEVELS, LibraryAbsent, best_refused, level, load, sources
 from .operators import CpuOperators
 from .records import KINDS
 
-KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4")
 SERVED = frozenset(
     ("embed", "norm", "add", "linear", "write", "attend", "gated", "activate", "route", "experts")
 )

@@ -56,6 +56,7 @@ KV_KINDS = {
     "float16": KINDS["F16"],
     "bfloat16": KINDS["BF16"],
     "int8": records.KV_I8,
+    "k8v4": records.KV_K8V4,
 }
 
 
@@ -326,6 +327,8 @@ def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
         assert contiguous(layer.k_scale)
         assert contiguous(layer.v_scale)
         scales = (address(layer.k_scale), address(layer.v_scale))
+        if dtype_name(layer.v) == "uint8":
+            kind = "k8v4"
     return HrKv(
         address(layer.k),
         address(layer.v),

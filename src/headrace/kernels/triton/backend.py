@@ -32,6 +32,8 @@ class TritonBackend:
             return "needs compute capability 8.0 or later"
         elif kind in ("linear", "write", "attend") and not _has_fp8(question):
             return "needs compute capability 8.9 for fp8"
+        if question.kv_dtype == "k8v4" and kind in ("write", "attend"):
+            return "no k8v4 KV cache"
         if question.dtype not in DTYPES:
             return f"no kernels for {question.dtype}"
         if kind == "attend" and question.bidirectional:

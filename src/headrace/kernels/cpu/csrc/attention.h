@@ -92,6 +92,7 @@ void give_results(const HrAttention& op, const Item& item, const Sums& s) {
       const F by = f_set(inverse[r - first]);
       float* out = s.out + r * size;
       for (int64_t e = 0; e < size; e += 16) f_store(out + e, f_fma(f_load(out + e), by, f_zero()));
+      if (op.kv.kind == HR_K8V4) hadamard(out, size);
       if (op.y) memcpy(op.y + row * op.y_stride + head * size, out, static_cast<size_t>(size) * 4);
       if (op.out.six)  // E is a multiple of 32 here: Python saw to it
         for (int64_t e = 0; e < size; e += 32) {

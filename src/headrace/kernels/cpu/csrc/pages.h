@@ -8,16 +8,19 @@
 //   F32, F16    [E][S]           [S][E]
 //   BF16        [E/2][S][2]      [S/2][E][2]
 //   I8          [E/2][S][2]      [S/2][E][2]      [S] fp32 for K, [S] for V: max|x| / 127 a head
+//   K8V4        [E/2][S][2]      [S][E/2]         the same for K; of V see value_codes.h
 //
 // A page is written a token at a time and two threads may write neighbouring tokens: every store
 // below covers the bytes of its own token and no others.
 #pragma once
 #include "pairs.h"
+#include "value_codes.h"
 #include "work.h"
 
 namespace {
 
-HR_INLINE bool in_pairs(int kind) { return kind == HR_BF16 || kind == HR_I8; }
+HR_INLINE bool in_codes(int kind) { return kind == HR_I8 || kind == HR_K8V4; }
+HR_INLINE bool in_pairs(int kind) { return kind == HR_BF16 || in_codes(kind); }
 
 // Index of the first value of the page of head g in block `block`; the scales' page has S values.
 HR_INLINE int64_t page_of(const HrKv& kv, int64_t block, int64_t g) {
@@ -60,11 +63,17 @@ HR_INLINE void write_kv(const HrKv& kv, int64_t slot, int64_t g, const float* k,
       put(static_cast<float*>(kv.k), page + at, k, size, block, 1);
       memcpy(static_cast<float*>(kv.v) + page + at * size, v, static_cast<size_t>(size) * 4);
       return;
-    case HR_I8: {
+    case HR_I8:
+    case HR_K8V4: {
       auto* codes = reinterpret_cast<int8_t*>(room);
       const int64_t scale = (slot / block * kv.kv_heads + g) * block + at;
       kv.k_scale[scale] = quantise_head(k, size, codes);
       put(static_cast<int8_t*>(kv.k), page + 2 * at, codes, size, 2 * block, 2);
+      if (kv.kind == HR_K8V4) {
+        auto* to = static_cast<uint8_t*>(kv.v) + page / 2 + at * size / 2;
+        kv.v_scale[scale] = quantise_values(v, size, to, reinterpret_cast<float*>(room));
+        return;
+      }
       kv.v_scale[scale] = quantise_head(v, size, codes);
       put(static_cast<int8_t*>(kv.v), pair_at, codes, size, 2, 1);
       return;

@@ -23,7 +23,8 @@ enum HrKind {
   HR_Q8_0_PLANES = 9,  // Q8_0 in the file: a head's, see layout.h and bound.h
   HR_MXFP4 = 10,
   HR_F32 = 16, HR_F16 = 17, HR_BF16 = 18,
-  HR_I8 = 19  // KV only: codes with a scale per token and head
+  HR_I8 = 19,   // KV only: codes with a scale per token and head
+  HR_K8V4 = 20  // KV only: K like HR_I8, V in four bits (value_codes.h)
 };
 
 enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2, HR_TANH = 3, HR_CLAMPED = 4 };
@@ -231,15 +232,15 @@ typedef struct {
 typedef struct {
   void* k;               // pages [blocks, G], each of E · S values: see pages.h
   void* v;
-  float* k_scale;        // [blocks, G, S] of HR_I8, else null
+  float* k_scale;        // [blocks, G, S] of HR_I8 and HR_K8V4, else null
   float* v_scale;
-  int32_t kind;          // HR_F32, HR_F16, HR_BF16, HR_I8
+  int32_t kind;          // HR_F32, HR_F16, HR_BF16, HR_I8, HR_K8V4
   int32_t block_size;    // S, a multiple of 8
   int32_t heads;
   int32_t kv_heads;
   int32_t head_dim;      // E, a multiple of 16
   int32_t group;
-  const float* bias;     // [G, E]: what keys of HR_I8 are kept without; or null
+  const float* bias;     // [G, E]: what keys in codes are kept without; or null
   const float* bias_cos; // [max_context, rotated / 2]: where a position turns it to
   const float* bias_sin;
   const float* turns;    // [2, E / 2, 64, 2]: cosines and sines of the turns within a tile

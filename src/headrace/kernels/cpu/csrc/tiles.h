@@ -88,11 +88,12 @@ struct FarCodes {
 HR_INLINE FarCodes far_codes(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
                              int64_t length) {
   FarCodes far;
-  if (kv.kind != HR_I8 || kv.block_size % 16) return far;
+  if (!in_codes(kv.kind) || kv.block_size % 16) return far;
   for (int i = 0; i < kVectors && start + 16 * i < length; ++i) {
     const Place at = place_of(kv, table, g, start + 16 * i);
     far.k[i] = static_cast<const int8_t*>(kv.k) + at.page + 2 * at.within;
-    far.v[i] = static_cast<const int8_t*>(kv.v) + at.page + at.within * kv.head_dim;
+    const int64_t first = at.page + at.within * kv.head_dim;
+    far.v[i] = static_cast<const int8_t*>(kv.v) + (kv.kind == HR_I8 ? first : first / 2);
   }
   return far;
 }
@@ -145,9 +146,12 @@ HR_INLINE void gather_few(const HrKv& kv, const int32_t* table, int64_t g, int64
     const Place at = place_of(kv, table, g, position + j);
     const C* k = static_cast<const C*>(kv.k) + at.page + 2 * at.within;
     const C* v = static_cast<const C*>(kv.v) + at.page + at.within / 2 * 2 * size + at.within % 2;
+    const uint8_t* codes = static_cast<const uint8_t*>(kv.v) + (at.page + at.within * size) / 2;
     for (int64_t e = 0; e < size; ++e) {
       to.k[e / 2 * 2 * kTile + 2 * (i + j) + e % 2] = put_cell(k[e / 2 * 2 * block + e % 2]);
-      to.v[(i + j) / 2 * 2 * size + 2 * e + j % 2] = put_cell(v[2 * e]);
+      uint16_t& cell = to.v[(i + j) / 2 * 2 * size + 2 * e + j % 2];
+      if (kv.kind != HR_K8V4) cell = put_cell(v[2 * e]);
+      else cell = level_of(e < size / 2 ? codes[e] & 15 : codes[e - size / 2] >> 4);
     }
   }
 }
@@ -207,7 +211,7 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
                          int64_t length, const FarCodes& far, const TileRoom<Pairs>& room,
                          Tile<Pairs>* tile) {
   const int64_t size = kv.head_dim, block = kv.block_size;
-  const bool codes = kv.kind == HR_I8, copied = codes || block % 16;
+  const bool codes = in_codes(kv.kind), four = kv.kind == HR_K8V4, copied = codes || block % 16;
   tile->k_step = 2 * (copied ? kTile : block);
   tile->k_scale = codes ? room.k_scale : nullptr;
   tile->v_scale = codes ? room.v_scale : nullptr;
@@ -241,12 +245,20 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
       const int64_t from_k = at.page + 2 * at.within, from_v = at.page + at.within * size;
       if (codes) {
         const auto* pk = static_cast<const int8_t*>(kv.k) + from_k;
-        const auto* pv = static_cast<const int8_t*>(kv.v) + from_v;
+        const auto* pv = static_cast<const int8_t*>(kv.v) + (four ? from_v / 2 : from_v);
         const int8_t* next_k = far.k[i] ? far.k[i] : pk;
         const int8_t* next_v = far.k[i] ? far.v[i] : pv;
         for (int64_t s = 0; s < size / 2; ++s) {
           prefetch_l2(next_k + s * 2 * block);
           b_widen(k + s * 2 * kTile, pk + s * 2 * block);
+        }
+        if (four) {
+          const auto* bytes = reinterpret_cast<const uint8_t*>(pv);
+          for (int64_t at = 0; at < 16 * size; at += 2 * size, bytes += size) {  // two tokens
+            prefetch_l2(next_v + at / 2);
+            widen_values(v + at, bytes, bytes + size / 2, size);
+          }
+          continue;
         }
         for (int64_t e = 0; e < 16 * size; e += 32) {
           prefetch_l2(next_v + e);
@@ -270,7 +282,7 @@ HR_INLINE void look_ahead(const HrKv&, const int32_t*, int64_t, int64_t, int64_t
 
 HR_INLINE void look_ahead(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
                           int64_t length, Tile<Pairs>* ahead) {
-  if (kv.kind == HR_I8 || kv.block_size % 16) return;
+  if (in_codes(kv.kind) || kv.block_size % 16) return;
   for (int i = 0; i < kVectors && start + 16 * i < length; ++i) {
     const Place at = place_of(kv, table, g, start + 16 * i);
     ahead->k[i] = static_cast<const uint16_t*>(kv.k) + at.page + 2 * at.within;

@@ -1,0 +1,52 @@
+"""Values of a KV cache in four bits: the reference of what csrc/value_codes.h computes.
+
+A head is rotated by the Hadamard matrix of as many numbers as the largest power of two that divides
+it (QuaRot, Ashkboos et al. 2024), which spreads what a few large numbers would take from the rest.
+What comes of it is close to normally distributed, so each number becomes the nearest of Lloyd's and
+Max's sixteen levels for the normal distribution. Number j is in the low half of byte j, number
+j + E / 2 in its high half.
+"""
+
+from __future__ import annotations
+
+import torch
+
+MAGNITUDES = (8.0, 25.0, 42.0, 60.0, 80.0, 104.0, 132.0, 175.0)
+"""Of the levels above zero, in 1/64 of the deviation: bf16 holds them exactly."""
+
+
+def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values [..., E] → codes uint8 [..., E / 2] and what a level counts, fp32 [...]."""
+    turned = hadamard(values.float())
+    magnitudes = torch.tensor(MAGNITUDES, device=values.device)
+    limits = (magnitudes[1:] + magnitudes[:-1]) / 2
+    unit = turned.square().mean(-1, keepdim=True).sqrt() / 64
+    place = (turned.abs().unsqueeze(-1) > unit.unsqueeze(-1) * limits).sum(-1)
+    levels = torch.where(turned < 0, -magnitudes[place], magnitudes[place])
+    codes = torch.where(turned < 0, 7 - place, 8 + place)
+    # The scale at which the levels come nearest, and what turning back multiplies by.
+    scale = (turned * levels).sum(-1) / (levels.square().sum(-1) * _at_once(values.shape[-1]))
+    low, high = codes.chunk(2, -1)
+    return (low | high << 4).to(torch.uint8), scale
+
+
+def decode(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """What `encode` was given, as far as codes and scale say it: fp32 [..., E]."""
+    places = torch.cat([codes & 15, codes >> 4], -1).long()
+    levels = torch.tensor([-x for x in MAGNITUDES[::-1]] + list(MAGNITUDES), device=codes.device)
+    return hadamard(levels[places] * scale.unsqueeze(-1))
+
+
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    """x [..., E] times the matrix of ones and minus ones, in blocks."""
+    width, half = x.shape[-1], 1
+    while half < _at_once(width):
+        pairs = x.unflatten(-1, (-1, 2, half))
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        x = torch.stack([first + second, first - second], -2).flatten(-3)
+        half *= 2
+    return x
+
+
+def _at_once(width: int) -> int:
+    return width & -width
