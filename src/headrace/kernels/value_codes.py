@@ -41,7 +41,7 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
     """x [..., E] times the matrix of ones and minus ones, in blocks."""
     width, half = x.shape[-1], 1
     while half < _at_once(width):
-        pairs = x.unflatten(-1, (-1, 2, half))
+        pairs = x.reshape(*x.shape[:-1], -1, 2, half)
         first, second = pairs[..., 0, :], pairs[..., 1, :]
         x = torch.stack([first + second, first - second], -2).flatten(-3)
         half *= 2
