@@ -47,7 +47,7 @@ def greedy(llm: LLM, prompt: list[int], tokens: int = 24) -> tuple[list[int], in
     return list(output.outputs[0].token_ids), output.cached_tokens
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32", "int8", "k8v4"])
 def test_a_restart_loads_what_was_computed(
     tiny: Path, tmp_path: Path, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

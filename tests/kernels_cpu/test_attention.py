@@ -57,7 +57,7 @@ def test_block_sizes_and_softcap(ops: CpuOperators, block_size: int, softcap: fl
 
 CODES = (torch.int8, torch.uint8)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, *CODES]
-"""Of V: uint8 is k8v4, values two to a byte beside keys in int8."""
+"""How V is kept: uint8 is k8v4, values two to a byte beside keys in int8."""
 EXACT = (torch.float32, torch.float16)
 ERRORS = {dtype: 2e-6 if dtype in EXACT else 4e-3 for dtype in DTYPES}
 """Largest error, in parts of the root mean square. bf16 and codes: queries and weights are rounded

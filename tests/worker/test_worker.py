@@ -145,7 +145,8 @@ def test_context_to_its_last_token(worker_files) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "tolerance"), [("bfloat16", 0.05), ("int8", 0.1), ("fp8", 0.5)]
+    ("kv_dtype", "tolerance"),
+    [("bfloat16", 0.05), ("int8", 0.1), ("k8v4", 0.8), ("fp8", 0.5)],
 )
 def test_kv_types(make_worker, worker: Worker, kv_dtype: str, tolerance: float) -> None:
     small = make_worker(kv_dtype=kv_dtype)
@@ -158,7 +159,7 @@ def test_kv_types(make_worker, worker: Worker, kv_dtype: str, tolerance: float) 
     difference = (torch.tensor(exact) - torch.tensor(rounded)).abs()
     assert 0 < difference.mean() < tolerance
     layer = small.cache.layers[0]
-    assert (layer.k_scale is not None) == (kv_dtype in ("int8", "fp8"))
+    assert (layer.k_scale is not None) == (kv_dtype in ("int8", "fp8", "k8v4"))
 
 
 @pytest.mark.parametrize("block_size", [8, 32, 128])

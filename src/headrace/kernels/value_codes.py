@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 MAGNITUDES = (8.0, 25.0, 42.0, 60.0, 80.0, 104.0, 132.0, 175.0)
-"""Of the levels above zero, in 1/64 of the deviation: bf16 holds them exactly."""
+"""The levels above zero, in 1/64 of the deviation: bf16 holds them exactly."""
 
 
 def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -446,10 +446,8 @@ def _refusal(
         smaller = replace(smaller, step_tokens=smaller.step_tokens // 2)
     if smaller.step_tokens < wish.step_tokens and fits(smaller):
         help_.append(f"--step-tokens {smaller.step_tokens}")
-    for smaller_kv in ("int8", "k8v4"):
-        if wish.kv_dtype not in ("k8v4", smaller_kv) and fits(replace(wish, kv_dtype=smaller_kv)):
-            help_.append(f"--kv-dtype {smaller_kv}")
-            break
+    if wish.kv_dtype != "int8" and fits(replace(wish, kv_dtype="int8")):
+        help_.append("--kv-dtype int8")
     missing = max(1, kept_bytes(wish, smallest_pool(wish)) - room(wish))
     if not help_ and wish.weight_bytes > available:
         help_.append("a smaller model or a smaller weight format")
