@@ -38,13 +38,13 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 4_672,
+    "base": 4_678,
     "bench": 9_540,
     "cli": 5_357,
     "dist": 510,
     "engine": 7_324,
     "factory": 5_953,
-    "kernels": 13_061,
+    "kernels": 13_131,
     "kv": 921,
     "layers": 302,
     "loader": 4_546,
@@ -52,7 +52,7 @@ LINES = {
     "models": 410,
     "obs": 1_764,
     "quant": 780,
-    "roofline": 4_580,
+    "roofline": 4_584,
     "sched": 1_562,
     "server": 13_891,
     "speech": 1_969,
@@ -61,7 +61,7 @@ LINES = {
     "worker": 4_946,
 }
 """Lines of Python in each package."""
-TOTAL = 88_446
+TOTAL = 88_526
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
