@@ -104,7 +104,7 @@ def test_what_was_asked_for_is_kept(files: ModelFiles) -> None:
     asked = {"dtype": "bfloat16", "kv_dtype": "int8", "step_tokens": 64, "threads": 3}
     options = EngineOptions(**asked, speculate="off")
     resolved = resolve(options, files, Hardware(CPU, ()))
-    assert set(decisions(options, files, Hardware(CPU, ()))) == {"device"}
+    assert set(decisions(options, files, Hardware(CPU, ()))) == {"device", "context_cache"}
     assert resolved.options == replace(options, device="cpu")
 
 
