@@ -24,8 +24,8 @@ from .store import INDEX_TYPE, Descriptor, Store
 SCHEMA = "headrace.profile/1"
 PREDICATE = "urn:headrace:profile:v1"
 ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
-UNBOUND = ("model", "cache_dir", "offline", "keep_packed")
-"""Options that say where things are on one machine, and change no answer."""
+UNBOUND = ("model", "cache_dir", "context_cache", "offline", "keep_packed")
+"""Options about the places and the disk of one machine, which change no answer."""
 
 
 class ProfileFile(msgspec.Struct):
