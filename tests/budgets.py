@@ -38,30 +38,30 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 4_678,
+    "base": 4_962,
     "bench": 9_540,
     "cli": 5_357,
     "dist": 510,
     "engine": 7_324,
     "factory": 5_953,
-    "kernels": 13_131,
+    "kernels": 13_348,
     "kv": 921,
-    "layers": 302,
-    "loader": 4_546,
+    "layers": 314,
+    "loader": 4_682,
     "media": 360,
     "models": 410,
     "obs": 1_764,
     "quant": 780,
-    "roofline": 4_584,
+    "roofline": 4_587,
     "sched": 1_562,
     "server": 13_891,
     "speech": 1_969,
     "speculate": 900,
     "text": 5_165,
-    "worker": 4_946,
+    "worker": 4_950,
 }
 """Lines of Python in each package."""
-TOTAL = 88_526
+TOTAL = 89_179
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -41,6 +41,27 @@ LONG = {
     "short_factor": [1.0 + 0.1 * pair for pair in range(6)],
     "long_factor": [1.0 + 3 * pair for pair in range(6)],
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 40,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+STRETCHED = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3": ("Phi3", "phi3", {"sliding_window": 64}),
     "phi3 long": (
@@ -88,6 +109,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "use_qk_norm": True,
             "attention_bias": True,
         },
+    ),
+    "deepseek_v2": ("DeepseekV2", "deepseek2", {**LATENT, "q_lora_rank": None}),
+    "deepseek_v3": (
+        "DeepseekV3",
+        "deepseek2",
+        {**LATENT, "n_group": 2, "topk_group": 1, "rope_parameters": STRETCHED},
     ),
     "minimax_m2": ("MiniMaxM2", "minimax-m2", {**LOCAL, "rotary_dim": 8}),
     "gpt_oss": ("GptOss", "gpt-oss", {**FOUR, **LOCAL, "max_position_embeddings": 16_384}),

@@ -17,6 +17,7 @@ from headrace.kernels import arrays
 from headrace.kernels.weights import BlockWeight
 from headrace.loader import open_model
 from headrace.loader.interleaved_experts import ExpertPart
+from headrace.loader.latent_heads import Transposed
 from headrace.loader.safetensors_file import StoredTensor, read_header
 from headrace.loader.weights import load_weights
 from headrace.loader.weights_gguf import original_rows
@@ -78,7 +79,8 @@ def tensor_of(weight: Any) -> torch.Tensor:
         weight = weight.read()
         if isinstance(weight, BlockWeight):
             return arrays.tensor(dequantise(weight))
-    return arrays.tensor(weight.read() if isinstance(weight, StoredTensor) else weight)
+    stored = isinstance(weight, StoredTensor | Transposed)
+    return arrays.tensor(weight.read() if stored else weight)
 
 
 def assert_equal(found: dict[str, Any], wanted: dict[str, torch.Tensor], exact: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.base.absorb import absorbed
 from headrace.base.arch import Encoder, Mla, ModelArch, Moe, Rope
 from headrace.base.demand import Hidden, demand, head
 from headrace.base.errors import UnsupportedModel
@@ -88,6 +89,19 @@ def test_windowed_layers_have_their_window_and_their_rope() -> None:
     ]
 
 
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_latents_are_absorbed_and_keep_their_weights(family: str) -> None:
+    described = describe(arch_of(family))
+    found = absorbed(described)
+    assert found.tensors() == described.tensors()
+    shared = [spec for spec in found.attentions() if isinstance(spec, AttentionSpec)]
+    assert [(spec.kv_heads, spec.size, spec.latent) for spec in shared] == [(1, 20, True)] * 3
+    for hidden in ("none", "sampled", "every"):
+        demand(found, hidden, logits=hidden != "none").verify()
+    # What is no latent's is the same object.
+    assert absorbed(describe(ARCH)) is describe(ARCH)
+
+
 def test_a_tied_table_is_one_tensor_in_two_roles() -> None:
     graph = describe(arch_of("gemma3"))
     roles = [ref.role for ref in graph.weights() if "model.embed_tokens.weight" in ref.names]
@@ -96,7 +110,7 @@ def test_a_tied_table_is_one_tensor_in_two_roles() -> None:
     assert "lm_head.weight" in describe(ARCH).tensors()
 
 
-def test_tensors_of_latent_attention_are_those_of_the_checkpoints() -> None:
+def test_tensors_of_latent_attention_are_those_of_the_checkpoints_and_kv_b_by_head() -> None:
     tensors = describe(arch_of("deepseek_v3")).tensors()
     at = "model.layers.1.self_attn."
     assert {name.removeprefix(at): shape for name, shape in tensors.items() if at in name} == {
@@ -105,7 +119,8 @@ def test_tensors_of_latent_attention_are_those_of_the_checkpoints() -> None:
         "q_b_proj.weight": (32, 12),
         "kv_a_proj_with_mqa.weight": (20, 32),
         "kv_a_layernorm.weight": (16,),
-        "kv_b_proj.weight": (48, 16),
+        **{f"k_b_proj.{head}.weight": (16, 4) for head in range(4)},
+        **{f"v_b_proj.{head}.weight": (8, 16) for head in range(4)},
         "o_proj.weight": (32, 32),
     }
     assert "model.layers.0.mlp.gate_proj.weight" in tensors
@@ -118,4 +133,3 @@ def test_a_family_that_nobody_described() -> None:
     ) as told:
         describe(replace(ARCH, family="mamba"))
     assert "gpt_oss" in str(told.value)
-    assert "deepseek" not in str(told.value), "described, not served"

@@ -41,6 +41,23 @@ _OLMO3_ROPE = {
     "sliding_attention": {"rope_theta": 5e5, "rope_type": "default"},
 }
 _FULL = ["full_attention"] * 3
+_MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
+_LATENT = {
+    **{key: value for key, value in _COMMON.items() if key != "head_dim"},
+    "num_key_value_heads": 6,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 48,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 40,
+}
+_SHARED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 _MULTIPLIERS = {
     "embedding_multiplier": 1.5,
     "residual_multiplier": 0.7,
@@ -147,6 +164,30 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 8,
             "num_experts_per_tok": 3,
             "rope_parameters": {"rope_theta": 15e4, "truncate": False, **_YARN},
+        },
+    ),
+    "deepseek_v2": ("DeepseekV2", {**_LATENT, **_SHARED, "q_lora_rank": None}),
+    "deepseek_v2-groups": (
+        "DeepseekV2",
+        {
+            **_LATENT,
+            **_SHARED,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 4.0,
+            "rope_parameters": {"rope_theta": 1e4, **_YARN, **_MSCALE},
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **_LATENT,
+            **_SHARED,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_nextn_predict_layers": 0,
+            "rope_parameters": {"rope_theta": 1e4, **_YARN, **_MSCALE, "mscale": 0.707},
         },
     ),
     "minimax_m2": (

@@ -53,6 +53,9 @@ KEYS = {
     "first_k_dense_replace": "leading_dense_block_count",
     "n_group": "expert_group_count",
     "norm_topk_prob": "expert_weights_norm",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "topk_group": "expert_group_used_count",
 }
 """Key of config.json → key of GGUF, of those that mean the same."""
 
@@ -72,6 +75,18 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
         found["rope.dimension_count"] = int(head * rope.get("partial_rotary_factor", 1.0))
     if arch in ("glm4moe", "minimax-m2"):
         found["expert_gating_func"] = 2
+    if arch == "deepseek2":
+        rotary = found["rope.dimension_count"] = config.qk_rope_head_dim
+        own = config.qk_nope_head_dim + rotary, config.v_head_dim
+        cached = config.kv_lora_rank + rotary, config.kv_lora_rank
+        for part, size, mla in zip(("key", "value"), cached, own, strict=True):
+            found[f"attention.{part}_length"] = size
+            found[f"attention.{part}_length_mla"] = mla
+        found["attention.head_count_kv"] = 1
+        sigmoid = config.model_type == "deepseek_v3"
+        found["expert_gating_func"] = 2 if sigmoid else 1
+        if rope.get("mscale_all_dim"):
+            found["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
     if rope["rope_type"] == "yarn":
         found["rope.scaling.type"] = "yarn"
         found["rope.scaling.factor"] = float(rope["factor"])
@@ -114,6 +129,12 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
             parts = {"gate": outputs[:, ::2], "up": outputs[:, 1::2]}
             for part, values in (parts if kind == "gate_up" else {"down": outputs}).items():
                 found[f"{at}.ffn_{part}_exps.{suffix}"] = values
+            continue
+        if arch == "deepseek2" and name.endswith("kv_b_proj.weight"):
+            plain, at = config.qk_nope_head_dim, f"blk.{name.split('.')[2]}"
+            heads = data.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+            found[f"{at}.attn_k_b.weight"] = heads[:, :plain].swapaxes(1, 2)
+            found[f"{at}.attn_v_b.weight"] = heads[:, plain:]
             continue
         if name.endswith(".sinks"):
             name += ".weight"

@@ -73,6 +73,8 @@ class Moe:
     groups: int = 1
     active_groups: int = 1
     """So many of the groups, the best, are chosen from."""
+    best_of_group: int = 2
+    """A group is worth the sum of so many of its experts' scores, the highest."""
     clamped: bool = False
     """Router and experts have biases, the latter a gate of their own (gpt-oss): see
     `graph.ExpertsSpec`."""

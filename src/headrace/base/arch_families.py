@@ -35,6 +35,47 @@ _GROUPED = (
     "routed_scaling_factor",
     "first_k_dense_replace",
 )
+_LATENT = (
+    *_GROUPED,
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "scoring_func",
+)
+_DEEPSEEK3 = {
+    "max_position_embeddings": 4096,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+    "routed_scaling_factor": 2.5,
+    "moe_intermediate_size": 2048,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+}
+_DEEPSEEK2 = {
+    **_DEEPSEEK3,
+    "max_position_embeddings": 2048,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.0,
+    "moe_intermediate_size": 1407,
+    "scoring_func": "softmax",
+    "topk_method": "greedy",
+    "norm_topk_prob": False,
+}
 _GLM = {
     "num_key_value_heads": 2,
     "head_dim": 128,
@@ -284,6 +325,9 @@ FAMILIES: Mapping[str, Family] = {
         },
         ("swiglu_limit",),
     ),
+    "deepseek_v2": Family("deepseek_v2", ("DeepseekV2ForCausalLM",), _DEEPSEEK2, _LATENT),
+    "deepseek_v3": Family("deepseek_v3", ("DeepseekV3ForCausalLM",), _DEEPSEEK3, _LATENT),
+    "kimi_k2": Family("deepseek_v3", ("DeepseekV3ForCausalLM",), _DEEPSEEK3, _LATENT),
     "minimax_m2": Family(
         "minimax_m2",
         ("MiniMaxM2ForCausalLM",),

@@ -21,10 +21,12 @@ from .arch_gguf_traits import (
     NORMED,
     OWN,
     PARTLY_ROTATED,
+    latent,
     mixture,
     plain,
     traits,
 )
+from .arch_traits import LATENT
 from .errors import ModelFileError, UnsupportedModel
 
 GGUF_ARCHITECTURES = {
@@ -34,6 +36,7 @@ GGUF_ARCHITECTURES = {
     "llama": "llama",
     "cohere2": "cohere2",
     "command-r": "cohere",
+    "deepseek2": "deepseek_v2",
     "ernie4_5": "ernie4_5",
     "exaone4": "exaone4",
     "gemma": "gemma",
@@ -106,6 +109,8 @@ def from_gguf(
         )
     fields = Fields(metadata, "GGUF", f"{kind}.")
     family = GGUF_ARCHITECTURES[kind]
+    if family == "deepseek_v2" and fields.raw("expert_gating_func") == 2:
+        family = "deepseek_v3"
     for key, allowed in _NEUTRAL.items():
         if key not in OWN.get(family, ()):
             fields.expect(key, *allowed)
@@ -114,10 +119,14 @@ def from_gguf(
     layers = fields.integer("block_count", 1, 2**10)
     # The head that predicts a second token is counted as a layer, and not read.
     layers -= fields.integer("nextn_predict_layers", 0, layers - 1, 0)
-    head_dim = fields.integer("attention.key_length", 2, 2**12, max(hidden // heads, 1))
-    kv_heads = fields.integer("attention.head_count_kv", 1, heads, heads)
     max_context = fields.integer("context_length", 1, _MAX_CONTEXT)
-    fields.expect("attention.value_length", head_dim)
+    mla = latent(fields) if family in LATENT else None
+    if mla is None:
+        head_dim = fields.integer("attention.key_length", 2, 2**12, max(hidden // heads, 1))
+        kv_heads = fields.integer("attention.head_count_kv", 1, heads, heads)
+        fields.expect("attention.value_length", head_dim)
+    else:
+        head_dim, kv_heads = mla.nope_dim + mla.rope_dim, heads
     if heads % kv_heads:
         raise UnsupportedModel(
             f"GGUF: {kind}.attention.head_count is {heads}; "
@@ -125,7 +134,8 @@ def from_gguf(
         )
     if head_dim % 2:
         raise UnsupportedModel(f"GGUF: attention.key_length is {head_dim}; must be even")
-    rope = _rope(fields, family, tensor_names, factors, head_dim, max_context)
+    size = head_dim if mla is None else mla.rope_dim
+    rope = _rope(fields, family, tensor_names, factors, size, max_context)
     moe = mixture(fields, family, tensor_names)
     if moe is not None and family == "llama":
         family = "mixtral"
@@ -154,6 +164,7 @@ def from_gguf(
         or (family == "glm4_moe" and "blk.0.attn_q_norm.weight" in tensor_names),
         tied_embedding="output.weight" not in tensor_names,
         moe=moe,
+        mla=mla,
         **extra,
     )
 
@@ -172,7 +183,7 @@ def _rope(
     head_dim: int,
     max_context: int,
 ) -> Rope:
-    pairs = family in ("glm4", "cohere", "cohere2", "ernie4_5")
+    pairs = family in ("glm4", "cohere", "cohere2", "ernie4_5", *LATENT)
     if family not in PARTLY_ROTATED:
         fields.expect("rope.dimension_count", head_dim)
     rotated = fields.integer("rope.dimension_count", 2, head_dim, head_dim)
@@ -230,7 +241,11 @@ def _scaled(
         return Rope(theta=theta, kind="linear", factor=factor)
     stretched: Literal["yarn"] = "yarn"
     extra = fields.number("rope.scaling.attn_factor", 0.0, 1e3, 1.0)
-    fields.expect("rope.scaling.yarn_log_multiplier", 0.0)
+    growth = 0.1 * math.log(factor) + 1.0
+    if fields.prefix == "deepseek2." and fields.raw("rope.scaling.yarn_log_multiplier"):
+        growth = 1.0  # The scale of scores has it: see `grown`.
+    else:
+        fields.expect("rope.scaling.yarn_log_multiplier", 0.0)
     fields.expect("rope.scaling.yarn_ext_factor", 1.0, -1.0)
     fields.expect("rope.scaling.yarn_attn_factor", 1.0, -1.0)
     return Rope(
@@ -242,7 +257,7 @@ def _scaled(
         ),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 1e-3, 1e5, 32.0),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1e-3, 1e5, 1.0),
-        attention_factor=extra * (0.1 * math.log(factor) + 1.0),
+        attention_factor=extra * growth,
     )
 
 

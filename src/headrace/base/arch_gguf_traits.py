@@ -9,8 +9,9 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .arch import Moe, Rope
+from .arch import Mla, Moe, Rope
 from .arch_fields import Fields
+from .arch_traits import LATENT
 from .errors import ModelFileError, UnsupportedModel
 
 _MAX_WINDOW = 2**27
@@ -28,6 +29,16 @@ LAYER_NORMED = {"cohere", "cohere2", "starcoder2"}
 GELU = {"gemma", "gemma2", "gemma3", "starcoder2"}
 PARTLY_ROTATED = {"phi3", "glm4", "glm4_moe", "minimax_m2"}
 _SCALES = ("logit_scale", "embedding_scale", "residual_scale", "attention.scale")
+LATENT_KEYS = (
+    "attention.q_lora_rank",
+    "attention.kv_lora_rank",
+    "expert_shared_count",
+    "expert_weights_scale",
+    "nextn_predict_layers",
+    "leading_dense_block_count",
+    "expert_gating_func",
+    "expert_group_count",
+)
 OWN: Mapping[str, tuple[str, ...]] = {
     "cohere": ("logit_scale",),
     "cohere2": ("logit_scale",),
@@ -42,6 +53,8 @@ OWN: Mapping[str, tuple[str, ...]] = {
         "expert_gating_func",
     ),
     "minimax_m2": ("expert_gating_func",),
+    "deepseek_v2": LATENT_KEYS,
+    "deepseek_v3": LATENT_KEYS,
     "gpt_oss": ("expert_gating_func",),
 }
 """Family → keys that it reads and others must not have."""
@@ -52,6 +65,8 @@ _EXPERTS = {
     "minimax_m2": True,
     "gpt_oss": True,
     "glm4_moe": False,
+    "deepseek_v2": False,
+    "deepseek_v3": True,
     "olmoe": False,
     "qwen2_moe": False,
 }
@@ -77,16 +92,17 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
     dense = family in ("llama", "granitemoe", "olmoe")
     width = "feed_forward_length" if dense else "expert_feed_forward_length"
     inner = fields.integer(width, 1, 2**20)
-    sigmoid = family in ("glm4_moe", "minimax_m2")
+    sigmoid = family in ("glm4_moe", "minimax_m2", "deepseek_v3")
     shared = 0
     if family == "gpt_oss":
         fields.expect("expert_gating_func", 0, 3)  # A softmax over the chosen.
     if sigmoid:
         fields.expect("expert_gating_func", *((0, 2) if family == "glm4_moe" else (2,)))
-    if family == "glm4_moe":
+    if family in ("glm4_moe", *LATENT):
         shared = inner * fields.integer("expert_shared_count", 0, 2**8, 0)
     elif family == "qwen2_moe":
         shared = fields.integer("expert_shared_feed_forward_length", 1, 2**20)
+    groups, best = _groups(fields, experts, family)
     return Moe(
         experts=experts,
         active=fields.integer("expert_used_count", 1, experts),
@@ -99,7 +115,55 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
         bias=sigmoid and any(".exp_probs_b." in name for name in tensor_names),
         scale=plain(fields.number("expert_weights_scale", 0.0, 1e6, 1.0)) or 1.0,
         clamped=family == "gpt_oss",
+        best_of_group=1 if family == "deepseek_v2" else 2,
+        groups=groups,
+        active_groups=best,
     )
+
+
+def _groups(fields: Fields, experts: int, family: str) -> tuple[int, int]:
+    """(groups of experts, how many of them are chosen from) of DeepSeek."""
+    if family not in LATENT:
+        return 1, 1
+    fields.expect("expert_gating_func", *((2,) if family == "deepseek_v3" else (0, 1)))
+    groups = fields.integer("expert_group_count", 0, 64, 0) or 1
+    if groups == 1:
+        return 1, 1
+    if experts % groups:
+        raise UnsupportedModel(
+            f"GGUF: {fields.prefix}expert_group_count is {groups}; expert_count ({experts}) must "
+            "be a multiple",
+            param="expert_group_count",
+        )
+    return groups, fields.integer("expert_group_used_count", 1, groups)
+
+
+def latent(fields: Fields) -> Mla:
+    """The sizes of latent attention. A file for the latent cache states the heads' own sizes
+    beside those of the cache (`…_mla`), an older one has them alone."""
+    rotary = fields.integer("rope.dimension_count", 2, 2**12)
+    sizes = {}
+    for part, low in (("key", rotary + 1), ("value", 1)):
+        key = f"attention.{part}_length"
+        own = f"{key}_mla" if fields.present(f"{key}_mla") else key
+        sizes[part] = fields.integer(own, low, 2**13)
+    rank = fields.integer("attention.q_lora_rank", 0, 2**16, 0)
+    return Mla(
+        kv_rank=fields.integer("attention.kv_lora_rank", 1, 2**14),
+        q_rank=rank or None,
+        rope_dim=rotary,
+        nope_dim=sizes["key"] - rotary,
+        v_dim=sizes["value"],
+    )
+
+
+def grown(fields: Fields, head_dim: int) -> float | None:
+    """DeepSeek's scale of scores under YaRN, whose temperature is in it; None: the plain one."""
+    by = fields.number("rope.scaling.yarn_log_multiplier", 0.0, 10.0, 0.0)
+    if not by or fields.word("rope.scaling.type", ("none", "linear", "yarn"), "none") != "yarn":
+        return None
+    growth = plain(by) * math.log(plain(fields.number("rope.scaling.factor", 1.0, 1e4))) + 1.0
+    return float(head_dim**-0.5 * growth**2)
 
 
 def traits(
@@ -151,6 +215,8 @@ def traits(
             given |= _granite(fields)
         case "gpt_oss":
             given["sinks"] = True
+        case "deepseek_v2" | "deepseek_v3":
+            given["attention_scale"] = grown(fields, head_dim)
     return given
 
 

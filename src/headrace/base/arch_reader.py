@@ -19,7 +19,7 @@ from .arch_encoder import ENCODERS, encoder_arch
 from .arch_families import FAMILIES, Family
 from .arch_fields import Fields
 from .arch_gguf import GGUF_ARCHITECTURES, from_gguf
-from .arch_traits import mixture, traits
+from .arch_traits import LATENT, latent, mixture, traits, yarn_growth
 from .errors import ModelFileError, UnsupportedModel
 
 __all__ = ["FAMILIES", "GGUF_ARCHITECTURES", "MAX_CONTEXT", "from_gguf", "from_hf", "rope_of"]
@@ -43,6 +43,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "qk_layernorm": (False,),
     "kv_lora_rank": (),
     "q_lora_rank": (),
+    "qk_nope_head_dim": (),
+    "qk_rope_head_dim": (),
+    "v_head_dim": (),
     "n_routed_experts": (0,),
     "n_shared_experts": (0,),
     "num_nextn_predict_layers": (0,),
@@ -71,6 +74,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "routed_scaling_factor": (1.0,),
     "first_k_dense_replace": (0,),
     "swiglu_limit": (),
+    "index_topk": (),
+    "linear_num_value_heads": (),
+    "mamba_d_state": (),
 }
 """Keys of other architectures that finetunes and forks copy: value other than these → refusal."""
 
@@ -96,6 +102,8 @@ _UNWINDOWED = {
     "ernie4_5",
     "gemma",
     "cohere",
+    "deepseek_v2",
+    "deepseek_v3",
 }
 _PATTERNED = {"gemma2", "gemma3", "cohere2", "exaone4", "gpt_oss", "olmo3"}
 """Families of which every n-th layer sees everything."""
@@ -129,8 +137,12 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
     hidden = fields.integer("hidden_size", 1, 2**17)
     heads = fields.integer("num_attention_heads", 1, 2**12)
     layers = fields.integer("num_hidden_layers", 1, 2**10)
-    head_dim = fields.integer("head_dim", 2, 2**12, max(hidden // heads, 1))
-    kv_heads = fields.integer("num_key_value_heads", 1, heads, heads)
+    mla = latent(fields) if "kv_lora_rank" in family.own else None
+    if mla is None:
+        head_dim = fields.integer("head_dim", 2, 2**12, max(hidden // heads, 1))
+    else:
+        head_dim = mla.nope_dim + mla.rope_dim
+    kv_heads = heads if mla else fields.integer("num_key_value_heads", 1, heads, heads)
     max_context = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
     if heads % kv_heads:
         raise UnsupportedModel(
@@ -179,6 +191,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
         or ("use_qk_norm" in family.own and fields.flag("use_qk_norm", False)),
         tied_embedding=bool(tied),
         moe=mixture(fields, family.family, layers),
+        mla=mla,
         **{"nope": unrotated, **extra},
     )
 
@@ -214,7 +227,7 @@ def _bias(fields: Fields, family: str) -> tuple[bool, bool]:
         return True, False
     if family == "qwen2_moe":
         return fields.flag("qkv_bias", True), False
-    if family in ("mistral", "mixtral", "phi3", "exaone4", "minimax_m2"):
+    if family in ("mistral", "mixtral", "phi3", "exaone4", "minimax_m2", *LATENT):
         fields.expect("attention_bias", False)
         return False, False
     if family == "starcoder2":
@@ -318,7 +331,9 @@ def _ropes(
             rope = _phi_rope(fields, given, theta, int(head_dim * share), max_context)
         else:
             rope = rope_of(given, theta, max_context)
-        pairs = family.family in ("glm", "glm4", "cohere", "cohere2", "ernie4_5")
+        pairs = family.family in ("glm", "glm4", "cohere", "cohere2", "ernie4_5") or (
+            "kv_lora_rank" in family.own and fields.flag("rope_interleave", True)
+        )
         return replace(rope, share=share, interleaved=pairs), None
     local = fields.number("rope_local_base_freq", 1.0, 1e12, theta)
     nested = Fields(new or {}, "config.json rope_parameters")
@@ -429,7 +444,8 @@ def _yarn(fields: Fields, theta: float, factor: float, original: int) -> Rope:
     attention = fields.optional_number("attention_factor", 0.0, 1e3)
     if attention is None:
         scale, over = (fields.optional_number(k, 0.0, 1e3) for k in ("mscale", "mscale_all_dim"))
-        attention = _mscale(factor, scale) / _mscale(factor, over) if scale and over else None
+        if scale and over:
+            attention = yarn_growth(factor, scale) / yarn_growth(factor, over)
     return Rope(
         theta=theta,
         kind=kind,
@@ -437,11 +453,6 @@ def _yarn(fields: Fields, theta: float, factor: float, original: int) -> Rope:
         original_context=original,
         beta_fast=fields.number("beta_fast", 1e-3, 1e5, 32.0),
         beta_slow=fields.number("beta_slow", 1e-3, 1e5, 1.0),
-        attention_factor=_mscale(factor, 1.0) if attention is None else attention,
+        attention_factor=yarn_growth(factor, 1.0) if attention is None else attention,
         truncate=fields.flag("truncate", True),
     )
-
-
-def _mscale(factor: float, scale: float | None) -> float:
-    """Growth of attention's temperature with the stretch (Peng et al. 2023, section 3.4)."""
-    return 0.1 * (scale or 1.0) * math.log(factor) + 1.0 if factor > 1.0 else 1.0

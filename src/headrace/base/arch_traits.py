@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
-from .arch import Moe
+from .arch import Mla, Moe
 from .arch_fields import Fields
 from .errors import ModelFileError, UnsupportedModel
 
 _LOCAL = ("mixtral", "granitemoe", "minimax_m2", "gpt_oss")
 """Mixtures whose number of experts is `num_local_experts` and whose shares sum up to one."""
 _MIXTURES = (*_LOCAL, "qwen2_moe", "qwen3_moe", "olmoe")
+LATENT = ("deepseek_v2", "deepseek_v3")
+"""Families of latent attention."""
 _DENSE_ONLY = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
 
 
@@ -43,7 +46,44 @@ def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, A
             fields.expect("swiglu_limit", 7.0)
             fields.expect("swiglu_alpha", 1.702)
             return {"sinks": True}
+        case "deepseek_v2" | "deepseek_v3":
+            return _stretched(fields)
     return {}
+
+
+def latent(fields: Fields) -> Mla:
+    """The sizes of latent attention (DeepSeek-V2, section 2.1)."""
+    rank = fields.raw("q_lora_rank") if fields.present("q_lora_rank") else 1536
+    rotary = fields.integer("qk_rope_head_dim", 2, 2**12)
+    if rotary % 2:
+        raise UnsupportedModel(
+            f"{fields.where}: qk_rope_head_dim is {rotary}; must be even", param="qk_rope_head_dim"
+        )
+    return Mla(
+        kv_rank=fields.integer("kv_lora_rank", 1, 2**14),
+        q_rank=None if rank is None else fields.integer("q_lora_rank", 1, 2**16, 1536),
+        rope_dim=rotary,
+        nope_dim=fields.integer("qk_nope_head_dim", 1, 2**12),
+        v_dim=fields.integer("v_head_dim", 1, 2**12),
+    )
+
+
+def _stretched(fields: Fields) -> dict[str, Any]:
+    """DeepSeek's scale of scores: YaRN's temperature is in it, and not in the rotation alone."""
+    given = dict(fields.mapping("rope_parameters") or fields.mapping("rope_scaling") or {})
+    inner = Fields(given, f"{fields.where} rope_parameters")
+    over = inner.number("mscale_all_dim", 0.0, 1e3, 0.0)
+    kind = given.get("rope_type", given.get("type", "default"))
+    if not over or kind == "default":
+        return {}
+    grown = yarn_growth(inner.number("factor", 1.0, 1e4), over)
+    sizes = latent(fields)
+    return {"attention_scale": (sizes.nope_dim + sizes.rope_dim) ** -0.5 * grown**2}
+
+
+def yarn_growth(factor: float, scale: float | None) -> float:
+    """Growth of attention's temperature with the stretch (Peng et al. 2023, section 3.4)."""
+    return 0.1 * (scale or 1.0) * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _granite(fields: Fields) -> dict[str, Any]:
@@ -85,7 +125,9 @@ def _gemma(fields: Fields, hidden: int) -> dict[str, Any]:
 def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
     """The experts of a family that has some."""
     if family == "glm4_moe":
-        return _glm_moe(fields)
+        return _grouped(fields)
+    if family in LATENT:
+        return _deepseek(fields, family)
     if family not in _MIXTURES:
         for key, allowed in _DENSE_ONLY.items():
             fields.expect(key, *allowed)
@@ -127,8 +169,24 @@ def _dense(fields: Fields, layers: int) -> tuple[int, ...]:
     return tuple(at for at in range(layers) if at in named or (at + 1) % step)
 
 
-def _glm_moe(fields: Fields) -> Moe:
-    """The routing of DeepSeek-V3 (section 2.1.2), as GLM-4.5 has it."""
+def _deepseek(fields: Fields, family: str) -> Moe:
+    """V3 routes as `_grouped` says; V2 by a softmax, without bias, and groups by their best."""
+    fields.expect("moe_layer_freq", 1)
+    if family == "deepseek_v3":
+        fields.expect("scoring_func", "sigmoid")
+        fields.expect("topk_method", "noaux_tc")
+        return _grouped(fields)
+    fields.expect("scoring_func", "softmax")
+    fields.expect("norm_topk_prob", False)  # transformers does not read it.
+    methods = ("greedy", "group_limited_greedy")
+    found = replace(_grouped(fields), scores="softmax", bias=False, best_of_group=1)
+    if fields.word("topk_method", methods, "greedy") == "greedy":
+        found = replace(found, groups=1, active_groups=1)
+    return found
+
+
+def _grouped(fields: Fields) -> Moe:
+    """The routing of DeepSeek-V3 (section 2.1.2), which GLM-4.5 has too."""
     experts = fields.integer("n_routed_experts", 1, 2**12)
     groups = fields.integer("n_group", 1, 64, 1)
     best = fields.integer("topk_group", 1, groups, 1)

@@ -14,6 +14,8 @@ these); values and nodes are told by their identity.
 | `add` | residual, x → residual + scale · x | | `AddSpec`, perhaps |
 | `linear` | [·, in] → [·, out] | matrix, perhaps bias | `LinearSpec` |
 | `write` | qkv [N, (H + 2G) · E] → q [N, H · E]; latent: q, latent, rope part → q | head norms | `AttentionSpec`, `LatentSpec` |
+| `absorb` | q, latent, rope part → q and key over latents [N, (H + 1) · E]; made by `base.absorb` alone | of each head what packs its q | `LatentSpec` |
+| `unpack` | sums over latents [·, H · E] → values [·, H · V]; made by `base.absorb` alone | of each head what unpacks them | `LatentSpec` |
 | `attend` | q → [·, H · E]; bidirectional: qkv | sinks; latent: what unpacks it | as `write` |
 | `gated` | gate beside up [·, 2I] → act(gate) · up [·, I] | | `ActivationSpec` |
 | `activate` | [·, I] → act(x) | | `ActivationSpec` |
@@ -36,7 +38,7 @@ from typing import Literal, NamedTuple
 from .arch import Rope
 from .errors import EngineFault
 
-Role = Literal["embed", "linear", "logits", "moe", "vector"]
+Role = Literal["embed", "linear", "logits", "moe", "heads", "vector"]
 """What a weight is handed to: the form that a backend prepares it in."""
 Dtype = Literal["act", "f32", "i32"]
 """A value's type: the model's own, fp32 (logits), int32 (indices)."""
@@ -155,6 +157,15 @@ class AttentionSpec(NamedTuple):
     """Every token sees its whole entry, nothing is cached: no `write`, and `attend` reads qkv."""
     whole_norm: bool = False
     """The norms of q and k are over all of their heads together (OLMo 2)."""
+    latent: bool = False
+    """K is V too, of one KV head: `write` reads no v, and the layer keeps one array."""
+    rotated: int | None = None
+    """How many of a head's first numbers the rope is made for, where `Rope.share` does not say."""
+
+    @property
+    def turned(self) -> int:
+        """The numbers that the rope's table is made for."""
+        return self.size if self.rotated is None else self.rotated
 
     @property
     def kind(self) -> str:
@@ -171,7 +182,7 @@ class AttentionSpec(NamedTuple):
     @property
     def stacked(self) -> int:
         """Width of q, k and v side by side."""
-        return (self.heads + 2 * self.kv_heads) * self.size
+        return (self.heads + (1 if self.latent else 2) * self.kv_heads) * self.size
 
 
 class LatentSpec(NamedTuple):
@@ -201,6 +212,27 @@ class LatentSpec(NamedTuple):
         """Width of q."""
         return self.heads * (self.plain_size + self.rope_size)
 
+    @property
+    def size(self) -> int:
+        """Numbers that a token keeps: its rotated key part, then its latent."""
+        return self.rope_size + self.rank
+
+    @property
+    def absorbed(self) -> AttentionSpec:
+        """The same attention once q is packed as latents are: all heads share one key, whose
+        latent is the value too."""
+        return AttentionSpec(
+            self.layer,
+            self.heads,
+            1,
+            self.size,
+            self.scale,
+            self.rope,
+            self.window,
+            latent=True,
+            rotated=self.rope_size,
+        )
+
 
 class ActivationSpec(NamedTuple):
     name: Literal["silu", "gelu_tanh", "gelu", "tanh"]
@@ -210,7 +242,7 @@ class RouteSpec(NamedTuple):
     """The `active` experts of the highest score per row, of equals the first.
 
     A bias, where `route` has one, is added to the scores for the choice alone (Wang et al. 2024);
-    then, of several groups, those whose two best sum up to the most are chosen from.
+    then, of several groups, those whose best sum up to the most are chosen from.
     """
 
     active: int
@@ -221,6 +253,8 @@ class RouteSpec(NamedTuple):
     """Factor on the shares."""
     groups: int = 1
     active_groups: int = 1
+    best: int = 2
+    """So many of a group's experts, the best, say what it is worth."""
 
 
 class ExpertsSpec(NamedTuple):
@@ -251,7 +285,9 @@ class Node:
     """Numbers and names, by kind."""
 
 
-ROW_WISE = frozenset(("norm", "add", "linear", "gated", "activate", "route", "experts", "part"))
+ROW_WISE = frozenset(
+    ("norm", "add", "linear", "gated", "activate", "route", "experts", "part", "absorb", "unpack")
+)
 """Kinds that compute a row from that row of what they read."""
 KINDS = ROW_WISE | {"embed", "write", "attend", "select"}
 """What the others read beside: `embed` an index of the step, `write` positions, `attend` the KV of
@@ -323,7 +359,7 @@ class Graph:
                 if node.kind == "write":
                     _check(layer not in written, f"{at}: layer {layer} is written twice")
                     written.add(layer)
-                elif node.spec.kind != "bidirectional":
+                elif node.kind == "attend" and node.spec.kind != "bidirectional":
                     _check(layer in written, f"{at}: layer {layer} is not written yet")
             made.update(node.out)
         for value in made:
@@ -395,7 +431,16 @@ def _check_widths(at: str, node: Node) -> None:
             right = right and vectors in ([], [] if spec.bidirectional else [spec.heads])
         case "attend", LatentSpec():
             right = ins == [spec.queries] and outs == [spec.heads * spec.value_size]
-            right = right and refs[0].width == spec.rank
+            shapes = [(ref.copies, ref.out, ref.width) for ref in refs]
+            packing = spec.heads, spec.rank, spec.plain_size
+            right = right and shapes == [packing, (spec.heads, spec.value_size, spec.rank)]
+        case "absorb", LatentSpec():
+            right = ins == [spec.queries, spec.rank, spec.rope_size]
+            right = right and outs == [(spec.heads + 1) * spec.size]
+            right = right and (refs[0].copies, refs[0].out) == (spec.heads, spec.rank)
+        case "unpack", LatentSpec():
+            right = ins == [spec.heads * spec.size] and outs == [spec.heads * spec.value_size]
+            right = right and (refs[0].copies, refs[0].width) == (spec.heads, spec.rank)
         case "gated", ActivationSpec():
             right = ins == [2 * width for width in outs]
         case "activate", ActivationSpec():

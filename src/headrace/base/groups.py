@@ -23,12 +23,12 @@ SCALED = ("int8", "fp8", "k8v4")
 def kept_arrays(arch: ModelArch, kv_dtype: str) -> tuple[ArrayShape, ...]:
     """What one layer keeps of one token.
 
-    Keys and values of each KV head [G, E]; of latent attention (MLA) one vector of kv_rank +
-    rope_dim numbers. One float32 scale per head of each where the type needs one.
+    Keys and values of each KV head [G, E]; of latent attention (MLA) one vector of rope_dim +
+    kv_rank numbers, of one head. One float32 scale per head of each where the type needs one.
     """
     named: dict[str, tuple[int, ...]]
     if arch.mla is not None:
-        named = {"latent": (arch.mla.kv_rank + arch.mla.rope_dim,)}
+        named = {"latent": (1, arch.mla.rope_dim + arch.mla.kv_rank)}
     else:
         named = dict.fromkeys(("k", "v"), (arch.kv_heads, arch.head_dim))
     kind = "int8" if kv_dtype == "k8v4" else kv_dtype

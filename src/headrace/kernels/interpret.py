@@ -16,6 +16,7 @@ from ..base.graph import (
     AttentionSpec,
     EmbedSpec,
     ExpertsSpec,
+    LatentSpec,
     LinearSpec,
     Node,
     NormSpec,
@@ -24,6 +25,7 @@ from ..base.graph import (
     Value,
     WeightRef,
 )
+from . import latent
 from .arrays import Array
 from .fuse import AroundSpec, CodesSpec, Joining, Norm
 from .operators import KvCache, KvLayer, Operators, StepBatch
@@ -34,7 +36,14 @@ if TYPE_CHECKING:
 
 Adding = Callable[[WeightRef, Array, Array], None]
 """Adds to a product: its weight, x, y."""
-TIMED_AS = {"add_norm": "norm", "norm_codes": "norm", "gated_codes": "gated", "route": "experts"}
+TIMED_AS = {
+    "add_norm": "norm",
+    "norm_codes": "norm",
+    "gated_codes": "gated",
+    "route": "experts",
+    "absorb": "attend",
+    "unpack": "attend",
+}
 """Joined kinds of node → the operator that they are counted with."""
 
 
@@ -183,6 +192,16 @@ class _Run:
         kv, batch, group = (None, self.batch, 0) if spec.bidirectional else self._kv(spec)
         sinks = self.weights.vector(node.weights[0]) if node.weights else None
         self.values[node.out[0]] = self.ops.attend(x, spec, kv, batch, group, sinks)
+
+    def _absorb(self, node: Node) -> None:
+        q, own, rotary = (self.values[value] for value in node.reads)
+        spec, packing = cast(LatentSpec, node.spec), self.weights.copies(node.weights[0])
+        self.values[node.out[0]] = latent.absorb(self.ops, q, own, rotary, spec, packing)
+
+    def _unpack(self, node: Node) -> None:
+        spec, mixed = cast(LatentSpec, node.spec), self.values[node.reads[0]]
+        unpacking = self.weights.copies(node.weights[0])
+        self.values[node.out[0]] = latent.unpack(self.ops, mixed, spec, unpacking)
 
     def _kv(self, spec: AttentionSpec) -> tuple[KvLayer, StepBatch, int]:
         """The layer's KV, the step, the layer's group in it."""

@@ -51,8 +51,8 @@ class Dequantise(Protocol):
 class KvLayer:
     """The paged KV of one layer: `k` and `v` [blocks, G, S, E].
 
-    With an int8 or fp8 cache `k_scale` and `v_scale` [blocks, G, S] fp32 hold one scale per
-    token and head.
+    Of latent attention both are one array. With an int8 or fp8 cache `k_scale` and `v_scale`
+    [blocks, G, S] fp32 hold one scale per token and head.
     """
 
     k: Array

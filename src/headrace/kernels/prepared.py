@@ -44,7 +44,7 @@ class Prepared:
 
     def rope(self, spec: AttentionSpec) -> RopeTable | None:
         """The table of a layer; None: its heads are not rotated."""
-        return None if spec.rope is None else self.ropes[spec.rope, spec.size]
+        return None if spec.rope is None else self.ropes[spec.rope, spec.turned]
 
     def biases(self, refs: Sequence[WeightRef]) -> tuple[Array, Array] | None:
         """Biases of a mixture, all experts' one after the other: of gate above up

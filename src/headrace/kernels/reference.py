@@ -102,7 +102,8 @@ class ReferenceOperators:
         group: int,
     ) -> torch.Tensor:
         heads, kv_heads = spec.heads, spec.kv_heads
-        q, k, v = torch.split(qkv.view(len(qkv), -1, spec.size), [heads, kv_heads, kv_heads], 1)
+        parts = [heads, kv_heads] if spec.latent else [heads, kv_heads, kv_heads]
+        q, k, *v = torch.split(qkv.view(len(qkv), -1, spec.size), parts, 1)
         if norms is not None:
             shapes = q.shape, k.shape
             if spec.whole_norm:
@@ -117,7 +118,7 @@ class ReferenceOperators:
             pairs = spec.rope is not None and spec.rope.interleaved
             rotate = _rotate_pairs if pairs else _rotate
             q, k = (rotate(each, cos, sin) for each in (q, k))
-        reference_attention.store(kv, k, v, batch.groups[group].slots)
+        reference_attention.store(kv, k, v[0] if v else None, batch.groups[group].slots)
         return q.flatten(1)
 
     def attend(
@@ -147,14 +148,15 @@ class ReferenceOperators:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wish = logits.float()
         if spec.scores == "sigmoid":
-            scores = wish = torch.sigmoid(wish)
+            # As `_silu`: torch.sigmoid rounds the last elements of a share otherwise.
+            scores = wish = 1 / torch.exp(-wish).add_(1)
         else:
             scores = torch.softmax(wish, -1)
         if bias is not None:
             wish = scores + bias.float()
         if spec.groups > 1:
             grouped = wish.view(len(wish), spec.groups, -1)
-            best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
+            best = grouped.topk(min(spec.best, grouped.shape[-1]), -1).values.sum(-1)
             order = best.sort(dim=-1, descending=True, stable=True).indices
             shut = order[:, spec.active_groups :].unsqueeze(-1).expand(-1, -1, grouped.shape[-1])
             wish = grouped.scatter(1, shut, -math.inf).flatten(1)

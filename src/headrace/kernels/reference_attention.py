@@ -26,12 +26,14 @@ _FP8_MAX = 448.0
 _INT8_MAX = 127.0
 
 
-def store(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-    """Write key and value [N, G, E] of each token to its slot [N]."""
+def store(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor) -> None:
+    """Write key and value [N, G, E] of each token to its slot [N]; no value: K is V too."""
     block = torch.div(slots, kv.block_size, rounding_mode="floor")
     offset = slots - block * kv.block_size
     pairs = ((kv.k, kv.k_scale, key), (kv.v, kv.v_scale, value))
     for cache, scales, rows in pairs:
+        if rows is None:
+            continue
         if scales is None:
             cache[block, :, offset] = rows.to(cache.dtype)
             continue

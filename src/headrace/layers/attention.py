@@ -49,7 +49,11 @@ def attention(to: Description, layer: int, x: Value, at: str, beside: Value | No
 
 def latent_attention(to: Description, layer: int, x: Value, at: str, mla: Mla) -> Value:
     """Multi-head latent attention (DeepSeek-V2, section 2.1): queries, perhaps by way of a latent
-    of their own; one latent and one rotated key part per token, which is all that is cached."""
+    of their own; one latent and one rotated key part per token, which is all that is cached.
+
+    What unpacks a head's keys and values is two matrices: `k_b_proj` [rank, plain part of q and k],
+    by which q becomes what it is worth against a latent, and `v_b_proj` [values, rank].
+    """
     arch = to.arch
     spec = LatentSpec(
         layer, arch.heads, mla.kv_rank, mla.rope_dim, mla.nope_dim, mla.v_dim, arch.scale, arch.rope
@@ -64,7 +68,9 @@ def latent_attention(to: Description, layer: int, x: Value, at: str, mla: Mla) -
     latent = to.rms_norm(to.part(both, 0, mla.kv_rank), f"{at}.kv_a_layernorm")
     rotated = to.part(both, mla.kv_rank, mla.rope_dim)
     q = to.node("write", (q, latent, rotated), spec.queries, spec=spec)
-    heads = arch.heads * (mla.nope_dim + mla.v_dim)
-    unpacking = matrix([f"{at}.kv_b_proj"], [heads], mla.kv_rank, "linear")
-    mixed = to.node("attend", (q,), arch.heads * mla.v_dim, [unpacking], spec)
+    unpacking = [
+        matrix([f"{at}.k_b_proj.*"], [mla.kv_rank], mla.nope_dim, "heads", arch.heads),
+        matrix([f"{at}.v_b_proj.*"], [mla.v_dim], mla.kv_rank, "heads", arch.heads),
+    ]
+    mixed = to.node("attend", (q,), arch.heads * mla.v_dim, unpacking, spec)
     return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden)

@@ -34,7 +34,13 @@ def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
     """
     logits = to.linear(x, f"{at}.gate", outputs=moe.experts, bias=moe.clamped)
     route = RouteSpec(
-        moe.active, moe.normalise, moe.scores, moe.scale, moe.groups, moe.active_groups
+        moe.active,
+        moe.normalise,
+        moe.scores,
+        moe.scale,
+        moe.groups,
+        moe.active_groups,
+        moe.best_of_group,
     )
     bias = [f"{at}.gate.e_score_correction_bias"] if moe.bias else []
     name = f"{at}.experts.*"

@@ -82,8 +82,9 @@ def open_adapter(folder: Path, arch: ModelArch, *, max_rank: int) -> AdapterFile
         raise ModelFileError(f"{folder.name}: {WEIGHTS} is missing{hint}")
     shapes = {
         name.removesuffix(".weight"): shape
-        for name, shape in describe(arch).tensors().items()
-        if name.startswith("model.layers.") and len(shape) == 2 and ".experts." not in name
+        for ref in describe(arch).weights()
+        for name, shape in ref.tensors()
+        if ref.role == "linear" and name.startswith("model.layers.")
     }
     found = _modules(read_headers((weights,)))
     scales: dict[str, float] = {}

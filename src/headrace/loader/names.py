@@ -44,7 +44,26 @@ _BEHIND = {
 }
 _GEMMA = {**_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
 _SCORED = {"exp_probs_b": "mlp.gate.e_score_correction"}
+_SECOND = ("glm4_moe", "deepseek_v2", "deepseek_v3")
+"""Families that may have layers behind the last which predict a second token."""
+_LATENT = {
+    **_PLAIN,
+    **_SCORED,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj.*",
+    "attn_v_b": "self_attn.v_b_proj.*",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "olmo2": _BEHIND,
@@ -118,7 +137,7 @@ def from_gguf_name(name: str, arch: ModelArch) -> str | None:
     if match:
         own = _GGUF_FAMILY.get(arch.family, _PLAIN)
         layer, part, suffix = match.groups()
-        if arch.family == "glm4_moe" and int(layer) >= arch.layers:
+        if arch.family in _SECOND and int(layer) >= arch.layers:
             return None  # The head that predicts a second token.
         canonical = own.get(part) or _GGUF_LAYER.get(part)
         if part == "exp_probs_b" and canonical:
@@ -146,7 +165,7 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
         return None if unread else name
     if arch.tied_embedding and name.endswith("lm_head.weight"):
         return None
-    if arch.family == "glm4_moe" and name.startswith(f"model.layers.{arch.layers}."):
+    if arch.family in _SECOND and name.startswith(f"model.layers.{arch.layers}."):
         return None  # The head that predicts a second token is a layer behind the last.
     for prefix, plain in (
         ("language_model.model.", "model."),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..base.absorb import absorbed
 from ..base.arch import Rope
-from ..base.errors import UnsupportedModel
-from ..base.graph import AttentionSpec, Graph, LatentSpec, WeightRef
+from ..base.graph import AttentionSpec, Graph, WeightRef
 from ..kernels.arrays import Array, address, floats, tensor
 from ..kernels.model import Model
 from ..kernels.operators import Operators
@@ -49,14 +49,9 @@ def prepare(
     is taken from `shared`, weights of another model for the same operators.
 
     `device` is where vectors and tensors go, `dtype` that of vectors there; rope tables reach to
-    `max_context`. Raises `ModelFileError` for a tensor that is missing, misshapen or left over,
-    `UnsupportedModel` for a layer that no backend has kernels for.
+    `max_context`. Raises `ModelFileError` for a tensor that is missing, misshapen or left over.
     """
-    if any(isinstance(spec, LatentSpec) for spec in graph.attentions()):
-        raise UnsupportedModel(
-            "this model attends over latents (DeepSeek); it is described and priced, but there are "
-            "no kernels for it yet"
-        )
+    graph = absorbed(graph)
     preparing = _Preparing(source, operators, device, dtype, shared or Prepared())
     if HEAD not in graph.tensors():
         # Some checkpoints carry a copy of a tied table along.
@@ -75,7 +70,7 @@ def prepare(
 def _rotations(graph: Graph) -> set[tuple[Rope, int]]:
     """(rope, numbers of a head that it rotates), each once for all layers that share it."""
     return {
-        (spec.rope, spec.size)
+        (spec.rope, spec.turned)
         for spec in graph.attentions()
         if isinstance(spec, AttentionSpec) and spec.rope is not None
     }
@@ -110,7 +105,7 @@ class _Preparing:
             self.made.by_key[ref.key] = self._shared.by_key[ref.key]
         elif ref.role == "vector":
             self.made.by_key[ref.key] = self._vector(ref)
-        elif ref.role == "moe":
+        elif ref.role in ("moe", "heads"):
             copies = [self._matrix(ref.copy(number)) for number in range(ref.copies)]
             self.made.by_key[ref.key] = copies
         else:

@@ -8,10 +8,11 @@ from ..base.errors import ModelFileError
 from ..kernels.arrays import Array, dtype_name
 from ..kernels.weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight
 from .interleaved_experts import ExpertPart
+from .latent_heads import Transposed
 from .safetensors_file import StoredTensor
 
-Named = Array | StoredTensor | ExpertPart | BlockWeight | PackedWeight | Fp8Weight
-_STORED = (StoredTensor, ExpertPart)
+Named = Array | StoredTensor | Transposed | ExpertPart | BlockWeight | PackedWeight | Fp8Weight
+_STORED = (StoredTensor, Transposed, ExpertPart)
 _QUANTISED = (BlockWeight, PackedWeight, Fp8Weight)
 Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight
 

@@ -13,11 +13,12 @@ from ..kernels.arrays import Array
 from ..kernels.weights import BlockWeight, Fp8Weight, PackedWeight
 from .gguf_model import gguf_of
 from .interleaved_experts import ExpertPart
+from .latent_heads import Transposed
 from .safetensors_file import StoredTensor
 from .weights_gguf import from_gguf
 from .weights_safetensors import from_safetensors
 
-Loaded = Array | StoredTensor | ExpertPart | BlockWeight | PackedWeight | Fp8Weight
+Loaded = Array | StoredTensor | Transposed | ExpertPart | BlockWeight | PackedWeight | Fp8Weight
 
 
 def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:

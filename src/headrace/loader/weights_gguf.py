@@ -17,6 +17,7 @@ from ..base.errors import ModelFileError, UnsupportedModel
 from ..kernels.arrays import floats
 from ..kernels.weights import BlockWeight
 from ..quant.ggml_types import DENSE, SUPPORTED
+from . import latent_heads
 from .gguf import GgufFile, TensorInfo
 from .names import Shapes, check, from_gguf_name
 
@@ -39,7 +40,7 @@ def from_gguf(file: GgufFile, arch: ModelArch) -> Iterator[tuple[str, Host | Blo
                 f"supported: {', '.join(SUPPORTED)}"
             )
         names[info.name] = name
-        for each, shape in _named(name, info.shape):
+        for each, shape in _named(name, info.shape, arch):
             if each in found:
                 raise ModelFileError(f"{file.path.name}: {each} appears twice")
             found[each] = shape
@@ -50,9 +51,14 @@ def from_gguf(file: GgufFile, arch: ModelArch) -> Iterator[tuple[str, Host | Blo
             yield from _load(file, info, names[info.name], arch)
 
 
-def _named(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors that one of the file becomes: stacked experts become one each."""
-    if name.endswith(".shared_expert_gate.weight") and len(shape) == 1:
+def _named(
+    name: str, shape: tuple[int, ...], arch: ModelArch
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors that one of the file becomes: stacked experts and heads become one each."""
+    heads = latent_heads.shapes(name, shape, arch)
+    if heads:
+        yield from heads.items()
+    elif name.endswith(".shared_expert_gate.weight") and len(shape) == 1:
         yield name, (1, *shape)  # A product of one output is stored as a vector.
     elif "*" not in name:
         yield name, shape
@@ -73,7 +79,10 @@ def _load(
         data = data[original_rows(heads, arch.head_dim)]
     if arch.norm_offset and name.endswith("norm.weight"):
         data = floats(data) - np.float32(arch.norm_offset)
-    for index, (each, shape) in enumerate(_named(name, info.shape)):
+    if latent_heads.shapes(name, info.shape, arch):
+        yield from latent_heads.of_blocks(name, data, info.type.name, arch)
+        return
+    for index, (each, shape) in enumerate(_named(name, info.shape, arch)):
         part = data if "*" not in name else data[index]
         if info.type.name in DENSE:
             yield each, part.reshape(shape)

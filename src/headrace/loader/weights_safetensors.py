@@ -11,8 +11,10 @@ from ..kernels.weights import Fp8Weight, PackedWeight
 from ..models.registry import describe
 from ..quant.ggml_types import DENSE
 from ..quant.schemes import scheme_of
+from . import latent_heads
 from .interleaved_experts import ExpertPart, expert_parts
 from .jsonfile import read_json
+from .latent_heads import Transposed
 from .names import Shapes, check, each_expert, from_hf_name
 from .safetensors_file import StoredTensor
 from .shards import read_headers
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 def from_safetensors(
     files: ModelFiles,
-) -> Iterator[tuple[str, StoredTensor | ExpertPart | PackedWeight | Fp8Weight]]:
+) -> Iterator[tuple[str, StoredTensor | Transposed | ExpertPart | PackedWeight | Fp8Weight]]:
     """See `weights.load_weights`."""
     stored = read_headers(files.weights)
     quantised: QuantisedMatrices | None = None
@@ -41,7 +43,8 @@ def from_safetensors(
         if canonical is None:
             return
         names[source] = canonical
-        for each, part, _ in each_expert(canonical, shape):
+        parts = latent_heads.shapes(canonical, shape, files.arch).items()
+        for each, part in parts or (named[:2] for named in each_expert(canonical, shape)):
             if each in found:
                 raise ModelFileError(f"{files.path.name}: {each} appears twice")
             found[each] = part
@@ -83,6 +86,9 @@ def from_safetensors(
             matrix = None if quantised is None else quantised.load(name)
             if matrix is not None:
                 yield names[name], matrix
+                continue
+            if latent_heads.shapes(names[name], tensor.shape, files.arch):
+                yield from latent_heads.stored(names[name], tensor, files.arch)
                 continue
             for each, part, (expert, row) in each_expert(names[name], tensor.shape):
                 yield each, tensor.rows(expert, row, part)

@@ -1,7 +1,6 @@
 """DeepSeek V2 and V3 (DeepSeek-AI 2024): latent attention, and a mixture with shared experts.
 
-Described and priced; no backend serves it yet. How V3 scores its experts (sigmoid, groups, bias)
-is not part of `Moe` and comes with the kernels: it changes no product.
+Backends get it with its latents absorbed: see `base.absorb`.
 """
 
 from __future__ import annotations

@@ -36,8 +36,6 @@ FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
 """`ModelArch.family` → what describes it. A family that differs by numbers is a line, one of
 another shape a file and a line."""
 
-PRICED = frozenset(("deepseek_v2", "deepseek_v3"))  # For the planner: there are no kernels.
-
 
 @lru_cache(maxsize=64)
 def describe(arch: ModelArch) -> Graph:
@@ -47,7 +45,7 @@ def describe(arch: ModelArch) -> Graph:
     """
     family = FAMILIES.get(arch.family)
     if family is None:
-        served = ", ".join(sorted(set(FAMILIES) - PRICED))
+        served = ", ".join(sorted(FAMILIES))
         named = f"the architecture {arch.family!r} is not supported; supported are: {served}"
         raise UnsupportedModel(named)
     graph = family(arch)

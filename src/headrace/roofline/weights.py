@@ -21,7 +21,10 @@ _ROLE_PATTERNS = (
     ("output", r"attention\.output\.dense\.weight$"),
     ("up", r"intermediate\.dense\.weight$"),
     ("down", r"\d\.output\.dense\.weight$"),
-    ("qkv", r"self_attn\.(q|k|v|q_a|q_b|kv_a|kv_b|kv_a_with_mqa|qkv)_?proj(_with_mqa)?\.weight$"),
+    (
+        "qkv",
+        r"self_attn\.(q|k|v|qkv|(q|kv)_a|(q|kv|k|v)_b)_?proj(_with_mqa|\.[\d*]+)?\.weight$",
+    ),
     ("output", r"self_attn\.o_proj\.weight$"),
     ("shared", r"mlp\.shared_experts?\."),
     ("experts", r"mlp\.experts\."),

@@ -38,8 +38,9 @@ def allocate_kv(pool: PoolShape, device: str, *, host: bool = False) -> KvCache:
         }
         for layer in group.layers:
             arrays = {name: zeros(shape, dtype) for name, (shape, dtype) in pages.items()}
+            k, v = ("latent", "latent") if "latent" in arrays else ("k", "v")
             layers[layer] = KvLayer(
-                arrays["k"], arrays["v"], arrays.get("k_scale"), arrays.get("v_scale")
+                arrays[k], arrays[v], arrays.get(f"{k}_scale"), arrays.get(f"{v}_scale")
             )
             groups[layer] = number
     windows = [group.window for group in pool.groups]
@@ -107,7 +108,9 @@ def _host_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any
 
 
 def arrays_of(layer: KvLayer) -> list[Array]:
-    return [t for t in (layer.k, layer.v, layer.k_scale, layer.v_scale) if t is not None]
+    """Each once: the one array of a latent layer is its keys and its values."""
+    found = {id(t): t for t in (layer.k, layer.v, layer.k_scale, layer.v_scale)}
+    return [t for t in found.values() if t is not None]
 
 
 def copy_blocks(cache: KvCache, copies: Sequence[BlockCopy]) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 
 from ..base import hardware
+from ..base.absorb import absorbed
 from ..base.config import Decision
 from ..base.graph import Graph
 from ..base.modelfiles import ModelFiles
@@ -36,7 +37,7 @@ def choose_operators(
         device=resolved.device,
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
-        graph=graph,
+        graph=absorbed(graph),
         weights=source.kinds(),
         threads=options.threads or hardware.cpu().cores,
         deterministic=options.deterministic,

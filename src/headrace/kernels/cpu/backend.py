@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...base.config import Decision
+from ...base.graph import LatentSpec
 from ..backend import Question
 from ..program import Provider
 from .library import LEVELS, LibraryAbsent, best_refused, level, load, sources
@@ -10,9 +11,9 @@ from .operators import CpuOperators
 from .records import KINDS
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4")
-SERVED = frozenset(
-    ("embed", "norm", "add", "linear", "write", "attend", "gated", "activate", "route", "experts")
-)
+_KINDS = """embed norm add linear write attend gated activate route experts
+    part absorb unpack"""
+SERVED = frozenset(_KINDS.split())
 DENSE = {"float32", "float16", "bfloat16"}
 
 
@@ -42,6 +43,12 @@ class CpuBackend:
         for size in question.head_sizes():
             if size % 16:
                 return f"the head size {size} is no multiple of 16"
+        blocks = question.weights - DENSE
+        for spec in {node.spec for node in question.nodes("absorb")}:
+            assert isinstance(spec, LatentSpec)
+            sizes = spec.rope_size, spec.rank, spec.plain_size
+            if blocks and any(size % 32 for size in sizes):
+                return f"the sizes {sizes} of latents and weights in blocks are not multiples of 32"
         unknown = sorted(question.weights - DENSE - set(KINDS))
         if unknown:
             return f"no kernel for weights of type {', '.join(unknown)}"

@@ -319,6 +319,7 @@ def can_gate(weight: Weight) -> bool:
 def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
     assert contiguous(layer.k)
     assert contiguous(layer.v)
+    shared = layer.v is layer.k
     scales: tuple[int | None, int | None] = (None, None)
     kind = dtype_name(layer.k)
     if kind == "int8":
@@ -331,7 +332,7 @@ def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
             kind = "k8v4"
     return HrKv(
         address(layer.k),
-        address(layer.v),
+        None if shared else address(layer.v),
         *scales,
         KV_KINDS[kind],
         layer.block_size,

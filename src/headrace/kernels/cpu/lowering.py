@@ -32,6 +32,7 @@ from ...base.graph import (
     LinearSpec,
     Node,
     NormSpec,
+    PartSpec,
     RouteSpec,
     Value,
     WeightRef,
@@ -39,7 +40,7 @@ from ...base.graph import (
 from ..operators import KvCache
 from ..prepared import Prepared
 from ..weights import LoraWeight, Weight
-from . import emit, mixture
+from . import emit, latent, mixture
 from .arena import Arena
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .records import ROWS_N, ROWS_R, UNIT, HrKv, HrLinear, HrQuantised
@@ -74,6 +75,8 @@ class Lowering:
         self._gates = self._find_gates()
         self._activated = self._find_activated()
         self._picked = self._find_picked()
+        self._first: dict[Value, int] = {}
+        """First column in its storage, of a part of one."""
         self._places = self._find_places()
         self._sharing: dict[Value, list[Value]] = {}
         for value, place in self._places.items():
@@ -160,7 +163,7 @@ class Lowering:
                 if again or residual in self._results:
                     raise Unrecordable("a residual is read again after something was added to it")
                 places[node.out[0]] = places[residual]
-            elif node.kind == "write":
+            elif node.kind in ("write", "part"):
                 places[node.out[0]] = places[node.reads[0]]
         return places
 
@@ -200,14 +203,21 @@ class Lowering:
     def _mixture(self, node: Node) -> mixture.Mixture:
         return mixture.of(node, self._weights)
 
+    def _heads(self, node: Node) -> list[Weight]:
+        return self._weights.copies(node.weights[0])
+
     def _reads_codes(self, node: Node) -> bool:
         if node.kind == "experts":
             return self._mixture(node).codes
+        if node.kind == "unpack":
+            return latent.reads_codes(self._heads(node))
         return node.kind == "linear" and emit.needs_codes(self._weight(node))
 
     def _reads_floats(self, node: Node) -> bool:
         if node.kind == "experts":
             return self._mixture(node).floats
+        if node.kind == "unpack":
+            return any(map(emit.needs_floats, self._heads(node)))
         linear = node.kind == "linear"
         return not linear or emit.needs_floats(self._weight(node)) or self._is_added_to(node)
 
@@ -221,7 +231,8 @@ class Lowering:
         return value in self._results or any(map(self._reads_floats, self._read_by(value)))
 
     def _matrix(self, value: Value) -> Matrix:
-        return emit.matrix(self._floats[self._places[value]])
+        at, stride = emit.matrix(self._floats[self._places[value]])
+        return Matrix(at + 4 * self._first.get(value, 0), stride)
 
     def _make_floats(self, value: Value) -> Matrix:
         self._floats[value] = self._arena.floats(_rows(value), value.width)
@@ -377,8 +388,7 @@ class Lowering:
 
     def _write(self, index: int, node: Node) -> None:
         spec = node.spec
-        if not isinstance(spec, AttentionSpec):
-            raise Unrecordable("there is no record of latent attention")
+        assert isinstance(spec, AttentionSpec)
         of_q, of_k = [self._weights.vector(ref) for ref in node.weights] or [None, None]
         table = self._weights.rope(spec)
         given = self._kv(spec), self._matrix(node.reads[0]), spec
@@ -392,32 +402,31 @@ class Lowering:
         spec = node.spec
         assert isinstance(spec, AttentionSpec)
         if spec.bidirectional:
-            self._emit(
-                "attention",
-                emit.bidirectional(
-                    self._matrix(node.reads[0]),
-                    spec.heads,
-                    spec.size,
-                    spec.scale,
-                    self._make_floats(node.out[0]),
-                ),
-            )
+            sizes = spec.heads, spec.size, spec.scale
+            y = self._make_floats(node.out[0])
+            self._emit("attention", emit.bidirectional(self._matrix(node.reads[0]), *sizes, y))
             return
         (out,) = self._nodes[self._picked.get(index, index)].out
-        y, q = self._outputs(out, grain=spec.size)
-        self._emit(
-            "attention",
-            emit.attention(
-                self._kv(spec),
-                self._matrix(node.reads[0]),
-                y,
-                q,
-                self._weights.vector(node.weights[0]) if node.weights else None,
-                spec.scale,
-                spec.softcap,
-                _rows(out),
-            ),
-        )
+        made = self._outputs(out, grain=spec.size)
+        sinks = self._weights.vector(node.weights[0]) if node.weights else None
+        given = self._kv(spec), self._matrix(node.reads[0]), *made, sinks
+        self._emit("attention", emit.attention(*given, spec.scale, spec.softcap, _rows(out)))
+
+    def _absorb(self, index: int, node: Node) -> None:
+        given, weights = [self._matrix(value) for value in node.reads], self._heads(node)
+        y = self._make_floats(node.out[0])
+        for name, emitted in latent.absorb(node, given, weights, y, self._arena):
+            self._emit(name, emitted)
+
+    def _unpack(self, index: int, node: Node) -> None:
+        (mixed,), weights = node.reads, self._heads(node)
+        given = self._matrix(mixed) if self._reads_floats(node) else None
+        codes, y = self._quantised(mixed, node), self._make_floats(node.out[0])
+        self._emit(*latent.unpack(node, given, codes, weights, y, _rows(mixed)))
+
+    def _part(self, index: int, node: Node) -> None:
+        assert isinstance(node.spec, PartSpec)
+        self._first[node.out[0]] = self._first.get(node.reads[0], 0) + node.spec.first
 
     def _gated(self, index: int, node: Node) -> None:
         (out,), spec = node.out, node.spec
@@ -431,10 +440,8 @@ class Lowering:
             )
             return
         y, q = self._outputs(out, grain=out.width)
-        self._emit(
-            "gated",
-            emit.gated(self._matrix(node.reads[0]), out.width, spec.name, y, q, _rows(out)),
-        )
+        given = self._matrix(node.reads[0]), out.width, spec.name, y, q
+        self._emit("gated", emit.gated(*given, _rows(out)))
 
     def _activate(self, index: int, node: Node) -> None:
         if node in self._activated.values():
@@ -443,10 +450,8 @@ class Lowering:
         y, q = self._outputs(out, grain=out.width)
         name = _activation(node)
         assert name is not None
-        self._emit(
-            "activate",
-            emit.activate(self._matrix(node.reads[0]), out.width, name, y, q, _rows(out)),
-        )
+        given = self._matrix(node.reads[0]), out.width, name, y, q
+        self._emit("activate", emit.activate(*given, _rows(out)))
 
     def _select(self, index: int, node: Node) -> None:
         if index in self._picked.values():

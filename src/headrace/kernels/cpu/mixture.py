@@ -52,6 +52,8 @@ def route(
         spec.groups,
         spec.active_groups,
         rows,
+        spec.best,
+        0,
     )
 
 

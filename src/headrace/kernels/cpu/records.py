@@ -33,7 +33,7 @@ ACTIVATED = 4
 ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
 LAYER_NORM, ACTIVATE, BIDIRECTIONAL, ROUTE, PLACE, EXPERTS_UP, EXPERTS_DOWN, SCALE = range(12, 20)
-LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE, BOUND = range(20, 27)
+LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE, BOUND, HEADS, COLUMNS = range(20, 29)
 BOUNDED = 4
 """Rows up to which bounding the logits first is worth it (docs/kernels.md): HR_BOUNDED."""
 MAX_GROUPS = 16
@@ -89,6 +89,25 @@ class HrLinear(Structure):
         ("parts", _P),
         ("count", _I),
         ("rows", _I),
+    ]
+
+
+class HrHeads(Structure):
+    _fields_ = [("linear", HrLinear), ("first", _L), ("step", _L)]
+
+
+class HrColumns(Structure):
+    _fields_ = [
+        ("x", _P),
+        ("x_stride", _L),
+        ("y", _P),
+        ("y_stride", _L),
+        ("x_step", _L),
+        ("y_step", _L),
+        ("size", _I),
+        ("times", _I),
+        ("rows", _I),
+        ("unused", _I),
     ]
 
 
@@ -269,6 +288,8 @@ class HrRoute(Structure):
         ("groups", _I),
         ("active_groups", _I),
         ("rows", _I),
+        ("best", _I),
+        ("unused", _I),
     ]
 
 
@@ -454,6 +475,8 @@ MIRRORED: list[type[Structure]] = [
     HrRoute,
     HrSpan,
     HrExperts,
+    HrHeads,
+    HrColumns,
 ]
 """In the order of `hr_sizeof`."""
 

@@ -25,6 +25,8 @@ NAMES = {
     kinds.ROPE: "write",
     kinds.ATTENTION: "attend",
     kinds.BIDIRECTIONAL: "attend",
+    kinds.HEADS: "attend",
+    kinds.COLUMNS: "attend",
     kinds.GATED: "gated",
     kinds.ACTIVATE: "activate",
     kinds.SELECT: "select",

@@ -36,6 +36,9 @@ class TritonBackend:
             return "no k8v4 KV cache"
         if question.dtype not in DTYPES:
             return f"no kernels for {question.dtype}"
+        of_latents = any(each.latent for each in question.attentions)
+        if of_latents and kind in ("write", "attend", "absorb", "unpack"):
+            return "no kernel for attention over latents"
         if kind == "attend" and question.bidirectional:
             return "no kernel for attention to both sides"
         if kind == "route":

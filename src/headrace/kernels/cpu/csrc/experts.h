@@ -50,7 +50,7 @@ HR_INLINE void open_groups(const HrRoute& op, const float* wish, uint8_t* open) 
     const int64_t first = highest_open(wish + g * size, own, size);
     own[first] = 0;
     const int64_t second = highest_open(wish + g * size, own, size);
-    sums[g] = wish[g * size + first] + (second < 0 ? 0.0f : wish[g * size + second]);
+    sums[g] = wish[g * size + first] + (second < 0 || op.best < 2 ? 0.0f : wish[g * size + second]);
     left[g] = 1;
   }
   memset(open, 0, static_cast<size_t>(op.experts));

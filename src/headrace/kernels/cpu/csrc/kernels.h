@@ -7,6 +7,7 @@
 #include "experts.h"
 #include "gate_up.h"
 #include "head.h"
+#include "latent.h"
 #include "lora.h"
 #include "pack.h"
 #include "products.h"
@@ -39,6 +40,8 @@ void run(const HrRecord& record, const hr::Work& work) {
     case HR_OP_BIDIRECTIONAL:
       return op_bidirectional(*static_cast<const HrBidirectional*>(record.op), work);
     case HR_OP_GATE_UP: return op_gate_up(*static_cast<const HrGateUp*>(record.op), work);
+    case HR_OP_HEADS: return op_heads(*static_cast<const HrHeads*>(record.op), work);
+    case HR_OP_COLUMNS: return op_columns(*static_cast<const HrColumns*>(record.op), work);
     case HR_OP_SELECT: return op_select(*static_cast<const HrRowsOp*>(record.op), work);
     case HR_OP_ADD: return op_add(*static_cast<const HrRowsOp*>(record.op), work);
     case HR_OP_LORA_DOWN: return op_lora_down(*static_cast<const HrLora*>(record.op), work);

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "heads.h"
 #include "layout.h"
 #include "levels.h"
 #include "mixture.h"
@@ -74,7 +75,8 @@ HR_API int64_t hr_sizeof(int32_t index) {
                            sizeof(HrLoraPart), sizeof(HrLora),    sizeof(HrDrawRow), sizeof(HrDraw),
                            sizeof(HrBest),   sizeof(HrWorth),     sizeof(HrHead),    sizeof(HrRule),
                            sizeof(HrSample), sizeof(HrLayerNorm), sizeof(HrBidirectional),
-                           sizeof(HrRoute),  sizeof(HrSpan),      sizeof(HrExperts)};
+                           sizeof(HrRoute),  sizeof(HrSpan),      sizeof(HrExperts),
+                           sizeof(HrHeads),  sizeof(HrColumns)};
   const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
   return index >= 0 && index < count ? sizes[index] : -1;
 }

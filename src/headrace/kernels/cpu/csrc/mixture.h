@@ -24,6 +24,8 @@ typedef struct {         // which experts a row goes to: see experts.h
   int32_t groups;        // of experts, at most HR_MAX_EXPERT_GROUPS
   int32_t active_groups;
   int32_t rows;
+  int32_t best;          // 1 or 2: so many of a group's experts say what it is worth
+  int32_t unused;
 } HrRoute;
 
 typedef struct {

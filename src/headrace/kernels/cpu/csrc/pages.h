@@ -10,6 +10,8 @@
 //   I8          [E/2][S][2]      [S/2][E][2]      [S] fp32 for K, [S] for V: max|x| / 127 a head
 //   K8V4        [E/2][S][2]      [S][E/2]         the same for K; of V see value_codes.h
 //
+// Of latent attention K is V too: there is no V page (`HrKv.v` is null).
+//
 // A page is written a token at a time and two threads may write neighbouring tokens: every store
 // below covers the bytes of its own token and no others.
 #pragma once
@@ -61,7 +63,7 @@ HR_INLINE void write_kv(const HrKv& kv, int64_t slot, int64_t g, const float* k,
   switch (kv.kind) {
     case HR_F32:
       put(static_cast<float*>(kv.k), page + at, k, size, block, 1);
-      memcpy(static_cast<float*>(kv.v) + page + at * size, v, static_cast<size_t>(size) * 4);
+      if (kv.v) memcpy(static_cast<float*>(kv.v) + page + at * size, v, static_cast<size_t>(size) * 4);
       return;
     case HR_I8:
     case HR_K8V4: {
@@ -69,6 +71,7 @@ HR_INLINE void write_kv(const HrKv& kv, int64_t slot, int64_t g, const float* k,
       const int64_t scale = (slot / block * kv.kv_heads + g) * block + at;
       kv.k_scale[scale] = quantise_head(k, size, codes);
       put(static_cast<int8_t*>(kv.k), page + 2 * at, codes, size, 2 * block, 2);
+      if (!kv.v) return;
       if (kv.kind == HR_K8V4) {
         auto* to = static_cast<uint8_t*>(kv.v) + page / 2 + at * size / 2;
         kv.v_scale[scale] = quantise_values(v, size, to, reinterpret_cast<float*>(room));
@@ -85,6 +88,7 @@ HR_INLINE void write_kv(const HrKv& kv, int64_t slot, int64_t g, const float* k,
         half ? f_store_half(narrow + i, f_load(k + i)) : f_store_bf16(narrow + i, f_load(k + i));
       if (half) put(static_cast<uint16_t*>(kv.k), page + at, narrow, size, block, 1);
       else put(static_cast<uint16_t*>(kv.k), page + 2 * at, narrow, size, 2 * block, 2);
+      if (!kv.v) return;
       for (int64_t i = 0; i < size; i += 16)
         half ? f_store_half(narrow + i, f_load(v + i)) : f_store_bf16(narrow + i, f_load(v + i));
       if (half) put(static_cast<uint16_t*>(kv.v), page + at * size, narrow, size, size, size);

@@ -57,7 +57,8 @@ enum HrCode {
   HR_OP_BEST = 23,
   HR_OP_PICK = 24,
   HR_OP_SAMPLE = 25,
-  HR_OP_BOUND = 26
+  HR_OP_BOUND = 26,
+  HR_OP_HEADS = 27, HR_OP_COLUMNS = 28  // heads.h
 };
 
 // Rows of activations as int8, six rows interleaved: what a product walks through is one
@@ -231,7 +232,7 @@ typedef struct {
 
 typedef struct {
   void* k;               // pages [blocks, G], each of E · S values: see pages.h
-  void* v;
+  void* v;               // null: K is V too
   float* k_scale;        // [blocks, G, S] of HR_I8 and HR_K8V4, else null
   float* v_scale;
   int32_t kind;          // HR_F32, HR_F16, HR_BF16, HR_I8, HR_K8V4
@@ -250,7 +251,7 @@ typedef struct {
 
 typedef struct {
   HrKv kv;
-  float* qkv;            // [N, (H + 2G) · E]; q is normed and rotated in place
+  float* qkv;            // [N, (H + 2G) · E], without V where there is none; q is normed and rotated in place
   int64_t stride;
   const float* q_norm;   // [E] or null
   const float* k_norm;

@@ -76,7 +76,8 @@ void op_rope(const HrRope& op, const hr::Work& work) {
     }
     for (int g = 0; g < kv.kv_heads; ++g) {
       const float* k = row + (kv.heads + g) * size;
-      write_kv(kv, group.slots[n], g, k, k + kv.kv_heads * size, work.scratch);
+      write_kv(kv, group.slots[n], g, k, kv.v ? k + kv.kv_heads * size : nullptr,
+               work.scratch);
     }
   }
 }

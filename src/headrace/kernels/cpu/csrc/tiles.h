@@ -2,7 +2,7 @@
 //
 // Tiles start at multiples of 64 of the *sequence*. A tile of bf16 pages is read where it lies
 // (blocks of 16 positions and more): four pointers, no copy. Everything else is brought into the
-// thread's scratch first: fp32 and fp16 as fp32, int8 widened to bf16 (exact; its scales go to the
+// thread's scratch first: V of a latent, which is K the other way round; fp32 and fp16 as fp32, int8 widened to bf16 (exact; its scales go to the
 // scores and to the weights of the positions), small pages position by position.
 //
 // What lies behind the end of a sequence may be anything. In K it does not matter: its scores are
@@ -71,6 +71,24 @@ HR_INLINE F kv_floats(const void* base, int64_t at) {
   return f_half(static_cast<const uint16_t*>(base) + at);
 }
 
+// V of a latent is K, which lies the other way: that of `have` positions, at k + step · E / wide.
+HR_INLINE void turn(const float* k, int64_t step, int64_t have, float* v, int64_t size) {
+  for (int64_t j = 0; j < have; ++j)
+    for (int64_t e = 0; e < size; ++e) v[j * size + e] = k[e * step + j];
+}
+
+// Pairs along E to pairs of positions; of an odd number the last pair's second is anything.
+HR_INLINE void turn(const uint16_t* k, int64_t step, int64_t have, uint16_t* v, int64_t size) {
+  for (int64_t j = 0; j < have; j += 2)
+    for (int64_t s = 0; s < size / 2; ++s) {
+      uint32_t one, other;
+      memcpy(&one, k + s * step + 2 * j, 4);
+      memcpy(&other, k + s * step + 2 * j + 2, 4);
+      const uint32_t both[2] = {(one & 0xffffu) | other << 16, one >> 16 | (other & 0xffff0000u)};
+      memcpy(v + j * size + 4 * s, both, 8);
+    }
+}
+
 struct Place {  // of position p: its page, and where in it
   int64_t page, within, scale;
 };
@@ -92,6 +110,7 @@ HR_INLINE FarCodes far_codes(const HrKv& kv, const int32_t* table, int64_t g, in
   for (int i = 0; i < kVectors && start + 16 * i < length; ++i) {
     const Place at = place_of(kv, table, g, start + 16 * i);
     far.k[i] = static_cast<const int8_t*>(kv.k) + at.page + 2 * at.within;
+    if (!kv.v) continue;
     const int64_t first = at.page + at.within * kv.head_dim;
     far.v[i] = static_cast<const int8_t*>(kv.v) + (kv.kind == HR_I8 ? first : first / 2);
   }
@@ -111,16 +130,17 @@ void gather_floats(const HrKv& kv, const int32_t* table, int64_t g, int64_t star
         const Place at = place_of(kv, table, g, position + j);
         for (int64_t e = 0; e < size; ++e) {
           to.k[e * kTile + i + j] = kv_float<K>(kv.k, at.page + e * block + at.within);
-          to.v[(i + j) * size + e] = kv_float<K>(kv.v, at.page + at.within * size + e);
+          if (kv.v) to.v[(i + j) * size + e] = kv_float<K>(kv.v, at.page + at.within * size + e);
         }
       }
     } else {
       const Place at = place_of(kv, table, g, position);
       for (int64_t e = 0; e < size; ++e)
         f_store(to.k + e * kTile + i, kv_floats<K>(kv.k, at.page + e * block + at.within));
-      for (int64_t e = 0; e < have * size; e += 16)
+      for (int64_t e = 0; kv.v && e < have * size; e += 16)
         f_store(to.v + i * size + e, kv_floats<K>(kv.v, at.page + at.within * size + e));
     }
+    if (!kv.v) turn(to.k + i, kTile, have, to.v + i * size, size);
   }
 }
 
@@ -145,10 +165,12 @@ HR_INLINE void gather_few(const HrKv& kv, const int32_t* table, int64_t g, int64
   for (int64_t j = 0; j < have; ++j) {
     const Place at = place_of(kv, table, g, position + j);
     const C* k = static_cast<const C*>(kv.k) + at.page + 2 * at.within;
+    for (int64_t e = 0; e < size; ++e)
+      to.k[e / 2 * 2 * kTile + 2 * (i + j) + e % 2] = put_cell(k[e / 2 * 2 * block + e % 2]);
+    if (!kv.v) continue;
     const C* v = static_cast<const C*>(kv.v) + at.page + at.within / 2 * 2 * size + at.within % 2;
     const uint8_t* codes = static_cast<const uint8_t*>(kv.v) + (at.page + at.within * size) / 2;
     for (int64_t e = 0; e < size; ++e) {
-      to.k[e / 2 * 2 * kTile + 2 * (i + j) + e % 2] = put_cell(k[e / 2 * 2 * block + e % 2]);
       uint16_t& cell = to.v[(i + j) / 2 * 2 * size + 2 * e + j % 2];
       if (kv.kind != HR_K8V4) cell = put_cell(v[2 * e]);
       else cell = level_of(e < size / 2 ? codes[e] & 15 : codes[e - size / 2] >> 4);
@@ -245,32 +267,38 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
       const int64_t from_k = at.page + 2 * at.within, from_v = at.page + at.within * size;
       if (codes) {
         const auto* pk = static_cast<const int8_t*>(kv.k) + from_k;
-        const auto* pv = static_cast<const int8_t*>(kv.v) + (four ? from_v / 2 : from_v);
         const int8_t* next_k = far.k[i] ? far.k[i] : pk;
-        const int8_t* next_v = far.k[i] ? far.v[i] : pv;
         for (int64_t s = 0; s < size / 2; ++s) {
           prefetch_l2(next_k + s * 2 * block);
           b_widen(k + s * 2 * kTile, pk + s * 2 * block);
         }
-        if (four) {
-          const auto* bytes = reinterpret_cast<const uint8_t*>(pv);
-          for (int64_t at = 0; at < 16 * size; at += 2 * size, bytes += size) {  // two tokens
-            prefetch_l2(next_v + at / 2);
-            widen_values(v + at, bytes, bytes + size / 2, size);
+        if (kv.v) {
+          const auto* pv = static_cast<const int8_t*>(kv.v) + (four ? from_v / 2 : from_v);
+          const int8_t* next_v = far.v[i] ? far.v[i] : pv;
+          if (four) {
+            const auto* bytes = reinterpret_cast<const uint8_t*>(pv);
+            for (int64_t at = 0; at < 16 * size; at += 2 * size, bytes += size) {  // two tokens
+              prefetch_l2(next_v + at / 2);
+              widen_values(v + at, bytes, bytes + size / 2, size);
+            }
+            continue;
+          }
+          for (int64_t e = 0; e < 16 * size; e += 32) {
+            prefetch_l2(next_v + e);
+            b_widen(v + e, pv + e);
           }
           continue;
         }
-        for (int64_t e = 0; e < 16 * size; e += 32) {
-          prefetch_l2(next_v + e);
-          b_widen(v + e, pv + e);
-        }
-        continue;
+      } else {
+        tile->k[i] = static_cast<const uint16_t*>(kv.k) + from_k;
       }
-      tile->k[i] = static_cast<const uint16_t*>(kv.k) + from_k;
-      const uint16_t* pv = static_cast<const uint16_t*>(kv.v) + from_v;
-      if (have % 2 == 0) tile->v[i] = pv;
-      else memcpy(v, pv, static_cast<size_t>(16 * size) * 2);
+      if (kv.v) {
+        const uint16_t* pv = static_cast<const uint16_t*>(kv.v) + from_v;
+        if (have % 2 == 0) tile->v[i] = pv;
+        else memcpy(v, pv, static_cast<size_t>(16 * size) * 2);
+      }
     }
+    if (!kv.v) turn(tile->k[i], tile->k_step, have, v, size);
     if (have % 2) zero_one(v, size, have);
   }
   if (codes && kv.bias) add_bias(kv, g, start, room);
@@ -286,7 +314,7 @@ HR_INLINE void look_ahead(const HrKv& kv, const int32_t* table, int64_t g, int64
   for (int i = 0; i < kVectors && start + 16 * i < length; ++i) {
     const Place at = place_of(kv, table, g, start + 16 * i);
     ahead->k[i] = static_cast<const uint16_t*>(kv.k) + at.page + 2 * at.within;
-    ahead->v[i] = static_cast<const uint16_t*>(kv.v) + at.page + at.within * kv.head_dim;
+    if (kv.v) ahead->v[i] = static_cast<const uint16_t*>(kv.v) + at.page + at.within * kv.head_dim;
   }
 }
 

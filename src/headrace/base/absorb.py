@@ -1,0 +1,43 @@
+"""Latent attention as attention: the pass that packs queries as latents are packed.
+
+A key of latent attention is W_k · latent beside a rotated part, a value W_v · latent. So q · W_k ·
+latent is (W_kᵀ · q) · latent, and the weighted sum of values is W_v · (weighted sum of latents)
+(DeepSeek-V2, section 2.1.2): all heads attend to one key, which is its own value, and nothing is
+unpacked per token of the context. Which form is cheaper depends on how many queries come at once;
+this one is always taken where bits may not depend on how a prompt was cut.
+"""
+
+from __future__ import annotations
+
+from .graph import TOKENS, Graph, LatentSpec, Node, Value
+
+
+def absorbed(graph: Graph) -> Graph:
+    """`graph`, described for all rows, without nodes `write` and `attend` of a latent: each pair is
+    `absorb`, `write` and `attend` of one shared key, `unpack`. Weights keep their names."""
+    if not any(isinstance(node.spec, LatentSpec) for node in graph.nodes):
+        return graph
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        nodes += _rewritten(graph, node) if isinstance(node.spec, LatentSpec) else [node]
+    made = Graph(tuple(nodes), graph.outputs, graph.inputs)
+    made.verify()
+    return made
+
+
+def _rewritten(graph: Graph, node: Node) -> list[Node]:
+    spec = node.spec
+    assert isinstance(spec, LatentSpec)
+    if node.kind == "write":
+        return []  # With the `attend` that reads it, who has the weights.
+    write = graph.nodes[graph.maker(node.reads[0])]
+    shared = spec.absorbed
+    packing, unpacking = node.weights
+    packed = Value(TOKENS, shared.stacked)
+    q, mixed = Value(TOKENS, shared.queries), Value(TOKENS, shared.queries)
+    return [
+        Node("absorb", write.reads, (packed,), (packing,), spec),
+        Node("write", (packed,), (q,), (), shared),
+        Node("attend", (q,), (mixed,), (), shared),
+        Node("unpack", (mixed,), node.out, (unpacking,), spec),
+    ]

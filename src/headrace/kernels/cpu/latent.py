@@ -1,0 +1,96 @@
+"""Latent attention as records: see csrc/latent.h, and `kernels.latent` for what they do."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+
+from ...base.graph import LatentSpec, Node
+from ..weights import Weight
+from . import records
+from .arena import Arena
+from .emit import (
+    NOT_QUANTISED,
+    Emitted,
+    Matrix,
+    needs_codes,
+    part_of,
+    parts_of,
+    quantise,
+)
+from .records import ROWS_N, HrColumns, HrHeads, HrLinear, HrPart, HrQuantised
+
+
+def reads_codes(weights: Sequence[Weight]) -> bool:
+    """Must rows come as int8?"""
+    return any(map(needs_codes, weights))
+
+
+def absorb(
+    node: Node, given: Sequence[Matrix], packing: Sequence[Weight], y: Matrix, arena: Arena
+) -> Iterator[tuple[str, Emitted]]:
+    """q [N, H · (plain + rope)], latent and rotary part to packed heads, and behind them the key;
+    where `packing` reads codes, those of q are made here."""
+    (q, own, rotary), spec = given, node.spec
+    assert isinstance(spec, LatentSpec)
+    room = arena.codes(ROWS_N, spec.queries) if reads_codes(packing) else None
+    codes = NOT_QUANTISED if room is None else room.struct
+    if room is not None:
+        yield "quantise", quantise(q, codes, spec.queries, ROWS_N)
+        arena.give_back(ROWS_N, spec.queries, room)
+    apart, key = spec.queries // spec.heads, spec.heads * spec.size
+    behind = _columns(y, spec.rope_size)
+    yield _heads(q, codes, (0, apart), packing, behind, spec.size, ROWS_N)
+    yield _copy(_columns(q, spec.plain_size), apart, y, spec.size, spec.rope_size, spec.heads)
+    yield _copy(rotary, 0, _columns(y, key), 0, spec.rope_size, 1)
+    yield _copy(own, 0, _columns(behind, key), 0, spec.rank, 1)
+
+
+def unpack(
+    node: Node,
+    mixed: Matrix | None,
+    codes: HrQuantised,
+    unpacking: Sequence[Weight],
+    y: Matrix,
+    rows: int,
+) -> tuple[str, Emitted]:
+    """Sums over keys [rows, H · E], as floats and codes where they are read so, to values
+    [rows, H · V]."""
+    spec = node.spec
+    assert isinstance(spec, LatentSpec)
+    at = spec.rope_size, spec.size
+    return _heads(mixed, codes, at, unpacking, y, spec.value_size, rows)
+
+
+def _columns(x: Matrix, first: int) -> Matrix:
+    return Matrix(x.at + 4 * first, x.stride)
+
+
+def _heads(
+    x: Matrix | None,
+    codes: HrQuantised,
+    columns: tuple[int, int],
+    weights: Sequence[Weight],
+    y: Matrix,
+    apart: int,
+    rows: int,
+) -> tuple[str, Emitted]:
+    """`columns`: the first that the first head reads, and from one head to the next."""
+    parts = (HrPart * len(weights))()
+    for head, weight in enumerate(weights):
+        (part,) = parts_of(weight)
+        parts[head] = part_of(part)
+        parts[head].y, parts[head].y_stride = y.at + 4 * head * apart, y.stride
+    linear = HrLinear(codes, *(x or (None, 0)), ctypes.addressof(parts), len(parts), rows)
+    op = HrHeads(linear, *columns)
+    op.keep = parts
+    out, width = weights[0].shape
+    kinds = "+".join(dict.fromkeys(parts_of(weight)[0].kind for weight in weights))
+    return f"heads {len(weights)}×{out}×{width} {kinds}", (records.HEADS, op)
+
+
+def _copy(
+    x: Matrix, x_step: int, y: Matrix, y_step: int, size: int, times: int
+) -> tuple[str, Emitted]:
+    op = HrColumns(*x, *y, x_step, y_step, size, times, ROWS_N, 0)
+    return "columns", (records.COLUMNS, op)

@@ -1,0 +1,104 @@
+"""What unpacks latents, head by head, of files that hold it as one matrix.
+
+`kv_b_proj` [H · (plain + V), rank] has of each head what makes keys, then what makes values. A head
+of the model is two matrices: `k_b_proj` [rank, plain], which is transposed, and `v_b_proj`
+[V, rank]. New GGUF files hold them so; their type is then kept. Of one matrix in blocks the blocks
+of keys lie across, so these become fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.arch import ModelArch
+from ..kernels.weights import BlockWeight
+from .safetensors_file import StoredTensor
+
+WHOLE = ".self_attn.kv_b_proj.weight"
+Host = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """A matrix that is stored as its transposition, to be read when it is taken."""
+
+    source: StoredTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What is read has it."""
+        return self.source.shape[::-1]
+
+    @property
+    def host_dtype(self) -> str:
+        """Type as `kernels.arrays.dtype_name` names it."""
+        return self.source.host_dtype
+
+    def read(self) -> Host:
+        """Its numbers [shape]; raises `ModelFileError`."""
+        return np.ascontiguousarray(self.source.read().T)
+
+
+def shapes(name: str, shape: tuple[int, ...], arch: ModelArch) -> dict[str, tuple[int, int]]:
+    """Name → shape of the matrices of all heads; none where `name` is another tensor's, or its
+    shape not the architecture's."""
+    mla = arch.mla
+    if mla is None or not name.endswith(WHOLE):
+        return {}
+    if shape != (arch.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank):
+        return {}
+    at = name.removesuffix("kv_b_proj.weight")
+    found = {}
+    for head in range(arch.heads):
+        found[f"{at}k_b_proj.{head}.weight"] = mla.kv_rank, mla.nope_dim
+        found[f"{at}v_b_proj.{head}.weight"] = mla.v_dim, mla.kv_rank
+    return found
+
+
+def stored(
+    name: str, tensor: StoredTensor, arch: ModelArch
+) -> Iterator[tuple[str, StoredTensor | Transposed]]:
+    """The matrices of all heads of a dense tensor, yet to be read."""
+    for each, part, rows in _parts(name, arch):
+        (first, behind), row_bytes = rows, tensor.nbytes // tensor.shape[0]
+        begin = tensor.begin + first * row_bytes
+        own = replace(tensor, shape=(behind - first, tensor.shape[1]), begin=begin)
+        yield each, Transposed(own) if part == "k" else own
+
+
+def of_blocks(name: str, data: Host, kind: str, arch: ModelArch) -> Iterator[tuple[str, Any]]:
+    """The matrices of all heads of a GGUF's tensor: dense rows of numbers, or rows of blocks."""
+    assert arch.mla is not None
+    rank = arch.mla.kv_rank
+    for each, part, (first, behind) in _parts(name, arch):
+        rows = data[first:behind]
+        if data.dtype != np.uint8:
+            yield each, np.ascontiguousarray(rows.T) if part == "k" else rows
+            continue
+        blocks = BlockWeight(kind, rows, (behind - first, rank), mapped=part == "v")
+        yield each, _across(blocks) if part == "k" else blocks
+
+
+def _across(blocks: BlockWeight) -> Host:
+    """Its values in fp32, transposed."""
+    import torch  # Local: blocks are expanded on tensors.
+
+    from ..quant.ggml import dequantise
+
+    values: torch.Tensor = dequantise(blocks, torch.float32)
+    return np.ascontiguousarray(values.numpy().T)
+
+
+def _parts(name: str, arch: ModelArch) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """(name, "k" or "v", its rows) of each head's matrices."""
+    assert arch.mla is not None
+    at, row = name.removesuffix("kv_b_proj.weight"), 0
+    for head in range(arch.heads):
+        for part, rows in (("k", arch.mla.nope_dim), ("v", arch.mla.v_dim)):
+            yield f"{at}{part}_b_proj.{head}.weight", part, (row, row + rows)
+            row += rows
