@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.arch import ModelArch
+from ..kernels.arrays import floats
 from ..kernels.weights import BlockWeight
 from .safetensors_file import StoredTensor
 
@@ -86,12 +87,9 @@ def of_blocks(name: str, data: Host, kind: str, arch: ModelArch) -> Iterator[tup
 
 def _across(blocks: BlockWeight) -> Host:
     """Its values in fp32, transposed."""
-    import torch  # Local: blocks are expanded on tensors.
+    from ..quant.ggml import dequantise  # Local: it computes on tensors.
 
-    from ..quant.ggml import dequantise
-
-    values: torch.Tensor = dequantise(blocks, torch.float32)
-    return np.ascontiguousarray(values.numpy().T)
+    return np.ascontiguousarray(floats(dequantise(blocks)).T)
 
 
 def _parts(name: str, arch: ModelArch) -> Iterator[tuple[str, str, tuple[int, int]]]:

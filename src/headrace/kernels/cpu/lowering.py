@@ -378,11 +378,8 @@ class Lowering:
     def _lora(self, x: Value, addition: LoraWeight, y: Matrix) -> None:
         width = len(addition.up) * addition.room
         inner = self._arena.floats(_rows(x), width)
-        for name, emitted in zip(
-            ("lora_down", "lora_up"),
-            emit.lora(self._matrix(x), addition, emit.matrix(inner), y, _rows(x)),
-            strict=True,
-        ):
+        made = emit.lora(self._matrix(x), addition, emit.matrix(inner), y, _rows(x))
+        for name, emitted in zip(("lora_down", "lora_up"), made, strict=True):
             self._emit(name, emitted)
         self._arena.give_back(_rows(x), width, inner)
 
@@ -434,10 +431,9 @@ class Lowering:
         if index - 1 in self._gates:
             product = self._nodes[index - 1]
             weight, x = self._weight(product), self._codes[product.reads[0]].struct
-            self._emit(
-                f"gate_up {weight.shape[0]}×{weight.shape[1]} {emit.parts_of(weight)[0].kind}",
-                emit.gate_up(x, weight, spec.name, self._make_codes(out), _rows(out)),
-            )
+            name = f"gate_up {weight.shape[0]}×{weight.shape[1]} {emit.parts_of(weight)[0].kind}"
+            made = emit.gate_up(x, weight, spec.name, self._make_codes(out), _rows(out))
+            self._emit(name, made)
             return
         y, q = self._outputs(out, grain=out.width)
         given = self._matrix(node.reads[0]), out.width, spec.name, y, q
