@@ -187,6 +187,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "n_group": 4,
             "topk_group": 2,
             "num_nextn_predict_layers": 0,
+            "routed_scaling_factor": 1.5,
             "rope_parameters": {"rope_theta": 1e4, **_YARN, **_MSCALE, "mscale": 0.707},
         },
     ),
