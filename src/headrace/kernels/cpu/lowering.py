@@ -400,9 +400,8 @@ class Lowering:
         assert isinstance(spec, AttentionSpec)
         if spec.bidirectional:
             sizes = spec.heads, spec.size, spec.scale
-            y = self._make_floats(node.out[0])
-            self._emit("attention", emit.bidirectional(self._matrix(node.reads[0]), *sizes, y))
-            return
+            x, y = self._matrix(node.reads[0]), self._make_floats(node.out[0])
+            return self._emit("attention", emit.bidirectional(x, *sizes, y))
         (out,) = self._nodes[self._picked.get(index, index)].out
         made = self._outputs(out, grain=spec.size)
         sinks = self._weights.vector(node.weights[0]) if node.weights else None
@@ -432,9 +431,8 @@ class Lowering:
             product = self._nodes[index - 1]
             weight, x = self._weight(product), self._codes[product.reads[0]].struct
             name = f"gate_up {weight.shape[0]}×{weight.shape[1]} {emit.parts_of(weight)[0].kind}"
-            made = emit.gate_up(x, weight, spec.name, self._make_codes(out), _rows(out))
-            self._emit(name, made)
-            return
+            codes = self._make_codes(out)
+            return self._emit(name, emit.gate_up(x, weight, spec.name, codes, _rows(out)))
         y, q = self._outputs(out, grain=out.width)
         given = self._matrix(node.reads[0]), out.width, spec.name, y, q
         self._emit("gated", emit.gated(*given, _rows(out)))
