@@ -75,8 +75,7 @@ class Lowering:
         self._gates = self._find_gates()
         self._activated = self._find_activated()
         self._picked = self._find_picked()
-        self._first: dict[Value, int] = {}
-        """First column in its storage, of a part of one."""
+        self._first: dict[Value, int] = {}  # First column in its storage, of a part of one.
         self._places = self._find_places()
         self._sharing: dict[Value, list[Value]] = {}
         for value, place in self._places.items():
@@ -400,8 +399,9 @@ class Lowering:
         assert isinstance(spec, AttentionSpec)
         if spec.bidirectional:
             sizes = spec.heads, spec.size, spec.scale
-            x, y = self._matrix(node.reads[0]), self._make_floats(node.out[0])
-            return self._emit("attention", emit.bidirectional(x, *sizes, y))
+            y = self._make_floats(node.out[0])
+            self._emit("attention", emit.bidirectional(self._matrix(node.reads[0]), *sizes, y))
+            return
         (out,) = self._nodes[self._picked.get(index, index)].out
         made = self._outputs(out, grain=spec.size)
         sinks = self._weights.vector(node.weights[0]) if node.weights else None
@@ -409,9 +409,8 @@ class Lowering:
         self._emit("attention", emit.attention(*given, spec.scale, spec.softcap, _rows(out)))
 
     def _absorb(self, index: int, node: Node) -> None:
-        given, weights = [self._matrix(value) for value in node.reads], self._heads(node)
-        y = self._make_floats(node.out[0])
-        for name, emitted in latent.absorb(node, given, weights, y, self._arena):
+        given, y = list(map(self._matrix, node.reads)), self._make_floats(node.out[0])
+        for name, emitted in latent.absorb(node, given, self._heads(node), y, self._arena):
             self._emit(name, emitted)
 
     def _unpack(self, index: int, node: Node) -> None:
@@ -431,8 +430,9 @@ class Lowering:
             product = self._nodes[index - 1]
             weight, x = self._weight(product), self._codes[product.reads[0]].struct
             name = f"gate_up {weight.shape[0]}×{weight.shape[1]} {emit.parts_of(weight)[0].kind}"
-            codes = self._make_codes(out)
-            return self._emit(name, emit.gate_up(x, weight, spec.name, codes, _rows(out)))
+            made = emit.gate_up(x, weight, spec.name, self._make_codes(out), _rows(out))
+            self._emit(name, made)
+            return
         y, q = self._outputs(out, grain=out.width)
         given = self._matrix(node.reads[0]), out.width, spec.name, y, q
         self._emit("gated", emit.gated(*given, _rows(out)))
