@@ -113,7 +113,7 @@ def test_latents_in_narrow_types(folder: Path, kv_dtype: str, bound: float) -> N
 def test_a_token_keeps_one_vector(folder: Path) -> None:
     worker = worker_of(folder / "hf", kv_dtype="bfloat16")
     logits_of(worker, asked(1), 256)
-    layer = worker._cache.layers[0]
+    layer = worker.cache.layers[0]
     assert layer.k is layer.v
     assert layer.k.shape[1:2] + layer.k.shape[3:] == (1, 96)
 
