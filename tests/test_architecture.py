@@ -55,6 +55,7 @@ RANKS = {
     "speech": 6,
     "server": 7,
     "bench": 7,
+    "route": 8,
     "factory": 8,
     "cli": 9,
 }

@@ -17,7 +17,8 @@ from typing import Any
 
 from headrace.bench.options import RunOptions
 from headrace.bench.virtual import Simulation
-from headrace.engine.sim import ROUTERS, Cluster, ReplicaSpec
+from headrace.engine.routing import ROUTERS
+from headrace.engine.sim import Cluster, ReplicaSpec
 from headrace.roofline.counts import Case, Layout
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN

@@ -25,12 +25,10 @@ from headrace.bench.virtual import Simulation
 from headrace.cli.plan import command as plan_command
 from headrace.cli.simulate import command
 from headrace.engine.draft_law import LENGTHS, MEASURED, draft_law
+from headrace.engine.routing import LeastLoaded, PrefixAffinity, RoundRobin
 from headrace.engine.sim import (
     Cluster,
-    LeastLoaded,
-    PrefixAffinity,
     ReplicaSpec,
-    RoundRobin,
     SimRequest,
 )
 from headrace.roofline.composition import decode_step, prefill_step

@@ -54,7 +54,7 @@ async def answering(
 ) -> AsyncIterator[tuple[Stream, asyncio.StreamReader]]:
     """A server in this loop, and a connection that has asked it for a stream."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = http_server(app, None, backlog=8, last_words=1.0)
+    server = http_server(app, None, None, backlog=8, last_words=1.0)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         await until(lambda: server.started)

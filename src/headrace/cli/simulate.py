@@ -18,7 +18,8 @@ from ..bench.report import html_report
 from ..bench.virtual import COURSES, Simulation, bands
 from ..engine.described import make_case
 from ..engine.draft_law import MEASURED, draft_law
-from ..engine.sim import ROUTERS, Cluster, ReplicaSpec
+from ..engine.routing import ROUTERS
+from ..engine.sim import Cluster, ReplicaSpec
 from ..roofline.counts import Layout
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path

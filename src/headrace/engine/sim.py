@@ -17,10 +17,9 @@ import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 from ..base.drafted import Verified
 from ..base.errors import HeadraceError, OptionError
@@ -37,6 +36,7 @@ from ..roofline.memory import MemoryPlan, plan_memory
 from ..roofline.step import StepModel
 from ..sched import Limits, Scheduler, StepPrices
 from .draft_law import LENGTHS, DraftLaw, verifying
+from .routing import ROUTERS, LeastLoaded, Router
 
 TOKEN = 1
 """What every simulated answer consists of, so that a next turn finds it in the prefix index."""
@@ -258,83 +258,6 @@ class Replica:
                 counts.append(start + count - first)
         return starts, counts
 
-
-class Router(Protocol):
-    """Chooses the replica of a request."""
-
-    def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica: ...
-
-
-class RoundRobin:
-    """One after the other."""
-
-    def __init__(self) -> None:
-        self._next = itertools.count()
-
-    def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
-        return replicas[next(self._next) % len(replicas)]
-
-
-class LeastLoaded:
-    """Fewest requests that have not ended; equals take turns.
-
-    Always taking the first of equals gave longer tails: at a load where many are idle it is the
-    same few that get every burst.
-    """
-
-    def __init__(self) -> None:
-        self._turn = 0
-
-    def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
-        least = min(replica.outstanding for replica in replicas)
-        size = len(replicas)
-        self._turn = next(
-            place
-            for place in ((self._turn + n) % size for n in range(1, size + 1))
-            if replicas[place].outstanding == least
-        )
-        return replicas[self._turn]
-
-
-class PrefixAffinity:
-    """Where the longest prefix went before, unless that replica has too much to do.
-
-    Remembers, per chained hash of every `grain` prompt tokens, the replica that got it last.
-    A replica with more than `slack` times the mean load (and two more) is passed over for the
-    least loaded one.
-    """
-
-    def __init__(self, grain: int = 128, slack: float = 1.25) -> None:
-        self._grain, self._slack = grain, slack
-        self._seen: dict[int, int] = {}
-        self._else = LeastLoaded()
-
-    def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
-        prompt, grain = request.prompt, self._grain
-        keys, key = [], 0
-        for end in range(grain, len(prompt) + 1, grain):
-            key = hash((key, tuple(prompt[end - grain : end])))
-            keys.append(key)
-        chosen = None
-        bound = self._slack * sum(r.outstanding for r in replicas) / len(replicas) + 2
-        for key in reversed(keys):
-            place = self._seen.get(key)
-            if place is not None:
-                if replicas[place].outstanding <= bound:
-                    chosen = place
-                break
-        if chosen is None:
-            chosen = replicas.index(self._else.choose(request, replicas))
-        for key in keys:
-            self._seen[key] = chosen
-        return replicas[chosen]
-
-
-ROUTERS: dict[str, Callable[[], Router]] = {
-    "round-robin": RoundRobin,
-    "least-loaded": LeastLoaded,
-    "prefix": PrefixAffinity,
-}
 
 Follow = Callable[[SimAnswer], Iterable[tuple[float, SimRequest]]]
 """What an ended request is followed by: (time, request) of a user's next turn."""

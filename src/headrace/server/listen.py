@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from .app import Application
+from .meter import HttpMeter
 from .protocol import BoundedProtocol, most_connections
 from .tls import Tls
 
@@ -20,13 +21,20 @@ class Listener(uvicorn.Server):
         yield
 
 
-def http_server(app: Application, tls: Tls | None, *, backlog: int, last_words: float) -> Listener:
-    """A server of `app`, to be given its sockets. `last_words`: seconds that answers have to end
-    when it stops."""
+def http_server(
+    app: ASGIApp,
+    tls: Tls | None,
+    counted: HttpMeter | None,
+    *,
+    backlog: int,
+    last_words: float,
+) -> Listener:
+    """A server of `app`, to be given its sockets. `counted`: what counts the connections that end
+    at a bound. `last_words`: seconds that answers have to end when it stops."""
 
     class Bounded(BoundedProtocol):
         max_connections = min(BoundedProtocol.max_connections, most_connections())
-        meter = app.state.meter
+        meter = counted
 
     config = uvicorn.Config(
         app,

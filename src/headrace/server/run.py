@@ -146,7 +146,7 @@ class ServerProcess:
         """Serve until a signal; returns the exit status. Raises what kept the engine from it."""
         taken = self._sockets or take_ports(self._options)
         try:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(self._serve(taken))
         finally:
             for listener in taken:
@@ -182,7 +182,8 @@ class ServerProcess:
                 tls.failed = app.state.meter.failed
             apps = [app, *([create_operator_app(app)] if len(sockets) > 1 else [])]
             servers = [
-                http_server(each, tls, backlog=BACKLOG, last_words=LAST_WORDS) for each in apps
+                http_server(each, tls, app.state.meter, backlog=BACKLOG, last_words=LAST_WORDS)
+                for each in apps
             ]
         except BaseException:
             await _given_up(starting)
@@ -323,7 +324,7 @@ def import_routes() -> None:
     with collector_paused():
         for part in ROUTES:
             import_module(part)
-    _loop_factory()
+    loop_factory()
 
 
 async def _given_up(starting: asyncio.Future[ServingEngine]) -> None:
@@ -351,7 +352,7 @@ def _address(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's loop where it exists (not on Windows)."""
     try:
         import uvloop
