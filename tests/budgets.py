@@ -40,9 +40,9 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_962,
     "bench": 9_540,
-    "cli": 5_357,
+    "cli": 5_403,
     "dist": 510,
-    "engine": 7_324,
+    "engine": 7_368,
     "factory": 5_953,
     "kernels": 13_348,
     "kv": 921,
@@ -54,14 +54,14 @@ LINES = {
     "quant": 780,
     "roofline": 4_587,
     "sched": 1_562,
-    "server": 13_891,
+    "server": 13_900,
     "speech": 1_969,
     "speculate": 900,
     "text": 5_165,
     "worker": 4_950,
 }
 """Lines of Python in each package."""
-TOTAL = 89_179
+TOTAL = 90_208
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

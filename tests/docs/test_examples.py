@@ -46,6 +46,7 @@ PARSED = {
     "profile": "times this machine; tests/cli",
     "replay": "needs a record; tests/engine/test_replay.py",
     "roofline": "measures this machine; tests/roofline",
+    "route": "serves until it is told to stop; tests/route",
     "serve": "serves until it is told to stop; tests/server/test_server_process.py",
     "simulate": "placeholders only; the block of docs/roofline.md is run",
     "top": "needs a server; tests/cli/test_top.py",

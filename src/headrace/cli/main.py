@@ -21,6 +21,7 @@ from ..base.version import VERSION
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("headrace.cli.serve:command", "Serve a model over HTTP, OpenAI-compatible."),
+    "route": ("headrace.cli.route:command", "One address before several servers."),
     "chat": ("headrace.cli.chat:command", "Talk to a model in the terminal."),
     "generate": ("headrace.cli.generate:command", "Continue a prompt once and print the answer."),
     "transcribe": (

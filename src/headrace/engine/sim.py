@@ -17,9 +17,10 @@ import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from ..base.drafted import Verified
 from ..base.errors import HeadraceError, OptionError
@@ -36,7 +37,7 @@ from ..roofline.memory import MemoryPlan, plan_memory
 from ..roofline.step import StepModel
 from ..sched import Limits, Scheduler, StepPrices
 from .draft_law import LENGTHS, DraftLaw, verifying
-from .routing import ROUTERS, LeastLoaded, Router
+from .routing import ROUTERS, LeastLoaded
 
 TOKEN = 1
 """What every simulated answer consists of, so that a next turn finds it in the prefix index."""
@@ -259,6 +260,12 @@ class Replica:
         return starts, counts
 
 
+class Chooser(Protocol):
+    """Every policy of `routing`, and what goes by more of a simulated replica than they do."""
+
+    def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica: ...
+
+
 Follow = Callable[[SimAnswer], Iterable[tuple[float, SimRequest]]]
 """What an ended request is followed by: (time, request) of a user's next turn."""
 
@@ -270,7 +277,7 @@ class Cluster:
         self,
         spec: ReplicaSpec,
         replicas: int,
-        router: str | Router = "least-loaded",
+        router: str | Chooser = "least-loaded",
         *,
         prefill: int = 0,
         decode_spec: ReplicaSpec | None = None,
@@ -299,7 +306,7 @@ class Cluster:
             self._add(own, role, course)
         self._prefill = [one for one in self.replicas if one.role != "decode"]
         self._decode = [one for one in self.replicas if one.role == "decode"]
-        self._router = ROUTERS[router]() if isinstance(router, str) else router
+        self._router: Chooser = ROUTERS[router]() if isinstance(router, str) else router
         self._second = LeastLoaded()
         self._answers: dict[str, SimAnswer] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []

@@ -1,0 +1,44 @@
+"""`headrace route`: one address before several servers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..engine.routing import ROUTERS
+from ..route.gateway import MAX_BODY
+from ..route.run import route
+
+
+def command(
+    servers: Annotated[list[str], typer.Argument(help="Addresses: http://host:port …")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
+    policy: Annotated[str, typer.Option(help=", ".join(ROUTERS))] = "prefix",
+    migrate: Annotated[
+        bool, typer.Option(help="Streams of a dead server go on at another one.")
+    ] = True,
+    max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request's body.")] = MAX_BODY,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="For what runs, after the first signal.")
+    ] = 30.0,
+) -> None:
+    """Route requests to servers, ours or another's: by prefix and load, past those that died."""
+
+    def announce(line: str) -> None:
+        print(line, flush=True)
+
+    sys.exit(
+        route(
+            servers,
+            host=host,
+            port=port,
+            policy=policy,
+            migrate=migrate,
+            max_body=max_body,
+            drain_seconds=drain_seconds,
+            announce=announce,
+        )
+    )

@@ -1,0 +1,204 @@
+"""Connections to replicas: HTTP/1.1, kept, one exchange at a time, parsed by httptools.
+
+A body comes in the parts in which it arrived and is not gathered: a reader that falls behind stops
+the connection's reading, and so the replica's writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from contextlib import suppress
+
+import httptools
+
+from ..base.errors import HeadraceError
+
+MAX_HEAD = 64 * 1024
+"""Bytes of an answer's head."""
+AHEAD = 256 * 1024
+"""Bytes of an answer that may wait here for the client."""
+CONNECT_SECONDS = 2.0
+KEPT = 64
+"""Idle connections that are kept to a replica."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ReplicaLost(HeadraceError):
+    """The replica refused, closed or broke the connection."""
+
+    status = 502
+    type = "overloaded_error"
+    code = "replica_lost"
+
+
+class Upstream(asyncio.Protocol):
+    """One connection to a replica."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: deque[bytes] = deque()
+        self._held = 0
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._interim = False
+        self._sized = False
+        self._before = 0
+        self.status = 0
+        """Of the answer; 0: its head is not complete."""
+        self.headers: Headers = []
+        self.complete = True
+        """No answer is under way."""
+        self.closed = False
+        self.used = False
+        """An exchange went over this connection before the one that runs."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.closed = True
+        if self.status and not self._sized:
+            self.complete = True  # Its end was the connection's (RFC 9112, 6.3).
+        self._wake()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.status:
+            self._before += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self.abort()
+        if not self.status and self._before > MAX_HEAD:
+            self.abort()
+        self._wake()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self._interim = 100 <= status < 200
+        if self._interim:
+            self.headers = []
+            return
+        self.status = status
+        self._sized = status in (204, 304) or any(
+            name in (b"content-length", b"transfer-encoding") for name, _ in self.headers
+        )
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._held += len(data)
+        if self._held > AHEAD and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self.complete = not self._interim
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    async def ask(self, request: bytes) -> None:
+        """Send a request and wait for the head of its answer. Raises `ReplicaLost`."""
+        self.status, self.headers, self.complete = 0, [], False
+        self._sized, self._before = False, 0
+        self._parser = httptools.HttpResponseParser(self)
+        if self._transport is None or self.closed:
+            raise ReplicaLost("the replica closed the connection")
+        self._transport.write(request)
+        while not self.status:
+            if self.closed:
+                raise ReplicaLost("the replica closed the connection before it answered")
+            await self._wait()
+
+    async def part(self) -> bytes:
+        """All of the body that is here; empty at its end. Raises `ReplicaLost`."""
+        while not self._parts:
+            if self.complete:
+                self.used = True
+                return b""
+            if self.closed:
+                raise ReplicaLost("the replica closed the connection within its answer")
+            await self._wait()
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._held = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    @property
+    def reusable(self) -> bool:
+        return (
+            self.complete
+            and self.used
+            and self._sized
+            and not self.closed
+            and not self._parts
+            and self._parser.should_keep_alive()
+        )
+
+    def abort(self) -> None:
+        """End it at once: the replica sees that nobody reads, and cancels."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+
+class Connections:
+    """The connections to one replica: those in use, and those that wait."""
+
+    def __init__(self, host: str, port: int, tls: bool) -> None:
+        self._host, self._port = host, port
+        self._tls = ssl.create_default_context() if tls else None
+        self._idle: list[Upstream] = []
+        self._open: set[Upstream] = set()
+
+    async def take(self, *, new: bool = False) -> Upstream:
+        """A connection; raises `ReplicaLost`."""
+        while self._idle and not new:
+            kept = self._idle.pop()
+            if not kept.closed:
+                self._open.add(kept)
+                return kept
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, made = await loop.create_connection(
+                    Upstream, self._host, self._port, ssl=self._tls
+                )
+        except (OSError, TimeoutError):
+            raise ReplicaLost(f"{self._host}:{self._port} cannot be reached") from None
+        self._open.add(made)
+        return made
+
+    def give_back(self, one: Upstream) -> None:
+        """Keep it where its answer is complete; else end it."""
+        self._open.discard(one)
+        if one.reusable and len(self._idle) < KEPT:
+            self._idle.append(one)
+        else:
+            one.abort()
+
+    def abort(self) -> None:
+        """End all of them: each exchange sees a lost replica."""
+        for one in (*self._open, *self._idle):
+            with suppress(OSError):
+                one.abort()
+        self._idle.clear()

@@ -1,0 +1,113 @@
+"""Mock servers and gateways in one loop, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from starlette.types import Receive, Scope, Send
+
+from headrace.engine.routing import ROUTERS
+from headrace.route.gateway import MAX_BODY, Gateway
+from headrace.route.replica import replicas_of
+from headrace.server.listen import Listener, http_server
+from headrace.server.run import take_port
+
+WORDS = [f"w{n} " for n in range(40)]
+
+
+@dataclass
+class Mock:
+    """A server that tells the same words to everybody, and what it was asked."""
+
+    dies_after: int | None = None
+    """Words after which its connections are cut."""
+    status: int = 200
+    gate: asyncio.Event | None = None
+    """Waited for after the first word."""
+    bodies: list[dict[str, object]] = field(default_factory=list)
+    headers: list[dict[bytes, bytes]] = field(default_factory=list)
+    cancelled: int = 0
+    url: str = ""
+    stop: Callable[[], None] = lambda: None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/health":
+            await self._say(send, self.status, b"{}")
+            return
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        self.headers.append(dict(scope["headers"]))
+        asked = json.loads(body) if body else {}
+        self.bodies.append(asked)
+        if self.status != 200 or not asked.get("stream"):
+            await self._say(send, self.status, b'{"object": "whole"}')
+            return
+        kind = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        for place, word in enumerate(WORDS):
+            if place == self.dies_after:
+                raise RuntimeError("this replica dies")
+            choice = {"index": 0, "delta": {"content": word}, "finish_reason": None}
+            frame = b"data: %b\n\n" % json.dumps({"id": self.url, "choices": [choice]}).encode()
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
+            if place == 0 and self.gate is not None:
+                opened = asyncio.ensure_future(self.gate.wait())
+                left = asyncio.ensure_future(receive())
+                await asyncio.wait({opened, left}, return_when=asyncio.FIRST_COMPLETED)
+                opened.cancel()
+                if left.done():
+                    self.cancelled += 1
+                    return
+                left.cancel()
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    async def _say(self, send: Send, status: int, body: bytes) -> None:
+        headers = [(b"content-length", b"%d" % len(body)), (b"x-of", self.url.encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def served(app: object) -> AsyncIterator[tuple[str, Listener]]:
+    """An ASGI application on a port of its own."""
+    listener = take_port("127.0.0.1", 0)
+    server = http_server(app, None, None, backlog=256, last_words=0.0)  # type: ignore[arg-type]
+    running = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
+    finally:
+        server.should_exit = server.force_exit = True
+        await asyncio.wait({running})
+        listener.close()
+
+
+@asynccontextmanager
+async def mocks(*servers: Mock) -> AsyncIterator[list[str]]:
+    """The addresses of these servers."""
+    if not servers:
+        yield []
+        return
+    async with served(servers[0]) as (url, _), mocks(*servers[1:]) as urls:
+        servers[0].url = url
+        yield [url, *urls]
+
+
+@asynccontextmanager
+async def gateway(
+    urls: list[str], policy: str = "round-robin", max_body: int = MAX_BODY, migrate: bool = True
+) -> AsyncIterator[tuple[str, Gateway]]:
+    replicas = replicas_of(urls)
+    app = Gateway(replicas, ROUTERS[policy](), max_body=max_body, migrate=migrate)
+    async with served(app) as (url, _):
+        yield url, app
+    for one in replicas:
+        assert one.outstanding == 0, "each request was counted until it ended"
+        one.connections.abort()

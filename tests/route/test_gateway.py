@@ -1,0 +1,174 @@
+"""The gateway before mock servers: retries, migration, cancelling, bounds, counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+
+import httpx
+import pytest
+from route_servers import WORDS, Mock, gateway, mocks
+
+from headrace.base.errors import OptionError
+from headrace.route.replica import replicas_of
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+CHAT = "/v1/chat/completions"
+
+
+def body(text: str = "hi", **more: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text}], **more}
+
+
+async def words(client: httpx.AsyncClient, url: str) -> tuple[str, bytes]:
+    """The text of one stream, and all its bytes."""
+    reply = await client.post(url + CHAT, json=body(stream=True))
+    assert reply.status_code == 200
+    found = [json.loads(one[6:]) for one in reply.content.split(b"\n\n") if b"data: {" in one]
+    return "".join(c["delta"]["content"] for v in found for c in v.get("choices", ())), (
+        reply.content
+    )
+
+
+async def test_an_answer_and_its_headers_pass_through() -> None:
+    one = Mock()
+    async with mocks(one) as urls, gateway(urls) as (url, _), httpx.AsyncClient() as client:
+        trace = {"traceparent": "00-1-2-01", "authorization": "Bearer k", "te": "trailers"}
+        reply = await client.post(url + "/chat/completions?x=1", json=body(), headers=trace)
+        assert reply.json() == {"object": "whole"}
+        assert reply.headers["x-of"] == one.url
+        (seen,) = one.headers
+        assert seen[b"traceparent"] == b"00-1-2-01"
+        assert seen[b"authorization"] == b"Bearer k"
+        assert seen[b"host"] == one.url.removeprefix("http://").encode()
+        assert b"te" not in seen
+        assert "seed" not in one.bodies[0], "what is not streamed is not changed"
+
+
+async def test_a_lost_or_full_replica_costs_no_request_before_the_first_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace.route.replica.SHORTEST_PAUSE", 600.0)
+    monkeypatch.setattr("headrace.route.replica.LONGEST_PAUSE", 600.0)
+    full, good = Mock(status=503), Mock()
+    async with mocks(full, good) as urls:
+        urls.insert(1, "http://127.0.0.1:9")  # Nobody listens on "discard".
+        async with gateway(urls) as (url, app), httpx.AsyncClient() as client:
+            for _ in range(20):
+                assert (await client.post(url + CHAT, json=body())).status_code == 200
+            assert len(good.bodies) == 20
+            metrics = (await client.get(url + "/metrics")).text
+            assert 'headrace_route_lost_total{replica="http://127.0.0.1:9"} 3.0' in metrics, (
+                "the circuit opened after three"
+            )
+            assert not app.draining
+
+
+@pytest.mark.parametrize("dies_after", [1, 7, 39])
+async def test_a_stream_goes_on_where_its_client_stands(dies_after: int) -> None:
+    dying, good = Mock(dies_after=dies_after), Mock()
+    async with mocks(dying, good) as urls, gateway(urls) as (url, _), httpx.AsyncClient() as client:
+        text, whole = await words(client, url)
+        assert text == "".join(WORDS)
+        assert whole.endswith(b"data: [DONE]\n\n")
+        assert good.url.encode() not in whole, "the exchange keeps its first name"
+        assert dying.bodies == good.bodies, "with the seed that the gateway drew"
+        assert isinstance(good.bodies[0]["seed"], int)
+
+
+async def test_without_migration_or_another_replica_the_stream_ends_with_an_error() -> None:
+    for migrate, others in ((False, [Mock()]), (True, [])):
+        dying = Mock(dies_after=3)
+        async with (
+            mocks(dying, *others) as urls,
+            gateway(urls, migrate=migrate) as (url, _),
+            httpx.AsyncClient() as client,
+        ):
+            text, whole = await words(client, url)
+            assert text == "".join(WORDS[:3])
+            assert b'"code":"replica_lost"' in whole
+
+
+async def test_a_request_that_kills_what_it_meets_does_not_kill_all() -> None:
+    dying = [Mock(dies_after=2 + n) for n in range(5)]
+    async with mocks(*dying) as urls, gateway(urls) as (url, _), httpx.AsyncClient() as client:
+        _, whole = await words(client, url)
+        assert b'"code":"replica_lost"' in whole
+        assert sum(len(one.bodies) for one in dying) == 3
+
+
+async def test_a_client_that_leaves_ends_the_work() -> None:
+    one = Mock(gate=asyncio.Event())
+    async with mocks(one) as urls, gateway(urls) as (url, app), httpx.AsyncClient() as client:
+        async with client.stream("POST", url + CHAT, json=body(stream=True)) as reply:
+            async for part in reply.aiter_bytes():
+                assert b"w0" in part
+                break
+        async with asyncio.timeout(20):
+            while not one.cancelled or app.collect()[0].samples[0].value:
+                await asyncio.sleep(0.005)
+
+
+async def test_a_draining_replica_gets_nothing_new() -> None:
+    one, two = Mock(), Mock()
+    async with mocks(one, two) as urls, gateway(urls) as (url, app), httpx.AsyncClient() as client:
+        one.status = 503
+        await asyncio.gather(*(replica.probe() for replica in app._replicas))
+        one.status = 200
+        for _ in range(4):
+            await client.post(url + CHAT, json=body())
+        assert (len(one.bodies), len(two.bodies)) == (0, 4)
+        assert (await client.get(url + "/health")).status_code == 200
+        two.status = 503
+        await app._replicas[1].probe()
+        assert (await client.get(url + "/health")).status_code == 503
+        reply = await client.post(url + CHAT, json=body())
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+
+
+async def test_what_is_not_passed_on() -> None:
+    one = Mock()
+    async with (
+        mocks(one) as urls,
+        gateway(urls, max_body=2048) as (url, _),
+        httpx.AsyncClient() as client,
+    ):
+        assert (await client.post(url + CHAT, json=body("x" * 4000))).status_code == 413
+        assert (await client.get(url + CHAT)).status_code == 405
+        assert (await client.post(url + "/v1/files", json={})).status_code == 404
+        assert not one.bodies
+        assert (await client.post(url + CHAT, content=b"{not json")).status_code != 502
+
+
+async def test_a_prefix_stays_with_its_replica() -> None:
+    servers = [Mock() for _ in range(4)]
+    async with (
+        mocks(*servers) as urls,
+        gateway(urls, "prefix") as (url, _),
+        httpx.AsyncClient() as client,
+    ):
+        for turn in range(3):
+            for user in "abcd":
+                await client.post(url + CHAT, json=body(user * 3000 + "?" * turn))
+        for one in servers:
+            asked = Counter(str(b["messages"][0]["content"])[0] for b in one.bodies)  # type: ignore[index]
+            assert list(asked.values()) == [3]
+
+
+async def test_two_gateways_before_many_servers_count_to_nothing() -> None:
+    """No count is left behind by ended, retried, migrated or abandoned requests."""
+    servers = [Mock(dies_after=5 if n % 10 == 0 else None) for n in range(40)]
+    async with mocks(*servers) as urls, gateway(urls) as (a, _), gateway(urls) as (b, _):
+        limits = httpx.Limits(max_connections=32)
+        async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+            found = await asyncio.gather(*(words(client, (a, b)[n % 2]) for n in range(120)))
+        assert {text for text, _ in found} == {"".join(WORDS)}
+
+
+@pytest.mark.parametrize(
+    ("urls", "match"), [([], "at least one"), (["a:1", "a:1"], "twice"), (["ftp://x"], "address")]
+)
+async def test_addresses_that_are_none(urls: list[str], match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        replicas_of(urls)
