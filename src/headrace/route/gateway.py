@@ -135,7 +135,7 @@ class Gateway:
             for one in replicas
         }
         self._registry.register(self)
-        self._whole = Paths(self._serve)
+        self._paths = Paths(self._serve)
 
     def collect(self) -> list[GaugeMetricFamily]:
         """The gauges, as prometheus_client asks for them."""
@@ -151,7 +151,7 @@ class Gateway:
         return [outstanding, ready]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._whole(scope, receive, send)
+        await self._paths(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]

@@ -43,7 +43,7 @@ class Resume:
     def __init__(self, sent: bytes) -> None:
         """`sent`: the whole events that the client was given."""
         self._had: dict[Path, Any] = {}
-        """Of appended fields all that was sent, of the others the first value."""
+        """All that was sent of appended fields, the first value of the others."""
         self._came: dict[Path, int] = {}
         """How much of each appended field has come again."""
         self._head: dict[str, Any] = {}

@@ -48,7 +48,7 @@ class Upstream(asyncio.Protocol):
         self._sized = False
         self._before = 0
         self.status = 0
-        """Of the answer; 0: its head is not complete."""
+        """The status of the answer; 0: its head is not complete."""
         self.headers: Headers = []
         self.complete = True
         """No answer is under way."""
