@@ -12,6 +12,7 @@ from route_servers import WORDS, Mock, gateway, mocks
 
 from headrace.base.errors import OptionError
 from headrace.route.replica import replicas_of
+from headrace.route.upstream import ReplicaLost
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 CHAT = "/v1/chat/completions"
@@ -172,3 +173,32 @@ async def test_two_gateways_before_many_servers_count_to_nothing() -> None:
 async def test_addresses_that_are_none(urls: list[str], match: str) -> None:
     with pytest.raises(OptionError, match=match):
         replicas_of(urls)
+
+
+async def test_a_late_replica_keeps_what_it_has_and_a_silent_one_is_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that accepts and says nothing, beside a clock that is moved by hand."""
+    clock = [100.0]
+    monkeypatch.setattr("headrace.route.replica.LATE_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.route.replica.time.monotonic", lambda: clock[0])
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(4096):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server:
+        (one,) = replicas_of([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+        stream = asyncio.ensure_future(one.ask(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"))
+        for seconds, chosen in ((1.0, True), (5.0, False)):
+            clock[0] += seconds
+            await one.probe()
+            assert one.may_be_chosen is chosen
+            assert not stream.done()
+        clock[0] += 20.0
+        await one.probe()
+        with pytest.raises(ReplicaLost):
+            await stream
+        one.connections.abort()

@@ -34,7 +34,7 @@ def seen(stream: bytes) -> tuple[str, list[str], set[str], int]:
     choices = [choice for value in values for choice in value["choices"]]
     return (
         "".join(one["delta"].get("content") or "" for one in choices),
-        [one["finish_reason"] for one in choices if one.get("finish_reason")],
+        [one["finish_reason"] for one in choices if one["finish_reason"]],
         {value["id"] for value in values},
         sum("role" in one["delta"] for one in choices),
     )

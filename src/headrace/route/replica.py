@@ -1,8 +1,9 @@
 """A replica as the gateway sees it: its load, its health, and how long it is left alone.
 
 Health is asked once in `PROBE_SECONDS`. A replica that says 503 gets nothing new and keeps what it
-has, which is how one is drained; one that does not answer is dead: its connections are ended, so
-that what it had goes on elsewhere.
+has, which is how one is drained. One that nobody can connect to, or that has said nothing for
+`SILENT_SECONDS`, is dead: its connections are ended, so that what it had goes on elsewhere. One
+that is late is busy: it gets nothing new for a while, and nothing of it is lost.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from .upstream import Connections, ReplicaLost, Upstream
 PROBE_SECONDS = 0.5
 LATE_SECONDS = 2.0
 """How long a probe waits for its answer."""
-MISSED = 2
-"""Unanswered probes in a row after which a replica is dead."""
+REFUSED = 2
+"""Probes in a row without a connection or cut off, after which a replica is dead."""
+BUSY_SECONDS, SILENT_SECONDS = 5.0, 20.0
+"""Without any answer: nothing new is sent; the replica is dead."""
 FAILURES = 3
 """Lost exchanges in a row after which the circuit is open."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -47,7 +50,8 @@ class Replica:
         """Requests of this gateway that have not ended."""
         self.ready = True
         """What its last probe said; before the first, that it may be tried."""
-        self._missed = 0
+        self._refused = 0
+        self._heard = time.monotonic()
         self._failures = 0
         self._closed_until = 0.0
 
@@ -111,11 +115,17 @@ class Replica:
                     self.connections.give_back(connection)
             # Some servers have no such route: whoever answers 404 is there.
             self.ready = connection.status < 300 or connection.status == 404
-            self._missed = 0
-        except (ReplicaLost, TimeoutError):
+            self._refused = 0
+            self._heard = time.monotonic()
+        except ReplicaLost:
             self.ready = False
-            self._missed += 1
-            if self._missed == MISSED:
+            self._refused += 1
+            if self._refused == REFUSED:
+                self.connections.abort()
+        except TimeoutError:
+            silent = time.monotonic() - self._heard
+            self.ready = self.ready and silent < BUSY_SECONDS
+            if silent > SILENT_SECONDS:
                 self.connections.abort()
 
     async def watch(self) -> None:

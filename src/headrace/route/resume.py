@@ -77,7 +77,7 @@ class Resume:
             index = choice.get("index", 0)
             left = self._left((index,), choice)
             if left is not None:
-                kept.append({"index": index, "delta": {}, **left} if "delta" in choice else left)
+                kept.append({"index": index, **_nothing(choice), **left})
         if not kept:
             return b""
         value["choices"] = kept
@@ -108,6 +108,12 @@ class Resume:
         if value[: max(0, len(had) - begin)] != had[begin : begin + len(value)]:
             raise Diverged("another replica continued with another text")
         return value[max(0, len(had) - begin) :] or None
+
+
+def _nothing(choice: dict[str, Any]) -> dict[str, Any]:
+    """The fields that clients read of every choice, as they are where there is nothing new."""
+    empty = {"delta": {}, "text": ""}
+    return {key: empty.get(key) for key in choice if key in empty or choice[key] is None}
 
 
 def _appended(path: Path, leaf: Any) -> bool:

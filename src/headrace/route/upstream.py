@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections import deque
 from contextlib import suppress
+from typing import cast
 
 import httptools
 
@@ -57,8 +58,7 @@ class Upstream(asyncio.Protocol):
         """An exchange went over this connection before the one that runs."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no such class.
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.closed = True
