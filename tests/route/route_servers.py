@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import ParamSpec
 
 from starlette.types import Receive, Scope, Send
 
@@ -14,9 +16,21 @@ from headrace.engine.routing import ROUTERS
 from headrace.route.gateway import MAX_BODY, Gateway
 from headrace.route.replica import replicas_of
 from headrace.server.listen import Listener, http_server
-from headrace.server.run import take_port
+from headrace.server.run import loop_factory, take_port
 
 WORDS = [f"w{n} " for n in range(40)]
+P = ParamSpec("P")
+
+
+def on_the_loop_of_servers(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, None]:
+    """A test on the loop that `headrace route` runs on, whose transports are not asyncio's."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
 
 
 @dataclass

@@ -8,13 +8,13 @@ from collections import Counter
 
 import httpx
 import pytest
-from route_servers import WORDS, Mock, gateway, mocks
+from route_servers import WORDS, Mock, gateway, mocks, on_the_loop_of_servers
 
 from headrace.base.errors import OptionError
 from headrace.route.replica import replicas_of
 from headrace.route.upstream import ReplicaLost
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 CHAT = "/v1/chat/completions"
 
 
@@ -32,6 +32,7 @@ async def words(client: httpx.AsyncClient, url: str) -> tuple[str, bytes]:
     )
 
 
+@on_the_loop_of_servers
 async def test_an_answer_and_its_headers_pass_through() -> None:
     one = Mock()
     async with mocks(one) as urls, gateway(urls) as (url, _), httpx.AsyncClient() as client:
@@ -47,6 +48,7 @@ async def test_an_answer_and_its_headers_pass_through() -> None:
         assert "seed" not in one.bodies[0], "what is not streamed is not changed"
 
 
+@on_the_loop_of_servers
 async def test_a_lost_or_full_replica_costs_no_request_before_the_first_byte(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -67,6 +69,7 @@ async def test_a_lost_or_full_replica_costs_no_request_before_the_first_byte(
 
 
 @pytest.mark.parametrize("dies_after", [1, 7, 39])
+@on_the_loop_of_servers
 async def test_a_stream_goes_on_where_its_client_stands(dies_after: int) -> None:
     dying, good = Mock(dies_after=dies_after), Mock()
     async with mocks(dying, good) as urls, gateway(urls) as (url, _), httpx.AsyncClient() as client:
@@ -78,6 +81,7 @@ async def test_a_stream_goes_on_where_its_client_stands(dies_after: int) -> None
         assert isinstance(good.bodies[0]["seed"], int)
 
 
+@on_the_loop_of_servers
 async def test_without_migration_or_another_replica_the_stream_ends_with_an_error() -> None:
     for migrate, others in ((False, [Mock()]), (True, [])):
         dying = Mock(dies_after=3)
@@ -91,6 +95,7 @@ async def test_without_migration_or_another_replica_the_stream_ends_with_an_erro
             assert b'"code":"replica_lost"' in whole
 
 
+@on_the_loop_of_servers
 async def test_a_request_that_kills_what_it_meets_does_not_kill_all() -> None:
     dying = [Mock(dies_after=2 + n) for n in range(5)]
     async with mocks(*dying) as urls, gateway(urls) as (url, _), httpx.AsyncClient() as client:
@@ -99,6 +104,7 @@ async def test_a_request_that_kills_what_it_meets_does_not_kill_all() -> None:
         assert sum(len(one.bodies) for one in dying) == 3
 
 
+@on_the_loop_of_servers
 async def test_a_client_that_leaves_ends_the_work() -> None:
     one = Mock(gate=asyncio.Event())
     async with mocks(one) as urls, gateway(urls) as (url, app), httpx.AsyncClient() as client:
@@ -111,6 +117,7 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
                 await asyncio.sleep(0.005)
 
 
+@on_the_loop_of_servers
 async def test_a_draining_replica_gets_nothing_new() -> None:
     one, two = Mock(), Mock()
     async with mocks(one, two) as urls, gateway(urls) as (url, app), httpx.AsyncClient() as client:
@@ -128,6 +135,7 @@ async def test_a_draining_replica_gets_nothing_new() -> None:
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
 
 
+@on_the_loop_of_servers
 async def test_what_is_not_passed_on() -> None:
     one = Mock()
     async with (
@@ -142,6 +150,7 @@ async def test_what_is_not_passed_on() -> None:
         assert (await client.post(url + CHAT, content=b"{not json")).status_code != 502
 
 
+@on_the_loop_of_servers
 async def test_a_prefix_stays_with_its_replica() -> None:
     servers = [Mock() for _ in range(4)]
     async with (
@@ -157,6 +166,7 @@ async def test_a_prefix_stays_with_its_replica() -> None:
             assert list(asked.values()) == [3]
 
 
+@on_the_loop_of_servers
 async def test_two_gateways_before_many_servers_count_to_nothing() -> None:
     """No count is left behind by ended, retried, migrated or abandoned requests."""
     servers = [Mock(dies_after=5 if n % 10 == 0 else None) for n in range(40)]
@@ -170,11 +180,13 @@ async def test_two_gateways_before_many_servers_count_to_nothing() -> None:
 @pytest.mark.parametrize(
     ("urls", "match"), [([], "at least one"), (["a:1", "a:1"], "twice"), (["ftp://x"], "address")]
 )
+@on_the_loop_of_servers
 async def test_addresses_that_are_none(urls: list[str], match: str) -> None:
     with pytest.raises(OptionError, match=match):
         replicas_of(urls)
 
 
+@on_the_loop_of_servers
 async def test_a_late_replica_keeps_what_it_has_and_a_silent_one_is_dead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
