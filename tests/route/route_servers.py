@@ -44,6 +44,8 @@ class Mock:
     """Waited for after the first word."""
     bodies: list[dict[str, object]] = field(default_factory=list)
     headers: list[dict[bytes, bytes]] = field(default_factory=list)
+    clients: set[tuple[str, int]] = field(default_factory=set)
+    """The other ends of its connections."""
     cancelled: int = 0
     url: str = ""
     stop: Callable[[], None] = lambda: None
@@ -61,6 +63,7 @@ class Mock:
         self.headers.append(dict(scope["headers"]))
         asked = json.loads(body) if body else {}
         self.bodies.append(asked)
+        self.clients.add(scope["client"])
         if self.status != 200 or not asked.get("stream"):
             await self._say(send, self.status, b'{"object": "whole"}')
             return

@@ -49,6 +49,16 @@ async def test_an_answer_and_its_headers_pass_through() -> None:
 
 
 @on_the_loop_of_servers
+async def test_one_connection_carries_one_exchange_after_the_other() -> None:
+    one = Mock()
+    async with mocks(one) as urls, gateway(urls) as (url, _), httpx.AsyncClient() as client:
+        for turn in range(10):
+            await client.post(url + CHAT, json=body(stream=turn % 2 == 0))
+        assert len(one.bodies) == 10
+        assert len(one.clients) == 1
+
+
+@on_the_loop_of_servers
 async def test_a_lost_or_full_replica_costs_no_request_before_the_first_byte(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

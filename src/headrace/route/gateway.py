@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -222,23 +221,28 @@ class Gateway:
         numbers = memoryview(prompt[: len(prompt) // 8 * 8]).cast("Q")
         return Asked(path, head, body, numbers, migrates)
 
-    async def _while_connected(self, receive: Receive, work: Any) -> None:
+    async def _while_connected(self, receive: Receive, work: Awaitable[None]) -> None:
         """Do the work unless the client leaves: then the replica's connection ends with it."""
-        task = asyncio.ensure_future(work)
+        working = asyncio.current_task()
+        assert working is not None
+        left = False
 
-        async def gone() -> None:
+        async def watch() -> None:
+            nonlocal left
             while (await receive())["type"] != "http.disconnect":
                 pass
-            task.cancel()
+            left = True
+            working.cancel()
 
-        watcher = asyncio.ensure_future(gone())
+        watcher = asyncio.ensure_future(watch())
         try:
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.result()
+            await work
+        except asyncio.CancelledError:
+            if not left:
+                raise
+            working.uncancel()
         finally:
             watcher.cancel()
-            task.cancel()
 
     def _choose(self, asked: Asked, tried: set[int]) -> Replica:
         """The next replica for a request. Raises `Overloaded`."""

@@ -47,6 +47,7 @@ class Upstream(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._interim = False
         self._sized = False
+        self._lasts = False
         self._before = 0
         self.status = 0
         """The status of the answer; 0: its head is not complete."""
@@ -100,6 +101,8 @@ class Upstream(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.complete = not self._interim
+        # Asked here: behind the message the parser has forgotten how its length was told.
+        self._lasts = self._sized and self._parser.should_keep_alive()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -115,7 +118,8 @@ class Upstream(asyncio.Protocol):
     async def ask(self, request: bytes) -> None:
         """Send a request and wait for the head of its answer. Raises `ReplicaLost`."""
         self.status, self.headers, self.complete = 0, [], False
-        self._sized, self._before = False, 0
+        self._sized = self._lasts = False
+        self._before = 0
         self._parser = httptools.HttpResponseParser(self)
         if self._transport is None or self.closed:
             raise ReplicaLost("the replica closed the connection")
@@ -144,14 +148,7 @@ class Upstream(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        return (
-            self.complete
-            and self.used
-            and self._sized
-            and not self.closed
-            and not self._parts
-            and self._parser.should_keep_alive()
-        )
+        return self.complete and self.used and self._lasts and not self.closed and not self._parts
 
     def abort(self) -> None:
         """End it at once: the replica sees that nobody reads, and cancels."""
