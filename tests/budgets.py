@@ -40,7 +40,7 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_962,
     "bench": 9_540,
-    "cli": 5_403,
+    "cli": 5_407,
     "dist": 510,
     "engine": 7_368,
     "factory": 5_953,
@@ -56,13 +56,13 @@ LINES = {
     "route": 955,
     "sched": 1_562,
     "server": 13_900,
-    "speech": 1_969,
+    "speech": 2_007,
     "speculate": 900,
     "text": 5_165,
     "worker": 4_950,
 }
 """Lines of Python in each package."""
-TOTAL = 90_225
+TOTAL = 90_267
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from headrace.speech.captions import clock, srt, vtt
 from headrace.speech.conductor import Conductor, WalkUnderWay
 from headrace.speech.decoding import DecodingOptions, Encode, Utterance, compression, decode_window
+from headrace.speech.features import RATE, WINDOW
 from headrace.speech.network import Chunk, Network
 from headrace.speech.rules import Rules
 from headrace.speech.transcript import Segment, Transcriber
@@ -192,6 +194,51 @@ def test_nothing_in_nothing(network: Network) -> None:
     assert Transcriber(network).transcribe(np.empty(0, np.float32)).text == ""
     assert chunks(np.zeros(0, np.float32)) == []
     assert chunks(np.zeros(160_000, np.float32)) == []
+
+
+@pytest.mark.parametrize(
+    ("no_speech", "log_share", "silent"),
+    [
+        (0.93, -0.82, True),  # Zeros: "you".
+        (0.81, -0.95, True),  # A tone of 1 kHz: "You".
+        (0.78, -1.92, True),  # A tone of 440 Hz.
+        (0.73, -0.80, False),  # "Two.", said very quietly.
+        (0.58, -0.78, False),  # "Stop."
+        (0.36, -1.07, False),  # "You." between zeros.
+        (0.90, -0.30, False),  # A text this likely was said, whatever the first token says.
+    ],
+)
+def test_what_is_silence(no_speech: float, log_share: float, silent: bool) -> None:
+    """Measured on Whisper base, all but the last."""
+    heard = Utterance([1], log_share, no_speech)
+    assert heard.silent(DecodingOptions()) is silent
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_no_text_is_made_of_zeros(network: Network, chunked: bool) -> None:
+    seconds = 40
+    told: list[float] = []
+    found = Transcriber(network).transcribe(
+        np.zeros(seconds * RATE, np.float32),
+        DecodingOptions(temperatures=(0.0,)),
+        chunked=chunked,
+        told=lambda _, upto: told.append(upto),
+    )
+    assert (found.text, found.language) == ("", "")
+    assert found.left_out == [(0.0, seconds, "quiet" if chunked else "inaudible")]
+    assert told[-1] == seconds
+
+
+def test_what_is_left_out_lies_between_what_is_said(network: Network) -> None:
+    """A window of zeros between two of noise: its time is counted, its words are not made up."""
+    noise = np.random.default_rng(5).normal(0, 0.1, 5 * RATE).astype(np.float32)
+    sound = np.zeros(3 * WINDOW, np.float32)
+    sound[: len(noise)] = sound[-len(noise) :] = noise
+    options = DecodingOptions(language="en", temperatures=(0.0,), times=False)
+    options = replace(options, most_silence=2.0, sure_silence=2.0)
+    found = Transcriber(network).transcribe(sound, options)
+    assert found.left_out == [(30.0, 60.0, "inaudible")]
+    assert {segment.start for segment in found.segments} == {0.0, 60.0}
 
 
 def test_spans_hold_the_loud_and_leave_the_quiet() -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
@@ -15,9 +16,10 @@ from headrace.loader.catalog import CATALOG
 from headrace.loader.download import fetch_catalog
 from headrace.media import decode
 from headrace.speech.decoding import DecodingOptions
-from headrace.speech.features import WINDOW, log_mel
+from headrace.speech.features import RATE, WINDOW, log_mel
 from headrace.speech.files import WhisperFiles, open_whisper
 from headrace.speech.network import Network, Team
+from headrace.speech.transcript import Transcriber
 
 from .test_decoding import spoken_in
 
@@ -93,3 +95,32 @@ def test_tokens_are_those_of_transformers(tmp_path: Path) -> None:
         first = special.first_timestamp
         assert found == [token for token in wanted if token < special.end or token >= first]
         assert len(found) > 20
+
+
+def spoken(text: str, path: Path, share: float = 1.0) -> np.ndarray:
+    subprocess.run(["espeak-ng", "-w", path, text], check=True)
+    return decode(path.read_bytes()).samples * np.float32(share)
+
+
+def tone(hertz: float, seconds: int, level: float) -> np.ndarray:
+    time = np.arange(seconds * RATE) / RATE
+    return (level * np.sin(2 * np.pi * hertz * time)).astype(np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="needs espeak-ng to speak")
+def test_words_are_heard_only_where_they_are_spoken(tmp_path: Path) -> None:
+    """Whisper says "you" to a tone; short real words, quiet ones too, are as sure as that."""
+    files = open_whisper(fetch_catalog(CATALOG["whisper-base"]))
+    transcriber = Transcriber(Network(files, Team(2), "exact"))
+    noise = np.random.default_rng(0).standard_normal(10 * RATE).astype(np.float32)
+    options = DecodingOptions(language="en")
+    for sound in (tone(1000, 5, 0.1), tone(440, 10, 0.3), tone(50, 10, 0.05), 1e-3 * noise):
+        found = transcriber.transcribe(sound, options)
+        assert found.text == ""
+        assert found.left_out == [(0.0, len(sound) / RATE, "no speech")]
+    for text, share in (("Yes.", 1.0), ("No.", 0.03), ("Thank you.", 1.0), ("You.", 0.03)):
+        found = transcriber.transcribe(spoken(text, tmp_path / "a.wav", share), options)
+        assert found.text != ""
+        assert found.left_out == []

@@ -89,6 +89,9 @@ def transcribe(
         sound.samples, options, words=words, chunked=chunked, told=shown.told
     )
     shown.end()
+    if not found.segments:
+        reasons = ", ".join(sorted({one.reason for one in found.left_out})) or "it is empty"
+        print(f"nothing is said in {file}: {reasons}", file=sys.stderr)
     if form == "json":
         print(json.dumps(_record(found), ensure_ascii=False, indent=1))
     elif form != "text":
@@ -127,4 +130,5 @@ def _record(found: Transcript) -> dict[str, Any]:
         "seconds": found.seconds,
         "text": found.text,
         "segments": segments,
+        "left_out": [one._asdict() for one in found.left_out],
     }

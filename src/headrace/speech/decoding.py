@@ -64,7 +64,10 @@ class DecodingOptions:
     most_compression: float = 2.4
     least_log_share: float = -1.0
     most_silence: float = 0.6
-    """Probability of silence above which an unlikely text is dropped."""
+    """Probability of silence above which an unlikely text is left out."""
+    sure_silence: float = 0.75
+    sure_log_share: float = -0.7
+    """The same for a silence this sure, behind which "you" is likelier than most speech."""
     condition: bool = True
     """Does a window hear what was said before it?"""
 
@@ -82,8 +85,10 @@ class Utterance:
     compression: float = 1.0
 
     def silent(self, options: DecodingOptions) -> bool:
-        likely = self.log_share > options.least_log_share
-        return self.no_speech > options.most_silence and not likely
+        """Is the text made up where nobody spoke? OpenAI's rule, or the one of a sure silence."""
+        if self.no_speech > options.sure_silence and self.log_share <= options.sure_log_share:
+            return True
+        return self.no_speech > options.most_silence and self.log_share <= options.least_log_share
 
 
 def compression(text: str) -> float:
@@ -132,7 +137,7 @@ def decode_window(
         spoken.temperature = temperature
         text = files.tokenizer.decode(spoken.tokens, skip_special_tokens=True)
         spoken.compression = compression(text)
-        if spoken.no_speech > options.most_silence and spoken.silent(options):
+        if spoken.silent(options):
             break
         loops = spoken.compression > options.most_compression
         if not loops and spoken.log_share >= options.least_log_share:

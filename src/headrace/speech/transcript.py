@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ from .words import FRAME, Word, align, split_words
 
 Floats = npt.NDArray[np.float32]
 _TICK_SAMPLES = round(TICK * RATE)
+INAUDIBLE = 1e-4
+"""The largest sample of a window that is not decoded: -80 dBFS, below the noise of a recording."""
 AT_ONCE = 8
 """Chunks of one sound that are decoded side by side at most."""
 
@@ -50,17 +52,35 @@ class Segment:
     words: list[Word] = field(default_factory=list)
 
 
+class LeftOut(NamedTuple):
+    """A stretch without a segment, in seconds from the sound's begin, and why."""
+
+    start: float
+    end: float
+    reason: str
+    """inaudible; quiet: too quiet beside the rest for `voice`; no speech: the model's word."""
+
+
 @dataclass(slots=True)
 class Transcript:
     """All of a sound."""
 
     language: str
+    """Empty where none was given and nothing was heard."""
     seconds: float
     segments: list[Segment] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
 
     @property
     def text(self) -> str:
         return "".join(segment.text for segment in self.segments).strip()
+
+    def leave_out(self, begin: int, end: int, reason: str) -> None:
+        """Say that these samples gave no text; a stretch that only goes on is one."""
+        new = LeftOut(begin / RATE, end / RATE, reason)
+        if self.left_out and self.left_out[-1][1:] == (new.start, reason):
+            new = new._replace(start=self.left_out.pop().start)
+        self.left_out.append(new)
 
 
 Told = Callable[[list[Segment], float], None]
@@ -109,11 +129,17 @@ class Transcriber:
         before = self._prompt(options)
         while seek < len(samples):
             window = samples[seek : seek + WINDOW]
+            end = seek + len(window)
+            if np.abs(window).max() <= INAUDIBLE:
+                transcript.leave_out(seek, end, "inaudible")
+                seek = end
+                continue
             found = yield from self._heard([(window, before, place)], options, transcript, words)
             spoken, said = found[0]
             place += 1
             if spoken.silent(options):
-                seek += WINDOW
+                transcript.leave_out(seek, end, "no speech")
+                seek = end
             else:
                 segments, used = self._segments(spoken, said, window, seek)
                 transcript.segments += segments
@@ -133,6 +159,11 @@ class Transcriber:
         """Yields until its chunks have been decoded side by side."""
         transcript = Transcript(options.language or "", len(samples) / RATE)
         spans = chunks(samples)
+        done = 0
+        for begin, end in [*spans, (len(samples), len(samples))]:
+            if begin > done:
+                transcript.leave_out(done, begin, "quiet")
+            done = end
         before = self._prompt(options)
         for first in range(0, len(spans), AT_ONCE):
             part = spans[first : first + AT_ONCE]
@@ -142,10 +173,12 @@ class Transcriber:
             found = yield from self._heard(wanted, options, transcript, words)
             for (begin, end), (spoken, said) in zip(part, found, strict=True):
                 if spoken.silent(options):
+                    transcript.leave_out(begin, end, "no speech")
                     continue
                 segments, _ = self._segments(spoken, said, samples[begin:end], begin)
                 transcript.segments += segments
                 told(segments, end / RATE)
+        transcript.left_out.sort()
         told([], transcript.seconds)
         return transcript
 
