@@ -67,7 +67,7 @@ class DecodingOptions:
     """Probability of silence above which an unlikely text is left out."""
     sure_silence: float = 0.75
     sure_log_share: float = -0.7
-    """The same for a silence this sure, behind which "you" is likelier than most speech."""
+    """A silence this sure leaves out likelier texts too: "you" is one of them."""
     condition: bool = True
     """Does a window hear what was said before it?"""
 
