@@ -39,10 +39,13 @@ class Oracle:
     @torch.inference_mode()
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """The `count` most likely tokens after the prompt, one by one, with its own cache."""
-        ids, cache, out = torch.tensor([prompt]), None, []
+        ids, out = torch.tensor([prompt]), []
+        kept: dict[str, Any] = {}
         for _ in range(count):
-            result = self.model(ids, past_key_values=cache, use_cache=True)
-            cache = result.past_key_values
+            result = self.model(ids, use_cache=True, **kept)
+            # transformers 5.24 calls it `cache`, and warns of the older name.
+            name = "cache" if "cache" in result else "past_key_values"
+            kept = {name: result[name]}
             out.append(int(result.logits[0, -1].argmax()))
             ids = torch.tensor([[out[-1]]])
         return out
