@@ -42,7 +42,7 @@ LINES = {
     "bench": 9_540,
     "cli": 5_407,
     "dist": 510,
-    "engine": 7_368,
+    "engine": 7_371,
     "factory": 5_953,
     "kernels": 13_348,
     "kv": 921,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 4_950,
 }
 """Lines of Python in each package."""
-TOTAL = 90_267
+TOTAL = 90_270
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -81,8 +81,8 @@ def test_its_own_draft_model_is_always_right(llm: LLM, monkeypatch: pytest.Monke
     """Greedy and drawn; at real prices nothing would be drafted."""
 
     class Free(StepPrices):
-        def seconds(self, tokens: int) -> float:
-            return 1e9
+        def rising(self, least: int, most: int) -> list[float]:
+            return [1e9] * (most - least + 1)
 
     monkeypatch.setattr(prediction, "StepPrices", Free)
     given = property(lambda model: 0.0, lambda model, share: None)

@@ -9,6 +9,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ from headrace.base.errors import EngineDead, EngineFault, Overloaded
 from headrace.base.sampling import SamplingParams
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.messages import Busy
+from headrace.engine.spawn import ORPHANED
 from headrace.engine.supervisor import Supervision
 from tiny import bytewise
 
@@ -524,3 +526,26 @@ async def test_a_supervisor_that_ends_is_seen(
         await served(engine)
         assert not engine.tasks.down
         assert metric(engine, "headrace:failures_total", kind="task") == 1
+
+
+@pytest.mark.parametrize("left", ["nothing", "its folder", "a socket that nobody hears"])
+def test_an_engine_that_starts_after_its_parent_leaves_quietly(tmp_path: Path, left: str) -> None:
+    folder = tmp_path / "folder"
+    if left != "nothing":
+        folder.mkdir()
+    address = folder / "socket"
+    if "socket" in left:
+        with socket.socket(socket.AF_UNIX) as once:
+            once.bind(str(address))
+    # A lifeline that stays: it is not by its end that the process notices.
+    theirs, ours = os.pipe()
+    with open(theirs) as lifeline, open(ours, "w"):
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace.engine.process", address, folder, "--worker", "none"],
+            stdin=lifeline,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == ORPHANED
+    assert done.stderr == ""

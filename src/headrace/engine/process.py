@@ -28,7 +28,7 @@ from . import messages
 from .core import EngineCore
 from .messages import WireError
 from .preload import give_back, preload_torch
-from .spawn import become_child
+from .spawn import ORPHANED, become_child
 
 if TYPE_CHECKING:
     from .controls import Controls
@@ -54,11 +54,14 @@ def main() -> None:
     parser.add_argument("--log-format", default="text")
     parser.add_argument("--torch", action="store_true", help="the worker wants torch")
     arguments = parser.parse_args()
-    stacks = become_child(arguments.folder, bound=arguments.bound)
     configure_logs(arguments.log_level, arguments.log_format)
-    signal.signal(signal.SIGTERM, _terminate)
-    channel = Channel(arguments.address, messages.ToEngine, bind=False)
     try:
+        stacks = become_child(arguments.folder, bound=arguments.bound)
+        channel = Channel(arguments.address, messages.ToEngine, bind=False)
+    except (FileNotFoundError, ConnectionError):
+        sys.exit(ORPHANED)  # Whose folder and socket they were is gone.
+    try:
+        signal.signal(signal.SIGTERM, _terminate)
         channel.send(messages.Hello(0))
         channel.send(messages.Phase("engine_process", started - arguments.spawned))
         run(channel, arguments.worker, import_torch=arguments.torch)
