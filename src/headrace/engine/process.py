@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..base.errors import EngineDead, EngineFault, HeadraceError, Overloaded
@@ -38,10 +37,6 @@ BEAT_SECONDS = 0.5
 """Time between two signs of life when there is nothing to do, or nothing that can run now."""
 
 
-class _Terminated(BaseException):
-    pass
-
-
 def main() -> None:
     started = time.monotonic()
     parser = argparse.ArgumentParser()
@@ -61,11 +56,12 @@ def main() -> None:
     except (FileNotFoundError, ConnectionError):
         sys.exit(ORPHANED)  # Whose folder and socket they were is gone.
     try:
-        signal.signal(signal.SIGTERM, _terminate)
+        # Ctrl-C is ignored here (`become_child`), so its exception is SIGTERM's alone.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         channel.send(messages.Hello(0))
         channel.send(messages.Phase("engine_process", started - arguments.spawned))
         run(channel, arguments.worker, import_torch=arguments.torch)
-    except _Terminated:
+    except KeyboardInterrupt:
         pass
     except HeadraceError as error:
         channel.send(messages.Failed(WireError.of(error)))
@@ -78,10 +74,6 @@ def main() -> None:
     finally:
         channel.close()
         stacks.close()
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _Terminated
 
 
 def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
