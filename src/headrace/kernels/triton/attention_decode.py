@@ -235,7 +235,6 @@ def _split_kernel(
     # A product, by which the compiler knows that tiles begin with a block: 128 registers, not 166.
     low = tl.load(line + 4) * CUT
     high = tl.load(line + 5)
-    part = tl.load(line + 6)
 
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH_PADDED)
@@ -323,6 +322,8 @@ def _split_kernel(
             place = rows // GROUP * out_stride + rows % GROUP * WIDTH
         tl.store(out_at + place[:, None] + columns[None, :], finished, mask=real)
     else:
+        # Read here: over the loop it would hold a register, for which Triton 3.6 spills.
+        part = tl.load(line + 6)
         _leave(
             partial,
             log_sums,
