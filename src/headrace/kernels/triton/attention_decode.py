@@ -322,8 +322,7 @@ def _split_kernel(
             place = rows // GROUP * out_stride + rows % GROUP * WIDTH
         tl.store(out_at + place[:, None] + columns[None, :], finished, mask=real)
     else:
-        # Read here: over the loop it would hold a register, for which Triton 3.6 spills.
-        part = tl.load(line + 6)
+        part = tl.load(line + 6)  # Not before the loop: Triton 3.6 spills there.
         _leave(
             partial,
             log_sums,
