@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from headrace.base import textlibrary
 from headrace.base.hardware import sum_in_one_order
 
 os.environ.setdefault("HEADRACE_CHECK", "1")
@@ -23,6 +24,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Before PyTorch and NumPy are loaded: as many workers as cores, each with a team of OpenMP threads
 # that spin until the other's let go of a core, took seven times as long (ADR 0265).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if os.environ.get("TEXT_LIBRARY_UNDER_TEST"):  # test_native_sanitized: one of another build
+    textlibrary.FILE = Path(os.environ["TEXT_LIBRARY_UNDER_TEST"])
 
 # A test's oracle may be the first to multiply in its process.
 sum_in_one_order()

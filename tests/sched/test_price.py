@@ -143,6 +143,33 @@ def test_a_slow_moment_of_small_steps_is_forgotten_by_who_always_drafts() -> Non
     assert prices.seconds(1) == pytest.approx(prices.seconds(4) * flat(1) / flat(4), rel=0.1)
 
 
+def test_a_slow_moment_does_not_keep_a_draft_model_drafting() -> None:
+    """Its drafts do not pay at what steps take; while steps of one row took four times that, they
+    did, and since then there was none."""
+    chances, prices = [bytes([round(255 * 0.5**depth) for depth in range(1, 8)])], StepPrices(least)
+    for _ in range(300):
+        prices.observe(1, 4 * true_seconds(1))
+    drafted = []
+    for _ in range(1500):
+        (count,) = draft_lengths(chances, 1, 500, prices, [0.5 * true_seconds(1)])
+        drafted.append(count)
+        prices.observe(1 + count, true_seconds(1 + count))
+    assert drafted[0] > 0
+    assert not any(drafted[1000:])
+
+
+def test_between_the_numbers_that_are_predicted_prices_are_on_a_line() -> None:
+    asked = []
+
+    def predict(tokens: int) -> float:
+        asked.append(tokens)
+        return true_seconds(tokens)
+
+    prices = StepPrices(predict)
+    assert prices.rising(1, 256) == pytest.approx([true_seconds(one) for one in range(1, 257)])
+    assert len(asked) < 50
+
+
 def test_one_slow_step_is_forgotten() -> None:
     prices = StepPrices(flat)
     for _ in range(20):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
-from sys import getsizeof
+from collections.abc import Sequence
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.speculate.automaton import DEPTH, NONE, ROOT, WINDOW, Context, SuffixAutomaton
+from headrace.speculate import SuffixDrafter, names_of
+from headrace.speculate.automaton import DEPTH, NONE, WINDOW, Context, SuffixAutomaton, empty
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=24), max_size=3)
 """Three words, so that most substrings come again."""
@@ -32,10 +36,9 @@ def occurrences(texts: list[list[int]], wanted: list[int]) -> int:
     )
 
 
-def context_of(automaton: SuffixAutomaton, tokens: list[int]) -> Context:
-    context: Context = (ROOT, 0)
-    for token in tokens:
-        context = automaton.next(context, token)
+def context_of(automaton: SuffixAutomaton, tokens: Sequence[int]) -> Context[int]:
+    context = empty()
+    automaton.follow(context, tokens)
     return context
 
 
@@ -44,7 +47,7 @@ def test_contexts_are_the_longest_that_occur(
     texts: list[list[int]], asked: list[int], shape: tuple[int, int]
 ) -> None:
     automaton = built(texts, *shape)
-    _, length = context_of(automaton, asked)
+    length = context_of(automaton, asked)[1]
     longest = max(
         (
             n
@@ -63,19 +66,49 @@ def test_counts_are_those_of_a_search(
     automaton = built(texts, *shape)
     context = context_of(automaton, asked)
     tail = asked[len(asked) - context[1] :]
+    count, likeliest = automaton.counts(context)
     if tail:
-        assert automaton.count(context) == occurrences(texts, tail)
+        assert count == occurrences(texts, tail)
     followers = Counter({token: occurrences(texts, [*tail, token]) for token in range(3)})
-    likeliest = automaton.likeliest(context)
     if likeliest == NONE:
         assert not followers.total()
     else:
         assert followers[likeliest] == max(followers.values())
-    shorter = automaton.shorter(context)
-    if context[1]:
-        assert shorter[1] < context[1]
-        more = asked[len(asked) - shorter[1] :] if shorter[1] else []
-        assert not more or occurrences(texts, more) >= occurrences(texts, tail)
+
+
+@given(
+    texts=TEXTS,
+    asked=st.lists(st.integers(0, 2), max_size=6),
+    shape=SMALL,
+    most=st.integers(0, 5),
+    least=st.sampled_from([0.0, 0.3, 0.7]),
+)
+def test_a_path_is_the_likeliest_as_long_as_it_is_likely(
+    texts: list[list[int]], asked: list[int], shape: tuple[int, int], most: int, least: float
+) -> None:
+    """Each step against a search of all texts; the context is the longest that was followed."""
+    automaton = built(texts, *shape)
+    context = context_of(automaton, asked)
+    tokens, matched, score = automaton.path(context, most, 0, 1, least)
+    assert len(tokens) <= most
+    followed = [
+        length
+        for length in range(1, min(len(asked), shape[0]) + 1)
+        if any(occurrences(texts, [*asked[len(asked) - length :], one]) for one in range(3))
+    ]
+    assert matched == max(followed, default=0) or context[1] < max(followed, default=0)
+    at, alive, expected = asked[len(asked) - matched :], 1.0, 0.0
+    for token in tokens:
+        at = at[-shape[0] :]
+        followers = {one: occurrences(texts, [*at, one]) for one in range(3)}
+        assert followers[token] == max(followers.values())
+        if len(at) < shape[0]:
+            alive *= min(1.0, followers[token] / occurrences(texts, at))
+            expected += alive
+            assert alive >= least
+        at.append(token)
+    if matched + len(tokens) <= shape[0]:
+        assert score == pytest.approx(expected)
 
 
 @given(texts=TEXTS, shape=SMALL)
@@ -85,21 +118,38 @@ def test_the_end_is_the_context_of_the_last_tokens(
     automaton = built(texts, *shape)
     last = texts[-1] if texts else []
     assert automaton.end[1] == min(len(last), shape[0])
-    assert automaton._settled(automaton.end) == context_of(automaton, last)
+    assert automaton.counts(automaton.end) == automaton.counts(context_of(automaton, last))
     assert automaton.size == sum(map(len, texts))
 
 
 def test_of_equal_counts_the_last_one_is_the_likeliest() -> None:
     automaton = built([[1, 2, 1, 3]], DEPTH, WINDOW)
-    assert automaton.likeliest(context_of(automaton, [1])) == 3
+    assert automaton.counts(context_of(automaton, [1]))[1] == 3
     automaton.extend([1, 2])
-    assert automaton.likeliest(context_of(automaton, [1])) == 2
+    assert automaton.counts(context_of(automaton, [1]))[1] == 2
 
 
 def test_bytes_are_told_as_they_are() -> None:
-    """What the interpreter says of every part, added up."""
-    automaton = built([[n % 7 * (n % 5) for n in range(3000)]], DEPTH, WINDOW)
-    entries = sum(len(more) for more in automaton._more.values()) + len(automaton._more)
-    dictionaries = sum(map(getsizeof, automaton._more.values())) + getsizeof(automaton._more)
-    arrays = sum(getsizeof(one) for one in vars(automaton).values() if hasattr(one, "typecode"))
-    assert automaton.held == arrays + dictionaries + 64 * entries
+    """What the system gave the process, where it tells."""
+    memory = Path("/proc/self/statm")
+    if not memory.exists():
+        pytest.skip("this system does not say what a process holds")
+
+    def resident() -> int:
+        return int(memory.read_text().split()[1]) * mmap.PAGESIZE
+
+    text = [n * n % 30_011 for n in range(300_000)]
+    before = resident()
+    automaton = built([text], DEPTH, WINDOW)
+    assert 0.7 * automaton.held < resident() - before < 1.3 * automaton.held
+
+
+def test_without_the_library_n_grams_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.speculate import automaton, speculation
+
+    monkeypatch.setattr(automaton, "library", lambda *_: None)
+    monkeypatch.setattr(speculation, "library", lambda *_: None)
+    assert "suffix" not in names_of("auto")
+    assert "ngram" in names_of("auto")
+    with pytest.raises(RuntimeError):
+        SuffixDrafter()

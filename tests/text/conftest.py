@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 from vocabularies import byte_level_metadata, sentencepiece_metadata
 
-from headrace.base import textlibrary
 from headrace.text import Tokenizer, load_tokenizer
-
-if os.environ.get("TEXT_LIBRARY_UNDER_TEST"):  # test_native_sanitized: one of another build
-    textlibrary.FILE = Path(os.environ["TEXT_LIBRARY_UNDER_TEST"])
 
 
 @pytest.fixture(scope="session")

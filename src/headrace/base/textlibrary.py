@@ -1,8 +1,9 @@
-"""Finds and loads the small library of what is done with a vocabulary: `text/csrc/bpe.cpp`.
+"""Finds and loads the small library of what is done with tokens: `text/csrc`.
 
 It lies in `text`: put there by the package build, or in a source checkout by
-`python -m headrace.kernels.cpu.build`. Here, since a reader of files wants it too. ctypes lets go
-of the interpreter's lock for every call.
+`python -m headrace.kernels.cpu.build`. Here, since a reader of files and drafters want it too.
+ctypes lets go of the interpreter's lock for every call; `ctypes.PyDLL` keeps it, for calls of a few
+microseconds.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import ctypes
 import functools
 import sysconfig
 from array import array
-from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-VERSION = 2
+VERSION = 3
 """Version of the C ABI: `hrt_version`."""
 FILE = Path(__file__).parents[1] / "text" / "_headrace_text.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "text", FILE.name)
@@ -43,6 +44,18 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hrt_bpe_find": (c_int64, [c_void_p, c_char_p, c_int64]),
     "hrt_bpe_longest": (c_int64, [c_void_p]),
     "hrt_bpe_encode": (c_int64, [c_void_p, c_char_p, c_int64, c_void_p]),
+    "hrt_automaton_new": (c_void_p, [c_int32, c_int32, c_uint64]),
+    "hrt_automaton_free": (None, [c_void_p]),
+    "hrt_automaton_held": (c_int64, [c_void_p]),
+    "hrt_automaton_cut": (c_int32, [c_void_p, c_void_p, c_int64]),
+    "hrt_automaton_extend": (c_int32, [c_void_p, c_void_p, c_int64]),
+    "hrt_automaton_end": (None, [c_void_p, c_void_p]),
+    "hrt_automaton_follow": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
+    "hrt_automaton_path": (
+        c_int32,
+        [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_double, c_void_p, c_void_p],
+    ),
+    "hrt_automaton_counts": (None, [c_void_p, c_void_p, c_void_p]),
 }
 
 
@@ -51,10 +64,10 @@ class TextLibraryAbsent(Exception):
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
+def library(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL | None:
     """None where it cannot serve: `absence` says why."""
     try:
-        return _load()
+        return _load(kind)
     except TextLibraryAbsent:
         return None
 
@@ -68,7 +81,7 @@ def absence() -> str | None:
     return None
 
 
-def _load() -> ctypes.CDLL:
+def _load(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
     file = FILE if FILE.exists() else INSTALLED
     if not file.exists():
         raise TextLibraryAbsent(
@@ -76,7 +89,7 @@ def _load() -> ctypes.CDLL:
             "`python -m headrace.kernels.cpu.build` builds it in place"
         )
     try:
-        loaded = ctypes.CDLL(str(file))
+        loaded = kind(str(file))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments

@@ -10,6 +10,7 @@ from ..base.errors import OptionError
 from ..base.extras import install_torch
 from ..base.hardware import Hardware, torch_build
 from ..base.modelfiles import ModelFiles
+from ..base.textlibrary import absence
 from ..loader.panels import panel_folder
 from ..roofline.memory import MemoryPlan, plan_memory
 from ..speculate import names_of
@@ -121,6 +122,8 @@ def _drafting(options: EngineOptions, device: str, files: ModelFiles) -> tuple[s
         obstacle = "an encoder makes no tokens to draft"
     elif device != "cpu":
         obstacle = f"drafts are not verified on {device} yet"
+    elif wish == "suffix" and (why := absence()):
+        obstacle = f"suffix drafts with a library: {why}"
     if obstacle and (wish not in ("off", "auto") or options.draft_model is not None):
         raise OptionError(obstacle, param="speculate")
     if obstacle or wish == "off":

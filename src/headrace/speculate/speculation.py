@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from ..base.textlibrary import library
 from .acceptance import Acceptance
 from .automaton import DEPTH
 from .drafter import NOTHING, Drafter, Proposal
@@ -134,7 +135,10 @@ class Speculation:
 
 
 def names_of(choice: str) -> tuple[str, ...]:
-    """The drafters of text behind a choice of the option `speculate`."""
+    """The drafters of text behind a choice of the option `speculate`: in "auto" n-grams where the
+    library of the automaton is absent (`textlibrary.absence` says why)."""
     if choice == MODEL:
         return ()
-    return DEFAULT if choice == "auto" else (choice,)
+    if choice != "auto":
+        return (choice,)
+    return DEFAULT if library() is not None else (*DEFAULT[:-1], "ngram")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .automaton import DEPTH, NONE, ROOT, Context, SuffixAutomaton
+from .automaton import DEPTH, Context, SuffixAutomaton, empty
 from .drafter import NOTHING, Proposal
 
 BYTES = 8 << 20
@@ -36,8 +36,8 @@ class Corpus:
     def __init__(self, bound: int = BYTES) -> None:
         """`bound`: bytes that are never exceeded."""
         self._half = bound // 2
-        self.generations: tuple[SuffixAutomaton, ...] = (SuffixAutomaton(),)
-        """The youngest first."""
+        self.generations: tuple[SuffixAutomaton, ...] = ()
+        """The youngest first, at most two."""
 
     @property
     def held(self) -> int:
@@ -47,16 +47,18 @@ class Corpus:
     def add(self, text: Sequence[int], behind: Sequence[int] = ()) -> None:
         """Remember a part of an answer, which stands behind `behind`. Where it does not fit, the
         oldest generation goes."""
+        if self._half < PORTION_BYTES:
+            return  # Not even a portion fits.
         for begin in range(0, len(text), PORTION):
+            if not self.generations or self._full(self.generations[0]):
+                self.generations = (SuffixAutomaton(), *self.generations[:1])
             youngest = self.generations[0]
-            if youngest.held * GROWTH + PORTION_BYTES > self._half:
-                if youngest.size == 0:
-                    return  # Not even a portion fits.
-                youngest = SuffixAutomaton()
-                self.generations = (youngest, self.generations[0])
             behind = [*behind, *text[max(begin - PORTION, 0) : begin]][-DEPTH:]
             youngest.cut(behind)
             youngest.extend(text[begin : begin + PORTION])
+
+    def _full(self, youngest: SuffixAutomaton) -> bool:
+        return youngest.held * GROWTH + PORTION_BYTES > self._half
 
 
 class SuffixDrafter:
@@ -71,61 +73,34 @@ class SuffixDrafter:
         self._own = SuffixAutomaton()
         self._last: list[int] = []
         """The last `DEPTH` tokens, with which a changed corpus is looked at anew."""
-        self._found: list[tuple[SuffixAutomaton, int, Context]] = []
+        self._found: list[tuple[SuffixAutomaton, int, Context[int]]] = []
         """Each generation with its size when it was looked at, and its longest known context."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._own.extend(tokens)
         self._last = [*self._last, *tokens[-DEPTH:]][-DEPTH:]
-        found = []
-        for text, size, context in self._found if len(tokens) < DEPTH else ():
-            for token in tokens:
-                context = text.next(context, token)
-            found.append((text, size, context))
-        self._found = found
+        if len(tokens) >= DEPTH:
+            self._found = []
+        for text, _, context in self._found:
+            text.follow(context, tokens)
 
     def propose(self, most: int) -> Proposal:
-        own, context = self._own, self._own.end
-        while own.count(context) < 2 and context[1]:
-            context = own.shorter(context)
-        proposal, score = self._path(own, context, most, 1)
+        # The end itself is an occurrence that nothing follows.
+        best = self._own.path(self._own.end, most, 1, SHORTEST, LEAST)
         for text, context in self._contexts():
-            other, value = self._path(text, context, most, 0)
-            if value > score:
-                proposal, score = other, value
-        return proposal
+            other = text.path(context, most, 0, SHORTEST, LEAST)
+            if other[2] > best[2]:
+                best = other
+        tokens, matched, _ = best
+        return Proposal(tokens, matched, self.name) if tokens else NOTHING
 
-    def _contexts(self) -> list[tuple[SuffixAutomaton, Context]]:
+    def _contexts(self) -> list[tuple[SuffixAutomaton, Context[int]]]:
         """The longest known context in each generation of the past answers."""
         generations = self._corpus.generations if self._corpus else ()
         if [(one, one.size) for one in generations] != [one[:2] for one in self._found]:
             self._found = []
             for text in generations:
-                context: Context = (ROOT, 0)
-                for token in self._last:
-                    context = text.next(context, token)
+                context = empty()
+                text.follow(context, self._last)
                 self._found.append((text, text.size, context))
         return [(text, context) for text, _, context in self._found]
-
-    def _path(
-        self, text: SuffixAutomaton, context: Context, most: int, ends: int
-    ) -> tuple[Proposal, float]:
-        """The likeliest tokens behind a context and how many of them are expected to hold. `ends`:
-        occurrences of the context that nothing follows yet."""
-        while text.likeliest(context) == NONE and context[1]:
-            context = text.shorter(context)
-        matched = context[1]
-        if matched < SHORTEST:
-            return NOTHING, 0.0
-        tokens: list[int] = []
-        alive, score = 1.0, 0.0
-        while len(tokens) < most and (token := text.likeliest(context)) != NONE:
-            seen = text.count(context) - ends
-            context = text.next(context, token)
-            alive *= min(text.count(context) / seen, 1.0) if seen > 0 else 1.0
-            if alive < LEAST:
-                break
-            score += alive
-            tokens.append(token)
-            ends = 0
-        return (Proposal(tokens, matched, self.name), score) if tokens else (NOTHING, 0.0)

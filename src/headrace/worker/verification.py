@@ -30,9 +30,6 @@ MOST_ASLEEP = 8
 """Steps that a row may be left alone: so many tokens late it is seen that it copies."""
 MATCHED = 4
 """What a draft model's drafts count as before any was tried: a matched context of so many."""
-PLAIN = 64
-"""Times that a row is promised drafts until it is left out once: what its steps take without is
-else never learnt again, where it was learnt in a slow moment."""
 MEMORY = 0.1
 """Share of the newest step in what is known of the time of one."""
 
@@ -52,7 +49,6 @@ class _Row:
     """For the next step."""
     promised: bool = False
     """The model drafts when the next step begins."""
-    promises: int = 0
     fresh: list[int] = field(default_factory=list)
     """Tokens that its drafters were not told of."""
     unused: int = 0
@@ -263,8 +259,7 @@ class Verification:
         saves = worth / (1 + worth) * (found.limit - found.known) if worth > 0 else 0.0
         if not most or not model.ready(row, found.known, saves):
             return []
-        found.promises += 1
-        return chances if found.promises % PLAIN else []
+        return chances
 
     def _announced(self, row: int, proposal: Proposal) -> Proposal:
         """The part of it that the row's grammar lets stand, whose masks are then computed."""

@@ -19,6 +19,7 @@
 #include <new>
 #include <vector>
 
+#include "hash.h"
 #include "words.h"
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -44,11 +45,6 @@ struct Strings {
     return {buffer + starts[i] + LENGTH_BYTES, starts[i + 1] - starts[i] - LENGTH_BYTES};
   }
 };
-
-uint64_t mix(uint64_t a, uint64_t b) {
-  const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
-  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
 
 // Of a text in two parts, so that two tokens need not be copied to be looked for as one.
 class Hash {
@@ -312,7 +308,7 @@ class Bpe {
 
 }  // namespace
 
-API int32_t hrt_version() { return 2; }
+API int32_t hrt_version() { return 3; }
 
 // Where each of `count` strings begins, counted from the first one's length, and where the last
 // ends: to `starts`, which has room for one more than `count`. Returns the end as an offset in
