@@ -45,7 +45,7 @@ LINES = {
     "engine": 7_371,
     "factory": 5_953,
     "kernels": 13_348,
-    "kv": 921,
+    "kv": 1_082,
     "layers": 314,
     "loader": 4_682,
     "media": 360,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 4_950,
 }
 """Lines of Python in each package."""
-TOTAL = 90_270
+TOTAL = 90_332
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

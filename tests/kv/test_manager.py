@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.base.step import BlockWrite, GroupShape, PoolShape
+from headrace.base.step import BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.kv import BlockTable, KvManager, PrefixChain
 
 SIZE = 4
@@ -61,8 +61,9 @@ def test_a_prefix_is_shared_and_its_last_token_left() -> None:
     tokens = list(range(12))
     first = fill(kv, tokens)
     second = kv.open(len(tokens), chain(tokens), read=True)
-    assert kv.cached(second) == 8, "the third block holds the last token: it is computed again"
+    assert kv.cached(second) == 11, "the last token is computed again, in a copy of its block"
     assert second.blocks[0] == first.blocks[0][:2]
+    assert second.sources == [first.blocks[0][2]]
     third = kv.open(13, chain([*tokens, 99]), read=True)
     assert kv.cached(third) == 12
     for table in (first, second, third):
@@ -72,11 +73,51 @@ def test_a_prefix_is_shared_and_its_last_token_left() -> None:
     assert hit(kv, [*tokens, 99]) == 12, "free, but found again"
 
 
+def test_a_part_of_a_block_is_copied() -> None:
+    """The other prompt parts from it in the third block, the next turn goes on in it."""
+    kv = manager((None, 20), (6, 20))
+    first = fill(kv, list(range(10)))
+    kv.leave_rest(first, 10)
+    kv.close(first)
+    for wanted, found in (([*range(9), 50, 51], 9), (list(range(14)), 10), ([*range(8), 50], 8)):
+        table = kv.open(len(wanted), chain(wanted), read=True)
+        assert kv.cached(table) == found
+        plan = StepPlan(found, [], [], [], [])
+        kv.grow(table, 0, found, len(wanted), [])
+        kv.writes(table, 0, plan)
+        kv.check_integrity()
+        targets = {(copy.group, copy.target) for copy in plan.copies}
+        assert targets == (
+            {(0, table.blocks[0][2]), (1, table.blocks[1][2])} if found > 8 else set()
+        )
+        kv.close(table)
+        kv.settle(found)
+    kv.check_integrity()
+    assert kv.usage == 0
+
+
+def test_a_step_copies_nothing_that_it_writes_itself() -> None:
+    kv = manager((None, 8))
+    table = kv.open(12, chain(list(range(12))), read=True)
+    kv.grow(table, 0, 0, 12, [])
+    kv.enter(table, 12, step=1)
+    assert hit(kv, list(range(12))) == 8
+    kv.settle(1)
+    assert hit(kv, list(range(12))) == 11
+
+
+def test_the_books_of_partial_blocks_do_not_grow() -> None:
+    kv = manager((None, 8))
+    for number in range(1000):
+        kv.close(fill(kv, [number] * 9))
+    assert kv.partial._count <= 2 * kv.pools[0].total + 64 + 1
+
+
 def test_salts_do_not_meet() -> None:
     kv = manager((None, 8))
     fill(kv, list(range(12)), salt="a")
     assert hit(kv, list(range(12)), salt="b") == 0
-    assert hit(kv, list(range(12)), salt="a") == 8
+    assert hit(kv, list(range(12)), salt="a") == 11
 
 
 def test_without_read_nothing_is_found_but_left_for_others() -> None:

@@ -153,6 +153,11 @@ class FakeWorker:
             assert write.blocks, "an empty delta"
             table[write.first : write.first + len(write.blocks)] = write.blocks
         touched: set[tuple[int, int]] = set()
+        for group, source, target in plan.copies:
+            touched |= {(group, source), (group, target)}
+            for at in range(self.pool.block_size):
+                held = self.store.get((group, source, at), GARBAGE)
+                self.store[group, target, at] = held
         work = []
         verified: dict[int, Verified] = {}
         stages = plan.stages or (0,) * len(plan.rows)

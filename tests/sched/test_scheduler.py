@@ -216,7 +216,8 @@ def test_a_whole_hit_computes_the_last_token() -> None:
     for name in ("a", "b"):
         d.add(request_of(name, list(range(1, 9)), max_tokens=1))
         d.run()
-    assert columns(d.plans[1]) == [(0, 4, 4, True)]
+    assert columns(d.plans[1]) == [(0, 7, 1, True)]
+    assert len(d.plans[1].copies) == 1
     d.check_answers()
 
 

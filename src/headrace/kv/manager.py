@@ -16,6 +16,7 @@ step is known to have succeeded (`settle`).
 
 **What is a hit with several groups?** The largest n such that every full group has blocks
 0 … n-1 and every sliding group has those of them that a query at token n * block_size can see.
+Behind it may come the first tokens of one block more, which is copied (see `partial`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 
 from headrace.base.request import Request
-from headrace.base.step import NULL_BLOCK, BlockWrite, GroupShape, PoolShape
+from headrace.base.step import NULL_BLOCK, BlockCopy, BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.base.tiers import KeyedBlock, LowerTiers
 
+from .partial import PartialBlocks
 from .pool import BlockPool
 from .prefix import PrefixChain, root_of
 
@@ -33,7 +35,7 @@ from .prefix import PrefixChain, root_of
 class BlockTable:
     """The blocks of one sequence in every group. Made and changed by `KvManager` only."""
 
-    __slots__ = ("blocks", "chain", "entered", "first")
+    __slots__ = ("blocks", "chain", "copied", "entered", "first", "sources")
 
     def __init__(self, groups: int, chain: PrefixChain | None) -> None:
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
@@ -41,6 +43,10 @@ class BlockTable:
         """Per group: entries below are NULL_BLOCK."""
         self.entered = 0
         """Full blocks below this were offered to the index."""
+        self.sources: list[int] = []
+        """Per group: the block of which the first `copied` tokens are its next block's; held until
+        the step that copies them has ended."""
+        self.copied = 0
         self.chain = chain
         """None: this sequence neither finds nor leaves anything in the index."""
 
@@ -78,6 +84,11 @@ class KvManager:
         self._tables: dict[int, BlockTable] = {}
         self.unsettled: dict[int, list[KeyedBlock]] = {}
         """Per step whose end is not known: what it entered into the index."""
+        self._fresh: set[bytes] = set()
+        """Keys of these."""
+        self._copying: dict[int, list[list[int]]] = {}
+        """Per step whose end is not known: the blocks that it copies, by group."""
+        self.partial = PartialBlocks(max((pool.total for pool in self.pools), default=0), self._has)
 
     # What fits
 
@@ -139,7 +150,8 @@ class KvManager:
         )
 
     def open(self, known: int, chain: PrefixChain | None, *, read: bool) -> BlockTable:
-        """A new table that starts with the longest prefix of `known` tokens that all groups hold.
+        """A new table that starts with the longest prefix of `known` tokens that all groups hold,
+        in whole blocks and then a part of one.
 
         At least the last token is left to compute: something must produce the next one. Without
         `read` nothing is looked up, but what is computed is still left for others.
@@ -159,7 +171,32 @@ class KvManager:
             table.blocks[group] = [NULL_BLOCK] * first + found
             table.first[group] = first
         table.entered = hit
+        self._part_of_a_block(table, known)
         return table
+
+    def _part_of_a_block(self, table: BlockTable, known: int) -> None:
+        """Find a block that begins as the table goes on."""
+        chain, hit, size = table.chain, table.entered, self.block_size
+        assert chain is not None
+        wanted = chain.plain(hit * size, min(known - 1, (hit + 1) * size))
+        if not wanted:
+            return
+        whole = chain.extend(hit + 1)[hit] if (hit + 1) * size <= known else None
+        if whole is not None and self._has(whole):
+            key, tokens = whole, len(wanted)
+        else:
+            key, tokens = self.partial.best(chain.before(hit), wanted)
+        if not tokens:
+            return
+        sources = [pool.index[key] for pool in self.pools]
+        if all(pool.free > 1 for pool in self.pools):  # One to copy into, beside this one.
+            for pool, block in zip(self.pools, sources, strict=True):
+                pool.share(block)
+            table.sources, table.copied = sources, tokens
+
+    def _has(self, key: bytes) -> bool:
+        """Is this block in every group, and computed?"""
+        return key not in self._fresh and all(key in pool.index for pool in self.pools)
 
     def count_lookup(self, tokens: int, hits: int) -> None:
         """Book one lookup; apart from `open`, since a sequence that did not fit asks again."""
@@ -168,13 +205,19 @@ class KvManager:
 
     def cached(self, table: BlockTable) -> int:
         """Tokens that a table just opened found."""
-        return table.entered * self.block_size
+        return table.entered * self.block_size + table.copied
 
-    def writes(self, table: BlockTable, row: int, out: list[BlockWrite]) -> None:
-        """Append the deltas that bring the blocks of a table just opened to its row."""
+    def writes(self, table: BlockTable, row: int, plan: StepPlan) -> None:
+        """Add to the plan what brings the blocks of a table just opened to its row."""
         for group, blocks in enumerate(table.blocks):
             if blocks:
-                out.append(BlockWrite(row, group, 0, blocks.copy()))
+                plan.blocks.append(BlockWrite(row, group, 0, blocks.copy()))
+        if table.sources:
+            for group, source in enumerate(table.sources):
+                target = table.blocks[group][table.entered]
+                plan.copies.append(BlockCopy(group, source, target))
+            self._copying.setdefault(plan.number, []).append(table.sources)
+            table.sources, table.copied = [], 0
 
     def grow(
         self, table: BlockTable, row: int, oldest: int, end: int, out: list[BlockWrite]
@@ -207,20 +250,40 @@ class KvManager:
         blocks = upto // self.block_size
         if table.chain is None or blocks <= table.entered:
             return
-        keys, tenant = table.chain.extend(blocks), table.chain.tenant
+        chain, size = table.chain, self.block_size
+        keys, tenant = chain.extend(blocks), chain.tenant
         entries: list[KeyedBlock] = [] if step is None else self.unsettled.setdefault(step, [])
         for group, pool in enumerate(self.pools):
             held = table.blocks[group]
             for at in range(max(table.entered, table.first[group]), blocks):
                 if pool.enter(keys[at], held[at]):
                     entries.append(KeyedBlock(group, held[at], keys[at], at, tenant))
+                    if step is not None:
+                        self._fresh.add(keys[at])
+        for at in range(table.entered, blocks):
+            if tokens := chain.plain(at * size, (at + 1) * size):
+                self.partial.add(chain.before(at), keys[at], tokens)
         table.entered = blocks
         if step is None and self.tiers is not None:
             self.tiers.offer(entries)
 
+    def leave_rest(self, table: BlockTable, upto: int) -> None:
+        """Make the last block below token `upto`, which is not full, findable for who goes on from
+        there. No step in flight writes to it, and nobody will."""
+        chain, at = table.chain, upto // self.block_size
+        if chain is None or at != table.entered or at >= min(map(len, table.blocks), default=0):
+            return
+        if tokens := chain.plain(at * self.block_size, upto):
+            key = chain.rest(upto)
+            for group, pool in enumerate(self.pools):
+                pool.enter(key, table.blocks[group][at])
+            self.partial.add(chain.before(at), key, tokens)
+
     def close(self, table: BlockTable) -> None:
         """Give back all blocks, the last first: a prefix is evicted from its end."""
         del self._tables[id(table)]
+        self._give_back([table.sources] if table.sources else [])
+        table.sources = []
         for pool, blocks, first in zip(self.pools, table.blocks, table.first, strict=True):
             give_back = pool.give_back
             for block in reversed(blocks[first:] if first else blocks):
@@ -236,20 +299,34 @@ class KvManager:
     def settle(self, step: int) -> None:
         """A step succeeded: what it entered is there."""
         entered = self.unsettled.pop(step, None)
-        if entered and self.tiers is not None:
-            self.tiers.offer(entered)
+        if entered:
+            self._fresh.difference_update(piece.key for piece in entered)
+            if self.tiers is not None:
+                self.tiers.offer(entered)
+        if step in self._copying:
+            self._give_back(self._copying.pop(step))
 
     def forget(self, step: int) -> None:
         """A step failed: what it and all later steps entered leaves the index."""
         for number in [number for number in self.unsettled if number >= step]:
             for group, block, key, *_ in self.unsettled.pop(number):
+                self._fresh.discard(key)
                 # The block may have been taken for other content since.
                 if self.pools[group].keys[block] == key:
                     self.pools[group].forget(block)
+        for number in [number for number in self._copying if number >= step]:
+            self._give_back(self._copying.pop(number))
+
+    def _give_back(self, copied: list[list[int]]) -> None:
+        for sources in copied:
+            for pool, block in zip(self.pools, sources, strict=True):
+                pool.give_back(block)
 
     def reset(self) -> None:
         """Empty the prefix index (weights changed, or a user asks). Owned blocks stay owned."""
         self.unsettled.clear()
+        self._fresh.clear()
+        self.partial.clear()
         if self.tiers is not None:
             self.tiers.distrust()
         for pool in self.pools:
@@ -266,6 +343,10 @@ class KvManager:
         for group, pool in enumerate(self.pools):
             lent = {} if self.tiers is None else self.tiers.held
             owners = {block: times for (at, block), times in lent.items() if at == group}
+            copied = [sources for step in self._copying.values() for sources in step]
+            copied += [table.sources for table in self._tables.values() if table.sources]
+            for sources in copied:
+                owners[sources[group]] = owners.get(sources[group], 0) + 1
             for table in self._tables.values():
                 blocks, first = table.blocks[group], table.first[group]
                 assert all(block == NULL_BLOCK for block in blocks[:first])

@@ -54,7 +54,7 @@ def _digest(text: str) -> bytes:
 class PrefixChain:
     """The keys of one sequence's full blocks, made as far as they were asked for."""
 
-    __slots__ = ("_block_size", "_hasher", "_inputs", "_tokens", "keys", "tenant")
+    __slots__ = ("_block_size", "_hasher", "_inputs", "_start", "_tokens", "keys", "tenant")
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class PrefixChain:
         self._tokens = tokens
         self._inputs = inputs
         self._hasher = blake2b(root + _digest(repr((salt, adapter))), digest_size=KEY_BYTES)
+        self._start = self._hasher.digest()
         self.keys: list[bytes] = []
         self.tenant = tenant_of(salt)
 
@@ -88,6 +89,22 @@ class PrefixChain:
                     update(self._links(len(keys) * size))
                 keys.append(digest())
         return keys
+
+    def before(self, block: int) -> bytes:
+        """The key of all that is before a block."""
+        return self.keys[block - 1] if block else self._start
+
+    def plain(self, begin: int, end: int) -> list[int]:
+        """The tokens of a part of one block; [] where an input that is not text reaches into it."""
+        if self._inputs and self._links(begin // self._block_size * self._block_size):
+            return []
+        return self._tokens[begin:end]
+
+    def rest(self, upto: int) -> bytes:
+        """A key for the first `upto` tokens, the last block of which is not full."""
+        whole = upto // self._block_size
+        rest = array("i", self._tokens[whole * self._block_size : upto]).tobytes()
+        return blake2b(self.before(whole) + rest, digest_size=KEY_BYTES, person=b"rest").digest()
 
     def _links(self, begin: int) -> bytes:
         """What the inputs that reach into the block at `begin` add to its link."""
@@ -107,6 +124,7 @@ class PrefixChain:
         twin._tokens = tokens
         twin._inputs = self._inputs
         twin._hasher = self._hasher.copy()
+        twin._start = self._start
         twin.keys = self.keys.copy()
         twin.tenant = self.tenant
         return twin

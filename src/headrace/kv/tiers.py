@@ -110,7 +110,7 @@ class Tiers:
         if work in self._loading:
             return False
         kv, size = self.kv, self.kv.block_size
-        limit = (known - 1) // size
+        limit = known // size  # Of a last block that is full, all tokens but one are taken.
         keys = chain.extend(limit)
         hit = kv.longest(keys, limit, [pool.index for pool in kv.pools])
         views = [_Either(pool.index, self.store.known(at)) for at, pool in enumerate(kv.pools)]

@@ -165,6 +165,7 @@ class Roster:
             # No step in flight: what is scheduled is computed.
             computed = min(work.scheduled, work.known)
             self.kv.enter(table, computed, step=None)
+            self.kv.leave_rest(table, computed)
             self.kv.close(table)
             work.table = None
         if self.carried:

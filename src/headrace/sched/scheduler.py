@@ -400,7 +400,7 @@ class Scheduler:
                 work.scheduled_at = now
             plan.admitted.append(work.admission())
             if work.table is not None:
-                self.kv.writes(work.table, work.row, plan.blocks)
+                self.kv.writes(work.table, work.row, plan)
             self._place(plan, entries, work, count)
             budget -= count
         for work in unprepared:

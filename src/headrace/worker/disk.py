@@ -4,8 +4,9 @@
 
 A name says what must be inside: `engine` all that KV follows from (`kv.prefix.root_of`), `key` the
 content. A file gets its name when it is whole, and the digest covers name and bytes: one that is
-torn, rotten, cut off or under a wrong name is dropped when it is read. It is not flushed to the
-disk: what a power cut takes is computed again.
+torn, rotten, cut off or under a wrong name is dropped when it is read. It finds damage, not malice
+(XXH3, 128 bits: whoever can write here could also make a SHA-256, which takes longer than to read
+the bytes). A file is not flushed to the disk: what a power cut takes is computed again.
 
 Any number of processes share a folder. Each knows what it found when it looked last; what another
 has removed meanwhile is a read that fails. When `limit` is passed, the tenant that holds most
@@ -16,7 +17,6 @@ the minute, and within a minute the deepest blocks of a prefix are the oldest.
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import re
@@ -28,11 +28,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from xxhash import xxh3_128
+
 log = logging.getLogger("headrace.cache")
 
 FOLDER = "kv"
-_MAGIC = b"HRBLOCK1"
-_HEAD = struct.Struct("<8s16sQ32s")
+_MAGIC = b"HRBLOCK2"
+_HEAD = struct.Struct("<8s16sQ16s16x")
 HEAD_BYTES = _HEAD.size
 _TEMPORARY = ".tmp"
 _KEPT = 0.9
@@ -256,7 +258,7 @@ def put(root: Path, name: str, data: bytes) -> None:
 
 
 def _head_of(engine: str, key: bytes, group: int, parts: Sequence[Bytes]) -> bytes:
-    digest = hashlib.sha256(f"{engine} {group} ".encode() + key)
+    digest = xxh3_128(f"{engine} {group} ".encode() + key)
     size = 0
     for part in parts:
         digest.update(part)
