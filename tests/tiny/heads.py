@@ -149,9 +149,9 @@ def make(folder: Path, kind: str, *, norms: bool = False, **more: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **more}))
 
 
-def predicting(folder: Path) -> None:
-    """A GLM of three layers with a fourth that predicts the token after the next."""
-    families.make(folder, "glm4_moe", num_hidden_layers=4)
+def predicting(folder: Path, family: str) -> None:
+    """A model of three layers with a fourth that predicts the token after the next."""
+    families.make(folder, family, num_hidden_layers=4)
     config = json.loads((folder / "config.json").read_text())
     config |= {"num_hidden_layers": 3, "num_nextn_predict_layers": 1}
     (folder / "config.json").write_text(json.dumps(config))
@@ -181,12 +181,13 @@ class Predictor(nn.Module):
             folder, config=config, dtype=torch.float32, attn_implementation="eager"
         )
         self.layer, self.rotary = model.model.layers[3], model.model.rotary_emb
+        self.eps = config.rms_norm_eps
         found = load_file(folder / "model.safetensors")
         names = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
         self.extra = {name: found[f"model.layers.3.{name}.weight"].float() for name in names}
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.extra[name]
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.extra[name]
 
     def forward(
         self, tokens: torch.Tensor, states: torch.Tensor, model: Any

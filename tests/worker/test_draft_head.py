@@ -22,7 +22,7 @@ from tiny.kept import Kept
 
 DRAFTS = 4
 CONTEXT = 640
-KINDS = ("eagle", "eagle-norms", "eagle3", "eagle3-normed", "mtp")
+KINDS = ("eagle", "eagle-norms", "eagle3", "eagle3-normed", "mtp-glm4_moe", "mtp-deepseek_v3")
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0),
     "warm": SamplingParams(temperature=0.7, seed=3),
@@ -44,8 +44,8 @@ class Pair:
 
     def __init__(self, kind: str, kept: Kept) -> None:
         stem, _, norms = kind.partition("-")
-        self.mtp = kind == "mtp"
-        self.folder = kept(heads.predicting if self.mtp else heads.target)
+        self.mtp = stem == "mtp"
+        self.folder = kept(heads.predicting, norms) if self.mtp else kept(heads.target)
         self.files = open_model(str(self.folder))
         self.head = "mtp" if self.mtp else str(kept(heads.make, stem, norms=bool(norms)))
         self.stem, self.norms = stem, bool(norms)

@@ -18,6 +18,8 @@ from .arch_reader import from_hf
 from .errors import ModelFileError, UnsupportedModel
 
 HeadKind = Literal["eagle", "eagle3", "mtp"]
+PREDICTING = ("deepseek_v3", "glm4_moe")
+"""Families whose checkpoints have a layer that predicts the token after the next."""
 STATED = "speculators_model_type"
 """The key of a config that says it is one of a head."""
 
@@ -105,10 +107,10 @@ def predictor_of(config: Mapping[str, Any], target: ModelArch) -> HeadArch:
     """The layer behind the last one of a checkpoint with this config.json, which predicts the token
     after the next. Raises `UnsupportedModel` where there is none, or none that is served."""
     fields = Fields(config, "config.json")
-    if target.family != "glm4_moe":
+    if target.family not in PREDICTING:
         raise UnsupportedModel(
             f"layers of a {target.family} model that predict further tokens are not read; "
-            "supported: glm4_moe"
+            f"supported: {', '.join(PREDICTING)}"
         )
     if not fields.integer("num_nextn_predict_layers", 0, 2**10, 0):
         raise UnsupportedModel(

@@ -17,6 +17,7 @@ from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..quant.ggml_types import DENSE
 from ..quant.schemes import scheme_of
+from . import latent_heads
 from .content import sampled
 from .jsonfile import read_json
 from .names import each_expert, from_hf_name
@@ -109,6 +110,9 @@ def head_weights(files: HeadFiles) -> Iterator[tuple[str, Named]]:
     for source, tensor in files.tensors.items():
         name = _named(source, files.arch)
         if name is None:
+            continue
+        if latent_heads.shapes(name, tensor.shape, files.arch.arch):
+            yield from latent_heads.stored(name, tensor, files.arch.arch)
             continue
         for each, part, (expert, row) in each_expert(name, tensor.shape):
             stored = tensor.rows(expert, row, part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..base.arch_head import HeadArch
 from ..base.errors import UnsupportedModel
 from ..base.graph import TOKENS, EmbedSpec, Graph, LinearSpec, Node, Value
-from ..layers.attention import attention
+from ..layers.attention import attention, latent_attention
 from ..layers.description import Description, matrix
 from ..layers.embedding import HEAD, embedding, head
 from ..layers.feed_forward import feed_forward
@@ -63,7 +63,11 @@ def _eagle3(to: Description, wanted: HeadArch, tokens: Value, states: Value) -> 
 def _mtp(to: Description, wanted: HeadArch, tokens: Value, states: Value) -> tuple[Value, Value]:
     tokens, states = to.rms_norm(tokens, "mtp.enorm"), to.rms_norm(states, "mtp.hnorm")
     x = _beside(to, "mtp.eh_proj", tokens, states, bias=False)
-    mixed = attention(to, 0, to.rms_norm(x, "mtp.input_layernorm"), "mtp.self_attn")
+    normed, at, mla = to.rms_norm(x, "mtp.input_layernorm"), "mtp.self_attn", wanted.arch.mla
+    if mla is None:
+        mixed = attention(to, 0, normed, at)
+    else:
+        mixed = latent_attention(to, 0, normed, at, mla)
     x = _behind(to, x, mixed, "mtp")
     return x, to.rms_norm(x, "mtp.shared_head.norm")
 
