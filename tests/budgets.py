@@ -47,7 +47,7 @@ LINES = {
     "kernels": 13_348,
     "kv": 1_082,
     "layers": 314,
-    "loader": 4_682,
+    "loader": 4_686,
     "media": 360,
     "models": 410,
     "obs": 1_764,
