@@ -38,7 +38,7 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 4_976,
+    "base": 4_978,
     "bench": 9_540,
     "cli": 5_407,
     "dist": 510,
@@ -49,7 +49,7 @@ LINES = {
     "layers": 314,
     "loader": 4_686,
     "media": 360,
-    "models": 410,
+    "models": 412,
     "obs": 1_764,
     "quant": 780,
     "roofline": 4_587,
