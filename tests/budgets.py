@@ -62,7 +62,7 @@ LINES = {
     "worker": 4_950,
 }
 """Lines of Python in each package."""
-TOTAL = 90_332
+TOTAL = 90_342
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
