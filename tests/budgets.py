@@ -55,14 +55,14 @@ LINES = {
     "roofline": 4_587,
     "route": 955,
     "sched": 1_571,
-    "server": 13_900,
+    "server": 13_901,
     "speech": 2_007,
     "speculate": 710,
-    "text": 5_165,
+    "text": 6_218,
     "worker": 4_950,
 }
 """Lines of Python in each package."""
-TOTAL = 90_342
+TOTAL = 91_404
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

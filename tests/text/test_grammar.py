@@ -7,18 +7,24 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher
+from vocabularies import byte_level_metadata
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.ignored import all_ignored
-from headrace.text import DIALECTS, StreamRouter, Tokenizer
+from headrace.text import DIALECTS, StreamRouter, Tokenizer, load_tokenizer
 from headrace.text import grammar as grammar_module
-from headrace.text.events import ToolCallArguments
+from headrace.text.dialects.gemma4 import QUOTE
+from headrace.text.dialects.pythonic import LFM2
+from headrace.text.dialects.tagged import GLM, TAGGED
+from headrace.text.events import Event, ToolCallArguments
 from headrace.text.grammar import MAX_NUMBER, after_reasoning, from_guided, from_response_format
 from headrace.text.lltokenizer import grammar_tokenizer
 from headrace.text.reasoning import THINK, ReasoningMarks
 from headrace.text.toolgrammar import tool_grammar
 from headrace.text.tools import Tool, ToolChoice, read_choice, read_tools
 
+SPELT = ["gemma4", "lfm2", "olmo3", *(dialect.name for dialect in TAGGED)]
+"""Dialects that write arguments one by one."""
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "unit": {"enum": ["C", "F"]}},
@@ -379,7 +385,9 @@ def test_a_call_or_the_form(
 
 
 def _calls(name: str, text: str, *, held: bool = False) -> int:
-    router = StreamRouter(DIALECTS[name], tools=frozenset(["add", "now"]), held=held)
+    router = StreamRouter(
+        DIALECTS[name], tools={name: Tool(name) for name in ("add", "now")}, held=held
+    )
     router.feed(text)
     router.finish()
     return router.calls.count
@@ -388,11 +396,74 @@ def _calls(name: str, text: str, *, held: bool = False) -> int:
 @pytest.mark.parametrize("name", sorted(DIALECTS))
 def test_what_the_grammar_admits_the_router_reads(name: str) -> None:
     dialect = DIALECTS[name]
-    router = StreamRouter(dialect, tools=frozenset(tool.name for tool in TOOLS))
+    router = StreamRouter(dialect, tools={tool.name: tool for tool in TOOLS})
     events = [*router.feed(dialect.format.write(GOOD)), *router.finish()]
-    assert [event.text for event in events if isinstance(event, ToolCallArguments)] == [
-        arguments for _, arguments in GOOD
+    written = [
+        "".join(event.text for event in events if _is_of(event, number)) for number in (0, 1)
     ]
+    assert [json.loads(text) for text in written] == [json.loads(text) for _, text in GOOD]
+
+
+def _is_of(event: Event, number: int) -> bool:
+    return isinstance(event, ToolCallArguments) and event.index == number
+
+
+PLACE = Tool(
+    "place",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "unit": {"$ref": "#/$defs/unit"},
+            "days": {"type": "integer"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["city", "days"],
+        "$defs": {"unit": {"enum": ["C", "F"]}},
+    },
+    strict=True,
+)
+WHOLE = {"city": 'Par"is,\n <b> ü', "unit": "F", "days": 3, "tags": ["a", "b c"]}
+
+
+@pytest.fixture(scope="module")
+def marked() -> Tokenizer:
+    """Has what dialects write around arguments as special tokens."""
+    plain = byte_level_metadata()
+    tokens = [QUOTE, *sorted(GLM.markers), *sorted(LFM2.markers)]
+    return load_tokenizer(
+        {
+            **plain,
+            "tokenizer.ggml.tokens": [*plain["tokenizer.ggml.tokens"], *tokens],
+            "tokenizer.ggml.token_type": [*plain["tokenizer.ggml.token_type"], *[3] * len(tokens)],
+        }
+    )
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", SPELT)
+def test_arguments_one_by_one(
+    name: str, special: bool, byte_level: Tokenizer, marked: Tokenizer
+) -> None:
+    """Text without quotes, what is required, the order, a choice, and further types."""
+    tokenizer = marked if special else byte_level
+    admits, dialect = Admits(tokenizer), DIALECTS[name]
+    required = tool_grammar(
+        dialect, [PLACE], ToolChoice("required"), special=tokenizer.special_tokens
+    )
+
+    def call(**changes: Any) -> str:
+        given = {key: one for key, one in {**WHOLE, **changes}.items() if one is not None}
+        return dialect.format.write([("place", json.dumps(given))])
+
+    assert admits(required, call())
+    assert admits(required, call(unit=None, tags=None))
+    assert admits(required, call(city="", tags=[]))
+    for wrong in ({"city": None}, {"days": None}, {"unit": "K"}, {"days": "soon"}, {"more": 1}):
+        assert not admits(required, call(**wrong)), wrong
+    router = StreamRouter(dialect, tools={"place": PLACE})
+    events = [*router.feed(call()), *router.finish()]
+    assert json.loads("".join(event.text for event in events if _is_of(event, 0))) == WHOLE
 
 
 def test_strict_schema_that_cannot_be_held_is_refused() -> None:

@@ -106,9 +106,10 @@ CASES: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
 }
 
 
-def routed(
-    parts: list[str], tools: frozenset[str] = frozenset(["add"]), cut: bool = False
-) -> tuple:
+OFFERED = {"add": Tool("add")}
+
+
+def routed(parts: list[str], tools: dict[str, Tool] = OFFERED, cut: bool = False) -> tuple:
     router = StreamRouter(HARMONY, tools=tools, reasoning=MARKS, hidden=HARMONY.markers)
     events: list[Event] = [event for part in parts for event in router.feed(part)]
     events += router.finish(cut=cut)
@@ -145,7 +146,7 @@ def test_an_answer_that_is_cut_shows_no_part_of_a_head() -> None:
 
 
 def test_a_call_without_tools_is_content() -> None:
-    _, content, calls = routed([CALL + "{}"], tools=frozenset())
+    _, content, calls = routed([CALL + "{}"], tools={})
     assert calls == []
     assert "{}" in content
 

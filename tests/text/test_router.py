@@ -14,6 +14,7 @@ from headrace.text import IncrementalDetokenizer, Tokenizer
 from headrace.text.dialects import DIALECTS, Dialect, detect_dialect
 from headrace.text.dialects.listed import COMMAND
 from headrace.text.dialects.mistral import MISTRAL_V11
+from headrace.text.dialects.tagged import TAGGED
 from headrace.text.events import (
     ContentDelta,
     Event,
@@ -24,8 +25,10 @@ from headrace.text.events import (
 )
 from headrace.text.reasoning import THINK, detect_reasoning
 from headrace.text.router import StreamRouter
+from headrace.text.tools import Tool
 
-NAMES = frozenset(["get_weather", "add", "größe", "a-b.c"])
+NAMES = ["get_weather", "add", "größe", "a-b.c"]
+TOOLS = {name: Tool(name) for name in NAMES}
 
 
 class Message:
@@ -70,7 +73,7 @@ class Message:
 
 
 def route(parts: list[str], dialect: Dialect | None, **options: Any) -> Message:
-    router = StreamRouter(dialect, tools=NAMES, **options)
+    router = StreamRouter(dialect, tools=options.pop("tools", TOOLS), **options)
     message = Message()
     for part in parts:
         message.take(router.feed(part))
@@ -88,20 +91,41 @@ def every_cut(text: str, dialect: Dialect | None, **options: Any) -> Message:
     return whole
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8)
-    | st.sampled_from(["</tool_call>", "}\n</", "[ARGS]", "```", "; {"]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-ARGUMENTS = st.dictionaries(st.text(max_size=6), JSON, max_size=3)
-CALLS = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3)
+SPELT = frozenset(["gemma4", "lfm2", "olmo3", *(dialect.name for dialect in TAGGED)])
+"""Dialects that write arguments one by one: names are words, and text is told from JSON by the
+tool's schema."""
+WORDS = st.text(alphabet="abcxyz_", min_size=1, max_size=5)
+
+
+def json_values(keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=8)
+        | st.sampled_from(
+            ["</tool_call>", "}\n</", "[ARGS]", "```", "; {", "\n", "1", "True", '")']
+        )
+        | st.sampled_from(["</param", "\n</parameter", "</arg_valu", '<|"', "it's", "a\\"]),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+        max_leaves=6,
+    )
+
+
+def arguments(keys: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(keys, json_values(keys), max_size=3)
+
+
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array"}
+ANY, SPELT_OUT = arguments(st.text(max_size=6)), arguments(WORDS)
+
+
+def declared(name: str, given: dict[str, Any]) -> Tool:
+    types = {key: {"type": TYPES.get(type(value), "object")} for key, value in given.items()}
+    return Tool(name, {"type": "object", "properties": types})
+
+
 DUMPS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [{}, {"indent": 1}, {"ensure_ascii": False}, {"separators": (",", ":")}]
 )
@@ -113,7 +137,10 @@ PROSE = st.text(alphabet="ab <>[]|{}\n", max_size=20).map(str.strip)
 @given(data=st.data())
 def test_calls_come_back_at_every_cut(name: str, data: st.DataObject) -> None:
     dialect = DIALECTS[name]
-    calls = data.draw(CALLS)
+    what = SPELT_OUT if name in SPELT else ANY
+    names = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True)
+    calls = [(tool, data.draw(what)) for tool in data.draw(names)]
+    tools = {tool: declared(tool, given) for tool, given in calls}
     style = data.draw(DUMPS)
     written = [(name, json.dumps(arguments, **style)) for name, arguments in calls]
     prose = data.draw(PROSE.filter(lambda text: not text.startswith(("{", "["))))
@@ -123,7 +150,7 @@ def test_calls_come_back_at_every_cut(name: str, data: st.DataObject) -> None:
     text = dialect.format.write(written)
     text = prose + data.draw(st.sampled_from(["", "\n", "\n\n "])) + text
     text = f"<think>\n{reasoning}\n</think>\n\n" + text
-    message = every_cut(text, dialect, reasoning=THINK)
+    message = every_cut(text, dialect, reasoning=THINK, tools=tools)
     assert message.reasoning == reasoning
     assert message.content == prose
     assert [call[0] for call in message.calls] == [call[0] for call in calls]
@@ -432,6 +459,17 @@ def test_arguments_stream_while_they_are_written() -> None:
         ("<|start_header_id|>{{'\"parameters\": '}}", "llama3"),
         ("<|tool_call|>{{ message.tool_calls }}", "granite"),
         ("<|START_ACTION|>[{{x}}]<|END_ACTION|>", "command"),
+        ("<tool_call>{{'<function=' + name}}{{'<parameter=' + key}}</tool_call>", "qwen3_coder"),
+        ("<tool_call>{{name}}\n<arg_key>{{k}}</arg_key>\n<arg_value></tool_call>", "glm"),
+        ("<tool_call>{{name}}<arg_key>{{k}}</arg_key><arg_value></tool_call>", "glm47"),
+        ('<minimax:tool_call><invoke name="{{n}}"><parameter name="{{k}}">', "minimax"),
+        ("<seed:tool_call><function=x><parameter=y>1</parameter>", "seed"),
+        ("{{'<' + '｜DSML｜' + 'function_calls>'}}{{message['tool_calls']}}", "dsml"),
+        ("{{'<' + '｜DSML｜' + 'tool_calls>'}}", "dsml_v4"),
+        ("<|tool_calls_section_begin|>{{id}}<|tool_call_argument_begin|>", "kimi"),
+        ("{{'<|tool_call>call:' + name}}{{'<|\"|>' + text}}", "gemma4"),
+        ("<|im_start|>system\nList of tools: [", "lfm2"),
+        ("<functions>{{tools}}</functions><function_calls>", "olmo3"),
         ("{{ messages }}", "generic"),
         (None, "generic"),
     ],

@@ -17,6 +17,7 @@ from headrace.base.errors import InvalidRequest, ModelFileError, TooLarge
 from headrace.text import ChatTemplate, chat_template
 from headrace.text import sandbox as sandbox_module
 from headrace.text import template as template_module
+from headrace.text.taught import Teaching
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -115,9 +116,10 @@ def test_as_transformers_renders(
 ) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     variables = {"bos_token": "<s>", "eos_token": "</s>", "enable_thinking": False}
+    shown = Teaching(source).teach(messages, tools) if tools else messages
     try:
         expected = utils._compile_jinja_template(source).render(
-            messages=messages, tools=tools, documents=None, add_generation_prompt=True, **variables
+            messages=shown, tools=tools, documents=None, add_generation_prompt=True, **variables
         )
     except Exception as error:  # noqa: BLE001 - whatever the reference says, ours says in its way
         with pytest.raises(InvalidRequest, match=str(error)[:30]):
@@ -367,6 +369,49 @@ def test_tool_call_arguments_become_objects() -> None:
     assert ChatTemplate(source).render([{**message, "tool_calls": [broken]}]) == "{oops"
     # What came in is not changed.
     assert call["function"]["arguments"] == '{"a": "ü"}'  # type: ignore[index]
+
+
+def test_a_method_called_within_a_loop_and_a_block() -> None:
+    """jinja hands what stands there to each call as further arguments."""
+    loop = "{% for m in messages %}{% set x = m.content %}{{ (x | trim).replace('H', 'h') }}{{ ', '.join([x, x]) }}{% endfor %}"
+    assert ChatTemplate(loop).render(HI) == "hiHi, Hi"
+    block = "{% block b scoped %}{{ messages[0].content.replace('H', 'h') }}{{ '{}'.format(1) }}{% endblock %}"
+    assert ChatTemplate(block).render(HI) == "hi1"
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+SPOKEN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def taught(template: str, messages: list[dict[str, Any]] = HI) -> str:
+    return ChatTemplate(template).render(messages, tools=[ADD])
+
+
+def test_tools_are_taught_where_a_template_takes_none() -> None:
+    system = [{"role": "system", "content": "Be kind."}, *HI]
+    text = taught(SPOKEN, system)
+    assert text.startswith("system: Be kind.\n\nYou can call these functions:\n")
+    assert '"name": "add"' in text
+    assert '[{"name": "<name of the function>"' in text
+    assert taught(SPOKEN).startswith("system: You can call")
+    assert "function" not in ChatTemplate(SPOKEN).render(HI)
+    refuses = SPOKEN + "{% if false %}{{ raise_exception('System role not supported') }}{% endif %}"
+    text = taught(refuses)
+    assert text.startswith("user: You can call")
+    assert text.endswith("\n\nHi\n")
+    # The words show the form in which the model writes calls.
+    granite = taught(SPOKEN + "{# <|tool_call|> #}")
+    assert '<|tool_call|>[{"name": "<name of the function>"' in granite
+
+
+def test_tools_come_in_the_way_that_a_template_takes_them() -> None:
+    assert taught("{{ tools[0].function.name }} {{ messages | length }}") == "add 1"
+    assert taught("{% for tool in tools or [] %}{{ tool.type }}{% endfor %}") == "function"
+    assert taught("{{ xml_tools[0].function.name }} {{ messages | length }}") == "add 1"
+    field = "{% for message in messages %}{{ message['role'] }}<|tool|>{{ message['tools'] }}<|/tool|>{% endfor %}"
+    assert taught(field).startswith('system<|tool|>[{"name": "add"')
+    assert "# tools" in taught("{{ '# tools' }}{{ messages[0].content }}")
+    assert "You can call" in taught("{{ '# tools' }}{{ messages[0].content }}")
 
 
 def test_variables_cannot_replace_the_messages() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..text import Dialect, Foreign, ReasoningMarks, StreamRouter, detect_dialect, detect_reasoning
+from ..text.tools import Tool
 
 if TYPE_CHECKING:
     from ..engine.face import ServingEngine
@@ -52,7 +53,7 @@ class Speech:
         return tuple(self.special[text] for text in sorted(hidden))
 
     def router(
-        self, *, opened: bool, tools: frozenset[str] | None, hidden: frozenset[str], held: bool
+        self, *, opened: bool, tools: Mapping[str, Tool] | None, hidden: frozenset[str], held: bool
     ) -> StreamRouter | None:
         """For one choice; None where everything is content. `opened`: the prompt ends inside
         reasoning; `tools` None: none are on offer; `held`: a grammar holds the answer."""
@@ -61,7 +62,7 @@ class Speech:
             return None
         return StreamRouter(
             self.dialect if read else None,
-            tools=frozenset() if tools is None else tools,
+            tools={} if tools is None else tools,
             reasoning=self.marks,
             in_reasoning=opened,
             hidden=hidden,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from functools import cache
 
+from .automaton import Automaton
 from .events import ToolCallArguments, ToolCallEnd, ToolCallStart
 from .jsonstream import (
     Malformed,
@@ -15,6 +17,7 @@ from .jsonstream import (
     refuse_constant,
     skip_space,
 )
+from .tools import Tool
 
 SectionReader = Generator[None, str, str | None]
 """Reads a stretch of calls; returns a character that it took but that is not of the stretch."""
@@ -36,11 +39,11 @@ class Calls:
     def __init__(
         self,
         new_id: Callable[[], str],
-        known: frozenset[str] | None = None,
+        known: Mapping[str, Tool] | None = None,
         *,
         held: bool = False,
     ) -> None:
-        """`known`: names of the tools on offer, where a text is a call only if it names one.
+        """`known`: the tools on offer by name, where a text is a call only if it names one.
         `held`: a grammar holds the answer, so that calls have the one form that it knows.
         """
         self._new_id = new_id
@@ -224,3 +227,40 @@ def read_until(stop: str, limit: int) -> Generator[None, str, str]:
         if len(text) > limit + len(stop):
             raise Malformed(f"no {stop!r} within {limit} characters")
     return text[: -len(stop)]
+
+
+def read_either(one: str, other: str, char: str) -> Generator[None, str, bool]:
+    """One of two texts that `char` begins, neither a beginning of the other; returns whether it is
+    the former."""
+    text = char
+    while text not in (one, other):
+        if not (one.startswith(text) or other.startswith(text)):
+            raise Malformed(f"expected {one!r} or {other!r}")
+        text += yield
+    return text == one
+
+
+def read_to(
+    stops: tuple[str, ...], sink: Callable[[str], None], char: str | None = None
+) -> Generator[None, str, None]:
+    """A text of any length to the first of `stops`, which is read and left out; the text goes to
+    the sink while it comes, but for what may be the beginning of a stop. `char`: its first
+    character where that was read already."""
+    automaton, state, held = _automaton(stops), 0, ""
+    while True:
+        if char is None:
+            char = yield
+        held += char
+        state, _, found = automaton.scan(state, char)
+        keep = len(found) if found else automaton.held(state)
+        if len(held) > keep:
+            sink(held[: len(held) - keep])
+            held = held[len(held) - keep :]
+        if found:
+            return
+        char = None
+
+
+@cache
+def _automaton(patterns: tuple[str, ...]) -> Automaton:
+    return Automaton(patterns)

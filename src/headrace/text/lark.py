@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+Rules = list[tuple[str, str]]
+"""Names of rules, with their bodies."""
 TEXT = r"/(.|\n)*/"
 
 WHITESPACE = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
@@ -57,3 +59,20 @@ def grammar(start: str, rules: Iterable[tuple[str, str]] = ()) -> str:
     lines = ["%llguidance {}", f"start: {start}"]
     lines += [f"{name}: {body}" for name, body in rules]
     return "\n".join(lines) + "\n"
+
+
+def listed(name: str, parts: Sequence[tuple[str, bool]], separator: str) -> Rules:
+    """Rules by which `name` is these expressions in their order with a separator between two,
+    without any of those that are not required (the second of each pair)."""
+    rules: Rules = []
+    behind, first = '""', '""'
+    """What may follow an expression, and what may come where none has come yet."""
+    for place in range(len(parts) - 1, -1, -1):
+        one, (expression, required) = f"{name}_{place}", parts[place]
+        further = f"{separator} {one}" if required else f"({separator} {one})?"
+        begun = f"{one} {behind}" + ("" if required else f" | {first}")
+        rules.append((one, expression))
+        rules.append((f"{one}_behind", f"{further} {behind}"))
+        rules.append((f"{one}_first", begun))
+        behind, first = f"{one}_behind", f"{one}_first"
+    return [(name, first), *rules]

@@ -31,6 +31,7 @@ MARKS = (
     ReasoningMarks("[THINK]", "[/THINK]"),
     ReasoningMarks("<seed:think>", "</seed:think>"),
     ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningMarks("<|channel>thought\n", "<channel|>"),  # Gemma 4
 )
 
 

@@ -9,7 +9,7 @@ content, as it was written. What comes out does not depend on how the text is cu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from .automaton import Automaton
 from .bare import FIRST, read_bare
@@ -23,6 +23,7 @@ from .events import (
 )
 from .jsonstream import SPACES, Malformed
 from .reasoning import ReasoningMarks
+from .tools import Tool
 
 HELD_SPACES = 64
 """So many spaces before a call or the end of reasoning are dropped; more are passed on."""
@@ -37,17 +38,17 @@ class StreamRouter:
         self,
         dialect: Dialect | None = None,
         *,
-        tools: frozenset[str] | None = None,
+        tools: Mapping[str, Tool] | None = None,
         reasoning: ReasoningMarks | None = None,
         in_reasoning: bool = False,
         hidden: frozenset[str] = frozenset(),
         held: bool = False,
         new_id: Callable[[], str] | None = None,
     ) -> None:
-        """`dialect` None: calls are not looked for. `tools`: names on offer. `reasoning` None:
-        reasoning is not split off; `in_reasoning`: the prompt ends inside it. `hidden`: markers
-        that are special tokens, which are never shown as content. `held`: a grammar holds the
-        calls (`toolgrammar`), so that only the forms that it knows are looked for.
+        """`dialect` None: calls are not looked for. `tools`: those on offer, by name. `reasoning`
+        None: reasoning is not split off; `in_reasoning`: the prompt ends inside it. `hidden`:
+        markers that are special tokens, which are never shown as content. `held`: a grammar holds
+        the calls (`toolgrammar`), so that only the forms that it knows are looked for.
         """
         self.calls = Calls(new_id or (dialect.new_id if dialect else long_id), tools, held=held)
         self.reasoning_tokens = 0

@@ -160,6 +160,9 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_SCOPES = ("_loop_vars", "_block_vars")
+
+
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox with the helpers that published templates use."""
 
@@ -231,12 +234,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             if name in _REFUSED_METHODS:
                 raise Exhausted(f"calls str.{name}, which templates may not")
             METER.get().look()
+            # Within a loop or a block jinja passes what stands there along.
+            own = {key: one for key, one in kwargs.items() if key not in _SCOPES}
             if name == "replace":
-                return _replace(owner, *args, **kwargs)
+                return _replace(owner, *args, **own)
             if name == "join":
                 return _join(args[0], owner)
             if name in ("format", "format_map"):
-                _check_format(owner, "{", (*args, *kwargs.values()))
+                _check_format(owner, "{", (*args, *own.values()))
         return sized(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:

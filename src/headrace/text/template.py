@@ -9,6 +9,7 @@ from typing import Any
 from headrace.base.errors import InvalidRequest, ModelFileError, TooLarge
 
 from .messages import clean_messages
+from .taught import Teaching
 
 MAX_TEMPLATE = 512 * 1024
 """Characters of a template."""
@@ -47,6 +48,7 @@ class ChatTemplate:
         self._needs_process = False
         self.source = source
         self._asks_for_none = _NONE.search(source) is not None
+        self._teaching = Teaching(source)
         self._special = {"bos_token": "", "eos_token": "", **(special or {})}
         try:
             self._template = TemplateEnvironment().from_string(source)
@@ -125,6 +127,8 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         clean = clean_messages(messages, absent=None if self._asks_for_none else "")
+        if tools:
+            clean = self._teaching.teach(clean, tools)
         if continue_final_message:
             _open_end(clean)
             clean[-1]["content"] += _END_MARK
@@ -132,7 +136,7 @@ class ChatTemplate:
             **self._special,
             **(variables or {}),
             "messages": clean,
-            "tools": list(tools) if tools else None,
+            **(self._teaching.variables(tools) if tools else {"tools": None}),
             "documents": list(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }

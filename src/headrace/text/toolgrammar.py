@@ -8,21 +8,20 @@ they were taught (`bare`); text that begins like that and goes on differently is
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from headrace.base.errors import InvalidRequest
 
 from .dialects import Dialect
 from .grammar import checked_schema, loose_value, triggered, verified
-from .lark import TEXT, grammar, joined, json_value, literal
+from .lark import TEXT, Rules, grammar, joined, json_value, literal
 from .tools import Tool, ToolChoice
 
 _NO_SPECIAL: Mapping[str, int] = {}
 _S = r"(\x20|\x0A{1,2}[\x20\x09]{0,20})?"
 """`lark.WHITESPACE` or nothing."""
 _FENCE = r"```(json)?"
-
-Rules = list[tuple[str, str]]
 
 
 def tool_grammar(
@@ -68,8 +67,35 @@ def headed(form: str, dialect: Dialect, special: Mapping[str, int] = _NO_SPECIAL
 
 
 def _arguments(tool: Tool) -> str:
-    schema = {"type": "object", **tool.parameters}
-    return json_value(schema) if tool.strict else loose_value(schema)
+    """In JSON."""
+    return _value(tool)({"type": "object", **tool.parameters})
+
+
+def _value(tool: Tool) -> Callable[[Any], str]:
+    return json_value if tool.strict else loose_value
+
+
+def _call(
+    dialect: Dialect, index: int, tool: Tool, special: Mapping[str, int], skip: str = ""
+) -> Rules:
+    """The rule `call_{index}`: a call in the dialect's own form, but for `skip` at its begin."""
+    form = dialect.format
+    head, _, behind = form.begin_call(tool.name)[len(skip) :].partition("NUMBER")
+    begin = literal(head, special)
+    if behind:
+        begin += f" /[0-9]{{1,3}}/ {literal(behind, special)}"
+    body, rules = form.arguments(tool, f"given_{index}", _value(tool), special)
+    return [(f"call_{index}", f"{begin} {body} {literal(form.end, special)}"), *rules]
+
+
+def _each(
+    dialect: Dialect, tools: Sequence[Tool], special: Mapping[str, int], skip: str = ""
+) -> Rules:
+    """The rule `call`: a call of any of the tools."""
+    rules: dict[str, str] = {}
+    for index, tool in enumerate(tools):
+        rules.update(_call(dialect, index, tool, special, skip))
+    return [("call", " | ".join(f"call_{index}" for index in range(len(tools)))), *rules.items()]
 
 
 def _marked(dialect: Dialect) -> bool:
@@ -82,18 +108,9 @@ def _calls(
 ) -> Rules:
     """The dialect's own form, as the rule `calls`."""
     form = dialect.format
-    rules = [
-        (
-            f"call_{index}",
-            f"{literal(form.begin_call(tool.name), special)} {_arguments(tool)}"
-            f" {literal(form.end, special)}",
-        )
-        for index, tool in enumerate(tools)
-    ]
-    one = " | ".join(name for name, _ in rules)
     more = f"({literal(form.separator, special)} call)*" if parallel else ""
     whole = f"{literal(form.open, special)} call {more} {literal(form.close, special)}"
-    return [("calls", whole), ("call", one), *rules]
+    return [("calls", whole), *_each(dialect, tools, special)]
 
 
 def _or_form(
@@ -192,17 +209,8 @@ def _free(
     if not form.begin.startswith(opener):  # pragma: no cover - a dialect's own consistency
         raise InvalidRequest(f"dialect {dialect.name} cannot hold calls in text", param="tools")
     # After the opener every tool is open, so they share one trigger.
-    rest = [
-        (
-            f"call_{index}",
-            f"{literal(form.begin_call(tool.name)[len(opener) :], special)} {_arguments(tool)}"
-            f" {literal(form.end, special)}",
-        )
-        for index, tool in enumerate(tools)
-    ]
-    one = " | ".join(name for name, _ in rest)
     first = triggered("first", opener, opener, "call", special, "PROSE")
     tag = triggered("tag", opener, opener, "call", special)
     more = "tag*" if parallel else ""
-    rules = [*plain, *first, *tag, ("call", one), *rest]
+    rules = [*plain, *first, *tag, *_each(dialect, tools, special, opener)]
     return grammar(f"plain | PROSE | first {more} TEXT", rules)

@@ -11,12 +11,16 @@ from headrace.base.errors import InvalidRequest
 
 from .deepseek import DEEPSEEK, DEEPSEEK_V31
 from .dialect import CallFormat, Dialect
+from .gemma4 import GEMMA4
 from .generic import GENERIC
 from .harmony import HARMONY
 from .hermes import HERMES
-from .listed import COMMAND, GRANITE
+from .kimi import KIMI
+from .listed import COMMAND, GRANITE, NEMOTRON, PHI4
 from .llama3 import LLAMA3
 from .mistral import MISTRAL, MISTRAL_V11
+from .pythonic import LFM2, OLMO3
+from .tagged import TAGGED
 
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
@@ -28,8 +32,15 @@ DIALECTS: dict[str, Dialect] = {
         MISTRAL,
         COMMAND,
         GRANITE,
+        PHI4,
+        NEMOTRON,
+        KIMI,
+        GEMMA4,
+        *TAGGED,
+        OLMO3,
         HERMES,
         LLAMA3,
+        LFM2,
         GENERIC,
     )
 }
@@ -53,4 +64,12 @@ def find_dialect(name: str) -> Dialect:
     return DIALECTS[name]
 
 
-__all__ = ["DIALECTS", "HARMONY", "CallFormat", "Dialect", "detect_dialect", "find_dialect"]
+__all__ = [
+    "DIALECTS",
+    "GENERIC",
+    "HARMONY",
+    "CallFormat",
+    "Dialect",
+    "detect_dialect",
+    "find_dialect",
+]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ..calls import MAX_NAME, Calls, SectionReader, read_named, read_until
-from ..jsonstream import Malformed, read_literal, skip_space
+from ..calls import MAX_NAME, Calls, SectionReader, read_either, read_named, read_until
+from ..jsonstream import read_literal, skip_space
 from .dialect import CallFormat, Dialect
 
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 ONE_BEGIN, ONE_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
-_COMMON = "<｜tool▁call"
 FENCE = "```"
 
 
@@ -30,14 +29,8 @@ def read(opener: str, calls: Calls) -> SectionReader:
             char = yield from skip_space()
         yield from read_literal(ONE_END, char)
         char = yield from skip_space()
-        yield from read_literal(_COMMON, char)
-        char = yield
-        if char == "s":
-            yield from read_literal(ALL_END[len(_COMMON) + 1 :])
+        if not (yield from read_either(ONE_BEGIN, ALL_END, char)):
             return None
-        if char != ONE_BEGIN[len(_COMMON)]:
-            raise Malformed("expected a call or the end")
-        yield from read_literal(ONE_BEGIN[len(_COMMON) + 1 :])
 
 
 _MARKERS = frozenset([ALL_BEGIN, ALL_END, ONE_BEGIN, ONE_END, SEPARATOR])

@@ -7,9 +7,15 @@ import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..calls import Calls, SectionReader
+from ..lark import Rules
 from ..reasoning import ReasoningMarks
+from ..tools import Tool
+
+Value = Callable[[Any], str]
+"""A JSON schema → the grammar expression of a value in JSON."""
 
 
 def long_id() -> str:
@@ -31,7 +37,7 @@ class CallFormat:
     """
 
     begin: str
-    """`NAME` stands for the name."""
+    """`NAME` stands for the name, `NUMBER` for the call's place in its message, from 0."""
     end: str
     open: str = ""
     separator: str = ""
@@ -42,9 +48,23 @@ class CallFormat:
     def begin_call(self, name: str) -> str:
         return self.begin.replace("NAME", json.dumps(name)[1:-1] if self.quoted else name)
 
+    def body(self, arguments: str) -> str:
+        """Arguments, given as JSON, as they stand between `begin` and `end`."""
+        return arguments
+
+    def arguments(
+        self, tool: Tool, name: str, value: Value, special: Mapping[str, int]
+    ) -> tuple[str, Rules]:
+        """A tool's arguments as a grammar expression, and further rules for it, whose names begin
+        with `name` or mean the same for every tool. `special`: special tokens, text → id."""
+        return value({"type": "object", **tool.parameters}), []
+
     def write(self, calls: Sequence[tuple[str, str]]) -> str:
         """The text of calls given as (name, arguments as JSON)."""
-        texts = [self.begin_call(name) + arguments + self.end for name, arguments in calls]
+        texts = [
+            self.begin_call(name).replace("NUMBER", str(number)) + self.body(arguments) + self.end
+            for number, (name, arguments) in enumerate(calls)
+        ]
         return self.open + self.separator.join(texts) + self.close
 
 

@@ -158,7 +158,7 @@ class Chat:
         """What one choice begins as."""
         router = self.service.speech.router(
             opened=self.opened,
-            tools=frozenset(tool.name for tool in self.tools) if self.tools else None,
+            tools={tool.name: tool for tool in self.tools} if self.tools else None,
             hidden=self.hidden,
             held=self.grammar is not None,
         )
