@@ -10,7 +10,7 @@ from .jsonstream import refuse_constant
 from .tools import Tool
 
 Written = Literal["text", "json", "either"]
-"""As text alone, as JSON alone, or as text that is taken for JSON where it can be read as such."""
+"""How a value is written: as text, as JSON, or as text that is JSON where it reads as such."""
 _MAX_DEPTH = 16
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
