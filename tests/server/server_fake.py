@@ -73,7 +73,7 @@ class FakeTokenizer:
         return bytes([token]) if token < 256 else b""
 
 
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+TEMPLATE = "{% set shown = tools %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
 class FakeOperations:
