@@ -38,31 +38,31 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 4_978,
+    "base": 5_005,
     "bench": 9_540,
     "cli": 5_407,
     "dist": 510,
-    "engine": 7_371,
+    "engine": 7_394,
     "factory": 5_953,
     "kernels": 13_348,
-    "kv": 1_082,
+    "kv": 1_211,
     "layers": 314,
     "loader": 4_686,
     "media": 360,
     "models": 412,
-    "obs": 1_764,
+    "obs": 1_767,
     "quant": 780,
     "roofline": 4_587,
     "route": 955,
-    "sched": 1_571,
+    "sched": 1_575,
     "server": 13_901,
     "speech": 2_007,
     "speculate": 710,
     "text": 6_218,
-    "worker": 4_950,
+    "worker": 5_333,
 }
 """Lines of Python in each package."""
-TOTAL = 91_404
+TOTAL = 91_974
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from headrace import LLM, SamplingParams
 from headrace.base.config import EngineOptions
+from headrace.base.errors import OptionError
 from headrace.base.hardware import hardware
 from headrace.base.tiers import TierStats
 from headrace.engine.start import explain
@@ -24,6 +25,7 @@ PROMPT = [(place * 7) % 250 for place in range(70)]
 def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this model takes as long to compute as a disk takes to answer."""
     monkeypatch.setattr("headrace.kv.tiers.LATENCY", -1e9)
+    monkeypatch.setattr("headrace.kv.tiers.ASKING", -1.0)
 
 
 def opened(model: Path, folder: Path, **options: Any) -> LLM:
@@ -71,6 +73,24 @@ def test_a_restart_loads_what_was_computed(
         assert stats(third).wrong == 0
 
 
+def test_another_machine_loads_from_the_store(tiny: Path, tmp_path: Path) -> None:
+    """With a disk of its own, which keeps what came; and without one."""
+    remote = {"context_cache_remote": f"file://{tmp_path}/bucket"}
+    with opened(tiny, tmp_path / "one", **remote) as first:
+        answer, _ = greedy(first, PROMPT)
+        assert stats(first).remote_bytes == 0
+    for size, kept in (("64MiB", 4), ("0", 0)):
+        folder = tmp_path / size
+        with opened(tiny, folder, **remote, context_cache=size) as second:
+            assert greedy(second, PROMPT) == (answer, 64)
+            assert stats(second).remote_bytes > 0
+            assert stats(second).damaged == 0
+            stats(second)
+        assert len(list(folder.glob("kv/*/*/*-0"))) >= kept
+    with opened(tiny, tmp_path / "64MiB") as third:
+        assert greedy(third, PROMPT) == (answer, 64)
+
+
 def test_a_pool_of_tensors_is_kept_too(tiny: Path, tmp_path: Path) -> None:
     with opened(tiny, tmp_path, kernels="ref") as first:
         answer, _ = greedy(first, PROMPT)
@@ -89,7 +109,7 @@ def test_the_canary_sees_another_content(
         stats(first)
         context = first._built.context  # type: ignore[union-attr]
         assert context is not None
-        tier = context._mover._tier
+        [tier] = context._mover._tier.tiers
         for path in (tmp_path / "kv").rglob("*-0"):
             name, tenant = bytes.fromhex(path.name[:32]), path.parent.name
             size = path.stat().st_size - 64
@@ -161,3 +181,5 @@ def test_why_there_is_none_is_explained(tiny: Path) -> None:
     assert decided(context_cache="1MiB")[0] == str(2**20)
     assert decided(context_cache="1MiB", prefix_cache=False) == ("0", "prefix_cache is off")
     assert decided(context_cache="0") == ("0", "asked for")
+    with pytest.raises(OptionError, match="is no URL"):
+        decided(context_cache_remote="somewhere")

@@ -265,11 +265,32 @@ class FakeTier:
     rng: random.Random
     kept: dict[tuple[int, bytes], list[int]] = field(default_factory=dict)
     fails: float = 0.0
+    far: bool = False
+    """A third of the blocks lies with the second of two tiers, and has to be asked for."""
+    asked: set[tuple[int, bytes]] = field(default_factory=set)
     orders: list[tuple[str, int, list[KeyedBlock]]] = field(default_factory=list)
     done: list[OrderEnd] = field(default_factory=list)
 
     def known(self, group: int) -> set[bytes]:
-        return {key for at, key in self.kept if at == group}
+        return {
+            key
+            for at, key in self.kept
+            if at == group and (not self.place(at, key) or (at, key) in self.asked)
+        }
+
+    def place(self, group: int, key: bytes) -> int | None:
+        if (group, key) not in self.kept:
+            return None
+        return int(key[0] % 3 == 0) if self.far else 0
+
+    nearest = 0
+
+    @property
+    def asks(self) -> bool:
+        return self.far
+
+    def seek(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
+        self.orders.append(("seek", ticket, list(pieces)))
 
     def read(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self.orders.append(("read", ticket, list(pieces)))
@@ -297,6 +318,10 @@ class FakeTier:
         good = []
         for piece in pieces:
             name = piece.group, piece.key
+            if kind == "seek":
+                self.asked.add(name)
+                good.append(name in self.kept)
+                continue
             here = [(piece.group, piece.block, at) for at in range(size)]
             if kind == "read":
                 found = None if self.rng.random() < self.fails else self.kept.get(name)
@@ -352,8 +377,9 @@ class Driver:
             worker = FakeWorker(
                 pool, random.Random(seed + 1), limits.drafts, depth=limits.depth, drafter=drafter
             )
-            self.tier = FakeTier(worker, random.Random(seed + 2), kept)
-            computing = lambda start, tokens: self.rng.choice([0.0, 1.0, 1.0])  # noqa: E731
+            self.tier = FakeTier(worker, random.Random(seed + 2), kept, far=bool(seed % 2))
+            # Nothing, as long as the load, or long.
+            computing = lambda start, tokens: self.rng.choice([0.0, 1e-3, 1.0, 1.0])  # noqa: E731
             self.kv.tiers = Tiers(self.kv, self.tier, [1] * len(pool.groups), computing)
             resources = (*resources, FakeCache(self.kv.tiers))
         self.scheduler = Scheduler(limits, self.kv, resources, clock=lambda: self.now)

@@ -118,6 +118,11 @@ class EngineOptions:
         "restart and where the pool had no room; as in 4GiB, 0: none. auto: none, but for "
         "headrace serve 8GiB, or a tenth of what is free where that is less.",
     )
+    context_cache_remote: str | None = option(
+        None,
+        "A store that machines share, below the disk, for the KV of what was computed: "
+        "redis://HOST:6379/0 (Redis, Valkey), s3://BUCKET/FOLDER or another of fsspec.",
+    )
     cache_dir: str | None = option(None, "Where models are kept; none: ~/.cache/headrace.")
     offline: bool = option(False, "Never touch the network.")
     keep_packed: bool = option(

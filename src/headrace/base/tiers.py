@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-Movement = Literal["read", "write", "compare"]
+Movement = Literal["read", "write", "compare", "seek"]
 
 
 class KeyedBlock(NamedTuple):
@@ -34,7 +34,7 @@ class OrderEnd(NamedTuple):
     ticket: int
     kind: Movement
     good: tuple[bool, ...]
-    """Per piece of the order: read, written, or found to be equal."""
+    """Per piece of the order: read, written, found to be equal, or there."""
     nbytes: int
     seconds: float
     """From the first byte to the last."""
@@ -49,6 +49,10 @@ class TierStats:
     loaded_tokens: int = 0
     loaded_bytes: int = 0
     load_seconds: float = 0.0
+    remote_bytes: int = 0
+    """Bytes of these that came from a tier that other machines share."""
+    met: int = 0
+    """Prefixes that were computed from the front while they were loaded from the back."""
     written_bytes: int = 0
     written_blocks: int = 0
     left_out: int = 0
@@ -78,6 +82,10 @@ class LowerTiers(Protocol):
     def turn(self) -> None:
         """Give back what is done."""
 
+    def meets(self, work: int, computed: int) -> bool:
+        """Is all that follows the tokens computed there by now, as far as it was loaded meanwhile?
+        Then the work is better admitted anew."""
+
     def distrust(self) -> None:
         """The pool's content is another from now on."""
 
@@ -87,7 +95,22 @@ class BlockStore(Protocol):
     a block in an order is held by the caller until the order has ended."""
 
     def known(self, group: int) -> Container[bytes]:
-        """Keys that the tier most likely has; a read may still find one gone."""
+        """Keys that a tier most likely has; a read may still find one gone."""
+
+    def place(self, group: int, key: bytes) -> int | None:
+        """The rank of the nearest tier that has it: 0 a disk, 1 what machines share; None: nobody
+        is known to."""
+
+    @property
+    def nearest(self) -> int:
+        """The rank of the tier that is asked first."""
+
+    @property
+    def asks(self) -> bool:
+        """Is there a tier of which is known only what it was asked?"""
+
+    def seek(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
+        """Ask for these keys, whatever blocks they name; what is there is known from then on."""
 
     def read(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None: ...
     def write(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None: ...

@@ -1,15 +1,17 @@
-"""The context cache of an engine: the tier below its KV pool, from option to resource.
+"""The context cache of an engine: the tiers below its KV pool, from option to resource.
 
 On a CPU the pool lies in the host's memory and the system's page cache is the tier between it and
-the disk, so that there are two: pool and disk.
+the disk, so that there are: pool, disk, and a store that machines share where one is named.
 """
 
 from __future__ import annotations
 
 import shutil
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
 from ..base.config import Decision, EngineOptions, parse_size
+from ..base.errors import OptionError
 from ..base.groups import kept_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request
@@ -48,6 +50,8 @@ def context_cache(options: EngineOptions, files: ModelFiles, device: str) -> Dec
         obstacle = "prefix_cache is off"
     elif options.executor != "inline":
         obstacle = "the worker is in a process of its own"
+    elif wish == "auto" and options.context_cache_remote:
+        obstacle = "only the remote store keeps it, unless a size is given"
     elif wish == "auto":
         obstacle = "nothing is kept on the disk unasked, but by a server"
     elif not size:
@@ -56,6 +60,24 @@ def context_cache(options: EngineOptions, files: ModelFiles, device: str) -> Dec
         return Decision("context_cache", "0", obstacle)
     folder = root(options.cache_dir) / "kv"
     return Decision("context_cache", str(size), f"bytes below {folder}, for blocks of every model")
+
+
+def remote_store(options: EngineOptions, decided: Decision) -> Decision | None:
+    """Which store below the disk; None where none was named. Raises `OptionError` where one was
+    that this engine cannot use."""
+    url = options.context_cache_remote
+    if url is None:
+        return None
+    if "://" not in url:
+        raise OptionError(f"{url!r} is no URL", param="context_cache_remote")
+    unusable = decided.value == "0" and decided.reason not in _BUT_A_DISK
+    value = "none" if unusable else urlsplit(url)._replace(netloc=urlsplit(url).hostname or "")
+    shown = value if isinstance(value, str) else value.geturl()
+    return Decision("context_cache.remote", shown, decided.reason if unusable else "asked for")
+
+
+_BUT_A_DISK = ("asked for", "only the remote store keeps it, unless a size is given")
+"""Why there is no disk, where there may be another tier all the same."""
 
 
 class ContextCache:
@@ -104,8 +126,11 @@ def open_context_cache(
     executor: Executor,
     seconds: Computing,
 ) -> ContextCache | None:
-    """The tier that was decided on; None where there is none."""
-    if decided.value == "0" or not isinstance(executor, InlineExecutor):
+    """The tiers that were decided on; None where there are none."""
+    remote = options.context_cache_remote
+    if decided.value == "0" and (remote is None or decided.reason not in _BUT_A_DISK):
+        return None
+    if not isinstance(executor, InlineExecutor):
         return None
     # Local: only a process with a worker pays for this import.
     from ..worker.mover import below
@@ -119,6 +144,7 @@ def open_context_cache(
         root(options.cache_dir),
         kv.root.hex()[:32],
         int(decided.value),
+        remote,
     )
     sizes = [
         pool.block_size * len(group.layers) * kept_bytes(group.arrays) for group in pool.groups

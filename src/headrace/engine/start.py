@@ -14,7 +14,7 @@ from ..base.textlibrary import absence
 from ..loader.panels import panel_folder
 from ..roofline.memory import MemoryPlan, plan_memory
 from ..speculate import names_of
-from .context import context_cache
+from .context import context_cache, remote_store
 from .draft_model import DraftPlan, plan_draft, tokenizer_of
 from .real import kernel_decisions
 
@@ -85,6 +85,8 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     if options.depth > 1 and options.executor == "inline":
         decide("executor", "inline", "the worker has a thread of its own, for depth 2")
     decisions.append(context_cache(options, files, device))
+    if (remote := remote_store(options, decisions[-1])) is not None:
+        decisions.append(remote)
     kv_memory = None if options.kv_memory == "auto" else parse_size(options.kv_memory, "kv_memory")
     resolved = replace(
         options,

@@ -6,7 +6,12 @@ by then the next owner would have to wait.
 
 **Up**: work that is about to be admitted asks (`ready`). Blocks that continue the prefix which the
 pool has are taken from the free ones, filled by the tier's threads and entered in the index; then
-the work is admitted and finds them as any prefix hit. A read that fails is a shorter hit.
+the work is admitted and finds them as any prefix hit. A read that fails is a shorter hit. A tier
+that other machines share is asked first what it has.
+
+**Or both**: where neither loading nor computing is much quicker, the work is admitted at once and
+computes from the front, while blocks are loaded from the back; when it reaches the first of those
+that came, it is admitted anew and finds them all (`meets`).
 
 **The canary**: of each `CANARY` prefixes that are loaded one leaves its last block out. The request
 computes that block, as it would have without the tier, and what it computed is compared, bit for
@@ -19,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
+from headrace.base.step import NULL_BLOCK
 from headrace.base.tiers import BlockStore, KeyedBlock, Movement, OrderEnd, TierStats
 
 from .manager import KvManager
@@ -33,10 +39,16 @@ RESERVE = 0.02
 REMEMBERED = 4096
 """Work of which it is remembered that it was answered, and keys that are to be compared."""
 
-FIRST_RATE = 200e6
-"""Bytes a second that a tier is taken to read before it has been measured."""
+FIRST_RATES = (200e6, 50e6)
+"""Bytes a second that the nearest tier, and the next, is taken to read before it was measured."""
 LATENCY = 1e-3
 """Seconds from an order to its end, beside its bytes."""
+ASKING = 5e-3
+"""Seconds that a prompt has to take for a tier to be asked what it has of it."""
+WORTH = 0.15
+"""Share of a time that loading and computing at once must save."""
+PIECE = 8
+"""Blocks of one order, of those that are loaded from the back."""
 PROBE = 16
 """Refusals of which one loads all the same: a tier that was slow once may be quick again."""
 
@@ -58,15 +70,19 @@ class Tiers:
         """(group, block) → how often it is held for an order under way."""
         self._bytes = bytes_per_block
         self._computing = computing
-        self.rate = FIRST_RATE
-        """Bytes a second that loads took lately, from order to end."""
-        self._coming_bytes = 0
+        self.rates = list(FIRST_RATES)
+        """Bytes a second that loads of each tier took lately, from order to end."""
+        self._coming_bytes = [0] * len(FIRST_RATES)
         self._orders: dict[int, _Order] = {}
         """By ticket."""
         self._coming: dict[tuple[int, bytes], int] = {}
         """(group, key) of what is being read → the ticket."""
-        self._loading: set[int] = set()
-        """Work for which something is read."""
+        self._loading: dict[int, _Load] = {}
+        """What is read, by the work for which it is."""
+        self._sought: set[int] = set()
+        """Work for which a tier was asked, until it has its answer."""
+        self._meeting: dict[int, list[bytes]] = {}
+        """By work that computes meanwhile: keys of the prefix that is there once both have met."""
         self._answered: dict[int, int] = {}
         """Work that has had its answer → tokens that were loaded for it."""
         self._witnesses: dict[tuple[int, bytes], None] = {}
@@ -88,7 +104,7 @@ class Tiers:
             if name in self._witnesses:
                 del self._witnesses[name]
                 compared.append(piece)
-            elif piece.key in self.store.known(piece.group):
+            elif self.store.place(piece.group, piece.key) == self.store.nearest:
                 continue
             elif self._writing + len(wanted) >= MOST_WRITING:
                 self.stats.left_out += 1
@@ -115,6 +131,8 @@ class Tiers:
         hit = kv.longest(keys, limit, [pool.index for pool in kv.pools])
         views = [_Either(pool.index, self.store.known(at)) for at, pool in enumerate(kv.pools)]
         most = hit if hit == limit else kv.longest(keys, limit, views)
+        if most < limit and self._seek(work, chain, most, limit):
+            return False
         witness = most - 1
         compares = self._canary + 1 >= CANARY and witness > hit
         if compares:
@@ -137,9 +155,20 @@ class Tiers:
             return False  # Another's load brings it.
         if not self._room(missing, there):
             return True  # It cannot be admitted now; once it can, it asks again.
-        nbytes = sum(self._bytes[group] for group, _ in missing)
-        loading = LATENCY + (self._coming_bytes + nbytes) / self.rate
-        if loading > self._computing(hit * size, (most - hit) * size):
+        loading = LATENCY + self._seconds(missing, keys)
+        computing = self._computing(hit * size, (most - hit) * size)
+        both = loading * computing / (loading + computing) if computing < float("inf") else loading
+        if both < (1 - WORTH) * min(loading, computing) and len(missing) == most - hit > PIECE:
+            # Of blocks that all groups lack, so much that both end at the same time.
+            front = hit + max(1, round((most - hit) * both / computing))
+            self._meeting[work] = keys[:most]
+            self.stats.met += 1
+            pieces = [piece for piece in missing if piece[1] >= front]
+            for end in range(len(pieces), 0, -PIECE):
+                self._read(work, chain, pieces[max(0, end - PIECE) : end], [])
+            self._answer(work, 0)
+            return True
+        if loading > computing:
             self.stats.recomputed += 1
             if self.stats.recomputed % PROBE:
                 self._answer(work, 0)
@@ -147,20 +176,83 @@ class Tiers:
         self._canary = 0 if compares else self._canary + 1
         if compares and most == witness and keys[witness] in self.store.known(0):
             self._watch(keys[witness])
+        self._loading[work] = _Load((most - hit) * size)
+        for place in range(len(self.rates)):
+            pieces = [one for one in missing if (self._place(one, keys) or 0) == place]
+            if pieces:
+                self._read(work, chain, pieces, there)
+                there = []
+        return False
+
+    def _seek(self, work: int, chain: PrefixChain, most: int, limit: int) -> bool:
+        """Ask the tiers that must be asked for what continues the first `most` blocks, once; False
+        where there are none, or nothing to gain."""
+        size = self.kv.block_size
+        if work in self._sought or not self.store.asks:
+            return False
+        if self._computing(most * size, (limit - most) * size) < ASKING:
+            return False
+        keys = chain.extend(limit)
+        self._sought.add(work)
+        self._ticket += 1
+        pieces = [
+            KeyedBlock(group, NULL_BLOCK, keys[at], at, chain.tenant)
+            for group in range(len(self.kv.pools))
+            for at in range(most, limit)
+        ]
+        self._orders[self._ticket] = _Order("seek", pieces, work)
+        self._loading[work] = _Load(0, 1)
+        self.store.seek(self._ticket, pieces)
+        return True
+
+    def _place(self, piece: tuple[int, int], keys: list[bytes]) -> int | None:
+        return self.store.place(piece[0], keys[piece[1]])
+
+    def _seconds(self, missing: list[tuple[int, int]], keys: list[bytes]) -> float:
+        """Until all of it is read, behind what is on its way."""
+        waiting = self._coming_bytes.copy()
+        for group, at in missing:
+            waiting[self._place((group, at), keys) or 0] += self._bytes[group]
+        return sum(nbytes / rate for nbytes, rate in zip(waiting, self.rates, strict=True))
+
+    def _read(
+        self,
+        work: int,
+        chain: PrefixChain,
+        missing: list[tuple[int, int]],
+        there: list[tuple[int, int]],
+    ) -> None:
+        """Order (group, place in the prefix) of `missing`, which one tier has."""
         ticket = self._ticket = self._ticket + 1
+        place = self._place(missing[0], chain.keys) or 0
         for group, block in there:
             self._hold(group, block)
         pieces = []
         for group, at in missing:
-            block = kv.pools[group].take()
+            block = self.kv.pools[group].take()
             self.held[group, block] += 1
-            pieces.append(KeyedBlock(group, block, keys[at], at, chain.tenant))
-            self._coming[group, keys[at]] = ticket
-        self._orders[ticket] = _Order("read", pieces, work, there, (most - hit) * size)
-        self._loading.add(work)
-        self._coming_bytes += nbytes
+            pieces.append(KeyedBlock(group, block, chain.keys[at], at, chain.tenant))
+            self._coming[group, chain.keys[at]] = ticket
+            self._coming_bytes[place] += self._bytes[group]
+        self._orders[ticket] = _Order("read", pieces, work, there, place)
+        if work in self._loading:
+            self._loading[work].orders += 1
         self.store.read(ticket, pieces)
-        return False
+
+    def meets(self, work: int, computed: int) -> bool:
+        """Is all that follows the tokens computed there by now, as far as it was loaded meanwhile?
+        Then the work is better admitted anew."""
+        keys = self._meeting.get(work)
+        if keys is None:
+            return False
+        at = computed // self.kv.block_size
+        if at >= len(keys):
+            del self._meeting[work]
+            return False
+        met = all(key in pool.index for pool in self.kv.pools for key in keys[at:])
+        if met:
+            del self._meeting[work]
+        return met
 
     def loaded(self, work: int) -> int:
         """Tokens that were loaded for the work, as far as the pool still had them then."""
@@ -169,6 +261,8 @@ class Tiers:
     def left(self, work: int) -> None:
         """The work gave back what it held; if it comes again, it asks again."""
         self._answered.pop(work, None)
+        self._sought.discard(work)
+        self._meeting.pop(work, None)
 
     def turn(self) -> None:
         """Book the orders that have ended, and give back what they held."""
@@ -176,6 +270,9 @@ class Tiers:
         for moved in self.store.ended():
             order = self._orders.pop(moved.ticket)
             good = sum(moved.good)
+            if order.kind == "seek":
+                self._arrived_for(order, 0)
+                continue
             if order.kind == "write":
                 self._writing -= len(order.pieces)
                 stats.written_blocks += good
@@ -193,29 +290,46 @@ class Tiers:
 
     def _arrived(self, moved: OrderEnd, order: _Order) -> None:
         """A read has ended: what is good can be found from now on."""
-        stats, good = self.stats, sum(moved.good)
+        stats, good, place = self.stats, sum(moved.good), order.place
+        entered = []
         for piece, fine in zip(order.pieces, moved.good, strict=True):
             # After `forget` the keys mean other content.
             ours = self._coming.pop((piece.group, piece.key), None) == moved.ticket
-            if fine and ours:
-                self.kv.pools[piece.group].enter(piece.key, piece.block)
-        self._coming_bytes -= sum(self._bytes[piece.group] for piece in order.pieces)
+            if fine and ours and self.kv.pools[piece.group].enter(piece.key, piece.block):
+                entered.append(piece)
+        self._coming_bytes[place] -= sum(self._bytes[piece.group] for piece in order.pieces)
         if good and moved.seconds > 0:
-            self.rate += 0.25 * (moved.nbytes / moved.seconds - self.rate)
-        whole = good == len(order.pieces)
-        stats.loads += 1
-        stats.loaded_tokens += order.tokens if whole else 0
+            self.rates[place] += 0.25 * (moved.nbytes / moved.seconds - self.rates[place])
         stats.loaded_bytes += moved.nbytes
         stats.load_seconds += moved.seconds
         stats.damaged += len(order.pieces) - good
+        if place:
+            stats.remote_bytes += moved.nbytes
+        self._arrived_for(order, len(order.pieces) - good)
+        if place:
+            self.offer(entered)  # The nearer tiers keep it, too.
+
+    def _arrived_for(self, order: _Order, bad: int) -> None:
+        """One of the orders for a work has ended: the last lets it be admitted."""
         assert order.work is not None
-        self._loading.discard(order.work)
-        self._answer(order.work, order.tokens if whole else 0)
+        load = self._loading.get(order.work)
+        if load is None:
+            return
+        load.orders -= 1
+        load.bad += bad
+        if not load.orders:
+            del self._loading[order.work]
+            if load.tokens:
+                whole = not load.bad
+                self.stats.loads += 1
+                self.stats.loaded_tokens += load.tokens if whole else 0
+                self._answer(order.work, load.tokens if whole else 0)
 
     def distrust(self) -> None:
         """The pool's content is another from now on: what is under way is not entered in it."""
         self._witnesses.clear()
         self._coming.clear()
+        self._meeting.clear()
 
     # Inside
 
@@ -249,7 +363,10 @@ class Tiers:
         """Work that is aborted while it waits never says so: the oldest are forgotten."""
         self._answered[work] = tokens
         if len(self._answered) > REMEMBERED:
-            del self._answered[next(iter(self._answered))]
+            oldest = next(iter(self._answered))
+            del self._answered[oldest]
+            self._meeting.pop(oldest, None)
+            self._sought.discard(oldest)
 
     def _watch(self, key: bytes) -> None:
         self._witnesses[0, key] = None
@@ -264,8 +381,20 @@ class _Order:
     work: int | None = None
     beside: list[tuple[int, int]] = field(default_factory=list)
     """(group, block) of what a read continues."""
-    tokens: int = 0
-    """Tokens that a read brings."""
+    place: int = 0
+    """The tier from which it is read."""
+
+
+@dataclass(slots=True)
+class _Load:
+    """What work waits for."""
+
+    tokens: int
+    """Tokens that it brings; 0 for a question."""
+    orders: int = 0
+    """Of these that are under way."""
+    bad: int = 0
+    """Blocks that did not come."""
 
 
 class _Either:

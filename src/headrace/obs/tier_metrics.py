@@ -16,22 +16,25 @@ class TierMetrics:
 
     def __init__(self) -> None:
         self._stats = TierStats()
-        self._bytes = Labelled("read", "written")
+        self._bytes = Labelled("read", "written", "read_remote")
         self._blocks = Labelled("written", "left_out", "damaged")
-        self._prefixes = Labelled("loaded", "recomputed")
+        self._prefixes = Labelled("loaded", "recomputed", "met")
         self._checks = Labelled("equal", "wrong")
         self._seconds = 0.0
 
     def now(self, stats: TierStats) -> None:
         """The engine's counts after a step."""
         was = self._stats
-        self._bytes.add("read", stats.loaded_bytes - was.loaded_bytes)
+        remote = stats.remote_bytes - was.remote_bytes
+        self._bytes.add("read", stats.loaded_bytes - was.loaded_bytes - remote)
+        self._bytes.add("read_remote", remote)
         self._bytes.add("written", stats.written_bytes - was.written_bytes)
         self._blocks.add("written", stats.written_blocks - was.written_blocks)
         self._blocks.add("left_out", stats.left_out - was.left_out)
         self._blocks.add("damaged", stats.damaged - was.damaged)
         self._prefixes.add("loaded", stats.loads - was.loads)
         self._prefixes.add("recomputed", stats.recomputed - was.recomputed)
+        self._prefixes.add("met", stats.met - was.met)
         wrong = stats.wrong - was.wrong
         self._checks.add("wrong", wrong)
         self._checks.add("equal", stats.checked - was.checked - wrong)
@@ -45,10 +48,10 @@ class TierMetrics:
     def families(self, x: Exposition) -> Iterator[Metric]:
         """All of them, as they are now."""
         for help_, label, values, name in (
-            ("Bytes moved to and from the disk.", "way", self._bytes, "bytes"),
+            ("Bytes moved to and from disk and store.", "way", self._bytes, "bytes"),
             ("Blocks for the disk, by what became of them.", "end", self._blocks, "blocks"),
             (
-                "Prefixes found on the disk: loaded, or computed since that was quicker.",
+                "Prefixes found there: loaded, computed since that was quicker, or both at once.",
                 "end",
                 self._prefixes,
                 "prefixes",

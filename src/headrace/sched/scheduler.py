@@ -312,6 +312,7 @@ class Scheduler:
         self._held = None
         latest = self._step - 1 if self._flights else None
         needy.sort(key=lambda s: s.rank)
+        tiers = self.kv.tiers
         chunks = []
         for work in needy:
             if work.state is not State.RUNNING:
@@ -322,6 +323,9 @@ class Scheduler:
                     assert work.table is not None
                     self.kv.enter(work.table, min(start, work.known), latest)
             elif budget > 0:
+                if tiers is not None and tiers.meets(work.id, start):
+                    self._roster.leave(work, State.PREEMPTED)
+                    continue
                 count = work.chunk(start, budget)
                 if not count:
                     self._held, budget = work.rank, 0

@@ -69,6 +69,8 @@ class DiskTier:
     """The three calls of a tier, for one engine. Thread-safe: nothing here is remembered but the
     set of known names and the size, which may be late."""
 
+    rank = 0
+
     def __init__(self, root: Path, engine: str, groups: int, limit: int) -> None:
         """`limit`: bytes of all engines together."""
         self.root = root / FOLDER
@@ -182,7 +184,7 @@ class DiskTier:
         return self.folder / tenant / f"{key.hex()}-{group}"
 
     def _head(self, key: bytes, group: int, parts: Sequence[Bytes]) -> bytes:
-        return _head_of(self.folder.name, key, group, parts)
+        return block_head(self.folder.name, key, group, parts)
 
     def _refused(self, refused: OSError) -> None:
         self._refused_until = time.monotonic() + _TRY_AGAIN
@@ -235,7 +237,7 @@ def intact(name: str, data: memoryview) -> bool:
         return False
     engine, _, file = name.split("/")
     key, _, group = file.partition("-")
-    head = _head_of(engine, bytes.fromhex(key), int(group), [data[HEAD_BYTES:]])
+    head = block_head(engine, bytes.fromhex(key), int(group), [data[HEAD_BYTES:]])
     return head == data[:HEAD_BYTES]
 
 
@@ -257,7 +259,7 @@ def put(root: Path, name: str, data: bytes) -> None:
         raise
 
 
-def _head_of(engine: str, key: bytes, group: int, parts: Sequence[Bytes]) -> bytes:
+def block_head(engine: str, key: bytes, group: int, parts: Sequence[Bytes]) -> bytes:
     digest = xxh3_128(f"{engine} {group} ".encode() + key)
     size = 0
     for part in parts:

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,8 @@ from ..kernels.arrays import Array, address
 from ..kernels.operators import KvCache
 from .disk import DiskTier
 from .kv_tensors import arrays_of
+from .remote import RemoteTier, open_store
+from .stack import Stack, Tier
 
 log = logging.getLogger("headrace.cache")
 
@@ -39,25 +40,6 @@ LOOK = 10.0
 """Seconds without a write after which the tier looks what others wrote."""
 PATIENCE = 5.0
 """Seconds in which an engine that ends still writes what waits."""
-
-
-class Tier(Protocol):
-    """The seam to anything that keeps blocks by key. Called from several threads."""
-
-    nbytes: int
-
-    def exists(self, group: int) -> Container[bytes]:
-        """Keys that are there, as far as is known without waiting."""
-
-    def read(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
-    ) -> bool: ...
-    def write(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
-    ) -> bool: ...
-    def drop(self, key: bytes, group: int, tenant: str) -> None: ...
-    def look(self, *, again: bool = False) -> None: ...
-    def forget(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -72,9 +54,9 @@ class _Moving:
 
 
 class Mover:
-    """A `base.tiers.BlockStore` over one tier."""
+    """A `base.tiers.BlockStore` over a stack of tiers."""
 
-    def __init__(self, tier: Tier, cache: Callable[[], KvCache], wake: Callable[[], None]) -> None:
+    def __init__(self, tier: Stack, cache: Callable[[], KvCache], wake: Callable[[], None]) -> None:
         """`cache`: the pool as it lies now; `wake`: called in any thread when a read has ended."""
         self._tier, self._cache, self._wake = tier, cache, wake
         self._pool: KvCache | None = None
@@ -97,6 +79,17 @@ class Mover:
     def known(self, group: int) -> Container[bytes]:
         return self._tier.exists(group)
 
+    def place(self, group: int, key: bytes) -> int | None:
+        return self._tier.place(group, key)
+
+    @property
+    def nearest(self) -> int:
+        return self._tier.nearest
+
+    @property
+    def asks(self) -> bool:
+        return self._tier.answers
+
     def kept_bytes(self) -> int:
         return self._tier.nbytes
 
@@ -108,6 +101,11 @@ class Mover:
         )
         for chunk in chunks:
             self._reads.put((job, chunk))
+
+    def seek(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
+        self._begin()
+        job = _Moving(ticket, "seek", pieces, time.perf_counter(), 1)
+        self._reads.put((job, range(0)))
 
     def write(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self._begin()
@@ -164,6 +162,8 @@ class Mover:
     def _read_on(self) -> None:
         while (given := self._reads.get()) is not None:
             job, chunk = given
+            if job.kind == "seek":
+                job.good = self._sought(job.pieces)
             for at in chunk:
                 job.good[at] = self._guarded(self._brought, job.pieces[at])
             with self._idle:
@@ -190,6 +190,13 @@ class Mover:
             do = self._written if job.kind == "write" else self._compared
             job.good = [self._guarded(do, piece) for piece in job.pieces]
             self._end(job)
+
+    def _sought(self, pieces: Sequence[KeyedBlock]) -> list[bool]:
+        try:
+            return self._tier.seek([(one.key, one.group, one.tenant) for one in pieces])
+        except Exception:
+            log.exception("a tier could not be asked")
+            return [False] * len(pieces)
 
     def _brought(self, piece: KeyedBlock) -> bool:
         parts = self._parts(piece)
@@ -223,6 +230,8 @@ class Mover:
         seconds = time.perf_counter() - job.begun
         sizes = [sum(view[0].nbytes for view in self._views[one.group]) for one in job.pieces]
         nbytes = sum(size for size, good in zip(sizes, job.good, strict=True) if good)
+        if job.kind == "seek":
+            nbytes = 0
         self._ended.append(OrderEnd(job.ticket, job.kind, tuple(job.good), nbytes, seconds))
         self._close_one()
         self._wake()
@@ -234,10 +243,20 @@ class Mover:
 
 
 def below(
-    cache: Callable[[], KvCache], wake: Callable[[], None], root: Path, engine: str, limit: int
+    cache: Callable[[], KvCache],
+    wake: Callable[[], None],
+    root: Path,
+    engine: str,
+    limit: int,
+    remote: str | None = None,
 ) -> Mover:
-    """A mover between a pool and the disk; the arguments are those of `Mover` and `DiskTier`."""
-    return Mover(DiskTier(root, engine, max(cache().groups) + 1, limit), cache, wake)
+    """A mover between a pool and the disk, and the store of the URL `remote` below that; the other
+    arguments are those of `Mover` and `DiskTier`. With a limit of 0 there is no disk."""
+    groups = max(cache().groups) + 1
+    tiers: list[Tier] = [DiskTier(root, engine, groups, limit)] if limit else []
+    if remote is not None:
+        tiers.append(RemoteTier(open_store(remote), engine, groups))
+    return Mover(Stack(tiers), cache, wake)
 
 
 def _bytes_of(array: Array) -> npt.NDArray[np.uint8]:

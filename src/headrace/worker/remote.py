@@ -1,0 +1,252 @@
+"""Blocks of KV in a store that other machines share: a Redis or Valkey server, or an object store.
+
+A block is one value, of the form of a file of the disk tier, `headrace/<engine>/<tenant>/<name>`.
+What is there is not known without asking: `seek` asks for a whole prefix at once. How long values
+live is the server's policy (`maxmemory-policy allkeys-lru`, a bucket's lifecycle).
+
+A store that fails is left alone for a minute; blocks are computed meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Container, Sequence
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from ..base.errors import OptionError
+from .disk import HEAD_BYTES, block_head
+
+log = logging.getLogger("headrace.cache")
+
+SECONDS = 2.0
+"""Bound of one call."""
+MOST_KNOWN = 1 << 18
+"""Keys of each group of which it is remembered that they were there."""
+_TRY_AGAIN = 60.0
+
+
+class Store(Protocol):
+    """The three calls of a remote store, and how to empty it. Each raises what its library does."""
+
+    def exists(self, names: list[str]) -> list[bool]: ...
+    def read(self, name: str, most: int) -> bytes:
+        """At most so many bytes; empty where there is nothing."""
+
+    def write(self, name: str, data: bytes) -> None: ...
+    def forget(self, folder: str) -> None:
+        """Remove all below `folder`."""
+
+
+class RemoteTier:
+    """A `mover.Tier` over a store. Thread-safe as far as the store is."""
+
+    rank = 1
+    nbytes = 0
+    """Not known: the store counts for all who use it."""
+
+    def __init__(self, store: Store, engine: str, groups: int) -> None:
+        self._store = store
+        self._engine = engine
+        self._known: list[dict[bytes, None]] = [{} for _ in range(groups)]
+        self._refused_until = 0.0
+        self._said = False
+
+    @property
+    def answers(self) -> bool:
+        """Is it worth asking now?"""
+        return time.monotonic() >= self._refused_until
+
+    def exists(self, group: int) -> Container[bytes]:
+        return self._known[group]
+
+    def seek(self, wanted: Sequence[tuple[bytes, int, str]]) -> list[bool]:
+        """Ask for these (key, group, tenant), and remember which are there."""
+        if not self.answers:
+            return [False] * len(wanted)
+        try:
+            found = self._store.exists([self._name(*one) for one in wanted])
+        except Exception as refused:  # noqa: BLE001 - a library's own
+            self._refused(refused)
+            return [False] * len(wanted)
+        for (key, group, _), there in zip(wanted, found, strict=True):
+            if there:
+                self._note(key, group)
+        return found
+
+    def read(
+        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
+    ) -> bool:
+        size = HEAD_BYTES + sum(part.nbytes for part in parts)
+        data = b""
+        if self.answers:
+            try:
+                data = self._store.read(self._name(key, group, tenant), size + 1)
+            except Exception as refused:  # noqa: BLE001
+                self._refused(refused)
+        if len(data) != size:
+            self._known[group].pop(key, None)
+            return False
+        whole, at = memoryview(data), HEAD_BYTES
+        for part in parts:
+            part[:] = whole[at : at + part.nbytes]
+            at += part.nbytes
+        if whole[:HEAD_BYTES] != block_head(self._engine, key, group, parts):
+            log.warning("%s is damaged: it is computed again", self._name(key, group, tenant))
+            self._known[group].pop(key, None)
+            return False
+        return True
+
+    def write(
+        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
+    ) -> bool:
+        if not self.answers:
+            return False
+        data = b"".join([block_head(self._engine, key, group, parts), *parts])
+        try:
+            self._store.write(self._name(key, group, tenant), data)
+        except Exception as refused:  # noqa: BLE001
+            self._refused(refused)
+            return False
+        self._note(key, group)
+        return True
+
+    def drop(self, key: bytes, group: int, tenant: str) -> None:
+        """Forget that it is there: the next who computes it writes it anew."""
+        self._known[group].pop(key, None)
+
+    def look(self, *, again: bool = False) -> None:
+        """What others wrote is asked for when it is wanted."""
+
+    def forget(self) -> None:
+        for known in self._known:
+            known.clear()
+        try:
+            self._store.forget(f"headrace/{self._engine}")
+        except Exception as refused:  # noqa: BLE001
+            self._refused(refused)
+
+    def _name(self, key: bytes, group: int, tenant: str) -> str:
+        return f"headrace/{self._engine}/{tenant}/{key.hex()}-{group}"
+
+    def _note(self, key: bytes, group: int) -> None:
+        known = self._known[group]
+        known[key] = None
+        if len(known) > MOST_KNOWN:
+            del known[next(iter(known))]
+
+    def _refused(self, refused: Exception) -> None:
+        self._refused_until = time.monotonic() + _TRY_AGAIN
+        if not self._said:
+            self._said = True
+            log.warning(
+                "the remote context cache fails (%s: %.200s); it is tried again each minute",
+                type(refused).__name__,
+                refused,
+            )
+
+
+class RedisStore:
+    """A Redis or Valkey server."""
+
+    def __init__(self, url: str) -> None:
+        import redis  # Local: an extra.
+
+        self._redis: Any = redis.Redis.from_url(
+            url, socket_timeout=SECONDS, socket_connect_timeout=SECONDS
+        )
+
+    def exists(self, names: list[str]) -> list[bool]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.exists(name)
+        return [bool(there) for there in pipeline.execute()]
+
+    def read(self, name: str, most: int) -> bytes:
+        # A range, so that nobody's value is longer than the block.
+        return bytes(self._redis.getrange(name, 0, most - 1))
+
+    def write(self, name: str, data: bytes) -> None:
+        self._redis.set(name, data)
+
+    def forget(self, folder: str) -> None:
+        names = list(self._redis.scan_iter(match=f"{folder}/*", count=1000))
+        for at in range(0, len(names), 1000):
+            self._redis.unlink(*names[at : at + 1000])
+
+
+class ObjectStore:
+    """A bucket, or a folder that machines share, by a URL of fsspec."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # type: ignore[import-untyped]  # Local: comes with huggingface_hub, and is slow to import.
+
+        self._files, root = fsspec.core.url_to_fs(url)
+        self._root = root.rstrip("/")
+
+    def exists(self, names: list[str]) -> list[bool]:
+        """A search by halves: of a prefix, what is before a block that is there is most likely
+        there, and each question is a request. The names come by depth, in each group."""
+        self._files.invalidate_cache()
+        found: set[str] = set()
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            groups.setdefault(name.rpartition("-")[2], []).append(name)
+        for ordered in groups.values():
+            low, high = 0, len(ordered)
+            while low < high:
+                middle = (low + high) // 2
+                if self._files.exists(f"{self._root}/{ordered[middle]}"):
+                    low = middle + 1
+                else:
+                    high = middle
+            found.update(ordered[:low])
+        return [name in found for name in names]
+
+    def read(self, name: str, most: int) -> bytes:
+        try:
+            return bytes(self._files.cat_file(f"{self._root}/{name}", start=0, end=most))
+        except FileNotFoundError:
+            return b""
+
+    def write(self, name: str, data: bytes) -> None:
+        path = f"{self._root}/{name}"
+        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._files.pipe_file(path, data)
+
+    def forget(self, folder: str) -> None:
+        if self._files.exists(f"{self._root}/{folder}"):
+            self._files.rm(f"{self._root}/{folder}", recursive=True)
+
+
+SCHEMES: dict[str, type[RedisStore] | type[ObjectStore]] = {
+    "redis": RedisStore,
+    "rediss": RedisStore,
+    "unix": RedisStore,
+    "s3": ObjectStore,
+    "gs": ObjectStore,
+    "az": ObjectStore,
+    "file": ObjectStore,
+    "memory": ObjectStore,
+}
+
+
+def open_store(url: str) -> Store:
+    """The store of a URL. Raises `OptionError` for what is none, or what is not installed."""
+    scheme = urlsplit(url).scheme
+    if scheme not in SCHEMES:
+        raise OptionError(
+            f"{scheme or url!r} is no store of blocks; {', '.join(SCHEMES)} are",
+            param="context_cache_remote",
+        )
+    try:
+        store: Store = SCHEMES[scheme](url)
+    except ImportError as missing:
+        how = "pip install 'headrace[cache]'" if scheme in ("redis", "rediss", "unix") else missing
+        raise OptionError(
+            f"nothing here speaks {scheme}: {how}", param="context_cache_remote"
+        ) from None
+    except ValueError as wrong:
+        raise OptionError(f"{url!r}: {wrong}", param="context_cache_remote") from None
+    return store
