@@ -392,7 +392,7 @@ class _Load:
     tokens: int
     """Tokens that it brings; 0 for a question."""
     orders: int = 0
-    """Of these that are under way."""
+    """Orders for it that are under way."""
     bad: int = 0
     """Blocks that did not come."""
 
