@@ -43,15 +43,15 @@ LINES = {
     "cli": 5_407,
     "dist": 510,
     "engine": 7_394,
-    "factory": 5_953,
+    "factory": 6_531,
     "kernels": 13_348,
     "kv": 1_211,
     "layers": 314,
-    "loader": 4_686,
+    "loader": 4_691,
     "media": 360,
     "models": 412,
     "obs": 1_767,
-    "quant": 780,
+    "quant": 973,
     "roofline": 4_587,
     "route": 955,
     "sched": 1_575,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_333,
 }
 """Lines of Python in each package."""
-TOTAL = 91_974
+TOTAL = 92_759
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

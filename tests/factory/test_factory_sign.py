@@ -21,6 +21,7 @@ from headrace.factory.revoke import trusted
 from headrace.factory.sbom import LOCK as LOCK_FILE
 from headrace.factory.sbom import bill, locked
 from headrace.factory.sign import MOST_BYTES, STATEMENT, Trust, opened, sign, signer
+from headrace.factory.spdx import spdx
 
 WORDS = {"_type": STATEMENT, "subject": [], "predicateType": "urn:test", "predicate": {"a": 1}}
 
@@ -176,6 +177,26 @@ def test_a_bill_is_valid_by_the_schema() -> None:
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_the_same_bill_is_valid_spdx() -> None:
+    parser = pytest.importorskip("spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser")
+    validation = pytest.importorskip("spdx_tools.spdx.validation.document_validator")
+    pins = [("Some-Package", "1.0", ["0" * 64]), ("other", "2.1.post1", [])]
+    of = [{"path": "w/model.gguf", "digest": "sha256:" + "2" * 64, "size": 7}]
+    files = [{"path": "model-q4_k.gguf", "digest": "sha256:" + "1" * 64, "size": 3}]
+    model = {"name": "org/Model 1", "licence": "Apache-2.0", "files": files}
+    for each in (model, {**model, "quantised": {"to": "q4_k", "of": of}, "licence": None}):
+        text = spdx(each, pins)
+        assert text == spdx(each, pins)
+        document = parser.JsonLikeDictParser().parse(json.loads(text))
+        assert [
+            found.validation_message for found in validation.validate_full_spdx_document(document)
+        ] == []
+        held = {package.name: package for package in document.packages}
+        assert held["Some-Package"].external_references[0].locator == "pkg:pypi/some-package@1.0"
+        assert held["model-q4_k.gguf"].checksums[0].value == "1" * 64
+        assert ("before-w/model.gguf" in held) == ("quantised" in each)
 
 
 @pytest.mark.parametrize("package", ["securesystemslib", "cryptography", "cyclonedx", "packageurl"])

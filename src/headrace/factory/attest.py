@@ -93,10 +93,12 @@ def attest_profile(
     weights = weights_manifest(store, body)
     files = [(one.path, one.digest) for one in body.model.files]
     model = (body.model.name, weights.digest)
-    asked = {"model": body.model.name}
+    asked, made_of = {"model": body.model.name}, body.model.quantised
+    used = files + [(f"before/{one.path}", one.digest) for one in made_of.of] if made_of else files
+    how = {"quantise_to": made_of.to} if made_of else {}
     signed = [(body.name, profile.digest), ("manifest", root.digest)]
     envelopes = [
-        provenance("weights", [model, *files], files, key, asked=asked, found={}),
+        provenance("weights", [model, *files], used, key, asked={**asked, **how}, found={}),
         provenance(
             "profile", signed, [model], key, asked={**asked, "options": body.options}, found=found
         ),

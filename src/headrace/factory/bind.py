@@ -24,7 +24,7 @@ def bind(work: Work) -> Result:
             "outputs": {title: output.digest for title, output in one.outputs.items()},
         }
         for name, one in work.inputs.items()
-        if not name.endswith(("fetch", "limits"))
+        if not name.endswith(("fetch", "quantise", "limits"))
     }
     body = {
         "schema": SCHEMA,

@@ -25,6 +25,7 @@ from .graph import Graph, Known, Step, Watch
 from .key import canonical, digest_of, hardware_class
 from .measure import MEASUREMENTS
 from .profile import bound_options
+from .quantise import QUANTISING, TARGETS
 from .release import Ring
 from .sbom import LOCK, MATERIALS
 from .sign import signer, until
@@ -33,7 +34,7 @@ from .stage import Outcome, Stage
 from .store import Descriptor, Store
 
 Made = TypeVar("Made")
-RECIPES = {**CHECKS, **MEASUREMENTS, **MATERIALS, **HELD, **BINDING, **ATTESTING}
+RECIPES = {**CHECKS, **QUANTISING, **MEASUREMENTS, **MATERIALS, **HELD, **BINDING, **ATTESTING}
 GATES = ("verify", "format", "licence", "accuracy", "performance", "sbom", "advisories")
 OPTIONAL = ("accuracy", "performance", "sbom", "advisories")
 """Gates that a build may leave out; its profile then lacks them."""
@@ -45,6 +46,12 @@ class BuildOptions:
 
     store: str | None = option(None, "Folder of results; none: in the cache folder.")
     key: str | None = option(None, "Ed25519 key (PEM); none: an own one, made at its first use.")
+    quantise_to: str | None = option(
+        None,
+        "Make smaller weights of dense ones: of a GGUF (q8_0, q6_k, q4_k) or of safetensors (int8, "
+        "int4).",
+        choices=TARGETS,
+    )
     without: str | None = option(None, f"Gates to leave out, as in {','.join(OPTIONAL)}.")
     accept_licences: str | None = option(None, "Licences that you have read, as in a,b.")
     reference: str | None = option(
@@ -136,7 +143,7 @@ class Build:
         key = shared.once((path, cache), lambda: signer(path, cache))
         known = read_advisories(Path(options.advisories)) if options.advisories else None
         place = Place(source, engine, key, reference or None, text, progress, known)
-        self.cell = cell_name(source, engine)
+        self.cell = cell_name(source, engine, options.quantise_to)
         self._place = place
         self._graph = Graph(_stages(self.cell, options, without, place), RECIPES)
         self._fresh = _listed(options.fresh, [one.name for one in self._graph.stages], "fresh")
@@ -178,11 +185,15 @@ def store_folder(named: str | None, cache_dir: str | None = None) -> Path:
     return (Path(cache_dir) if cache_dir else cache_root()) / "factory" / "store"
 
 
-def cell_name(source: Source, engine: EngineOptions) -> str:
-    """A name that can be read: model, processor, and a digest of the options that are set."""
+def cell_name(source: Source, engine: EngineOptions, quantised: str | None = None) -> str:
+    """A name that can be read: model, what it was quantised to, processor, and a digest of the
+    options that are set."""
     here, options = hardware_class(), bound_options(engine)
     model = re.sub(r"[^a-z0-9.]+", "-", source.name.lower()).strip("-.") or "model"
-    parts = [model, f"{here['machine']}-{here['level']}".replace("_", "-")]
+    parts = [
+        f"{model}-{quantised}" if quantised else model,
+        f"{here['machine']}-{here['level']}".replace("_", "-"),
+    ]
     if options:
         parts.append(digest_of(canonical(options)).removeprefix("sha256:")[:8])
     return ".".join(parts)
@@ -199,7 +210,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
         "windows": wanted.windows if told is None else told.windows,
         "least_share": wanted.least_share,
         "reference": wanted.reference and digest_of(Path(wanted.reference).read_bytes()),
-        "corpus": _corpus_digest(),
+        "corpus": (corpus := _corpus_digest()),
     }
     lock = place.lock and _text_digest(place.lock)
     known, days = place.advisories, wanted.most_days
@@ -212,33 +223,46 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
     }
     gates = [one for one in GATES if one not in without]
     dated = {"valid_until": end} if (end := until(wanted.valid_until)) else {}
+    weights: tuple[str, ...] = ("fetch",)
+    before: tuple[str, ...] = ()
     found = [
         Stage("fetch", "fetch", (), files),
         Stage("verify", "verify", ("fetch",), files),
         Stage("format", "format", ("fetch",)),
         Stage("licence", "licence", (), {"licence": source.licence, "accepted": accepted}),
-        Stage("limits", "limits", ("fetch", "verify", "format"), {"options": options}),
-        Stage("accuracy", "accuracy", ("fetch", "limits"), accuracy),
+    ]
+    if wanted.quantise_to:
+        found.append(
+            Stage("quantise", "quantise", ("fetch", "verify", "format"), {"to": wanted.quantise_to})
+        )
+        weights = ("fetch", "quantise")
+        if reference is None and "accuracy" not in without:
+            before = ("baseline",)
+            told_of = {"options": options, "windows": accuracy["windows"], "corpus": corpus}
+            found.append(Stage("baseline", "baseline", ("fetch", "limits"), told_of))
+    found += [
+        Stage("limits", "limits", (*weights, "verify", "format"), {"options": options}),
+        Stage("accuracy", "accuracy", (*weights, "limits", *before), accuracy),
         Stage(
             "performance",
             "performance",
-            ("fetch", "limits"),
+            (*weights, "limits"),
             {"options": options, "at_least": wanted.at_least},
         ),
-        Stage("sbom", "sbom", ("fetch",), {**model, "lock": lock}),
+        Stage("sbom", "sbom", weights, {**model, "lock": lock}),
         Stage("advisories", "advisories", ("sbom",), advisories),
         Stage(
             "profile",
             "profile",
-            ("fetch", "limits", *gates),
+            (*weights, "limits", *gates),
             {**model, "name": cell, "options": options, **dated},
         ),
     ]
     assert place.key is not None
     key = {"key": place.key.public_key.keyid}
     found.append(Stage("sign", "sign", ("profile",), key))
-    before = tuple(one.name for one in found if one.name not in without)
-    found.append(Stage("provenance", "provenance", before, {**key, "headrace": VERSION}))
+    all_of = tuple(one.name for one in found if one.name not in without)
+    found.append(Stage("provenance", "provenance", all_of, {**key, "headrace": VERSION}))
     return [one for one in found if one.name not in without]
 
 

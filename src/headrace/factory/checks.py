@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from ..bench.reference import Reference
 from ..loader.partial import file_sha256
 from .source import WEIGHTS, Source, model_folder
 from .stage import Outcome, Recipe, Result, Work
+from .store import Descriptor
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
@@ -40,6 +42,13 @@ class Place:
 def need(work: Work, name: str) -> Result:
     """The result of a stage that this one needs, whatever model's it is."""
     return next(one for key, one in work.inputs.items() if key.rpartition("/")[2] == name)
+
+
+def model_files(work: Work) -> Mapping[str, Descriptor]:
+    """The files that are measured and signed, by path: those that were quantised, where a stage
+    did so, else those that were fetched."""
+    made = [one for key, one in work.inputs.items() if key.rpartition("/")[2] == "quantise"]
+    return (made[0] if made else need(work, "fetch")).outputs
 
 
 def undecided(reason: str, **figures: Any) -> Result:

@@ -24,6 +24,8 @@ TRIES = 3
 """Starts of a cell whose process is killed; one that fails is not tried again."""
 KIND = re.compile(r"([a-z0-9](?!emory$)[a-z0-9._-]{0,62})?")
 """A kind of machine; Ray counts `memory` itself."""
+BUILD = ("quantise_to", "least_share", "at_least")
+"""Options of the build that a recipe may set; the others are the whole fleet's."""
 FIELDS = "models", "recipes", "hardware", "build"
 
 
@@ -92,8 +94,10 @@ def read_fleet(path: Path, store: str | None = None) -> list[Cell]:
     for model in models:
         for recipe in recipes:
             try:
-                engine = EngineOptions(**{"model": model, **recipe})
-                wanted = BuildOptions(**{**found.get("build", {}), "store": store})
+                how = {name: value for name, value in recipe.items() if name in BUILD}
+                rest = {name: value for name, value in recipe.items() if name not in BUILD}
+                engine = EngineOptions(**{"model": model, **rest})
+                wanted = BuildOptions(**{**found.get("build", {}), **how, "store": store})
             except TypeError as error:
                 raise OptionError(f"{path}: {error}", param="fleet") from None
             engine.verify()

@@ -13,6 +13,7 @@ import platform
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zlib
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import httpx
 
 from ..base.errors import DownloadError, InvalidRequest, ModelFileError
 from ..base.version import VERSION
+from ..kernels.cpu.library import FILE
 from .attest import CONFIG_TYPE, attestation, provenance
 from .checks import need
 from .graph import Graph, Step, Watch
@@ -160,7 +162,17 @@ class ImageBuild:
                 f"there is no headrace-*{machine}.whl; `make wheels` makes it, --wheels names its "
                 "folder"
             )
-        return folder(PACKAGE, f"{SITE}/headrace")
+        found = folder(PACKAGE, f"{SITE}/headrace")
+        built = Path(sysconfig.get_path("platlib"), "headrace")
+        if built != PACKAGE:  # An editable install leaves the sources where they are.
+            found = {**folder(built, f"{SITE}/headrace"), **found}
+        if f"{SITE}/headrace/kernels/cpu/{FILE.name}" not in found:
+            raise InvalidRequest(
+                "the CPU kernels were not built here, and an image without them serves nothing; "
+                "`python -m headrace.kernels.cpu.build` builds them, `make wheels` whole wheels",
+                param="wheels",
+            )
+        return found
 
     def _attest(self, work: Work) -> Result:
         """The image's provenance: Debian's packages, the lock, the engine's files."""

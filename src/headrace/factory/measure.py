@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
 from statistics import median
 from typing import Any, TypeVar
@@ -14,12 +14,14 @@ from ..base.config import EngineOptions
 from ..base.sampling import SamplingParams
 from ..bench.accuracy import Perplexity, stdlib_corpus, windows
 from ..bench.gate import hold, not_held
+from ..bench.reference import Reference
 from ..engine.async_engine import AsyncEngine
 from ..engine.face import ServingEngine
 from ..engine.llm import LLM
-from .checks import Place, need, undecided
+from .checks import Place, model_files, need, undecided
 from .source import model_path
 from .stage import Outcome, Recipe, Result, Work
+from .store import Descriptor
 
 Answer = TypeVar("Answer")
 CHARACTERS = 1500
@@ -79,37 +81,51 @@ def measure_limits(work: Work) -> Result:
     return _on_engine(work, ask)
 
 
+def measure_baseline(work: Work) -> Result:
+    """Perplexity of the weights before they were quantised, for the accuracy gate."""
+    if need(work, "limits").figures["task"] != "tokens":
+        return Result()
+    found = _perplexity(work, need(work, "fetch").outputs)
+    return Result(figures={"perplexity": asdict(found)})
+
+
 def measure_accuracy(work: Work) -> Result:
-    """Perplexity, as a share of the reference's where there is one."""
+    """Perplexity, as a share of the reference's, or of the model's before it was quantised."""
     place: Place = work.place
-    limits = need(work, "limits").figures
-    if limits["task"] != "tokens":
+    if need(work, "limits").figures["task"] != "tokens":
         return undecided("the model makes vectors; this gate reads text")
-    parameters = work.stage.parameters
-    text, name = stdlib_corpus()
-    characters = min(CHARACTERS, int(limits["max_context"]) // 2)
-    pieces = windows(text, characters, parameters["windows"])
-    total, tokens = 0.0, 0
-    with LLM(**asdict(_options(work))) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-        for answer in llm.generate(pieces, params):
-            known = [one.logprob for one in answer.prompt_logprobs or [] if one is not None]
-            total, tokens = total + sum(known), tokens + len(known)
-    found = Perplexity(round(math.exp(-total / tokens), 6), tokens, len(pieces), name)
+    found = _perplexity(work, model_files(work))
     figures: dict[str, Any] = {"perplexity": asdict(found)}
-    reference = place.reference
+    reference, whose = place.reference, "the reference's"
+    before = [one for name, one in work.inputs.items() if name.endswith("baseline")]
+    if before:
+        known, whose = Perplexity(**before[0].figures["perplexity"]), "the model's before"
+        reference = Reference(place.source.name, [], [], known)
     if reference is None:
         reason = f"perplexity {found.value:.4f}; nothing to hold it against (--reference)"
         return undecided(reason, **figures)
     held = hold(reference, agreed=None, perplexity=found, scores=[])
     if lacking := not_held(reference, held, ["perplexity"], perplexity=found, scores=[]):
         return undecided("; ".join(lacking), **figures)
-    share, least = held[0].share, parameters["least_share"]
+    share, least = held[0].share, work.stage.parameters["least_share"]
     return Result(
         outcome=Outcome.PASSED if held[0].passes(least) else Outcome.FAILED,
-        reason=f"{share:.2%} of the reference's, at least {least:.1%} is asked",
+        reason=f"{share:.2%} of {whose}, at least {least:.1%} is asked",
         figures={**figures, "share": round(share, 6)},
     )
+
+
+def _perplexity(work: Work, files: Mapping[str, Descriptor]) -> Perplexity:
+    text, name = stdlib_corpus()
+    characters = min(CHARACTERS, int(need(work, "limits").figures["max_context"]) // 2)
+    pieces = windows(text, characters, work.stage.parameters["windows"])
+    total, tokens = 0.0, 0
+    with LLM(**asdict(_options(work, files))) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        for answer in llm.generate(pieces, params):
+            known = [one.logprob for one in answer.prompt_logprobs or [] if one is not None]
+            total, tokens = total + sum(known), tokens + len(known)
+    return Perplexity(round(math.exp(-total / tokens), 6), tokens, len(pieces), name)
 
 
 def measure_performance(work: Work) -> Result:
@@ -137,17 +153,16 @@ def measure_performance(work: Work) -> Result:
     )
 
 
-def _options(work: Work) -> EngineOptions:
-    """The build's options, on the files of the store, without the network."""
+def _options(work: Work, files: Mapping[str, Descriptor]) -> EngineOptions:
+    """The build's options, on files of the store, without the network."""
     place: Place = work.place
-    files = need(work, "fetch").outputs
     path = model_path(work.store.checkout(files), list(files))
     return EngineOptions(**asdict(place.engine) | {"model": str(path), "offline": True})
 
 
 def _on_engine(work: Work, ask: Callable[[AsyncEngine], Awaitable[Answer]]) -> Answer:
     async def run() -> Answer:
-        engine = await AsyncEngine.start(_options(work))
+        engine = await AsyncEngine.start(_options(work, model_files(work)))
         try:
             return await ask(engine)
         finally:
@@ -164,6 +179,7 @@ def _measured(run: Callable[[Work], Result]) -> Recipe:
 
 MEASUREMENTS = {
     "limits": _measured(measure_limits),
+    "baseline": _measured(measure_baseline),
     "accuracy": _measured(measure_accuracy),
     "performance": _measured(measure_performance),
 }

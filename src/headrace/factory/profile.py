@@ -34,12 +34,19 @@ class ProfileFile(msgspec.Struct):
     size: int
 
 
+class QuantisedModel(msgspec.Struct):
+    to: str
+    of: list[ProfileFile]
+    """The files that its weights were made of, which nobody needs to serve it."""
+
+
 class ProfileModel(msgspec.Struct):
     name: str
     licence: str | None
     files: list[ProfileFile]
     format: str
     task: str
+    quantised: QuantisedModel | None = None
 
 
 class GateRecord(msgspec.Struct):

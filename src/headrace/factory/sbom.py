@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from ..base.extras import needing_factory
 from ..base.version import VERSION
-from .checks import need, undecided
+from .checks import model_files, need, undecided
 from .key import digest_of
+from .spdx import SPDX_TYPE, spdx
 from .stage import Recipe, Result, Work
+from .store import Descriptor
 
 with needing_factory():
     from cyclonedx.model import HashAlgorithm, HashType, Property
     from cyclonedx.model.bom import Bom, BomMetaData
-    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.component import Component, ComponentType, Pedigree
     from cyclonedx.model.license import DisjunctiveLicense
     from cyclonedx.output.json import JsonV1Dot6
     from packageurl import PackageURL
@@ -47,15 +50,17 @@ def bill(model: dict[str, Any], lock: str) -> bytes:
     def sha256(hexadecimal: str) -> HashType:
         return HashType(alg=HashAlgorithm.SHA_256, content=hexadecimal)
 
-    files = [
-        Component(
-            name=one["path"],
-            type=ComponentType.FILE,
-            bom_ref=f"file:{one['path']}",
-            hashes=[sha256(one["digest"].removeprefix("sha256:"))],
-        )
-        for one in model["files"]
-    ]
+    def files(listed: list[dict[str, Any]], below: str) -> list[Component]:
+        return [
+            Component(
+                name=one["path"],
+                type=ComponentType.FILE,
+                bom_ref=f"{below}:{one['path']}",
+                hashes=[sha256(one["digest"].removeprefix("sha256:"))],
+            )
+            for one in listed
+        ]
+
     packages = [
         Component(
             name=name,
@@ -73,8 +78,16 @@ def bill(model: dict[str, Any], lock: str) -> bytes:
         type=ComponentType.MACHINE_LEARNING_MODEL,
         bom_ref="model",
         licenses=[DisjunctiveLicense(name=known)] if known else [],
-        components=files,
+        components=files(model["files"], "file"),
     )
+    if quantised := model.get("quantised"):
+        before = Component(
+            name=model["name"],
+            type=ComponentType.MACHINE_LEARNING_MODEL,
+            bom_ref="before",
+            components=files(quantised["of"], "before"),
+        )
+        described.pedigree = Pedigree(ancestors=[before], notes=f"quantised to {quantised['to']}")
     engine = Component(
         name="headrace", version=VERSION, type=ComponentType.APPLICATION, bom_ref="headrace"
     )
@@ -91,17 +104,26 @@ def bill(model: dict[str, Any], lock: str) -> bytes:
 
 
 def model_document(work: Work) -> dict[str, Any]:
-    """Name, licence and files of a model, as bill and profile have them."""
+    """Name, licence and files of a model, as bill and profile have them; of one that was quantised
+    also what it was made of."""
     parameters = work.stage.parameters
-    files = need(work, "fetch").outputs
+    files, fetched = model_files(work), need(work, "fetch").outputs
+    quantised = None
+    if files is not fetched:
+        quantised = {"to": need(work, "quantise").figures["to"], "of": _listed(fetched)}
     return {
         "name": parameters["model"],
         "licence": parameters["licence"],
-        "files": [
-            {"path": path, "digest": one.digest, "size": one.size}
-            for path, one in sorted(files.items())
-        ],
+        "files": _listed(files),
+        **({} if quantised is None else {"quantised": quantised}),
     }
+
+
+def _listed(files: Mapping[str, Descriptor]) -> list[dict[str, Any]]:
+    return [
+        {"path": path, "digest": one.digest, "size": one.size}
+        for path, one in sorted(files.items())
+    ]
 
 
 def list_materials(work: Work) -> Result:
@@ -109,14 +131,18 @@ def list_materials(work: Work) -> Result:
     lock = work.place.lock
     if lock is None:
         return undecided("there is no lock to read (--lock FILE)")
-    one = work.store.put(bill(model_document(work), lock), SBOM_TYPE)
-    return Result({"sbom.cdx.json": one}, reason=f"{len(locked(lock))} packages pinned")
+    model, pins = model_document(work), locked(lock)
+    made = {
+        "sbom.cdx.json": work.store.put(bill(model, lock), SBOM_TYPE),
+        "sbom.spdx.json": work.store.put(spdx(model, pins), SPDX_TYPE),
+    }
+    return Result(made, reason=f"{len(pins)} packages pinned")
 
 
 MATERIALS = {
     "sbom": Recipe(
         list_materials,
-        code=("factory/sbom.py", "factory/checks.py"),
+        code=("factory/sbom.py", "factory/spdx.py", "factory/checks.py"),
         tools=("cyclonedx-python-lib", "packageurl-python"),
     )
 }

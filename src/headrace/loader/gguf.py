@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAGIC = b"GGUF"
+_HEAD = 24
+"""Bytes before the metadata: magic, version, number of tensors, number of entries."""
 MAX_ENTRIES = 1 << 16
 """Metadata entries, and tensors: the largest models have some thousands."""
 MAX_KEY = 1 << 16
@@ -144,7 +146,7 @@ class GgufFile:
         try:
             with path.open("rb") as file:
                 size = file.seek(0, 2)
-                if size < 24:
+                if size < _HEAD:
                     raise ModelFileError(f"{path.name}: {size} bytes is too short for a GGUF file")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
@@ -157,6 +159,7 @@ class GgufFile:
             if key in self.metadata:
                 raise ModelFileError(f"{path.name}: metadata key {key!r:.80} appears twice")
             self.metadata[key] = value
+        self._tables = reader.at
         self.tensors = _tensors(reader, tensors, self._alignment(), complete)
         last = max(self.tensors.values(), key=lambda tensor: tensor.offset, default=None)
         self.complete = last is None or last.offset + last.nbytes <= size
@@ -178,6 +181,10 @@ class GgufFile:
         if plain is not None:
             return flat.view(plain).reshape(info.shape)
         return flat.reshape(*info.shape[:-1], info.type.row_bytes(info.shape[-1]))
+
+    def entries(self) -> bytes:
+        """The metadata's bytes, as they are."""
+        return self._map[_HEAD : self._tables]
 
     def _alignment(self) -> int:
         value = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -208,7 +215,7 @@ class _Reader:
             raise ModelFileError(f"{self.name}: big-endian GGUF files are not read")
         if version not in (2, 3):
             raise ModelFileError(f"{self.name}: GGUF version {version}; supported: 2 and 3")
-        self.at = 24
+        self.at = _HEAD
         self._bound("number of tensors", tensors, MAX_ENTRIES)
         self._bound("number of metadata entries", entries, MAX_ENTRIES)
         return version, tensors, entries
