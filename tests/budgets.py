@@ -43,7 +43,7 @@ LINES = {
     "cli": 5_407,
     "dist": 510,
     "engine": 7_394,
-    "factory": 6_531,
+    "factory": 6_685,
     "kernels": 13_348,
     "kv": 1_211,
     "layers": 314,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_333,
 }
 """Lines of Python in each package."""
-TOTAL = 92_759
+TOTAL = 92_913
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

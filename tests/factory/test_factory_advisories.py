@@ -18,7 +18,7 @@ from headrace.base.errors import InvalidRequest
 from headrace.factory import advisories as module
 from headrace.factory.advisories import Affected, affects, hold_advisories, read_advisories
 from headrace.factory.build import Build, BuildOptions
-from headrace.factory.sbom import SBOM_TYPE, bill
+from headrace.factory.sbom import SBOM_TYPE, bill, locked
 from headrace.factory.stage import Outcome, Result, Stage, Work
 from headrace.factory.store import Store
 
@@ -56,7 +56,7 @@ def folder(path: Path, *documents: dict[str, Any]) -> Path:
 def held(tmp_path: Path, *documents: dict[str, Any], lock: str = LOCK, **asked: Any) -> Result:
     """What the gate says of a lock beside these advisories."""
     store = Store(tmp_path / "store")
-    listed = store.put(bill(MODEL, lock), SBOM_TYPE)
+    listed = store.put(bill(MODEL, locked(lock, "x86_64")), SBOM_TYPE)
     data = read_advisories(folder(tmp_path / "osv", *documents)) if documents else None
     stage = Stage("advisories", "advisories", ("sbom",), {**ASKED, **asked})
     inputs = {"sbom": Result({"sbom.cdx.json": listed})}

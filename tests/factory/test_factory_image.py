@@ -7,9 +7,11 @@ import hashlib
 import io
 import json
 import lzma
+import marshal
 import os
 import platform
 import shutil
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -22,6 +24,7 @@ from headrace.base.errors import DownloadError, InvalidRequest, ModelFileError, 
 from headrace.factory import image
 from headrace.factory.attest import attestation_problems, check
 from headrace.factory.audit import problems
+from headrace.factory.bytecode import LOADERS
 from headrace.factory.image import ImageBuild
 from headrace.factory.layer import debian, wheel
 from headrace.factory.revoke import trusted
@@ -75,6 +78,11 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = deb(
         {
             "usr/bin/python3.11": b"machine code",
+            LOADERS[
+                platform.machine()
+            ]: f'#!/bin/sh\nshift 3\nunset PYTHONHOME\nexec {sys.executable} "$@"\n'.encode(),
+            "usr/lib/python3.11/deep.py": b"wide = {'a', 'b'}\n",
+            "usr/lib/python3.11/template.py": b"this is no Python\n",
             "usr/share/doc/python/copyright": b"PSF",
             "usr/share/doc/python/changelog": b"long",
             "usr/share/man/man1/python.1": b"manual",
@@ -171,7 +179,21 @@ def test_what_is_in_the_image(tmp_path: Path, inputs: Path) -> None:
     members = [one for layer in (base, libraries, engine) for one in layer.getmembers()]
     assert {one.mtime for one in members} == {0}
     assert {one.uid for one in members} == {0, image.USER}
-    assert not [one.name for one in members if one.mode & 0o6000 or "__pycache__" in one.name]
+    assert not [one.name for one in members if one.mode & 0o6000]
+    compiled = [
+        f"{image.SITE}/__pycache__/river.cpython-311.pyc" in libraries.getnames(),
+        "usr/lib/python3.11/__pycache__/deep.cpython-311.pyc" in base.getnames(),
+        f"{image.SITE}/headrace/__pycache__/__init__.cpython-311.pyc" in engine.getnames(),
+    ]
+    assert all(compiled)
+    assert not [one for one in base.getnames() if one.endswith("template.cpython-311.pyc")]
+    file = libraries.extractfile(f"{image.SITE}/__pycache__/river.cpython-311.pyc")
+    assert file is not None
+    code = file.read()
+    assert code[4:8] == b"\1\0\0\0", "by its source's hash, which nobody asks about"
+    found: dict[str, int] = {}
+    exec(marshal.loads(code[16:]), found)
+    assert found["deep"] == 1
     assert not [one.name for one in members if one.name.endswith((".gguf", ".safetensors"))]
     index = store.document(named(store).digest)
     manifest = store.document(index["manifests"][0]["digest"])
@@ -230,7 +252,7 @@ def test_wrong_wishes_are_named(tmp_path: Path, inputs: Path) -> None:
         build(tmp_path / "store", inputs, lock=Path("nowhere"))
     (other,) = {"amd64", "arm64"} - {HERE}
     document = json.loads((inputs / "debian.json").read_text())
-    (inputs / "debian.json").write_text(json.dumps({**document, "packages": {other: []}}))
+    (inputs / "debian.json").write_text(json.dumps({**document, "packages": {HERE: [], other: []}}))
     with pytest.raises(DownloadError, match="make wheels"):
         ImageBuild(store, key, [other], lock=inputs / "lock", wheels=inputs)
 

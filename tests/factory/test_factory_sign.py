@@ -136,6 +136,8 @@ def test_what_is_no_key_is_refused_by_its_path(cache: str, tmp_path: Path) -> No
 
 
 LOCK = "a==1 \\\n    --hash=sha256:" + "0" * 64 + "\nb==2 ; sys_platform == 'win32'\n"
+LOCK += "c==3 ; platform_machine == 'x86_64' \\\nd==4 ; platform_machine == 'aarch64'\n"
+PINS = locked(LOCK, "x86_64")
 MODEL = {
     "name": "m",
     "licence": "Apache-2.0",
@@ -143,21 +145,22 @@ MODEL = {
 }
 
 
-def test_a_bill_lists_every_pin_of_the_lock() -> None:
-    assert locked(LOCK) == [("a", "1", ["0" * 64]), ("b", "2", [])]
-    document = json.loads(bill(MODEL, LOCK))
+def test_a_bill_lists_the_pins_that_the_image_has() -> None:
+    assert PINS == [("a", "1", ["0" * 64]), ("c", "3", [])]
+    assert [name for name, *_ in locked(LOCK, "aarch64")] == ["a", "d"]
+    document = json.loads(bill(MODEL, PINS))
     assert document["specVersion"] == "1.6"
     names = {one["name"]: one for one in document["components"]}
-    assert set(names) == {"m", "a", "b"}
+    assert set(names) == {"m", "a", "c"}
     assert names["a"]["purl"] == "pkg:pypi/a@1"
     assert names["m"]["type"] == "machine-learning-model"
     assert names["m"]["components"][0]["hashes"][0]["content"] == "1" * 64
 
 
 def test_a_bill_has_no_time_and_the_same_bytes_twice() -> None:
-    assert bill(MODEL, LOCK) == bill(MODEL, LOCK)
-    assert "timestamp" not in json.loads(bill(MODEL, LOCK))["metadata"]
-    assert bill(MODEL, LOCK) != bill({**MODEL, "name": "n"}, LOCK)
+    assert bill(MODEL, PINS) == bill(MODEL, PINS)
+    assert "timestamp" not in json.loads(bill(MODEL, PINS))["metadata"]
+    assert bill(MODEL, PINS) != bill({**MODEL, "name": "n"}, PINS)
 
 
 def test_a_bill_is_valid_by_the_schema() -> None:
@@ -167,7 +170,7 @@ def test_a_bill_is_valid_by_the_schema() -> None:
     from cyclonedx.validation.json import JsonStrictValidator
 
     strict = JsonStrictValidator(SchemaVersion.V1_6)
-    text = bill(MODEL, LOCK_FILE.read_text()).decode()
+    text = bill(MODEL, locked(LOCK_FILE.read_text(), "x86_64")).decode()
     assert strict.validate_str(text) is None
     assert strict.validate_str(text.replace('"file"', '"fyle"', 1)) is not None
 

@@ -221,6 +221,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
         "stale": known is not None and known.older_than(days),
         "most_days": days,
     }
+    machine = hardware_class()["machine"]
     gates = [one for one in GATES if one not in without]
     dated = {"valid_until": end} if (end := until(wanted.valid_until)) else {}
     weights: tuple[str, ...] = ("fetch",)
@@ -249,7 +250,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
             (*weights, "limits"),
             {"options": options, "at_least": wanted.at_least},
         ),
-        Stage("sbom", "sbom", weights, {**model, "lock": lock}),
+        Stage("sbom", "sbom", weights, {**model, "lock": lock, "machine": machine}),
         Stage("advisories", "advisories", ("sbom",), advisories),
         Stage(
             "profile",

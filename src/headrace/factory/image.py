@@ -14,11 +14,12 @@ import re
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import zlib
 from dataclasses import dataclass
 from email import message_from_bytes
+from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import httpx
@@ -27,11 +28,13 @@ from ..base.errors import DownloadError, InvalidRequest, ModelFileError
 from ..base.version import VERSION
 from ..kernels.cpu.library import FILE
 from .attest import CONFIG_TYPE, attestation, provenance
+from .bytecode import compiled, unpacked
 from .checks import need
 from .graph import Graph, Step, Watch
 from .key import PACKAGE, canonical, digest_of
 from .layer import Entry, debian, folder, pack, wheel
-from .sbom import locked
+from .sbom import PYTHON, locked
+from .spdx import Pin
 from .stage import Recipe, Result, Stage, Work
 from .store import INDEX_TYPE, MANIFEST_TYPE, Descriptor, Store
 
@@ -40,12 +43,8 @@ if TYPE_CHECKING:
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 """OCI's name of a processor, and everybody else's."""
-PYTHON = "3.11"
-"""The base's: Debian 12's."""
 SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
 """Where Debian's Python looks for packages by itself."""
-_MARKED = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+) *;", re.MULTILINE)
-"""Pins of a lock that only some machines install."""
 _METADATA = re.compile(rf"{SITE}/[^/]+\.dist-info/METADATA")
 GLIBC = range(17, 37)
 """Versions 2.x that a wheel may ask for: up to that of the base."""
@@ -61,7 +60,7 @@ MOST_SECONDS = 300
 """Time in which one package has to come."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImagePlace:
     """Where packages come from, which changes no result: they are known by their digests."""
 
@@ -71,6 +70,21 @@ class ImagePlace:
     wheels: Path | None
     """Folder with wheels: of this package, and of the lock's where no index is asked."""
     offline: bool
+    room: Path
+    """A folder that goes with the run."""
+    own: list[list[str]]
+    """(path, SHA-256) of Debian's packages for this machine, whose Python compiles all layers."""
+
+    @cached_property
+    def packages(self) -> dict[str, Entry]:
+        """What the own packages unpack to."""
+        return _unpacked(self, self.own)
+
+    @cached_property
+    def python(self) -> Path:
+        """Folder in which they are unpacked."""
+        unpacked(self.packages, root := self.room / "python")
+        return root
 
 
 def own_mirror() -> str:
@@ -108,7 +122,21 @@ class ImageBuild:
             raise InvalidRequest(f"{lock or LOCK} cannot be read: {reason}", param="lock") from None
         pinned = json.loads(PINNED.read_bytes())
         self.store, self.name = store, f"headrace:{VERSION}"
-        self._place = ImagePlace(mirror or own_mirror(), text, wheels, offline)
+        machine = {there: one for one, there in MACHINES.items()}.get(platform.machine(), "")
+        if machine not in pinned["packages"] or sys.platform != "linux":
+            raise InvalidRequest(
+                f"an image is made on Linux on {' or '.join(MACHINES.values())}, whose Python "
+                "compiles what is in it"
+            )
+        self._wheels = wheels
+        self._place = partial(
+            ImagePlace,
+            mirror or own_mirror(),
+            text,
+            wheels,
+            offline,
+            own=pinned["packages"][machine],
+        )
         packing = {"zlib": zlib.ZLIB_RUNTIME_VERSION}
         stages, used = [], [("image.lock", digest_of(text.encode()))]
         for one in architectures:
@@ -144,7 +172,9 @@ class ImageBuild:
 
     def run(self, watch: Watch = lambda _what, _step: None) -> list[Step]:
         """Do what is missing; give the image its name in the store."""
-        steps = self._graph.run(self.store, place=self._place, watch=watch)
+        with TemporaryDirectory(dir=self.store.root / "tmp") as room:
+            place = self._place(room=Path(room))
+            steps = self._graph.run(self.store, place=place, watch=watch)
         outputs = {
             name: one for step in steps if step.result for name, one in step.result.outputs.items()
         }
@@ -155,7 +185,7 @@ class ImageBuild:
     def _engine(self, architecture: str) -> dict[str, Entry]:
         """The package's files: of its wheel for this processor, else as they are here."""
         machine = MACHINES[architecture]
-        for path in sorted((self._place.wheels or Path()).glob(f"headrace-*{machine}.whl")):
+        for path in sorted((self._wheels or Path()).glob(f"headrace-*{machine}.whl")):
             return wheel(path, SITE)
         if machine != platform.machine():
             raise DownloadError(
@@ -192,21 +222,27 @@ class ImageBuild:
 def _base(work: Work) -> Result:
     """Unpack Debian's packages; add a user, and the two folders that may be written."""
     place: ImagePlace = work.place
-    entries = {}
-    with httpx.Client(timeout=MOST_SECONDS, follow_redirects=True) as client:
-        for path, sha256 in work.stage.parameters["packages"]:
-            data = _fetched(client, place, path)
-            if digest_of(data) != f"sha256:{sha256}":
-                raise ModelFileError(
-                    f"{path}: its SHA-256 is {digest_of(data)[7:23]}…, not {sha256[:16]}…"
-                )
-            entries.update(debian(path.rpartition("/")[2], data))
+    packages = work.stage.parameters["packages"]
+    entries = dict(place.packages) if packages == place.own else _unpacked(place, packages)
     user = f"root:x:0:0::/:/\nheadrace:x:{USER}:{USER}::/cache:/\n".encode()
     group = f"root:x:0:\nheadrace:x:{USER}:\n".encode()
     entries["etc/passwd"], entries["etc/group"] = Entry(user.__bytes__), Entry(group.__bytes__)
     entries["tmp"] = Entry(mode=0o1777)
     entries["cache"] = Entry(mode=0o755, owner=USER)
     return _layer(work, entries)
+
+
+def _unpacked(place: ImagePlace, packages: list[list[str]]) -> dict[str, Entry]:
+    entries = {}
+    with httpx.Client(timeout=MOST_SECONDS, follow_redirects=True) as client:
+        for path, sha256 in packages:
+            data = _fetched(client, place, path)
+            if digest_of(data) != f"sha256:{sha256}":
+                raise ModelFileError(
+                    f"{path}: its SHA-256 is {digest_of(data)[7:23]}…, not {sha256[:16]}…"
+                )
+            entries.update(debian(path.rpartition("/")[2], data))
+    return entries
 
 
 def _fetched(client: httpx.Client, place: ImagePlace, path: str) -> bytes:
@@ -230,9 +266,10 @@ def _libraries(work: Work) -> Result:
     place: ImagePlace = work.place
     machine = MACHINES[work.stage.parameters["architecture"]]
     tags = [f"manylinux_2_{minor}_{machine}" for minor in GLIBC] + [f"manylinux2014_{machine}"]
-    with tempfile.TemporaryDirectory(dir=work.store.root / "tmp") as name:
+    with TemporaryDirectory(dir=work.store.root / "tmp") as name:
         wheels, lock = Path(name), Path(name) / "lock"
-        lock.write_text(place.lock, encoding="utf-8")
+        pins = locked(place.lock, machine)  # pip would ask its own Python about conditions.
+        lock.write_text("".join(map(_requirement, pins)), encoding="utf-8")
         words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", name]
         words += ["--require-hashes", "--only-binary=:all:", "--requirement", str(lock)]
         words += ["--implementation", "cp", "--python-version", PYTHON]
@@ -247,14 +284,17 @@ def _libraries(work: Work) -> Result:
         entries: dict[str, Entry] = {}
         for path in sorted(wheels.glob("*.whl")):
             entries.update(wheel(path, SITE))
-        pins = {(_named(name), version) for name, version, _ in locked(place.lock)}
-        elsewhere = {(_named(name), version) for name, version in _MARKED.findall(place.lock)}
-        there = _installed(entries)
-        for name, version in sorted((there - pins) | (pins - elsewhere - there)):
+        wanted = {(_named(name), version) for name, version, _ in pins}
+        for name, version in sorted(_installed(entries) ^ wanted):
             raise ModelFileError(
                 f"{name} {version} is in one of the lock and the layer's files and not in the other"
             )
         return _layer(work, entries)
+
+
+def _requirement(pin: Pin) -> str:
+    name, version, hashes = pin
+    return " ".join([f"{name}=={version}", *(f"--hash=sha256:{one}" for one in hashes)]) + "\n"
 
 
 def _installed(entries: dict[str, Entry]) -> set[tuple[str, str]]:
@@ -273,7 +313,10 @@ def _named(package: str) -> str:
 
 
 def _layer(work: Work, entries: dict[str, Entry]) -> Result:
-    layer, inside = pack(work.store, entries)
+    place: ImagePlace = work.place
+    with TemporaryDirectory(dir=place.room) as room:
+        whole = compiled(entries, place.python, PYTHON, Path(room))
+    layer, inside = pack(work.store, whole)
     return Result({"layer": layer}, figures={"diff_id": inside, "bytes": layer.size})
 
 
@@ -322,4 +365,4 @@ def _image(work: Work) -> Result:
     return Result(outputs)
 
 
-_CODE = ("factory/image.py", "factory/layer.py", "factory/sbom.py")
+_CODE = ("factory/image.py", "factory/layer.py", "factory/bytecode.py", "factory/sbom.py")

@@ -11,8 +11,8 @@ from uuid import NAMESPACE_URL, uuid5
 from ..base.extras import needing_factory
 from ..base.version import VERSION
 from .checks import model_files, need, undecided
-from .key import digest_of
-from .spdx import SPDX_TYPE, spdx
+from .key import canonical, digest_of
+from .spdx import SPDX_TYPE, Pin, spdx
 from .stage import Recipe, Result, Work
 from .store import Descriptor
 
@@ -23,26 +23,43 @@ with needing_factory():
     from cyclonedx.model.license import DisjunctiveLicense
     from cyclonedx.output.json import JsonV1Dot6
     from packageurl import PackageURL
+    from packaging.markers import Marker
 
 SBOM_TYPE = "application/vnd.cyclonedx+json"
 LOCK = Path(__file__).parents[3] / "deploy" / "requirements.lock"
 """The lock of the checkout that this runs from, where it is one."""
-_PIN = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;\\]+)", re.MULTILINE)
+_PIN = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;\\]+)(?: *; *([^\\\n]+))?", re.MULTILINE)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
-def locked(text: str) -> list[tuple[str, str, list[str]]]:
-    """(package, version, SHA-256 of its files) of each pin of a lock with hashes."""
+PYTHON = "3.11"
+"""The image's: Debian 12's."""
+TARGET = {
+    "implementation_name": "cpython",
+    "os_name": "posix",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "python_full_version": f"{PYTHON}.2",
+    "python_version": PYTHON,
+    "sys_platform": "linux",
+}
+"""What the conditions of a lock are asked about, beside the processor."""
+
+
+def locked(text: str, machine: str) -> list[Pin]:
+    """The pins of a lock with hashes that an image for this processor has."""
     pins = list(_PIN.finditer(text))
     ends = [pin.start() for pin in pins[1:]] + [len(text)]
+    here = TARGET | {"platform_machine": machine}
     return [
         (pin[1], pin[2], sorted(_HASH.findall(text, pin.end(), end)))
         for pin, end in zip(pins, ends, strict=True)
+        if pin[3] is None or Marker(pin[3]).evaluate(here)
     ]
 
 
-def bill(model: dict[str, Any], lock: str) -> bytes:
-    """CycloneDX 1.6 in JSON; the same bytes for the same model and lock.
+def bill(model: dict[str, Any], pins: list[Pin]) -> bytes:
+    """CycloneDX 1.6 in JSON; the same bytes for the same model and pins.
 
     `model`: name, licence and files as in a profile.
     """
@@ -70,7 +87,7 @@ def bill(model: dict[str, Any], lock: str) -> bytes:
             purl=PackageURL("pypi", name=name.lower(), version=version),
             properties=[Property(name="headrace:wheel:sha256", value=one) for one in hashes],
         )
-        for name, version, hashes in locked(lock)
+        for name, version, hashes in pins
     ]
     known = model.get("licence")
     described = Component(
@@ -91,9 +108,8 @@ def bill(model: dict[str, Any], lock: str) -> bytes:
     engine = Component(
         name="headrace", version=VERSION, type=ComponentType.APPLICATION, bom_ref="headrace"
     )
-    text = "".join([lock, model["name"], *(one["digest"] for one in model["files"])])
     bom = Bom(
-        serial_number=uuid5(NAMESPACE_URL, digest_of(text.encode())),
+        serial_number=uuid5(NAMESPACE_URL, digest_of(canonical([model, pins]))),
         components=[described, *packages],
         metadata=BomMetaData(component=engine),
     )
@@ -131,9 +147,9 @@ def list_materials(work: Work) -> Result:
     lock = work.place.lock
     if lock is None:
         return undecided("there is no lock to read (--lock FILE)")
-    model, pins = model_document(work), locked(lock)
+    model, pins = model_document(work), locked(lock, work.stage.parameters["machine"])
     made = {
-        "sbom.cdx.json": work.store.put(bill(model, lock), SBOM_TYPE),
+        "sbom.cdx.json": work.store.put(bill(model, pins), SBOM_TYPE),
         "sbom.spdx.json": work.store.put(spdx(model, pins), SPDX_TYPE),
     }
     return Result(made, reason=f"{len(pins)} packages pinned")
@@ -143,6 +159,6 @@ MATERIALS = {
     "sbom": Recipe(
         list_materials,
         code=("factory/sbom.py", "factory/spdx.py", "factory/checks.py"),
-        tools=("cyclonedx-python-lib", "packageurl-python"),
+        tools=("cyclonedx-python-lib", "packageurl-python", "packaging"),
     )
 }

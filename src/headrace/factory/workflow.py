@@ -21,9 +21,9 @@ from ..base.errors import OptionError
 from ..base.version import VERSION
 from .chart import PINNED
 from .fleet import Cell
-from .image import PYTHON
 from .key import canonical, digest_of
 from .release import Ring
+from .sbom import PYTHON
 
 Platform = StrEnum("Platform", ["github", "gitlab", "argo", "tekton"])
 MATRIX = 256  # Jobs that GitHub makes of one matrix, at most.
