@@ -77,8 +77,10 @@ def measure(
             LLM(speculate="off", **limits) as plain,
             LLM(**drafts, **limits) as drafting,
         ):
+            # Whoever comes first pays for memory that nobody touched and templates that nobody
+            # compiled.
             for llm in (plain, drafting):
-                timed(llm, prompts("prose", 1, 10**6, tokens), tokens)  # Warm.
+                timed(llm, prompts(MIXED, max(count, len(CLASSES)), 10**6, tokens), 8)
             for number, name in product(range(rounds), classes):
                 asked = prompts(name, WAVES * count, 1000 * number + count, tokens)
                 order = (plain, drafting) if number % 2 else (drafting, plain)

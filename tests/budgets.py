@@ -40,9 +40,9 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 5_005,
     "bench": 9_540,
-    "cli": 5_407,
+    "cli": 5_436,
     "dist": 510,
-    "engine": 7_394,
+    "engine": 7_400,
     "factory": 6_685,
     "kernels": 13_348,
     "kv": 1_211,
@@ -52,9 +52,9 @@ LINES = {
     "models": 412,
     "obs": 1_767,
     "quant": 973,
-    "roofline": 4_587,
+    "roofline": 4_599,
     "route": 955,
-    "sched": 1_575,
+    "sched": 1_577,
     "server": 13_901,
     "speech": 2_007,
     "speculate": 710,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_333,
 }
 """Lines of Python in each package."""
-TOTAL = 92_913
+TOTAL = 92_964
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import DoesNotFit, InvalidRequest
-from headrace.cli.plan import demand_of, percentile, simulate, steady_part
+from headrace.cli.plan import demand_of, percentile, plan, simulate, steady_part
+from headrace.engine.draft_law import draft_law
 from headrace.roofline.counts import Layout, device_bytes
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN, PUBLISHED
@@ -252,6 +253,46 @@ def test_the_last_word_is_of_a_steady_load(tmp_path: Path) -> None:
     assert inside == pytest.approx(20 * stays, rel=0.25)
     first = [r for r in run.records if r.planned_ns < begin]
     assert percentile("tpot", first[: len(first) // 2]) < percentile("tpot", steady)
+
+
+HOST = replace(
+    DEVICES["L40S"], name="host", kind="cpu", bandwidth=60e9, memory=64 << 30, link_bandwidth=0.0
+)
+
+
+def test_drafts_that_hold_make_a_token_cheaper() -> None:
+    law, arch = draft_law("code-edit"), KNOWN["qwen2.5-0.5b"]
+    demand = Demand(0.2, 512, 128)
+    case = make_case(arch, "int8", HOST, Layout())
+    plain = Engine(case, HOST, demand)
+    drafting = Engine(case, HOST, replace(demand, accepted=law.accepted))
+    wrong = Engine(case, HOST, replace(demand, accepted=(0.0,) * 7))
+    assert sum(law.accepted) == pytest.approx(2.3, abs=0.01), "3.3 tokens a step, as measured"
+    assert drafting.decode(1) < plain.decode(1) / 1.5
+    assert wrong.decode(1) == plain.decode(1), "no draft is verified for nothing"
+    assert drafting.decode(1) > plain.decode(1) / 3.3
+
+
+@pytest.mark.slow
+def test_a_plan_with_drafts_is_simulated_with_drafts() -> None:
+    law, arch = draft_law("code-edit"), KNOWN["qwen2.5-0.5b"]
+    demand = Demand(0.2, 512, 128, accepted=law.accepted)
+    goal = Goal(5.0, 0.2)
+    search_of = lambda demand: search(  # noqa: E731
+        arch, demand, goal, {"host": 1.0}, devices=[HOST], formats=("int8",), pools=False
+    ).candidates[0]
+    candidate, alone = search_of(demand), search_of(replace(demand, accepted=()))
+    assert candidate.cost_per_million(demand) <= alone.cost_per_million(demand)
+    with_drafts, without = (
+        percentile("tpot", steady_part(simulate(candidate, demand, goal, 50, None, one).records))
+        for one in (law, None)
+    )
+    assert with_drafts < without
+
+
+def test_no_gpu_is_planned_with_drafts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidRequest, match="drafts are not verified on H100 yet"):
+        plan("llama-3.1-8b", hardware="H100", speculate="prose")
 
 
 def test_a_trace_is_a_demand(tmp_path: Path) -> None:

@@ -28,8 +28,10 @@ from ..bench.slo import request_values
 from ..bench.virtual import Simulation
 from ..bench.workload import shareable_tokens
 from ..engine.described import describe_model
+from ..engine.draft_law import MEASURED, DraftLaw, draft_law
 from ..engine.sim import Cluster, ReplicaSpec
 from ..roofline.hardware import DEVICES, find_hardware
+from ..roofline.machine import calibration_path
 from ..roofline.planner import (
     FORMATS,
     MAX_DEVICES,
@@ -98,6 +100,13 @@ def plan(
     requests: Annotated[
         int, typer.Option(min=50, help="Requests of a simulation at least; as many as are steady.")
     ] = 400,
+    speculate: Annotated[
+        str,
+        typer.Option(
+            help=f"Drafts: off, as measured of {', '.join(MEASURED)}, or a chance from 0 to 1; on "
+            "CPUs, which verify them."
+        ),
+    ] = "off",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """The cheapest hardware and layout for a load and an SLO; the simulator has the last word."""
@@ -106,14 +115,23 @@ def plan(
     devices = (
         list(DEVICES.values())
         if hardware == "all"
-        else [find_hardware(name) for name in hardware.split(",")]
+        else [find_hardware(name, calibration_path()) for name in hardware.split(",")]
     )
+    law = None if speculate == "off" else draft_law(speculate)
+    if law is not None and (others := [one.name for one in devices if one.kind != "cpu"]):
+        raise InvalidRequest(
+            f"drafts are not verified on {others[0]} yet: plan with --hardware this or a CPU's "
+            "file, or without --speculate",
+            param="speculate",
+        )
     if trace is not None:
         demand = demand_of(trace, rate)
     elif shared >= input:
         raise InvalidRequest("shared must be less than input", param="shared")
     else:
         demand = Demand(10.0 if rate is None else rate, input, output, shared)
+    if law is not None:
+        demand = replace(demand, accepted=law.accepted)
     goal = Goal(ttft / 1e3, tpot / 1e3, None if itl is None else itl / 1e3)
     found = search(
         arch,
@@ -129,7 +147,7 @@ def plan(
     console = Console(highlight=False)
     checked: list[Checked] = []
     for candidate in found.candidates[:TRIES]:
-        checked.append(verify(candidate, demand, goal, requests, trace))
+        checked.append(verify(candidate, demand, goal, requests, trace, law))
         if checked[-1].kept:
             break
     if as_json:
@@ -183,11 +201,16 @@ def demand_of(trace: str, rate: float | None) -> Demand:
 
 
 def verify(
-    candidate: Candidate, demand: Demand, goal: Goal, requests: int, trace: str | None = None
+    candidate: Candidate,
+    demand: Demand,
+    goal: Goal,
+    requests: int,
+    trace: str | None = None,
+    law: DraftLaw | None = None,
 ) -> Checked:
     """Simulate; add replicas while it misses."""
     for attempt in range(GROWTH + 1):
-        run = simulate(candidate, demand, goal, requests, trace)
+        run = simulate(candidate, demand, goal, requests, trace, law)
         slo = run.slo
         assert slo is not None
         steady = steady_part(run.records)
@@ -228,7 +251,12 @@ def percentile(metric: str, records: Sequence[RequestRecord]) -> float:
 
 
 def simulate(
-    candidate: Candidate, demand: Demand, goal: Goal, requests: int, trace: str | None = None
+    candidate: Candidate,
+    demand: Demand,
+    goal: Goal,
+    requests: int,
+    trace: str | None = None,
+    law: DraftLaw | None = None,
 ) -> Run:
     """A part of the layout with its share of a Poisson load and spread lengths, for four times as
     long as a request is expected to stay."""
@@ -238,7 +266,7 @@ def simulate(
     share = min(1.0, MAX_SIMULATED / engines)
     used = [max(1, round(pool.replicas * share)) for pool in pools]
     carried = min(n / pool.replicas for n, pool in zip(used, pools, strict=True))
-    specs = [_spec(candidate, pool, demand) for pool in pools]
+    specs = [_spec(candidate, pool, demand, law) for pool in pools]
     cluster = Cluster(
         specs[0],
         sum(used),
@@ -271,7 +299,7 @@ def simulate(
     return Simulation(cluster, options).run()[1]
 
 
-def _spec(candidate: Candidate, pool: Pool, demand: Demand) -> ReplicaSpec:
+def _spec(candidate: Candidate, pool: Pool, demand: Demand, law: DraftLaw | None) -> ReplicaSpec:
     longest = 4 * (demand.input_tokens + demand.output_tokens)
     return ReplicaSpec(
         pool.case,
@@ -280,6 +308,7 @@ def _spec(candidate: Candidate, pool: Pool, demand: Demand) -> ReplicaSpec:
         step_tokens=max(pool.state.step_tokens, pool.state.batch + 16),
         depth=1 if pool.case.layout.pp > 1 else 2,
         max_context=min(pool.case.arch.max_context, longest),
+        drafts=law,
     )
 
 

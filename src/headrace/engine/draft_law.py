@@ -66,6 +66,12 @@ class DraftLaw:
             right += 1
         return count, right
 
+    @property
+    def accepted(self) -> tuple[float, ...]:
+        """Chance that at least 1, 2, … drafts of a step are accepted."""
+        right = self.survival(len(self.proposed))
+        return tuple(one * alive for one, alive in zip(self.proposed, right, strict=True))
+
     def survival(self, count: int) -> list[float]:
         """The chance of each of `count` drafts to be accepted with all before it."""
         alive, found = 1.0, []

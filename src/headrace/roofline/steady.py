@@ -10,6 +10,9 @@ ITL p99 ≈ t_m: more than one in a hundred tokens comes from a mixed step.
 TTFT p99 ≈ t_d + n · t_m · (1 + ln(100) · ρ / (2 · (1 - ρ))): the step that runs, and prompts before
 it as in a queue with fixed service times.
 
+With drafts t_d is a token's share of a step that verifies k of each sequence, as many as give the
+most: t(B · (1 + k)) / (1 + a_1 + … + a_k), a_i being how often the i-th draft is accepted.
+
 With pools the prefill engine has the prompt alone (t_p = its steps, no batch beside it), and the
 decode engine never sees one: TPOT = ITL = t_d.
 """
@@ -20,7 +23,7 @@ import math
 from dataclasses import dataclass
 
 from ..base.errors import DoesNotFit
-from .composition import compose, decode_step, prefill_step
+from .composition import compose, decode_step, prefill_step, verify_step
 from .counts import Case, device_bytes, kv_share
 from .formats import kv_token_bytes
 from .hardware import Hardware
@@ -42,6 +45,8 @@ class Demand:
     output_tokens: int
     shared_tokens: int = 0
     """Prompt tokens that are expected from the prefix cache."""
+    accepted: tuple[float, ...] = ()
+    """How often a step accepts at least 1, 2, … drafts of a sequence, where they are verified."""
 
     @property
     def fresh(self) -> int:
@@ -84,11 +89,17 @@ class Engine:
         self._decodes: dict[int, float] = {}
 
     def decode(self, batch: int) -> float:
-        """Seconds of a decode step and of what the server does beside it."""
+        """Seconds of a decode step and of what the server does beside it, for each token that it
+        gives a sequence."""
         if batch not in self._decodes:
             step = decode_step(self.case.arch, batch, self._context)
             around = self.hardware.loop.around(batch)
-            self._decodes[batch] = around + self._model.seconds(step)
+            each, tokens = around + self._model.seconds(step), 1.0
+            for drafts, chance in enumerate(self.demand.accepted, 1):
+                tokens += chance
+                step = verify_step(self.case.arch, batch, self._context, drafts)
+                each = min(each, (around + self._model.seconds(step)) / tokens)
+            self._decodes[batch] = each
         return self._decodes[batch]
 
     def mixed(self, batch: int, chunk: int) -> float:
@@ -145,10 +156,11 @@ class Engine:
         """
         length = self.demand.input_tokens + self.demand.output_tokens
         weights, memory = device_bytes(self.case), self.hardware.memory
-        if weights > USABLE["cuda"] * memory:
+        device = "cpu" if self.hardware.kind == "cpu" else "cuda"
+        if weights > USABLE[device] * memory:
             raise DoesNotFit(
                 f"the weights take {weights / 1e9:.0f} GB of a device's {memory / 1e9:.0f} GB, of "
-                f"which {USABLE['cuda']:.0%} are planned"
+                f"which {USABLE[device]:.0%} are planned"
             )
         try:
             plan = plan_memory(
@@ -160,7 +172,7 @@ class Engine:
                 max_context=length,
                 kv_dtype=self.case.kv_dtype,
                 dtype=self.case.dtype,
-                device="cpu" if self.hardware.kind == "cpu" else "cuda",
+                device=device,
                 kv_share=kv_share(self.case),
             )
         except DoesNotFit:

@@ -129,13 +129,15 @@ class StepPrices:
         return float(0.5 ** ((self._steps - knot.last) / FORGOTTEN))
 
     def _prior(self, tokens: int) -> float:
-        past = tokens % APART if tokens > EACH else 0
-        if past:
-            low = self._prior(tokens - past)
-            return low + past / APART * (self._prior(tokens - past + APART) - low)
         found = self._predicted.get(tokens)
         if found is None:
-            found = self._predicted[tokens] = self._predict(tokens)
+            past = tokens % APART if tokens > EACH else 0
+            if past:
+                low = self._prior(tokens - past)
+                found = low + past / APART * (self._prior(tokens - past + APART) - low)
+            else:
+                found = self._predict(tokens)
+            self._predicted[tokens] = found
         return found
 
 

@@ -62,8 +62,10 @@ class Drafts:
     def propose(self, most: int) -> Proposal:
         """The proposal, at most `most` tokens long, of which most are likely to be accepted; of
         equals the first drafter's."""
-        proposals = [drafter.propose(most) for drafter in self._drafters]
-        return max(proposals, key=lambda one: sum(self.survival(one)), default=NOTHING)
+        proposals = [one for drafter in self._drafters if (one := drafter.propose(most))]
+        if len(proposals) < 2:
+            return proposals[0] if proposals else NOTHING
+        return max(proposals, key=lambda one: sum(self.survival(one)))
 
     def survival(self, proposal: Proposal) -> list[float]:
         """The chance of each of its tokens to be accepted."""
