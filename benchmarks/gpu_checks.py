@@ -66,8 +66,8 @@ def attention(case: int, kind: str, *, deterministic: bool = False, sunk: bool =
         stored = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(kind, dtype)
         if kind in ("fp8", "int8"):
             high = 448.0 if kind == "fp8" else 127.0
-            scales = [x.abs().amax(-1) / high for x in wide]
-            codes = [x / s.unsqueeze(-1) for x, s in zip(wide, scales, strict=True)]
+            scales = [reference_attention.scale_above(x.abs().amax(-1) / high) for x in wide]
+            codes = [x / s.float().unsqueeze(-1) for x, s in zip(wide, scales, strict=True)]
             codes = [c.round() if kind == "int8" else c for c in codes]
             kv = KvLayer(codes[0].to(stored), codes[1].to(stored), *scales)
             values = [
@@ -149,7 +149,9 @@ def rotation(kind: str, normed: bool) -> Check:
             if kind not in ("fp8", "int8"):
                 return KvLayer(k, v)
             return KvLayer(
-                k, v, *(torch.zeros(blocks, groups, BLOCK, device=device) for _ in range(2))
+                k,
+                v,
+                *torch.zeros(2, blocks, groups, BLOCK, dtype=torch.bfloat16, device=device),
             )
 
         qkv = torch.randn(len(batch.tokens), (heads + 2 * groups) * width, device=device).to(dtype)

@@ -108,13 +108,14 @@ def attention(
     blocks = int(batch.groups[0].tables.max()) + 1
     k, v = (torch.randn(blocks, groups, BLOCK, width, device=device) for _ in range(2))
     coded = kv.itemsize == 1
-    scales = [torch.full((blocks, groups, BLOCK), 0.5, device=device) for _ in range(2)]
+    shape = blocks, groups, BLOCK
+    scales = [torch.full(shape, 0.5, dtype=torch.bfloat16, device=device) for _ in range(2)]
     cache = KvLayer(k.to(kv), v.to(kv), *(scales if coded else (None, None)))
     q = torch.randn(step.tokens, heads, width, device=device).to(dtype)
     ops = TritonOperators(dtype)
     pairs = sum(sum(range(start + 1, start + count + 1)) for start, count in step.entries)
     cached = sum(start + count for start, count in step.entries)
-    token = 2 * groups * (width * kv.itemsize + (4 if coded else 0))
+    token = 2 * groups * (width * kv.itemsize + (2 if coded else 0))
 
     def check() -> float:
         wide = KvLayer(cache.k.float(), cache.v.float())

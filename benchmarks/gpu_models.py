@@ -248,7 +248,8 @@ def make_cache(
     for _ in range(arch.layers):
         k, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         coded = dtype.itemsize == 1
-        scales = [torch.ones(shape[:3], device=device) if coded else None for _ in range(2)]
+        one = torch.ones(shape[:3], dtype=torch.bfloat16, device=device) if coded else None
+        scales = [one, None if one is None else one.clone()]
         layers.append(KvLayer(k, v, *scales))
     groups = [windows.index(arch.window(layer)) for layer in range(arch.layers)]
     return KvCache(layers, groups, windows)

@@ -1,11 +1,13 @@
 """What each type of KV costs the default model: perplexity, bytes a token, decoding a long context.
 
-    python benchmarks/kv_types.py [--json FILE] [--context 8192] [--steps 40] [--large N]
+    python benchmarks/kv_types.py [--json FILE] [--only perplexity|decoding] [--contexts 8192 32768]
+        [--rows 1] [--steps 40] [--large N]
 
 Perplexity is over windows of 512 tokens of Python's library, docstrings and code, each beside that
-of fp32 KV (mean and standard error of the windows' differences). Decoding is one row behind a
-context of random tokens, the types in turns, step by step. `--large` is `key_bias.LARGE`: from
-which length on a bias of K is left out of int8 codes; a huge one leaves all in.
+of fp32 KV (mean and standard error of the windows' differences). Decoding is a token of each row
+behind pages filled by chance, the types in turns, step by step, beside what their bytes say.
+`--large` is `key_bias.LARGE`: from which length on a bias of K is left out of int8 codes; a huge
+one leaves all in.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import ast
 import importlib.util
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -30,14 +33,18 @@ from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
 from headrace.kernels import key_bias
 from headrace.kernels.arrays import floats
+from headrace.kernels.cpu.library import Team, allocate
 from headrace.kernels.program import want
 from headrace.loader.open import open_model
 from headrace.text.load import load_tokenizer
 from headrace.worker.batch import make_batch
+from headrace.worker.kv_tensors import arrays_of
 from headrace.worker.options import WorkerOptions
 from headrace.worker.worker import Worker
 
 TYPES = ("float32", "float16", "bfloat16", "int8", "k8v4")
+LONG = ("bfloat16", "int8", "k8v4")
+"""Types whose steps behind a long context are timed."""
 WINDOW, CHUNK, BLOCK = 512, 1024, 16
 MODULES = {
     "docstrings": "argparse csv datetime decimal difflib inspect logging shutil socket statistics "
@@ -65,21 +72,23 @@ def windows() -> Iterator[list[int]]:
                 yield tokens
 
 
-def start(kv_dtype: str, context: int) -> Worker:
+def start(kv_dtype: str, context: int, rows: int = 1) -> Worker:
     files = open_model(DEFAULT_MODEL)
     options = WorkerOptions(
-        kernels="cpu", rows=1, step_tokens=CHUNK, max_context=context, kv_dtype=kv_dtype
+        kernels="cpu", rows=rows, step_tokens=CHUNK, max_context=context, kv_dtype=kv_dtype
     )
     worker = Worker(files, options)
-    blocks = context // BLOCK + 1
-    worker.allocate(PoolShape(BLOCK, layer_groups(files.arch, kv_dtype, blocks)))
-    worker._tables.write([BlockWrite(0, 0, 0, list(range(1, blocks)))])
+    each = context // BLOCK
+    worker.allocate(PoolShape(BLOCK, layer_groups(files.arch, kv_dtype, rows * each + 1)))
+    for row in range(rows):
+        first = 1 + row * each
+        worker._tables.write([BlockWrite(row, 0, 0, list(range(first, first + each)))])
     return worker
 
 
-def admit(worker: Worker, tokens: list[int], most: int) -> None:
+def admit(worker: Worker, tokens: list[int], most: int, row: int = 0) -> None:
     spec = RequestSpec(SamplingParams(temperature=0.0, max_tokens=most), 0)
-    worker._rows.admit(Admission(0, 0, tokens, len(tokens), 0, spec))
+    worker._rows.admit(Admission(row, row, tokens, len(tokens), 0, spec))
 
 
 def surprise(worker: Worker, tokens: list[int]) -> float:
@@ -115,52 +124,100 @@ def perplexities() -> dict[str, dict[str, float]]:
     }
 
 
-def decoding(context: int, steps: int) -> dict[str, list[float]]:
-    """Milliseconds of each step of one row behind `context` tokens, the types in turns."""
-    tokens = np.random.default_rng(0).integers(0, 150_000, context).tolist()
-    room = context + -(-2 * (steps + 8) // BLOCK) * BLOCK
-    workers, took = {}, {}
-    for kv_dtype in TYPES:
-        workers[kv_dtype], took[kv_dtype] = start(kv_dtype, room), []
-        admit(workers[kv_dtype], tokens, steps + 8)
-        for at in range(0, context, CHUNK):
-            step(workers[kv_dtype], at, min(CHUNK, context - at), samples=at + CHUNK >= context)
-    for turn in range(steps):
-        for kv_dtype, worker in workers.items():
-            began = time.perf_counter()
-            step(worker, context + turn, 1, samples=True)
-            took[kv_dtype].append(1e3 * (time.perf_counter() - began))
-    return took
+def decoding(contexts: list[int], rows: int, steps: int) -> dict[str, Any]:
+    """Steps of `rows` rows behind so many tokens each, the types in turns, step by step; and what
+    the bytes say: a step behind one block, and the KV at the rate of one read of a buffer."""
+    found: dict[str, Any] = {}
+    team, buffer = Team(os.cpu_count() or 1), allocate(256 << 20)
+    buffer[:] = 1
+    for context in contexts:
+        room = context + -(-2 * (steps + 8) // BLOCK) * BLOCK
+        workers = {kv_dtype: start(kv_dtype, room, rows) for kv_dtype in LONG}
+        for worker in workers.values():
+            fill(worker)
+            for row in range(rows):
+                admit(worker, [1] * context, steps + 8, row)
+        took: dict[str, list[float]] = {kv_dtype: [] for kv_dtype in LONG}
+        short: dict[str, list[float]] = {kv_dtype: [] for kv_dtype in LONG}
+        rates = []
+        for turn in range(steps):
+            for kv_dtype, worker in workers.items():
+                took[kv_dtype].append(step(worker, context + turn, rows, turn))
+                short[kv_dtype].append(step(worker, BLOCK, rows, turn))
+            rates.append(team.read_bandwidth(buffer))
+        rate = statistics.median(rates)
+        for kv_dtype in LONG:
+            each = token_bytes(kv_dtype)
+            below = statistics.median(short[kv_dtype])
+            ratios = [a / b for a, b in zip(took[kv_dtype], took["bfloat16"], strict=True)]
+            found.setdefault(kv_dtype, {})[str(context)] = {
+                "step, ms, median": statistics.median(took[kv_dtype]),
+                "step, ms, least": min(took[kv_dtype]),
+                "behind one block, ms, median": below,
+                "of bf16's step, median": statistics.median(ratios),
+                "KV, MB": rows * context * each / 1e6,
+                "what the bytes say, ms": below + 1e3 * rows * context * each / rate,
+                "one read, GB/s": rate / 1e9,
+            }
+            print(f"{rows} x {context}", kv_dtype, json.dumps(found[kv_dtype][str(context)]))
+        for worker in workers.values():
+            worker.close()
+    return found
 
 
-def step(worker: Worker, at: int, count: int, *, samples: bool) -> None:
-    plan = StepPlan(at + 1, rows=[0], starts=[at], counts=[count], samples=[samples])
+def token_bytes(kv_dtype: str) -> float:
+    """Bytes that a token of the default model's context takes, in all layers."""
+    groups = layer_groups(open_model(DEFAULT_MODEL).arch, kv_dtype, 1)
+    return pool_bytes(PoolShape(BLOCK, groups)) / BLOCK
+
+
+def fill(worker: Worker) -> None:
+    """Numbers by chance in every page, as if a context had been computed."""
+    chance = np.random.default_rng(0)
+    for layer in worker.cache.layers:
+        for array in arrays_of(layer):
+            raw = array.reshape(-1)
+            if array.dtype == np.uint16:  # bf16 between 1/256 and 1/64, either sign
+                low, high = 0x3B80, 0x3C80
+                raw[:] = chance.integers(low, high, len(raw), np.uint16, endpoint=True)
+                if array.ndim == 4:
+                    raw |= chance.integers(0, 2, len(raw), np.uint16) << 15
+            else:
+                raw.view(np.uint8)[:] = chance.integers(0, 255, len(raw), np.uint8)
+
+
+def step(worker: Worker, at: int, rows: int, turn: int) -> float:
+    """Milliseconds of one token of each row behind `at`."""
+    ones = [1] * rows
+    plan = StepPlan(turn + 1, list(range(rows)), [at] * rows, ones, [True] * rows)
+    began = time.perf_counter()
     worker.execute(plan)
+    return 1e3 * (time.perf_counter() - began)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--only", choices=("perplexity", "decoding"))
+    parser.add_argument("--contexts", type=int, nargs="+", default=[8192])
+    parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--large", type=float, default=key_bias.LARGE)
     options = parser.parse_args()
     key_bias.LARGE = options.large
-    arch = open_model(DEFAULT_MODEL).arch
-    found: dict[str, Any] = {}
-    accuracy, took = perplexities(), decoding(options.context, options.steps)
+    found: dict[str, dict[str, Any]] = {
+        kv_dtype: {"bytes a token": token_bytes(kv_dtype)} for kv_dtype in TYPES
+    }
+    if options.only != "decoding":
+        for kv_dtype, each in perplexities().items():
+            found[kv_dtype] |= each
+    if options.only != "perplexity":
+        for kv_dtype, steps in decoding(options.contexts, options.rows, options.steps).items():
+            found[kv_dtype] |= {f"decoding {options.rows} rows": steps}
     for kv_dtype in TYPES:
-        bytes_token = pool_bytes(PoolShape(BLOCK, layer_groups(arch, kv_dtype, 1))) / BLOCK
-        ratios = [ours / bf16 for ours, bf16 in zip(took[kv_dtype], took["bfloat16"], strict=True)]
-        found[kv_dtype] = accuracy[kv_dtype] | {
-            "bytes a token": bytes_token,
-            "step, ms, median": statistics.median(took[kv_dtype]),
-            "step, ms, least": min(took[kv_dtype]),
-            "of bf16's step, median": statistics.median(ratios),
-        }
         print(kv_dtype, json.dumps(found[kv_dtype]))
     if options.json:
-        about = {"context": options.context, "steps": options.steps, "large": options.large}
+        about = {"steps": options.steps, "large": options.large}
         options.json.write_text(json.dumps(about | {"types": found}, indent=1) + "\n")
 
 

@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 7_400,
     "factory": 6_685,
-    "kernels": 13_348,
+    "kernels": 13_353,
     "kv": 1_211,
     "layers": 314,
     "loader": 4_691,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_333,
 }
 """Lines of Python in each package."""
-TOTAL = 92_964
+TOTAL = 92_969
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -7,6 +7,7 @@ import torch
 
 from headrace.base.graph import AttentionSpec, RouteSpec
 from headrace.kernels.operators import GroupBatch, KvLayer, Operators, StepBatch
+from headrace.kernels.reference_attention import scale_above
 from headrace.kernels.value_codes import decode, encode
 from headrace.kernels.weights import Weight
 
@@ -98,8 +99,8 @@ def quantised(kv: KvLayer, dtype: torch.dtype) -> KvLayer:
 
 
 def _codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = (x.abs().amax(-1) / 127).clamp_min(1e-30)
-    return (x / scale.unsqueeze(-1)).round().to(torch.int8), scale
+    scale = scale_above(x.abs().amax(-1) / 127)
+    return (x / scale.float().unsqueeze(-1)).round().to(torch.int8), scale
 
 
 def attention_by_definition(

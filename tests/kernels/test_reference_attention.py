@@ -82,7 +82,9 @@ def test_smaller_kv_types(dtype: torch.dtype, tolerance: float) -> None:
     batch, blocks = make_batch([(0, 40)])
     exact = KvLayer(torch.zeros(blocks, 2, 16, 32), torch.zeros(blocks, 2, 16, 32))
     scaled = dtype in (torch.int8, torch.float8_e4m3fn)
-    scales = [torch.zeros(blocks, 2, 16) if scaled else None for _ in range(2)]
+    scales = [
+        torch.zeros(blocks, 2, 16, dtype=torch.bfloat16) if scaled else None for _ in range(2)
+    ]
     small = KvLayer(exact.k.to(dtype), exact.v.to(dtype), *scales)
     k, v = torch.randn(40, 2, 32) * 3, torch.randn(40, 2, 32)
     k[3] = 0

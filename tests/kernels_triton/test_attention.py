@@ -67,8 +67,8 @@ def make_kv(batch: StepBatch, heads: int, block: int, width: int, kind: str) -> 
     if kind in ("int8", "fp8"):
         dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
         high = 127.0 if kind == "int8" else 448.0
-        scales = [x.abs().amax(-1) / high for x in (k, v)]
-        codes = [x / s.unsqueeze(-1) for x, s in zip((k, v), scales, strict=True)]
+        scales = [reference_attention.scale_above(x.abs().amax(-1) / high) for x in (k, v)]
+        codes = [x / s.float().unsqueeze(-1) for x, s in zip((k, v), scales, strict=True)]
         if kind == "int8":
             codes = [c.round() for c in codes]
         return KvLayer(codes[0].to(dtype), codes[1].to(dtype), *scales)

@@ -110,7 +110,7 @@ def test_rope_and_cache(kind: str, norms: bool) -> None:
     def empty() -> KvLayer:
         k, v = torch.zeros(2, blocks, kv_heads, block, width).to(cache)
         if kind in ("int8", "fp8"):
-            return KvLayer(k, v, *torch.zeros(2, blocks, kv_heads, block))
+            return KvLayer(k, v, *torch.zeros(2, blocks, kv_heads, block, dtype=torch.bfloat16))
         return KvLayer(k, v)
 
     qkv = torch.randn(len(batch.tokens), (heads + 2 * kv_heads) * width).to(dtype)
@@ -134,4 +134,4 @@ def test_rope_and_cache(kind: str, norms: bool) -> None:
         else:
             close(a, b, dtype)
     if mine.k_scale is not None and theirs.k_scale is not None:
-        close(mine.k_scale, theirs.k_scale, torch.float32)
+        close(mine.k_scale, theirs.k_scale, torch.bfloat16)

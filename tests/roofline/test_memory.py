@@ -32,7 +32,7 @@ def plan(arch: ModelArch = QWEN_05B, **changes: Any) -> MemoryPlan:
 
 def test_kv_of_a_token() -> None:
     assert kv_token_bytes(QWEN_05B, "float32") == 2 * 2 * 64 * 4
-    assert kv_token_bytes(QWEN_05B, "int8") == 2 * 2 * (64 + 4)
+    assert kv_token_bytes(QWEN_05B, "int8") == 2 * 2 * (64 + 2)
     assert kv_token_bytes(LLAMA_8B, "bfloat16") == 4096
     assert kv_token_bytes(DEEPSEEK_LITE, "bfloat16") == (512 + 64) * 2
 

@@ -131,7 +131,7 @@ def test_quantised_weights_and_kv() -> None:
     case = Case(LLAMA_8B, WeightBytes("Q4_K"), kv_dtype="int8")
     counts = by_label(count_step(case, decode_step(LLAMA_8B, 1, 99)))
     assert counts["down"].weight_bytes == 4096 * 14_336 * 4.5 / 8
-    assert counts["attention"].kv_bytes == 100 * 2 * 8 * (128 + 4)
+    assert counts["attention"].kv_bytes == 100 * 2 * 8 * (128 + 2)
 
 
 def test_ranks_share_products_and_add_collectives() -> None:

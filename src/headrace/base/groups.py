@@ -24,7 +24,7 @@ def kept_arrays(arch: ModelArch, kv_dtype: str) -> tuple[ArrayShape, ...]:
     """What one layer keeps of one token.
 
     Keys and values of each KV head [G, E]; of latent attention (MLA) one vector of rope_dim +
-    kv_rank numbers, of one head. One float32 scale per head of each where the type needs one.
+    kv_rank numbers, of one head. One bfloat16 scale per head of each where the type needs one.
     """
     named: dict[str, tuple[int, ...]]
     if arch.mla is not None:
@@ -36,7 +36,7 @@ def kept_arrays(arch: ModelArch, kv_dtype: str) -> tuple[ArrayShape, ...]:
     if kv_dtype == "k8v4" and arch.mla is None:
         arrays[1] = ArrayShape("v", (arch.kv_heads, arch.head_dim // 2), "uint8")
     if kv_dtype in SCALED:
-        arrays += [ArrayShape(f"{one.name}_scale", one.shape[:-1], "float32") for one in arrays]
+        arrays += [ArrayShape(f"{one.name}_scale", one.shape[:-1], "bfloat16") for one in arrays]
     return tuple(arrays)
 
 

@@ -52,7 +52,7 @@ class KvLayer:
     """The paged KV of one layer: `k` and `v` [blocks, G, S, E].
 
     Of latent attention both are one array. With an int8 or fp8 cache `k_scale` and `v_scale`
-    [blocks, G, S] fp32 hold one scale per token and head.
+    [blocks, G, S] bf16 hold one scale per token and head.
     """
 
     k: Array

@@ -42,12 +42,20 @@ def store(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: tor
             continue
         high = _INT8_MAX if cache.dtype == torch.int8 else _FP8_MAX
         wide = rows.float()
-        scale = (wide.abs().amax(-1) / high).clamp_min(torch.finfo(torch.float32).tiny)
-        codes = wide / scale.unsqueeze(-1)
+        scale = scale_above(wide.abs().amax(-1) / high)
+        codes = wide / scale.float().unsqueeze(-1)
         if cache.dtype == torch.int8:
             codes = codes.round_()
         cache[block, :, offset] = codes.to(cache.dtype)
         scales[block, :, offset] = scale
+
+
+def scale_above(least: torch.Tensor) -> torch.Tensor:
+    """The smallest bf16 numbers that are normal and no less than these fp32 ones: divided by such a
+    scale no code is clipped."""
+    least = least.clamp_min(torch.finfo(torch.float32).tiny)
+    above = ((least.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
+    return torch.where(least.isnan(), least, above).to(torch.bfloat16)
 
 
 def gather(cache: torch.Tensor, scales: torch.Tensor | None, tables: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ MAGNITUDES = (8.0, 25.0, 42.0, 60.0, 80.0, 104.0, 132.0, 175.0)
 
 
 def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values [..., E] → codes uint8 [..., E / 2] and what a level counts, fp32 [...]."""
+    """Values [..., E] → codes uint8 [..., E / 2] and what a level counts, bf16 [...]."""
     turned = hadamard(values.float())
     magnitudes = torch.tensor(MAGNITUDES, device=values.device)
     limits = (magnitudes[1:] + magnitudes[:-1]) / 2
@@ -27,7 +27,7 @@ def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # The scale at which the levels come nearest, and what turning back multiplies by.
     scale = (turned * levels).sum(-1) / (levels.square().sum(-1) * _at_once(values.shape[-1]))
     low, high = codes.chunk(2, -1)
-    return (low | high << 4).to(torch.uint8), scale
+    return (low | high << 4).to(torch.uint8), scale.to(torch.bfloat16)
 
 
 def decode(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -307,8 +307,8 @@ inline void attentions(void* const* teams, int count) {
   // Parts of a context are joined in another place of the code than whole items are: a row that is
   // no number is none either way, but in which order the compiler adds two NaNs decides the sign.
   const OneNan loosely;
-  constexpr int kKv[] = {HR_F32, HR_F16, HR_BF16, HR_I8};
-  const int kind = kKv[any(0, 3)], block = 8 * any(1, 5), kv_heads = any(1, 3);
+  constexpr int kKv[] = {HR_F32, HR_F16, HR_BF16, HR_I8, HR_K8V4};
+  const int kind = kKv[any(0, 4)], block = 8 * any(1, 5), kv_heads = any(1, 3);
   const int heads = kv_heads * (any(0, 3) ? any(1, 9) : 14), size = 16 * any(1, 5);
   // Some steps have entries whose tables begin with the same blocks, most of those single tokens.
   const int prefix = any(0, 1) ? any(1, 150) / block * block : 0;
@@ -340,10 +340,12 @@ inline void attentions(void* const* teams, int count) {
     }
   }
   const int64_t values = static_cast<int64_t>(blocks) * kv_heads * block * size;
-  const int64_t scales = kind == HR_I8 ? static_cast<int64_t>(blocks) * kv_heads * block : 0;
-  const int each = kind == HR_F32 ? 4 : kind == HR_I8 ? 1 : 2;
-  Block<uint8_t> k(values * each), v(values * each);
-  Block<float> k_scale(scales), v_scale(scales), q_norm(size), k_norm(size), sinks(heads);
+  const bool in_codes = kind == HR_I8 || kind == HR_K8V4;
+  const int64_t scales = in_codes ? static_cast<int64_t>(blocks) * kv_heads * block : 0;
+  const int each = kind == HR_F32 ? 4 : in_codes ? 1 : 2;
+  Block<uint8_t> k(values * each), v(values * each / (kind == HR_K8V4 ? 2 : 1));
+  Block<uint16_t> k_scale(scales), v_scale(scales);
+  Block<float> q_norm(size), k_norm(size), sinks(heads);
   const int angles = (far + 40) * size / 2;
   Block<float> cos(angles), sin(angles);
   for (int i = 0; i < angles; ++i) cos.data[i] = random_float(), sin.data[i] = random_float();
@@ -385,8 +387,8 @@ inline void attentions(void* const* teams, int count) {
              if (kind == HR_BF16) one_nan<uint16_t>(page->data, page->bytes / 2, 0x7f80);
              add(&all, Bytes(page->data, page->data + page->bytes));
            }
-           for (Block<float>* scale : {&k_scale, &v_scale}) {
-             one_nan(scale->data, scale->bytes / 4);
+           for (Block<uint16_t>* scale : {&k_scale, &v_scale}) {
+             one_nan<uint16_t>(scale->data, scale->bytes / 2, 0x7f80);
              const auto* at = reinterpret_cast<const uint8_t*>(scale->data);
              add(&all, Bytes(at, at + scale->bytes));
            }

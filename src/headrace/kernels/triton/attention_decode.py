@@ -279,7 +279,7 @@ def _split_kernel(
         )
         if SCALED:
             scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
-            scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0)[None, :]
+            scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0).to(tl.float32)[None, :]
         if SOFTCAP > 0:
             scores = soft_cap(scores * (scale_log2 / 1.4426950408889634), SOFTCAP)
             scores *= 1.4426950408889634
@@ -301,7 +301,7 @@ def _split_kernel(
         shrink = tl.exp2(best - safe)
         total = total * shrink + tl.sum(weights, 1)
         if SCALED:
-            value_scale = tl.load(v_scale + scale_at, mask=seen, other=0.0)
+            value_scale = tl.load(v_scale + scale_at, mask=seen, other=0.0).to(tl.float32)
             if HALVES:
                 value_scale = tl.minimum(value_scale * LIFT, HIGHEST)
             weights *= value_scale[None, :]

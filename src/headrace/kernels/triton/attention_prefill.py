@@ -113,7 +113,7 @@ def _turn(
     )
     if SCALED:
         scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
-        scores *= tl.load(k_scale + scale_at, mask=there, other=0.0)[None, :]
+        scores *= tl.load(k_scale + scale_at, mask=there, other=0.0).to(tl.float32)[None, :]
     log2 = scale_log2
     if SOFTCAP > 0:
         scores = soft_cap(scores * (scale_log2 / 1.4426950408889634), SOFTCAP)
@@ -132,7 +132,7 @@ def _turn(
     shrink = tl.exp2(best - safe)
     total = total * shrink + tl.sum(weights, 1)
     if SCALED:
-        weights *= tl.load(v_scale + scale_at, mask=there, other=0.0)[None, :]
+        weights *= tl.load(v_scale + scale_at, mask=there, other=0.0).to(tl.float32)[None, :]
     value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
     output = matrix_product(
         weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET

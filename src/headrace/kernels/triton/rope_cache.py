@@ -57,7 +57,10 @@ def _store_kv(
         )
         scale = tl.maximum(peak / TOP, 1.1754943508222875e-38)
         scale_at = cache_scale + block * scale_block_stride + head * BLOCK + offset
-        tl.store(scale_at, scale, mask=real)
+        # Up to the next bf16: no code is clipped.
+        above = (scale.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000
+        scale = above.to(tl.float32, bitcast=True)
+        tl.store(scale_at, scale.to(tl.bfloat16), mask=real)
         low = to_codes(low / scale[:, None], cache.dtype.element_ty, TOP, INTERPRET)
         high = to_codes(high / scale[:, None], cache.dtype.element_ty, TOP, INTERPRET)
     else:

@@ -7,7 +7,7 @@
 //   kind        K page           V page           scales
 //   F32, F16    [E][S]           [S][E]
 //   BF16        [E/2][S][2]      [S/2][E][2]
-//   I8          [E/2][S][2]      [S/2][E][2]      [S] fp32 for K, [S] for V: max|x| / 127 a head
+//   I8          [E/2][S][2]      [S/2][E][2]      [S] bf16 for K, [S] for V: max|x| / 127 a head
 //   K8V4        [E/2][S][2]      [S][E/2]         the same for K; of V see value_codes.h
 //
 // Of latent attention K is V too: there is no V page (`HrKv.v` is null).
@@ -35,7 +35,8 @@ HR_INLINE void put(T* base, int64_t at, const T* from, int64_t count, int64_t st
     memcpy(base + at + i / run * stride, from + i, sizeof(T) * static_cast<size_t>(run));
 }
 
-HR_INLINE float quantise_head(const float* x, int64_t size, int8_t* codes) {
+// Codes of a head x [E] and the scale that they count, which is rounded up: no code is clipped.
+HR_INLINE uint16_t quantise_head(const float* x, int64_t size, int8_t* codes) {
   F top = f_zero();
   for (int64_t i = 0; i < size; i += 16) {
     F v = f_load(x + i);
@@ -43,15 +44,15 @@ HR_INLINE float quantise_head(const float* x, int64_t size, int8_t* codes) {
   }
   float scale = f_highest(top) / 127.0f;
   if (!(scale >= 1.17549435e-38f)) scale = 1.17549435e-38f;  // the smallest normal number
-  F s = f_set(scale), high = f_set(127.0f), low = f_set(-127.0f);
+  const uint16_t kept = bf16_above(scale);
+  F s = f_set(float_of(kept)), high = f_set(127.0f), low = f_set(-127.0f);
   F bad = f_zero();
   for (int64_t i = 0; i < size; i += 16) {
     F v = f_load(x + i);
     bad = f_fma(v, f_zero(), bad);  // NaN as soon as one value is infinite or none
     i_store_s8(codes + i, i_round(f_min(f_max(f_div(v, s), low), high)));
   }
-  const float sum = f_sum(bad);
-  return sum == 0 ? scale : sum;  // a NaN stays a NaN: in the scale
+  return f_sum(bad) == 0 ? kept : kNotANumber;  // in the scale it stays one
 }
 
 // K and V [E] of head g to slot block · S + offset. `room`: 4 · E bytes of work space.

@@ -63,6 +63,25 @@ HR_INLINE void b_round2(float* row, F x, F y) {
 
 #endif
 
+// One number.
+constexpr uint16_t kNotANumber = 0x7fc0;
+HR_INLINE float float_of(uint16_t narrow) {
+  const uint32_t bits = static_cast<uint32_t>(narrow) << 16;
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+HR_INLINE uint16_t bf16_of(float x) {  // to nearest even
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return x == x ? static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : kNotANumber;
+}
+HR_INLINE uint16_t bf16_above(float x) {  // the least that is no less than x ≥ 0
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return x == x ? static_cast<uint16_t>((bits + 0xffff) >> 16) : kNotANumber;
+}
+
 // Sixteen values as bf16 in a tile's cells.
 HR_INLINE void store_cells(uint16_t* to, F x) {
 #if HR_LEVEL >= 5

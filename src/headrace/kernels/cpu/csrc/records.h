@@ -233,8 +233,8 @@ typedef struct {
 typedef struct {
   void* k;               // pages [blocks, G], each of E · S values: see pages.h
   void* v;               // null: K is V too
-  float* k_scale;        // [blocks, G, S] of HR_I8 and HR_K8V4, else null
-  float* v_scale;
+  uint16_t* k_scale;     // bf16 [blocks, G, S] of HR_I8 and HR_K8V4, else null
+  uint16_t* v_scale;
   int32_t kind;          // HR_F32, HR_F16, HR_BF16, HR_I8, HR_K8V4
   int32_t block_size;    // S, a multiple of 8
   int32_t heads;

@@ -178,13 +178,6 @@ HR_INLINE void gather_few(const HrKv& kv, const int32_t* table, int64_t g, int64
   }
 }
 
-HR_INLINE uint16_t bf16_of(int8_t code) {
-  uint32_t bits;
-  const float x = code;
-  memcpy(&bits, &x, 4);
-  return static_cast<uint16_t>(bits >> 16);
-}
-
 HR_INLINE void zero_one(uint16_t* v, int64_t size, int64_t at) {  // v: [8][E][2]
   for (int64_t e = 0; e < size; ++e) v[at / 2 * 2 * size + 2 * e + at % 2] = 0;
 }
@@ -229,6 +222,24 @@ void add_bias(const HrKv& kv, int64_t g, int64_t start, const TileRoom<Pairs>& r
   }
 }
 
+// Scales of `have` positions from `position` on; zero behind them.
+HR_INLINE void open_scales(const HrKv& kv, const int32_t* table, int64_t g, int64_t position,
+                           int64_t have, int64_t i, const TileRoom<Pairs>& room) {
+  if (kv.block_size % 16 == 0) {
+    const int64_t at = place_of(kv, table, g, position).scale;
+    const int to = static_cast<int>(have);
+    f_store(room.k_scale + i, f_range(f_bf16(kv.k_scale + at), 0, to, 0));
+    f_store(room.v_scale + i, f_range(f_bf16(kv.v_scale + at), 0, to, 0));
+    return;
+  }
+  for (int64_t j = 0; j < 16; ++j) {
+    const bool exists = j < have;
+    const int64_t at = exists ? place_of(kv, table, g, position + j).scale : 0;
+    room.k_scale[i + j] = exists ? float_of(kv.k_scale[at]) : 0;
+    room.v_scale[i + j] = exists ? float_of(kv.v_scale[at]) : 0;
+  }
+}
+
 HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
                          int64_t length, const FarCodes& far, const TileRoom<Pairs>& room,
                          Tile<Pairs>* tile) {
@@ -249,13 +260,7 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
         for (int j = 0; j < 16; ++j) room.k_scale[16 * i + j] = room.v_scale[16 * i + j] = 0;
       continue;
     }
-    if (codes)
-      for (int64_t j = 0; j < 16; ++j) {
-        const bool exists = j < have;
-        const int64_t at = exists ? place_of(kv, table, g, position + j).scale : 0;
-        room.k_scale[16 * i + j] = exists ? kv.k_scale[at] : 0;
-        room.v_scale[16 * i + j] = exists ? kv.v_scale[at] : 0;
-      }
+    if (codes) open_scales(kv, table, g, position, have, 16 * i, room);
     if (block % 16) {
       if (codes)
         gather_few<int8_t>(kv, table, g, position, have, 16 * i, room, bf16_of);

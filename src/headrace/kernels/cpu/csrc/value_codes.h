@@ -17,10 +17,7 @@ constexpr float kMagnitude[kMagnitudes] = {8, 25, 42, 60, 80, 104, 132, 175};
 
 // The code is the place in the ascending row −175 … 175.
 HR_INLINE uint16_t level_of(int code) {
-  const float x = code < 8 ? -kMagnitude[7 - code] : kMagnitude[code - 8];
-  uint32_t bits;
-  memcpy(&bits, &x, 4);
-  return static_cast<uint16_t>(bits >> 16);
+  return bf16_of(code < 8 ? -kMagnitude[7 - code] : kMagnitude[code - 8]);
 }
 
 HR_INLINE int64_t turned_at_once(int64_t size) { return size & -size; }
@@ -37,8 +34,9 @@ HR_INLINE void hadamard(float* x, int64_t size) {
       }
 }
 
-// Codes of a head v [E] to `codes` [E / 2]; what a level counts, once it is turned back. `room`: [E].
-HR_INLINE float quantise_values(const float* v, int64_t size, uint8_t* codes, float* room) {
+// Codes of a head v [E] to `codes` [E / 2]; what a level counts, once it is turned back, in bf16.
+// `room`: [E].
+HR_INLINE uint16_t quantise_values(const float* v, int64_t size, uint8_t* codes, float* room) {
   memcpy(room, v, static_cast<size_t>(size) * 4);
   hadamard(room, size);
   float squares = 0;
@@ -59,7 +57,7 @@ HR_INLINE float quantise_values(const float* v, int64_t size, uint8_t* codes, fl
     uint8_t& byte = codes[e < size / 2 ? e : e - size / 2];
     byte = static_cast<uint8_t>(e < size / 2 ? code : byte | code << 4);
   }
-  return along / (length * static_cast<float>(turned_at_once(size)));
+  return bf16_of(along / (length * static_cast<float>(turned_at_once(size))));
 }
 
 // Codes a and b of two tokens, side by side as the products read them: to [E][2].
