@@ -38,14 +38,14 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 5_005,
+    "base": 5_023,
     "bench": 9_540,
     "cli": 5_436,
     "dist": 510,
-    "engine": 7_400,
+    "engine": 7_404,
     "factory": 6_685,
     "kernels": 13_353,
-    "kv": 1_211,
+    "kv": 1_396,
     "layers": 314,
     "loader": 4_691,
     "media": 360,
@@ -55,14 +55,14 @@ LINES = {
     "roofline": 4_599,
     "route": 955,
     "sched": 1_577,
-    "server": 13_901,
+    "server": 14_045,
     "speech": 2_007,
     "speculate": 710,
     "text": 6_218,
-    "worker": 5_333,
+    "worker": 5_337,
 }
 """Lines of Python in each package."""
-TOTAL = 92_969
+TOTAL = 93_330
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

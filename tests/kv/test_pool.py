@@ -150,3 +150,91 @@ def test_against_a_plain_model() -> None:
                 pool.share(block)
             pool.check_integrity(owners)
             assert pool.free == len(order)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def cached(pool: BlockPool, tenant: str, numbers: range) -> list[int]:
+    """Blocks that a tenant leaves behind, one after the other."""
+    blocks = []
+    for number in numbers:
+        block = pool.take()
+        pool.enter(key(number), block, tenant)
+        pool.give_back(block)
+        blocks.append(block)
+    return blocks
+
+
+def test_a_flood_pushes_out_nobody_who_holds_less() -> None:
+    pool = BlockPool(101, clock=Clock())
+    mine = cached(pool, "a", range(30))
+    cached(pool, "flood", range(1000, 3000))
+    assert all(pool.keys[block] == key(at) for at, block in enumerate(mine))
+    others = cached(pool, "b", range(100, 150))
+    cached(pool, "flood", range(3000, 5000))
+    held = {tenant: sum(key(at) in pool.index for at in numbers) for tenant, numbers in
+            {"a": range(30), "b": range(100, 150)}.items()}  # fmt: skip
+    assert held["a"] == 30
+    assert held["b"] >= 33, "a third"
+    assert others
+    pool.check_integrity({})
+
+
+def test_who_does_not_come_any_more_goes_first() -> None:
+    clock = Clock()
+    pool = BlockPool(101, clock=clock)
+    cached(pool, "gone", range(30))
+    clock.now = 700.0
+    cached(pool, "here", range(100, 200))
+    assert not any(key(at) in pool.index for at in range(30))
+    assert all(key(at) in pool.index for at in range(100, 200))
+
+
+def test_what_is_retained_goes_last_and_like_any_other_when_its_time_is_over() -> None:
+    clock = Clock()
+    pool = BlockPool(101, clock=clock)
+    for number in range(60):
+        block = pool.take()
+        pool.enter(key(number), block, "a")
+        pool.retain(block, until=100.0, priority=10 if number < 20 else 90)
+        pool.give_back(block)
+    cached(pool, "a", range(1000, 2000))
+    assert sum(key(at) in pool.index for at in range(60)) == 50, "half of the pool, never more"
+    pool.check_integrity({})
+    taken = [pool.take() for _ in range(60)]
+    assert not any(key(at) in pool.index for at in range(10)), "the lowest priority first"
+    assert all(key(at) in pool.index for at in range(20, 50))
+    for block in taken:
+        pool.give_back(block)
+    clock.now = 101.0
+    cached(pool, "b", range(3000, 3101))
+    assert sum(key(at) in pool.index for at in range(60)) <= 40
+    pool.check_integrity({})
+
+
+def test_any_order_of_calls_keeps_the_books() -> None:
+    rng, clock = random.Random(3), Clock()
+    pool = BlockPool(40, clock=clock)
+    owned: list[int] = []
+    for step in range(5000):
+        clock.now += rng.choice([0.0, 1.0, 100.0])
+        if owned and rng.random() < 0.5:
+            pool.give_back(owned.pop(rng.randrange(len(owned))))
+        elif pool.index and rng.random() < 0.3:
+            block = rng.choice(list(pool.index.values()))
+            pool.share(block)
+            owned.append(block)
+        elif pool.free:
+            block = pool.take()
+            owned.append(block)
+            if rng.random() < 0.8 and pool.enter(key(step), block, rng.choice("abc")):
+                if rng.random() < 0.3:
+                    pool.retain(block, clock.now + 50, rng.randrange(3))
+            elif rng.random() < 0.1 and pool.index:
+                pool.forget(rng.choice(list(pool.index.values())))
+        pool.check_integrity({block: owned.count(block) for block in owned})

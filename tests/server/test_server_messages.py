@@ -210,6 +210,41 @@ async def test_the_conversation_reaches_the_template() -> None:
     assert [tool["function"]["name"] for tool in more["tools"]] == ["weather", "time"]
 
 
+MARK = {"cache_control": {"type": "ephemeral"}}
+HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+async def retained(**more: Any) -> tuple[dict[str, Any], int]:
+    """(usage, tokens of the prompt) of a conversation with marks."""
+    reply = await ask(**more)
+    assert reply.status_code == 200, reply.text
+    usage = reply.json()["usage"]
+    parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    return usage, sum(usage[part] for part in parts)
+
+
+async def test_marks_say_what_is_created_in_the_cache() -> None:
+    user = [{"type": "text", "text": "a long document", **MARK}]
+    usage, whole = await retained(messages=[{"role": "user", "content": user}])
+    assert usage["cache_creation"]["ephemeral_5m_input_tokens"] == whole - 3
+    assert usage["input_tokens"] == 0
+
+    system = [{"type": "text", "text": "Be brief.", **HOUR}]
+    question = [{"role": "user", "content": "Hi"}]
+    usage, whole = await retained(system=system, messages=question)
+    created = usage["cache_creation"]["ephemeral_1h_input_tokens"]
+    assert len("Be brief.") <= created < whole - 3
+    assert usage["cache_creation_input_tokens"] == created
+
+    usage, whole = await retained(system=system, messages=[{"role": "user", "content": user}])
+    assert usage["cache_creation"]["ephemeral_1h_input_tokens"] == created
+    assert usage["cache_creation_input_tokens"] == whole - 3
+
+    usage, whole = await retained(messages=question)
+    assert usage["cache_creation_input_tokens"] == 0
+    assert usage["input_tokens"] == whole - 3, "what the engine had cached"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -6,7 +6,7 @@ A *request* is what the user asked; it becomes `n` *sequences*, which is what th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .drafted import Drafted, Verified
 from .outputs import Output
@@ -15,6 +15,15 @@ from .step import TokenLogprobs
 from .tiers import TierStats
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Retained(NamedTuple):
+    """The first tokens of a prompt are to stay findable for a while."""
+
+    tokens: int
+    seconds: float
+    priority: int = 50
+    """0 to 100: of what is retained the lowest is given up first."""
 
 
 @dataclass(slots=True)
@@ -33,6 +42,8 @@ class Request:
     """Prefixes are shared only between requests of the same salt."""
     arrival: float = 0.0
     """`time.monotonic()` at the API border."""
+    retained: tuple[Retained, ...] = ()
+    """Parts of the prompt that are to stay in the context cache."""
     keep_ids: tuple[int, ...] = ()
     """Special tokens that stay in the text although special tokens are skipped: a dialect's
     markers."""

@@ -26,6 +26,13 @@ class KeyedBlock(NamedTuple):
     """Its place in the prefix: of one prefix the deepest is forgotten first."""
     tenant: str
     """A name of those to whom it belongs: the room is shared out between tenants."""
+    kept: float = 0.0
+    """Seconds for which somebody asked that it stays."""
+
+    @property
+    def age(self) -> int:
+        """Microseconds before now at which a tier is to take it as used last."""
+        return self.depth - int(self.kept * 1e6)
 
 
 class OrderEnd(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 from ..base.config import Decision, EngineOptions
 from ..base.identity import Identity
 from ..base.modelfiles import ModelFiles
-from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
+from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, Retained, StepStats
 from ..base.sampling import SamplingParams
 from ..base.spec import Task
 from .adapters import AdapterBook
@@ -41,6 +41,7 @@ class RequestOptions(TypedDict, total=False):
     expected: Sequence[int]
     task: Task
     second_at: int
+    retained: Sequence[Retained]
 
 
 @dataclass(frozen=True, slots=True)

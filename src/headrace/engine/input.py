@@ -10,7 +10,7 @@ from typing import Any
 
 from ..base.errors import ContextOverflow, InvalidRequest
 from ..base.modelfiles import ModelFiles
-from ..base.request import Request
+from ..base.request import Request, Retained
 from ..base.sampling import SamplingParams
 from ..base.spec import SEEDS, ReasoningBudget, RequestSpec, Task
 from ..text.reasoning import detect_reasoning
@@ -67,11 +67,13 @@ class InputProcessor:
         second_at: int = 0,
         keep_ids: Collection[int] = (),
         expected: Sequence[int] = (),
+        retained: Sequence[Retained] = (),
     ) -> Request:
         """Resolve a request: its tokens, its limits, its seed. `grammar`: what the answer must
         match, made by `text.grammar` or `text.toolgrammar`. `keep_ids`: special tokens that stay
         in the text though special tokens are skipped. `expected`: the answer that the client
-        expects, a hint for drafts; what is longer than an answer may be is cut off. `task` other
+        expects, a hint for drafts; what is longer than an answer may be is cut off. `retained`:
+        beginnings of the prompt that are to stay in the context cache. `task` other
         than "tokens": nothing is sampled; with `second_at` the prompt is a pair of texts, of which
         the second begins there.
 
@@ -149,6 +151,7 @@ class InputProcessor:
             cache_salt=cache_salt,
             arrival=arrival,
             keep_ids=tuple(keep_ids),
+            retained=tuple(retained),
         )
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

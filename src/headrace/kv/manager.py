@@ -21,6 +21,7 @@ Behind it may come the first tokens of one block more, which is copied (see `par
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Sequence
 
 from headrace.base.request import Request
@@ -62,6 +63,7 @@ class KvManager:
         keep: float = 1.0,
         identity: str = "",
         adapter_content: Callable[[str], str] = str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`keep`: the share of each pool that cached prefixes may fill before blocks without
         memory are taken (see `pool`); 1 where all of the pool has its memory from the start.
@@ -73,7 +75,10 @@ class KvManager:
         self._adapter_content = adapter_content
         self.block_size = pool.block_size
         self.groups: tuple[GroupShape, ...] = pool.groups
-        self.pools = [BlockPool(group.blocks, int(keep * group.blocks)) for group in pool.groups]
+        self.pools = [
+            BlockPool(group.blocks, int(keep * group.blocks), clock) for group in pool.groups
+        ]
+        self._clock = clock
         self.prefix_cache = prefix_cache
         self.prefix_queries = 0
         """Tokens looked up in the index since the start."""
@@ -147,6 +152,7 @@ class KvManager:
             salt=request.cache_salt,
             adapter=None if spec.adapter is None else self._adapter_content(spec.adapter),
             inputs=spec.inputs,
+            retained=request.retained,
         )
 
     def open(self, known: int, chain: PrefixChain | None, *, read: bool) -> BlockTable:
@@ -168,11 +174,19 @@ class KvManager:
             found = [pool.index[key] for key in keys[first:hit]]
             for block in found:
                 pool.share(block)
+            self._retain(pool, table.chain, found, first)
             table.blocks[group] = [NULL_BLOCK] * first + found
             table.first[group] = first
         table.entered = hit
         self._part_of_a_block(table, known)
         return table
+
+    def _retain(self, pool: BlockPool, chain: PrefixChain, blocks: list[int], first: int) -> None:
+        """Keep the blocks of a prefix, from the one at `first`, as the request asked."""
+        now = self._clock()
+        for tokens, seconds, priority in chain.retained:
+            for block in blocks[: max(0, -(-tokens // self.block_size) - first)]:
+                pool.retain(block, now + seconds, priority)
 
     def _part_of_a_block(self, table: BlockTable, known: int) -> None:
         """Find a block that begins as the table goes on."""
@@ -256,8 +270,11 @@ class KvManager:
         for group, pool in enumerate(self.pools):
             held = table.blocks[group]
             for at in range(max(table.entered, table.first[group]), blocks):
-                if pool.enter(keys[at], held[at]):
-                    entries.append(KeyedBlock(group, held[at], keys[at], at, tenant))
+                if pool.enter(keys[at], held[at], tenant):
+                    kept = chain.kept_for(at)
+                    entries.append(KeyedBlock(group, held[at], keys[at], at, tenant, kept))
+                    if kept:
+                        self._retain(pool, chain, [held[at]], at)
                     if step is not None:
                         self._fresh.add(keys[at])
         for at in range(table.entered, blocks):
@@ -276,7 +293,7 @@ class KvManager:
         if tokens := chain.plain(at * self.block_size, upto):
             key = chain.rest(upto)
             for group, pool in enumerate(self.pools):
-                pool.enter(key, table.blocks[group][at])
+                pool.enter(key, table.blocks[group][at], chain.tenant)
             self.partial.add(chain.before(at), key, tokens)
 
     def close(self, table: BlockTable) -> None:

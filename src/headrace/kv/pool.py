@@ -6,12 +6,9 @@ A block is in exactly one of three states:
     cached    refs == 0    free, but its content is in the index: may be taken up again
     empty     refs == 0    free, and its content means nothing
 
-Free blocks stand in two doubly linked lists, empty ones and cached ones, threaded through two
-arrays of block numbers, so that taking the next free block, giving one back and pulling one out
-of the middle (a prefix hit on a cached block) are each a few assignments. Block 0 is the null
-block, never owned, and therefore free to serve as the empty list's sentinel; the cached list's
-lies behind the last block. Empty blocks are put at the head of theirs and cached ones at the tail
-of theirs: eviction is least-recently-used without a clock.
+Empty blocks stand in a doubly linked list, threaded through two arrays of block numbers, of which
+block 0, never owned, is the sentinel; they are put at its head. Which cached block is given up is
+said in `retention`; within one tenant it is the one that was used least recently.
 
 Empty blocks are taken before cached ones, with one exception. Where memory is handed out page by
 page as it is first written (a CPU), a block that was never owned has no memory yet. Such blocks
@@ -23,7 +20,12 @@ for again.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from headrace.base.step import NULL_BLOCK
+
+from .retention import CachedBlocks
 
 
 class BlockPool:
@@ -32,7 +34,7 @@ class BlockPool:
     __slots__ = (
         "_before",
         "_next",
-        "cached",
+        "cached_blocks",
         "free",
         "index",
         "keep",
@@ -42,7 +44,9 @@ class BlockPool:
         "touched",
     )
 
-    def __init__(self, blocks: int, keep: int | None = None) -> None:
+    def __init__(
+        self, blocks: int, keep: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         assert blocks >= 1, "the null block is part of every pool"
         self.total = blocks - 1
         """Blocks that can be owned."""
@@ -50,7 +54,7 @@ class BlockPool:
         """Cached blocks that stay while there are others that were never owned."""
         self.touched = 0
         """The highest block that was ever owned: memory was written up to here."""
-        self.cached = 0
+        self.cached_blocks = CachedBlocks(self.total, clock)
         self.free = 0
         """Cached and empty blocks together."""
         self.refs: list[int] = []
@@ -69,17 +73,21 @@ class BlockPool:
         self.refs = [0] * count
         self.keys = [None] * count
         self.index = {}
-        # Empty: 0 → 1 → … → count - 1 → 0. Cached: count → count.
-        self._next = [*range(1, count), NULL_BLOCK, count]
-        self._before = [count - 1, *range(count - 1), count]
-        self.free, self.cached, self.touched = count - 1, 0, 0
+        self.cached_blocks.clear()
+        # 0 → 1 → … → count - 1 → 0
+        self._next = [*range(1, count), NULL_BLOCK]
+        self._before = [count - 1, *range(count - 1)]
+        self.free, self.touched = count - 1, 0
+
+    @property
+    def cached(self) -> int:
+        return self.cached_blocks.count
 
     def take(self) -> int:
         """The next free block, owned once and empty; its old content leaves the index."""
         block = self._next[NULL_BLOCK]
         if block == NULL_BLOCK or (block > self.touched and self.cached > self.keep):
-            block = self._next[self.total + 1]
-            assert block <= self.total, "no free block: the caller counts before it takes"
+            block = self.cached_blocks.oldest()
         elif block > self.touched:
             self.touched = block
         self._unlink(block)
@@ -87,6 +95,7 @@ class BlockPool:
         if key is not None:
             del self.index[key]
             self.keys[block] = None
+            self.cached_blocks.forget(block)
         self.refs[block] = 1
         return block
 
@@ -105,18 +114,23 @@ class BlockPool:
             if self.keys[block] is None:
                 self._insert(block, NULL_BLOCK)
             else:
-                self._insert(block, self._before[self.total + 1])
-                self.cached += 1
+                self.cached_blocks.add(block)
             self.free += 1
 
-    def enter(self, key: bytes, block: int) -> bool:
+    def enter(self, key: bytes, block: int, tenant: str = "") -> bool:
         """Make an owned block findable. False: this content, or this block, is in the index."""
         assert self.refs[block] > 0
         if self.keys[block] is not None or key in self.index:
             return False
         self.keys[block] = key
         self.index[key] = block
+        self.cached_blocks.tenants[block] = tenant
         return True
+
+    def retain(self, block: int, until: float, priority: int) -> None:
+        """Keep an owned block of the index, once it is free, for as long as that is possible."""
+        assert self.refs[block] > 0
+        self.cached_blocks.retain(block, until, priority)
 
     def forget(self, block: int) -> None:
         """Take a block out of the index: its content turned out not to be there."""
@@ -127,37 +141,41 @@ class BlockPool:
                 self._unlink(block)
             del self.index[key]
             self.keys[block] = None
+            self.cached_blocks.forget(block)
             if free:
                 self._insert(block, NULL_BLOCK)
                 self.free += 1
 
     def _insert(self, block: int, before: int) -> None:
-        """Link a block into a list, behind `before`."""
+        """Link a block into the empty list, behind `before`."""
         after = self._next[before]
         self._next[before], self._before[block] = block, before
         self._next[block], self._before[after] = after, block
 
     def _unlink(self, block: int) -> None:
         """A free block out of its list; its key still says which that is."""
+        self.free -= 1
+        if self.keys[block] is not None:
+            self.cached_blocks.remove(block)
+            return
         after, before = self._next[block], self._before[block]
         self._next[before] = after
         self._before[after] = before
-        self.free -= 1
-        if self.keys[block] is not None:
-            self.cached -= 1
 
     def check_integrity(self, owners: dict[int, int]) -> None:
         """Assert the invariants; `owners` counts the tables that hold each block."""
         walked: list[int] = []
-        for sentinel, full in ((NULL_BLOCK, False), (self.total + 1, True)):
-            block = self._next[sentinel]
-            while block != sentinel:
-                assert self._before[self._next[block]] == block, "the list is broken"
-                assert self.refs[block] == 0, f"block {block} is free and owned"
-                assert (self.keys[block] is not None) == full, f"block {block} in the wrong list"
-                walked.append(block)
-                assert len(walked) <= self.total, "the list has a cycle"
-                block = self._next[block]
+        block = self._next[NULL_BLOCK]
+        while block != NULL_BLOCK:
+            assert self._before[self._next[block]] == block, "the list is broken"
+            assert self.keys[block] is None, f"block {block} in the wrong list"
+            walked.append(block)
+            assert len(walked) <= self.total, "the list has a cycle"
+            block = self._next[block]
+        for block in self.cached_blocks.walk():
+            assert self.keys[block] is not None, f"block {block} in the wrong list"
+            walked.append(block)
+        assert not any(self.refs[block] for block in walked), "free and owned"
         assert len(walked) == self.free
         touched = [block for block in range(1, self.total + 1) if self.keys[block] is not None]
         touched += [block for block, refs in enumerate(self.refs) if refs]

@@ -24,6 +24,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from headrace.base.request import Retained
 from headrace.base.spec import InputSpan
 from headrace.base.step import PoolShape
 
@@ -54,7 +55,16 @@ def _digest(text: str) -> bytes:
 class PrefixChain:
     """The keys of one sequence's full blocks, made as far as they were asked for."""
 
-    __slots__ = ("_block_size", "_hasher", "_inputs", "_start", "_tokens", "keys", "tenant")
+    __slots__ = (
+        "_block_size",
+        "_hasher",
+        "_inputs",
+        "_start",
+        "_tokens",
+        "keys",
+        "retained",
+        "tenant",
+    )
 
     def __init__(
         self,
@@ -65,6 +75,7 @@ class PrefixChain:
         salt: str = "",
         adapter: str | None = None,
         inputs: Sequence[InputSpan] = (),
+        retained: Sequence[Retained] = (),
     ) -> None:
         """`tokens` is the sequence's own list, which only ever grows. `adapter`: its content."""
         self._block_size = block_size
@@ -74,6 +85,7 @@ class PrefixChain:
         self._start = self._hasher.digest()
         self.keys: list[bytes] = []
         self.tenant = tenant_of(salt)
+        self.retained = retained
 
     def extend(self, blocks: int) -> list[bytes]:
         """Keys of at least the first `blocks` full blocks."""
@@ -89,6 +101,11 @@ class PrefixChain:
                     update(self._links(len(keys) * size))
                 keys.append(digest())
         return keys
+
+    def kept_for(self, block: int) -> float:
+        """Seconds for which a block was asked to stay; 0 where it was not."""
+        begin = block * self._block_size
+        return max((one.seconds for one in self.retained if begin < one.tokens), default=0.0)
 
     def before(self, block: int) -> bytes:
         """The key of all that is before a block."""
@@ -127,4 +144,5 @@ class PrefixChain:
         twin._start = self._start
         twin.keys = self.keys.copy()
         twin.tenant = self.tenant
+        twin.retained = self.retained
         return twin

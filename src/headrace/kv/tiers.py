@@ -231,7 +231,8 @@ class Tiers:
         for group, at in missing:
             block = self.kv.pools[group].take()
             self.held[group, block] += 1
-            pieces.append(KeyedBlock(group, block, chain.keys[at], at, chain.tenant))
+            kept = chain.kept_for(at)
+            pieces.append(KeyedBlock(group, block, chain.keys[at], at, chain.tenant, kept))
             self._coming[group, chain.keys[at]] = ticket
             self._coming_bytes[place] += self._bytes[group]
         self._orders[ticket] = _Order("read", pieces, work, there, place)
@@ -295,7 +296,8 @@ class Tiers:
         for piece, fine in zip(order.pieces, moved.good, strict=True):
             # After `forget` the keys mean other content.
             ours = self._coming.pop((piece.group, piece.key), None) == moved.ticket
-            if fine and ours and self.kv.pools[piece.group].enter(piece.key, piece.block):
+            pool = self.kv.pools[piece.group]
+            if fine and ours and pool.enter(piece.key, piece.block, piece.tenant):
                 entered.append(piece)
         self._coming_bytes[place] -= sum(self._bytes[piece.group] for piece in order.pieces)
         if good and moved.seconds > 0:

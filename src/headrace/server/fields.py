@@ -25,6 +25,7 @@ from pydantic_core import CoreSchema
 
 from ..base.errors import InvalidRequest
 from ..base.ignored import ignored
+from ..base.request import Retained
 from ..base.sampling import SamplingParams
 from ..text.grammar import from_guided
 from ..text.tools import NAME
@@ -170,6 +171,16 @@ class StructuredOutputs(Body):
     disable_any_whitespace: bool | None = Field(None, description="true: JSON without white space.")
 
 
+class Retention(Body):
+    """A beginning of the prompt that is to stay in the context cache."""
+
+    seconds: float = Field(gt=0, le=604_800, description="From its last use.")
+    tokens: Integer | None = Field(None, ge=1, description="How many; none: all of the prompt.")
+    priority: Integer = Field(
+        50, ge=0, le=100, description="Of what is retained, the lowest is given up first."
+    )
+
+
 class SamplingFields(Body):
     """The sampling fields that chat and completions share, OpenAI's and vLLM's extras."""
 
@@ -201,6 +212,9 @@ class SamplingFields(Body):
     cache_salt: str | None = Field(
         None, max_length=256, description="Prefixes are shared only within one salt."
     )
+    retention: list[Retention] | None = Field(
+        None, max_length=8, description="Beginnings of the prompt that stay in the context cache."
+    )
     request_id: str | None = Field(None, max_length=128, pattern=r"^[\x21-\x7e]+$")
 
     user: Any = inert("nothing is kept about users")
@@ -210,7 +224,10 @@ class SamplingFields(Body):
     service_tier: Any = inert("there is one tier")
     prompt_cache_key: Any = inert("equal prefixes are always shared")
     prompt_cache_options: Any = inert("the prefix cache has one policy")
-    prompt_cache_retention: Any = inert("the prefix cache has one policy")
+    prompt_cache_retention: Any = Field(
+        None,
+        description='"24h": the prompt stays in the context cache for a day from its last use.',
+    )
     use_beam_search: Any = unsupported(False)
     length_penalty: Any = unsupported(1.0, 1)
     early_stopping: Any = unsupported(False)
@@ -286,6 +303,16 @@ class SamplingFields(Body):
             structural_tag=given.structural_tag,
             compact=bool(given.disable_any_whitespace),
         )
+
+    def retained(self, prompt: int) -> tuple[Retained, ...]:
+        """What of a prompt of so many tokens is to stay in the context cache."""
+        wanted = [
+            Retained(prompt if one.tokens is None else one.tokens, one.seconds, one.priority)
+            for one in self.retention or ()
+        ]
+        if self.prompt_cache_retention == "24h":
+            wanted.append(Retained(prompt, 86_400.0))
+        return tuple(wanted)
 
     def cut(self, prompt: list[int], most: int) -> list[int]:
         """The end of a prompt, where `truncate_prompt_tokens` says so; `most`: what fits."""

@@ -43,6 +43,7 @@ _LOOK_AGAIN = 10.0
 """Seconds between two looks at what other processes wrote."""
 _TRY_AGAIN = 60.0
 """Seconds after a disk refused a write until it is asked again."""
+_DAY = 86_400.0
 _MOST_PARTS = 512
 """Parts of one system call; Linux takes 1,024."""
 
@@ -86,7 +87,7 @@ class DiskTier:
         """Keys that were here when somebody looked last."""
         return self.known[group]
 
-    def read(self, key: bytes, group: int, tenant: str, parts: Sequence[Bytes], depth: int) -> bool:
+    def read(self, key: bytes, group: int, tenant: str, parts: Sequence[Bytes], age: int) -> bool:
         """Fill `parts` with the block's bytes. False, and they hold anything, where there are none
         that can be trusted; what is wrong is removed."""
         path = self._path(key, group, tenant)
@@ -106,12 +107,10 @@ class DiskTier:
             self.drop(key, group, tenant)
             return False
         with suppress(OSError):
-            _touch(path, depth)
+            _touch(path, age)
         return True
 
-    def write(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[Bytes], depth: int
-    ) -> bool:
+    def write(self, key: bytes, group: int, tenant: str, parts: Sequence[Bytes], age: int) -> bool:
         """Keep the block. False where the disk refuses, which is said once."""
         if time.monotonic() < self._refused_until:
             return False
@@ -125,7 +124,7 @@ class DiskTier:
                     _write_all(file, [memoryview(self._head(key, group, parts)), *parts])
                 finally:
                     os.close(file)
-                _touch(fresh, depth)
+                _touch(fresh, age)
                 os.replace(fresh, path)
             except OSError:
                 with suppress(OSError):
@@ -214,15 +213,19 @@ def stored_blocks(root: Path) -> list[StoredBlock]:
 
 
 def room_for(blocks: Sequence[StoredBlock], limit: int) -> list[StoredBlock]:
-    """What has to go so that at most `limit` bytes are left: of the tenant that holds most, the
-    oldest, until it no longer does."""
+    """What has to go so that at most `limit` bytes are left: what nobody wanted for a day, the
+    oldest first, then of the tenant that holds most the oldest, until it no longer does."""
     mine: defaultdict[str, list[StoredBlock]] = defaultdict(list)
     for block in sorted(blocks, key=lambda block: -block.used):
         mine[block.tenant].append(block)
     sizes = {tenant: sum(block.nbytes for block in held) for tenant, held in mine.items()}
     total, gone = sum(sizes.values()), []
+    forgotten = time.time() - _DAY
     while total > limit:
+        oldest = min((held[-1].used, tenant) for tenant, held in mine.items() if held)
         largest = max(sizes, key=lambda tenant: sizes[tenant])
+        if oldest[0] < forgotten:
+            largest = oldest[1]
         block = mine[largest].pop()
         sizes[largest] -= block.nbytes
         total -= block.nbytes
@@ -278,9 +281,10 @@ def _folders(root: Path) -> list[Path]:
     return found
 
 
-def _touch(path: Path, depth: int) -> None:
-    """Used now, by the minute; of one prefix the first block is the youngest."""
-    used = int(time.time()) // 60 * 60 * 10**9 - depth * 1000
+def _touch(path: Path, age: int) -> None:
+    """Used now, by the minute, or so many microseconds ago: of one prefix the first block is the
+    youngest, and what is to be kept for an hour is used in an hour."""
+    used = int(time.time()) // 60 * 60 * 10**9 - age * 1000
     os.utime(path, ns=(used, used))
 
 

@@ -200,18 +200,18 @@ class Mover:
 
     def _brought(self, piece: KeyedBlock) -> bool:
         parts = self._parts(piece)
-        return self._tier.read(piece.key, piece.group, piece.tenant, parts, piece.depth)
+        return self._tier.read(piece.key, piece.group, piece.tenant, parts, piece.age)
 
     def _written(self, piece: KeyedBlock) -> bool:
         parts = self._parts(piece)
-        return self._tier.write(piece.key, piece.group, piece.tenant, parts, piece.depth)
+        return self._tier.write(piece.key, piece.group, piece.tenant, parts, piece.age)
 
     def _compared(self, piece: KeyedBlock) -> bool:
         """Equal bytes? A block that is gone says nothing against what was kept."""
         mine = self._parts(piece)
         kept = [bytearray(part.nbytes) for part in mine]
         parts = [memoryview(part) for part in kept]
-        if not self._tier.read(piece.key, piece.group, piece.tenant, parts, piece.depth):
+        if not self._tier.read(piece.key, piece.group, piece.tenant, parts, piece.age):
             return True
         equal = all(part == whole for part, whole in zip(parts, mine, strict=True))
         if not equal:

@@ -76,7 +76,7 @@ class RemoteTier:
         return found
 
     def read(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
+        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
     ) -> bool:
         size = HEAD_BYTES + sum(part.nbytes for part in parts)
         data = b""
@@ -99,7 +99,7 @@ class RemoteTier:
         return True
 
     def write(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
+        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
     ) -> bool:
         if not self.answers:
             return False

@@ -19,10 +19,10 @@ class Tier(Protocol):
         """Keys that are there, as far as is known without waiting."""
 
     def read(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
+        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
     ) -> bool: ...
     def write(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
+        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
     ) -> bool: ...
     def drop(self, key: bytes, group: int, tenant: str) -> None: ...
     def look(self, *, again: bool = False) -> None: ...
@@ -72,18 +72,18 @@ class Stack:
         return found
 
     def read(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
+        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
     ) -> bool:
         return any(
-            key in tier.exists(group) and tier.read(key, group, tenant, parts, depth)
+            key in tier.exists(group) and tier.read(key, group, tenant, parts, age)
             for tier in self.tiers
         )
 
     def write(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], depth: int
+        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
     ) -> bool:
         kept = [
-            key in tier.exists(group) or tier.write(key, group, tenant, parts, depth)
+            key in tier.exists(group) or tier.write(key, group, tenant, parts, age)
             for tier in self.tiers
         ]
         return any(kept)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ....base.errors import ContextOverflow, InvalidRequest
+from ....base.request import Retained
 from ....base.sampling import MAX_LOGPROBS, SamplingParams
 from ....text import open_end
 from ....text.foreign import CUT
@@ -51,6 +52,7 @@ class Chat:
         self.hidden = service.speech.hidden(tools=bool(self.tools))
         self.grammar: str | None = None
         self.usage = Usage()
+        self.retained: tuple[Retained, ...] = ()
 
     def sampling(self) -> SamplingParams:
         body = self.body
@@ -184,6 +186,7 @@ class Chat:
             # Marks that are special tokens must reach the router, which keeps them from the user.
             keep_ids=self.service.speech.ids(self.hidden),
             expected=self.usage.expected,
+            retained=self.retained,
         )
         self.usage.known_prompt(0, len(self.prompt))
         return stream
@@ -249,15 +252,25 @@ def _plain(index: int, message: Message) -> dict[str, Any]:
 
 
 async def begin(
-    service: Service, body: ChatBody, request_id: str, *, whole: bool, where: str = "messages"
+    service: Service,
+    body: ChatBody,
+    request_id: str,
+    *,
+    whole: bool,
+    where: str = "messages",
+    tokenised: Callable[[Chat], Awaitable[None]] | None = None,
 ) -> tuple[Chat, OutputStream]:
     """Everything up to the first token: check, render, tokenise, submit. `whole`: nothing of the
-    answer is sent before its end. `where`: the field from which the conversation came."""
+    answer is sent before its end. `where`: the field from which the conversation came.
+    `tokenised`: what a protocol has to say once the prompt is tokens."""
     service.check_model(body.model, adapters=True)
     chat = Chat(service, body, request_id)
     sampling = chat.sampling()
     try:
         await chat.tokenise()
+        chat.retained = body.retained(len(chat.prompt))
+        if tokenised is not None:
+            await tokenised(chat)
         await chat.demand()
         chat.usage.expected = await expected_of(service, chat.body, len(chat.prompt))
         return chat, chat.submit(sampling, whole=whole)

@@ -151,6 +151,7 @@ class Completion:
                         cache_salt=CALLER.get().salt(self.body.cache_salt),
                         adapter=self.adapter,
                         grammar=self.grammar,
+                        retained=self.body.retained(len(prompt)),
                     )
                 )
                 self.usage.known_prompt(index, len(prompt))

@@ -10,6 +10,8 @@ from typing_extensions import TypedDict
 from ....base.errors import InvalidRequest
 from ...fields import Body, Integer, Loose, ToolName, inert, unsupported
 
+KEEPS = "What is before it stays in the context cache for 5m or 1h (ttl) from its last use."
+
 
 class Block(Loose):
     """A part of a message; which fields it has depends on its type."""
@@ -38,7 +40,7 @@ class Block(Loose):
     title: str | None = None
     context: str | None = None
     citations: Any = inert("nothing is cited")
-    cache_control: Any = inert("equal prefixes are always shared")
+    cache_control: Any = Field(None, description=KEEPS)
 
 
 class Turn(Loose):
@@ -52,7 +54,7 @@ class MessageTool(Loose):
     input_schema: dict[str, Any] | None = Field(None, description="Needed.")
     type: str | None = Field(None, description="custom: tools of the service are not there.")
     strict: bool | None = None
-    cache_control: Any = inert("equal prefixes are always shared")
+    cache_control: Any = Field(None, description=KEEPS)
     defer_loading: Any = inert("all tools are always loaded")
     eager_input_streaming: Any = inert("arguments always stream as they are written")
     input_examples: Any = inert("templates have no place for them")
@@ -112,7 +114,7 @@ class CountBody(Body):
     tools: list[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
-    cache_control: Any = inert("equal prefixes are always shared")
+    cache_control: Any = Field(None, description=KEEPS)
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(None, description="Older output_config.format.")
     context_management: dict[str, Any] | None = Field(
@@ -140,10 +142,16 @@ class MessagesBody(CountBody):
     fallbacks: Any = unsupported([])
 
 
+class CacheCreation(TypedDict):
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
 class MessageUsage(TypedDict):
     input_tokens: int
     output_tokens: int
     cache_creation_input_tokens: int
+    cache_creation: CacheCreation
     cache_read_input_tokens: int
 
 

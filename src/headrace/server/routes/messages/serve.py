@@ -16,6 +16,7 @@ from ...generation import deltas
 from ...wire import json_response, named_frame
 from ..chat.request import Chat, begin
 from .convert import to_chat
+from .retention import retain
 from .schema import MessagesBody, MessageUsage
 
 if TYPE_CHECKING:
@@ -57,7 +58,13 @@ async def serve(service: Service, request: Request, body: MessagesBody) -> Respo
     counts = service.speech.counts_reasoning
     given = await service.hands.beside(lambda: to_chat(body, counts_reasoning=counts))
     name = request.scope["headrace.request_id"]
-    chat, stream = await begin(service, given, name, whole=not body.stream)
+    chat, stream = await begin(
+        service,
+        given,
+        name,
+        whole=not body.stream,
+        tokenised=lambda chat: retain(service, body, chat),
+    )
     # What was asked to be edited away was not, in the protocol's own words.
     told: dict[str, Any] = (
         {} if body.context_management is None else {"context_management": {"applied_edits": []}}
@@ -75,11 +82,20 @@ async def serve(service: Service, request: Request, body: MessagesBody) -> Respo
 
 
 def _usage(chat: Chat) -> MessageUsage:
+    """What was marked and had not been there is created; the rest was neither."""
     cached = chat.usage.cached
+    created, upto = {300.0: 0, 3600.0: 0}, cached
+    for tokens, seconds, _ in sorted(chat.retained):
+        created[seconds] += max(0, tokens - upto)
+        upto = max(upto, tokens)
     return {
-        "input_tokens": chat.usage.prompt - cached,
+        "input_tokens": chat.usage.prompt - upto,
         "output_tokens": chat.usage.completion,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": upto - cached,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": created[300.0],
+            "ephemeral_1h_input_tokens": created[3600.0],
+        },
         "cache_read_input_tokens": cached,
     }
 

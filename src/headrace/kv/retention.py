@@ -1,0 +1,130 @@
+"""Cached blocks of a pool, and which of them is given up when one is needed.
+
+Each tenant's blocks are a list of their own, in the order of their last use. What belongs to a
+tenant who has not come for ten minutes goes first; then the oldest of the tenant that holds most,
+so that nobody pushes out another's. Blocks that somebody asked to retain are lists by priority:
+they go when nothing else is cached, the lowest priority first, are never more than half of the
+pool, and are like any others when their time is over. Nothing is ever locked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+FORGOTTEN = 600.0
+"""Seconds after which a tenant's blocks go before those of others."""
+LOOKED_AT = 64
+"""Blocks that one list gives up before it is asked again which list it should be."""
+
+
+class CachedBlocks:
+    """Blocks that are free and in the index."""
+
+    __slots__ = (
+        "_clock", "_left", "_lists", "_most", "_places", "_retained", "_seen", "_until", "_victim",
+        "count", "tenants",
+    )  # fmt: skip
+
+    def __init__(self, total: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._most = total // 2
+        self.clear()
+
+    def clear(self) -> None:
+        self.count = 0
+        self.tenants: dict[int, str] = {}
+        """Of each block in the index, owned or not."""
+        self._lists: dict[str | int, OrderedDict[int, None]] = {}
+        """By tenant, or by priority of what is retained."""
+        self._places: dict[int, str | int] = {}
+        """Cached block → its list."""
+        self._seen: dict[str, float] = {}
+        """When a tenant last gave back a block."""
+        self._until: dict[int, tuple[float, int]] = {}
+        """Block → (time until which it is retained, priority)."""
+        self._retained = 0
+        self._victim: OrderedDict[int, None] = OrderedDict()
+        self._left = 0
+
+    def add(self, block: int) -> None:
+        """Its last owner gave it back."""
+        place: str | int = self.tenants[block]
+        now = self._seen[self.tenants[block]] = self._clock()
+        if self._until:
+            until, priority = self._until.get(block, (0.0, 0))
+            if until > now and self._retained < self._most:
+                place = priority
+                self._retained += 1
+        self._put(block, place)
+        self.count += 1
+
+    def remove(self, block: int) -> None:
+        """Somebody takes it up again, or it is given up."""
+        place = self._places.pop(block)
+        del self._lists[place][block]
+        self._retained -= isinstance(place, int)
+        self.count -= 1
+
+    def retain(self, block: int, until: float, priority: int) -> None:
+        """Keep a block of the index, once it is free, for as long as that is possible."""
+        self._until[block] = max(self._until.get(block, (0.0, 0)), (until, priority))
+
+    def forget(self, block: int) -> None:
+        """It is in the index no more."""
+        self.tenants.pop(block, None)
+        self._until.pop(block, None)
+
+    def oldest(self) -> int:
+        """The block that is given up next."""
+        assert self.count, "no free block: the caller counts before it takes"
+        if not self._left or not self._victim:
+            self._victim, self._left = self._choose()
+        self._left -= 1
+        return next(iter(self._victim))
+
+    def walk(self) -> Iterator[int]:
+        """All of them."""
+        assert self.count == len(self._places)
+        assert self._retained == sum(isinstance(place, int) for place in self._places.values())
+        for held in self._lists.values():
+            yield from held
+
+    def _put(self, block: int, place: str | int) -> None:
+        self._places[block] = place
+        self._lists.setdefault(place, OrderedDict())[block] = None
+
+    def _choose(self) -> tuple[OrderedDict[int, None], int]:
+        """The list that gives up blocks next, and how many before it is asked again."""
+        now = self._clock()
+        self._expire(now)
+        for place in [place for place, held in self._lists.items() if not held]:
+            del self._lists[place]
+            if isinstance(place, str):
+                del self._seen[place]
+        tenants = [place for place in self._lists if isinstance(place, str)]
+        if not tenants:
+            lowest = min(place for place in self._lists if isinstance(place, int))
+            return self._lists[lowest], 1
+        longest = min(tenants, key=self._seen.__getitem__)
+        if now - self._seen[longest] > FORGOTTEN:
+            return self._lists[longest], LOOKED_AT
+        *_, second, largest = ["", *sorted(tenants, key=lambda tenant: len(self._lists[tenant]))]
+        more = len(self._lists[largest]) - len(self._lists.get(second, ()))
+        return self._lists[largest], min(LOOKED_AT, more + 1)
+
+    def _expire(self, now: float) -> None:
+        """What was retained long enough is its tenant's like any other."""
+        over = [
+            block
+            for place, held in self._lists.items()
+            if isinstance(place, int)
+            for block in held
+            if self._until[block][0] <= now
+        ]
+        for block in over:
+            del self._until[block]
+            self.remove(block)
+            self._put(block, self.tenants[block])
+            self._seen.setdefault(self.tenants[block], now)
+            self.count += 1
