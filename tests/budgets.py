@@ -30,7 +30,7 @@ CEILINGS = {
     "parameters of a command": 39,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 36,
     "fields": 32,  # What a record can be explained as; public options and wire formats: `WIDE`.
-    "own imports in functions": 48,  # Each hides an edge of the graph of modules.
+    "own imports in functions": 51,  # Each hides an edge of the graph of modules.
     "other imports in functions": 71,  # Each keeps a start without torch, or quick.
     "class names with two meanings": 56,  # One word, one meaning (`docs/glossary.md`).
     "environment reads": 0,  # Outside `base/environment.py`, which lists every variable.
@@ -40,29 +40,29 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 5_023,
     "bench": 9_540,
-    "cli": 5_436,
+    "cli": 5_454,
     "dist": 510,
-    "engine": 7_404,
+    "engine": 8_353,
     "factory": 6_685,
     "kernels": 13_353,
     "kv": 1_396,
     "layers": 314,
-    "loader": 4_691,
-    "media": 360,
+    "loader": 4_693,
+    "media": 389,
     "models": 412,
     "obs": 1_767,
     "quant": 973,
     "roofline": 4_599,
     "route": 955,
     "sched": 1_577,
-    "server": 14_045,
-    "speech": 2_007,
+    "server": 15_733,
+    "speech": 2_113,
     "speculate": 710,
     "text": 6_218,
     "worker": 5_337,
 }
 """Lines of Python in each package."""
-TOTAL = 93_330
+TOTAL = 96_128
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

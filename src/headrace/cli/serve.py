@@ -13,9 +13,10 @@ from ..engine.context import served_size
 from ..obs.logs import configure_logs
 from ..server.kept import Life, keep
 from ..server.run import ServerProcess, StartEngine, import_routes, take_ports
+from ..speech.finding import hears
 from .brief import BriefHelp
 from .configured import configured
-from .start import started
+from .start import hearing, started
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -36,14 +37,19 @@ def serve(
         bool, typer.Option("--dry-run", help="Print what would be served, and stop.")
     ] = False,
 ) -> None:
-    """Serve a model over HTTP, OpenAI-compatible. MODEL is downloaded where it is not on disk."""
+    """Serve a model over HTTP, OpenAI-compatible. MODEL is downloaded where it is not on disk.
+
+    A speech model (whisper-base, or a folder of Whisper) serves /v1/audio/transcriptions,
+    /v1/audio/translations and sessions over a websocket at /v1/realtime.
+    """
+    speech = hears(engine.model)
     admitted = None
     if profile is not None:
         from ..factory.admit import admit, certified  # Local: other runs do without its imports.
 
         admitted = admit(profile, engine)
         engine = admitted.options
-    if engine.context_cache == "auto":
+    if engine.context_cache == "auto" and not speech:
         engine = replace(engine, context_cache=served_size(engine))
     if dry_run:
         from .explain import show  # Local: the other run does without its imports.
@@ -51,15 +57,17 @@ def serve(
         show(engine, server)
         return
     configure_logs(server.log_level, server.log_format)
-    start: StartEngine = partial(started, engine)
+    start: StartEngine = partial(hearing if speech else started, engine)
     if admitted is not None:
-        start = partial(certified, start, admitted)
+        start = partial(certified, partial(started, engine), admitted)
         server.served_name = server.served_name or admitted.profile.body.model.name
     sockets = take_ports(server)  # What is wrong with a port is told before there is a child.
 
     def run(life: Life) -> int:
         served = None if admitted is None else admitted.served
-        return ServerProcess(start, server, announce, sockets, life=life, served=served).run()
+        return ServerProcess(
+            start, server, announce, sockets, life=life, served=served, hears=speech
+        ).run()
 
     raise typer.Exit(keep(run, import_routes))
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from ..base.config import EngineOptions
 from ..engine.async_engine import AsyncEngine
@@ -17,6 +18,15 @@ async def started(options: EngineOptions, *, quiet: bool = False) -> AsyncEngine
     with DownloadBars(sys.stderr, enabled=not quiet) as bars:
         # A cancelled start leaves the block: the bars then end the download, which is in a thread.
         return await AsyncEngine.start(options, progress=bars)
+
+
+async def hearing(options: EngineOptions) -> Any:
+    """Like `started`, an engine that hears."""
+    # Local: what it imports is of no use to text.
+    from ..engine.hearing.engine import HearingEngine
+
+    with DownloadBars(sys.stderr) as bars:
+        return await HearingEngine.start(options, progress=bars)
 
 
 @asynccontextmanager

@@ -166,7 +166,11 @@ class Stop(_Message):
 # Engine process → API process.
 
 
-class Ready(_Message):
+class Started(_Message):
+    """The start is done: what is sent from now on is served."""
+
+
+class Ready(Started):
     max_context: int
     rows: int
     decisions: list[Decision]

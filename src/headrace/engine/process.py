@@ -7,73 +7,35 @@ well.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import logging
-import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..base.errors import EngineDead, EngineFault, HeadraceError, Overloaded
+from ..base.errors import EngineDead, HeadraceError, Overloaded
 from ..base.hardware import torch_build
 from ..dist.channel import Channel
 from ..obs.flight import FlightRecorder
-from ..obs.logs import configure_logs
 from . import messages
 from .core import EngineCore
+from .entered import enter
 from .messages import WireError
 from .preload import give_back, preload_torch
-from .spawn import ORPHANED, become_child
 
 if TYPE_CHECKING:
     from .controls import Controls
 
-log = logging.getLogger("headrace.engine")
 BEAT_SECONDS = 0.5
 """Time between two signs of life when there is nothing to do, or nothing that can run now."""
 
 
 def main() -> None:
-    started = time.monotonic()
-    parser = argparse.ArgumentParser()
-    parser.add_argument("address")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--worker", required=True)
-    parser.add_argument("--bound", action="store_true", help="die with the spawning thread")
-    parser.add_argument("--spawned", type=float, default=started)
-    parser.add_argument("--log-level", default="warning")
-    parser.add_argument("--log-format", default="text")
-    parser.add_argument("--torch", action="store_true", help="the worker wants torch")
-    arguments = parser.parse_args()
-    configure_logs(arguments.log_level, arguments.log_format)
-    try:
-        stacks = become_child(arguments.folder, bound=arguments.bound)
-        channel = Channel(arguments.address, messages.ToEngine, bind=False)
-    except (FileNotFoundError, ConnectionError):
-        sys.exit(ORPHANED)  # Whose folder and socket they were is gone.
-    try:
-        # Ctrl-C is ignored here (`become_child`), so its exception is SIGTERM's alone.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        channel.send(messages.Hello(0))
-        channel.send(messages.Phase("engine_process", started - arguments.spawned))
-        run(channel, arguments.worker, import_torch=arguments.torch)
-    except KeyboardInterrupt:
-        pass
-    except HeadraceError as error:
-        channel.send(messages.Failed(WireError.of(error)))
-        sys.exit(error.exit_code)
-    except Exception as fault:
-        log.exception("the engine process ends")
-        told = EngineFault(f"{type(fault).__name__}: {fault}")
-        channel.send(messages.Failed(WireError.of(told)))
-        sys.exit(1)
-    finally:
-        channel.close()
-        stacks.close()
+    enter(
+        messages.ToEngine,
+        lambda channel, arguments: run(channel, arguments.worker, import_torch=arguments.torch),
+    )
 
 
 def run(channel: Channel, worker: str, *, import_torch: bool) -> None:

@@ -71,12 +71,13 @@ class Supervisor:
         on_message: Callable[[Any], None],
         on_down: Callable[[str, EngineDead], None],
         tasks: TaskWatch,
+        module: str = "headrace.engine.process",
+        says: Any = messages.FromEngine,
     ) -> None:
         """`on_message`: what a ready engine says; `on_down`: it is gone, and so is its
         work; called with the kind of failure (death, hang, start) and the error; `tasks`: where
-        the supervision runs."""
+        the supervision runs; `module`: the process's own, and `says` the type of its messages."""
         self.state = State.STARTING
-        self.ready: messages.Ready | None = None
         self.phases: dict[str, float] = {}
         self.restarts = 0
         self.reason = ""
@@ -88,7 +89,9 @@ class Supervisor:
         self._worker = worker
         self._on_message = on_message
         self._on_down = on_down
-        self._files: WireFiles | None = None
+        self._module, self._says = module, says
+        self._configuration: Callable[[str], Any] | None = None
+        """Makes the first message to a process, told the path of its flight recorder."""
         self._private = PrivateFolder()
         self._folder = self._private.path
         self._number = 0
@@ -111,8 +114,18 @@ class Supervisor:
 
     def configure(self, files: ModelFiles) -> None:
         """The model is open: the process, which has been importing, may load it."""
-        self._files = WireFiles.of(files)
+        wire = WireFiles.of(files)
+        self.configure_by(lambda flight: messages.Configure(self._options, wire, flight))
+
+    def configure_by(self, make: Callable[[str], Any]) -> None:
+        """Like `configure`, with the message that `make` gives each process."""
+        self._configuration = make
         self._configure()
+
+    @property
+    def folder(self) -> Path:
+        """What both processes may write to, and nobody else."""
+        return self._folder
 
     async def started(self) -> None:
         """Wait until the first start is done. Raises what went wrong with it."""
@@ -251,7 +264,7 @@ class Supervisor:
         self._allowed = 0.0
         self.phases = {}
         self._begin = time.monotonic()
-        channel = AsyncChannel(where, messages.FromEngine, on_message=self._receive, loop=loop)
+        channel = AsyncChannel(where, self._says, on_message=self._receive, loop=loop)
         self._channel = channel
         level, form = logs_as_configured()
         arguments = [where, str(self._folder), "--worker", self._worker]
@@ -259,7 +272,7 @@ class Supervisor:
         here = self._worker == REAL_WORKER and self._options.executor == "inline"
         if here and wants_torch(self._options):
             arguments.append("--torch")
-        self._child = Child("headrace.engine.process", arguments)
+        self._child = Child(self._module, arguments)
         changed = self._changed
 
         def exited(code: int) -> None:
@@ -283,10 +296,9 @@ class Supervisor:
             case messages.Failed(error):
                 self._failed = error
                 self._changed.set()
-            case messages.Ready():
+            case messages.Started():
                 self._start_seconds = time.monotonic() - self._begin
                 self.phases["engine_total"] = self._start_seconds
-                self.ready = message
                 self.reason = ""
                 self.state = State.READY
                 self._on_message(message)
@@ -296,12 +308,13 @@ class Supervisor:
                 self._on_message(message)
 
     def _configure(self) -> None:
-        if self._hello and self._files is not None and not self._configured:
+        make = self._configuration
+        if self._hello and make is not None and not self._configured:
             assert self._channel is not None
             self._configured = True
             flight = str(self._folder / f"flight-{self._number}")
             with contextlib.suppress(PeerGone):
-                self._channel.send(messages.Configure(self._options, self._files, flight))
+                self._channel.send(make(flight))
 
     async def _until_it_ends(self) -> tuple[str, str]:
         """(kind of failure, reason in words); on return the process is dead."""

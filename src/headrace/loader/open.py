@@ -41,7 +41,9 @@ def open_model(
     if name in CATALOG:
         model = CATALOG[name]
         if model.speech:
-            raise UnsupportedModel(f"{name} hears and does not write: headrace transcribe takes it")
+            raise UnsupportedModel(
+                f"{name} hears and does not write: headrace serve and headrace transcribe take it"
+            )
         local = fetch_catalog(model, cache_dir=cache_dir, offline=offline, progress=progress)
         return open_local(local, name, model.licence)
     # Local: 40 ms of imports, of no use to a start whose files are here.

@@ -7,6 +7,6 @@ Invariant: whatever the bytes are, the caller gets samples or one typed refusal,
 Your change: a format is a row of `SIGNATURES` in `formats.py` and a reader in `child.py`.
 """
 
-from .audio import RATE, AudioLimits, Sound, decode
+from .audio import RATE, AudioLimits, Decoded, Sound, decode, decode_into
 
-__all__ = ["RATE", "AudioLimits", "Sound", "decode"]
+__all__ = ["RATE", "AudioLimits", "Decoded", "Sound", "decode", "decode_into"]

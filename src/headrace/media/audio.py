@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import InvalidRequest, PackageAbsent, TooLarge
+from ..base.errors import InvalidRequest, Overloaded, PackageAbsent, TooLarge
 from ..base.extras import install_extra
-from .formats import FFMPEG, REFUSALS, container
+from .formats import FFMPEG, HEAD, REFUSALS, container
 
 RATE = 16_000
 """Samples a second of what `decode` gives."""
@@ -50,36 +50,65 @@ class Sound:
         return len(self.samples) / RATE
 
 
-def decode(data: bytes, limits: AudioLimits = AudioLimits(), param: str = "file") -> Sound:
-    """The sound of a file. Raises `InvalidRequest` for what is no sound, is damaged or too long,
-    `TooLarge` for too many bytes, `PackageAbsent` where the format's library is not installed.
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a file was, whose samples lie somewhere else."""
 
-    `param`: the field that errors name. Blocks for as long as decoding takes: call it in a thread.
+    count: int
+    """Samples at `RATE`."""
+    format: str
+    rate: int
+    channels: int
+
+
+def decode(data: bytes, limits: AudioLimits = AudioLimits(), param: str = "file") -> Sound:
+    """The sound of a file, in memory; raises and blocks as `decode_into`."""
+    with _memory("samples") as target:
+        found = decode_into(data, target, limits, param)
+        samples = np.empty(found.count, np.float32)
+        if os.preadv(target.fileno(), [samples.data.cast("B")], 0) != samples.nbytes:
+            raise InvalidRequest(REFUSALS["lost"], param=param)
+    return Sound(samples, found.format, found.rate, found.channels)
+
+
+def decode_into(
+    data: bytes | bytearray,
+    target: BinaryIO,
+    limits: AudioLimits = AudioLimits(),
+    param: str = "file",
+) -> Decoded:
+    """Write the sound of a file to `target`: fp32 samples at `RATE`, one channel.
+
+    Raises `InvalidRequest` for what is no sound, is damaged or too long, `TooLarge` for too many
+    bytes, `PackageAbsent` where the format's library is not installed, `Overloaded` where the
+    target's disk is full. `param`: the field that errors name. Blocks for as long as decoding
+    takes: call it in a thread.
     """
     if len(data) > limits.bytes:
         raise TooLarge(
             f"the file has {len(data):,} bytes, at most {limits.bytes:,} are taken", param=param
         )
-    format = container(data)
+    format = container(bytes(data[:HEAD]))
     if format is None:
         raise InvalidRequest(REFUSALS["format"], param=param)
-    with _memory("sound") as source, _memory("samples") as target:
+    with _memory("sound") as source:
         source.write(data)
         source.flush()
         os.lseek(source.fileno(), 0, os.SEEK_SET)
         answer = _child(source, target, format, limits)
-        if "absent" in answer:
-            extra = "av" if format in FFMPEG else "audio"
-            raise PackageAbsent(
-                f"reading {format} needs {answer['absent']}, which is not installed: "
-                f"{install_extra(extra)}"
-            )
-        if "refused" in answer:
-            raise InvalidRequest(REFUSALS[answer["refused"]], param=param)
-        samples = np.empty(answer["samples"], np.float32)
-        if os.preadv(target.fileno(), [samples.data.cast("B")], 0) != samples.nbytes:
-            raise InvalidRequest(REFUSALS["lost"], param=param)
-    return Sound(samples, format, answer["rate"], answer["channels"])
+    if "absent" in answer:
+        extra = "av" if format in FFMPEG else "audio"
+        raise PackageAbsent(
+            f"reading {format} needs {answer['absent']}, which is not installed: "
+            f"{install_extra(extra)}"
+        )
+    if answer.get("refused") == "room":
+        raise Overloaded(REFUSALS["room"], retry_after=5.0)
+    if "refused" in answer:
+        raise InvalidRequest(REFUSALS[answer["refused"]], param=param)
+    if os.fstat(target.fileno()).st_size < 4 * answer["samples"]:
+        raise InvalidRequest(REFUSALS["lost"], param=param)
+    return Decoded(answer["samples"], format, answer["rate"], answer["channels"])
 
 
 def _memory(name: str) -> BinaryIO:

@@ -9,6 +9,7 @@ files, other processes, and the network where the system lets it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import pkgutil
@@ -114,7 +115,11 @@ def _decode(order: dict[str, Any], library: Any, soxr: Any) -> dict[str, Any]:
 
 def _write(target: BinaryIO, mono: Block) -> int:
     # What is no number, or is far beyond full scale, would become no number in a model.
-    target.write(np.clip(np.nan_to_num(mono), -8.0, 8.0).tobytes())
+    try:
+        target.write(np.clip(np.nan_to_num(mono), -8.0, 8.0).tobytes())
+        target.flush()
+    except OSError as error:
+        raise SoundRefused("room" if error.errno == errno.ENOSPC else "lost") from error
     return len(mono)
 
 

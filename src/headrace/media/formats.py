@@ -23,6 +23,7 @@ REFUSALS = {
     "channels": "the sound must have between 1 and 8 channels",
     "long": "the sound is longer than is taken here",
     "time": "the sound took too long to decode",
+    "room": "the server has no room for the samples",
     "lost": "the sound cannot be decoded within the limits of memory and time",
 }
 """Code that a child gives → clause for the user. Never a decoder's own words."""

@@ -101,9 +101,13 @@ class Account:
             raise self._refuse(f"{key.concurrent} concurrent requests", 1.0)
         if self._requests is not None and (wait := self._requests.wait(1)):
             raise self._refuse(f"{key.requests_per_minute} requests per minute", wait)
+        self.check_tokens()
+
+    def check_tokens(self) -> None:
+        """Raise `RateLimited` where the tokens of this minute are used up."""
         # Tokens are known when they were used: the bucket is overdrawn and has to fill again.
         if self._tokens is not None and (wait := self._tokens.wait(1)):
-            raise self._refuse(f"{key.tokens_per_minute} tokens per minute", wait)
+            raise self._refuse(f"{self.key.tokens_per_minute} tokens per minute", wait)
 
     def enter(self) -> None:
         """One more request. Raises as `check` does."""
@@ -115,8 +119,11 @@ class Account:
 
     def leave(self, usage: Usage | None) -> None:
         self.in_work -= 1
-        if usage is None:
-            return
+        if usage is not None:
+            self.charge(usage)
+
+    def charge(self, usage: Usage) -> None:
+        """Count what was used; `leave` does it for what is not told before."""
         self.totals.add(usage)
         if self._tokens is not None:
             self._tokens.take(usage.prompt - usage.cached + usage.completion)

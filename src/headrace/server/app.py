@@ -35,6 +35,7 @@ from .page.route import router as page
 from .paths import Paths
 from .refusal import refusal
 from .routes.adapters import router as adapters
+from .routes.audio import router as audio
 from .routes.batches import router as batches
 from .routes.chat.route import router as chat
 from .routes.completions.route import router as completions
@@ -54,6 +55,7 @@ from .routes.ollama.route import router as ollama
 from .routes.operate import router as operate
 from .routes.pooling import router as pooling
 from .routes.ranking import router as ranking
+from .routes.realtime import router as realtime
 from .routes.rerank import router as rerank
 from .routes.responses.route import router as responses
 from .routes.responses.serve import Responses
@@ -63,6 +65,7 @@ from .routes.tokenize import router as tokenize
 from .routes.version import router as version
 from .routes.vllm import router as vllm
 from .service import Service, of
+from .socket import Sockets
 from .store import ResponseStore
 from .traced import traced
 from .wire import json_response
@@ -76,6 +79,8 @@ ROUTERS = (
     chat,
     completions,
     embeddings,
+    audio,
+    realtime,
     responses,
     messages,
     models,
@@ -180,7 +185,7 @@ class Application(FastAPI):
             layers: ASGIApp = Origins(Paths(routes), origins, meter.refused)
             if hosts is not None:
                 layers = Hosts(layers, hosts, meter.refused)
-            return Border(layers, service, meter)
+            return Sockets(Border(layers, service, meter))
 
         self.build_middleware_stack = guarded  # type: ignore[method-assign]
 

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..base.errors import Forbidden, HeadraceError, Unauthorised
 from .caller import CALLER, caller_of
 from .refusal import last_frame, refusal
+from .socket import SOCKET_KEY
 
 if TYPE_CHECKING:
     from .accounts import Account, Accounts
@@ -95,6 +96,8 @@ class Authentication:
         kind, _, secret = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not secret:
             secret = headers.get("x-api-key", "")
+        if not secret and "headrace.socket" in scope:
+            secret = _offered(scope["headrace.socket"].subprotocols)
         if not secret:
             raise Unauthorised("an API key is needed: Authorization: Bearer …")
         account = self._accounts.find(secret.strip())
@@ -103,6 +106,14 @@ class Authentication:
         if (self._operator or scope["path"] in OPERATOR) and account.key.role != "operator":
             raise Forbidden("this route is the operator's")
         return account
+
+
+def _offered(subprotocols: list[str]) -> str:
+    """The key among them, or nothing: a page's script can set no header of a websocket."""
+    for each in subprotocols:
+        if each.startswith(SOCKET_KEY):
+            return each.removeprefix(SOCKET_KEY)
+    return ""
 
 
 async def _while_valid(
@@ -147,6 +158,9 @@ async def _while_valid(
         error = KeyRemoved("this API key was removed")
         if not started:
             await refusal(scope["path"], error)(scope, receive, send)
+        elif "headrace.socket" in scope:
+            scope["headrace.socket"].refuse(error)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         elif streams:
             last = {"type": "http.response.body", "body": last_frame(scope["path"], error)}
             await send({**last, "more_body": False})

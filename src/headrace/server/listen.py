@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from .meter import HttpMeter
-from .protocol import BoundedProtocol, most_connections
+from .protocol import SOCKET_BYTES, BoundedProtocol, most_connections
 from .tls import Tls
 
 
@@ -28,9 +30,11 @@ def http_server(
     *,
     backlog: int,
     last_words: float,
+    websockets: bool = False,
 ) -> Listener:
     """A server of `app`, to be given its sockets. `counted`: what counts the connections that end
-    at a bound. `last_words`: seconds that answers have to end when it stops."""
+    at a bound. `last_words`: seconds that answers have to end when it stops. `websockets`: are
+    they spoken, where their library is installed?"""
 
     class Bounded(BoundedProtocol):
         max_connections = min(BoundedProtocol.max_connections, most_connections())
@@ -40,7 +44,9 @@ def http_server(
         app,
         loop="none",
         http=Bounded,
-        ws="none",
+        ws=(websockets and _sockets(counted)) or "none",
+        ws_max_size=SOCKET_BYTES,
+        ws_per_message_deflate=False,  # What unpacks to more than it was is no way in.
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -55,3 +61,15 @@ def http_server(
         config.load()
         config.ssl = context
     return Listener(config)
+
+
+def _sockets(counted: HttpMeter | None) -> type[asyncio.Protocol] | None:
+    """The protocol of websockets; None where its library is not installed (extra `audio`)."""
+    if find_spec("websockets") is None:
+        return None
+    from .socket_protocol import BoundedSocket  # Local: 30 ms of imports, for servers that hear.
+
+    class Counted(BoundedSocket):
+        meter = counted
+
+    return Counted

@@ -10,7 +10,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 VERSION = "/v1"
-WITHOUT = frozenset({"chat", "completions", "embeddings", "models", "responses"})
+WITHOUT = frozenset({"audio", "chat", "completions", "embeddings", "models", "responses"})
 """First segments of OpenAI's routes that are looked for below `/v1`."""
 
 

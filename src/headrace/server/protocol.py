@@ -43,6 +43,10 @@ PROBE_CONNECTIONS = 16
 PROBE_SECONDS = 2.0
 """Within which the head of one of these has to be complete."""
 _PROBES = frozenset(path.encode() for path in HEALTH)
+REALTIME = b"/v1/realtime"
+"""The one path at which a websocket is spoken."""
+SOCKET_BYTES = 2**20
+"""Largest message of a client: 16 seconds of 24 kHz in base64."""
 _UPGRADES = (b"upgrade", b"http2-settings", b"connection")
 
 _REASONS = {
@@ -200,6 +204,11 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
+            if self._to_websocket():
+                self._disarm()
+                self.scope["method"] = "GET"
+                self.handle_websocket_upgrade()
+                return
             # No other protocol is spoken here: the request is one of HTTP/1.1 (RFC 9110, 7.8).
             # httptools stops at a head with Upgrade, so a new parser gets it without that header.
             head = [b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url)]
@@ -244,6 +253,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
         super().on_body(body)
+
+    def _to_websocket(self) -> bool:
+        """Does the head ask for a websocket, where there is one to be had?"""
+        return (
+            self.parser.get_method() == b"GET"
+            and self.url.partition(b"?")[0] == REALTIME
+            and not self._spare
+            and all(cycle.response_complete for cycle in self._cycles)
+            and self._should_upgrade()
+        )
 
     def _upgrades(self) -> bool:
         """Is this a head that `_feed` will see again without its wish for another protocol?"""

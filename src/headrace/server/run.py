@@ -28,6 +28,7 @@ from ..obs.collector import collect_when_idle
 
 if TYPE_CHECKING:
     from ..engine.face import ServingEngine
+    from ..engine.hearing.engine import HearingEngine
     from .accounts import Accounts
     from .app import Application
     from .kept import Life
@@ -64,7 +65,7 @@ BREATH_SECONDS = 0.001
 LAST_WORDS = 2.0
 """Seconds in which ended requests may still send their error."""
 
-StartEngine = Callable[[], Awaitable["ServingEngine"]]
+StartEngine = Callable[[], Awaitable["ServingEngine | HearingEngine"]]
 Announce = Callable[[str], None]
 
 
@@ -127,11 +128,15 @@ class ServerProcess:
         *,
         life: Life | None = None,
         served: ServedProfile | None = None,
+        hears: bool = False,
     ) -> None:
         """`sockets`: as `take_ports` gives them; None: they are taken by `run`. `life`: where
         there is a parent that begins it again. `served`: the signed profile that
-        `start_engine` holds the engine to."""
+        `start_engine` holds the engine to. `hears`: the model is one of speech."""
         options.verify()
+        if hears and options.files:
+            raise OptionError("a speech model has no batches, so it takes no files", param="files")
+        self._hears = hears
         self._life = life
         self._served = served
         self._sockets = sockets
@@ -157,7 +162,9 @@ class ServerProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        starting: asyncio.Future[ServingEngine] = asyncio.ensure_future(self._start_engine())
+        starting: asyncio.Future[ServingEngine | HearingEngine] = asyncio.ensure_future(
+            self._start_engine()
+        )
         try:
             # The engine's process starts while this one imports the routes. In parts, since the
             # loop has to tell it what to load as soon as it asks. Where a parent has imported them,
@@ -182,7 +189,14 @@ class ServerProcess:
                 tls.failed = app.state.meter.failed
             apps = [app, *([create_operator_app(app)] if len(sockets) > 1 else [])]
             servers = [
-                http_server(each, tls, app.state.meter, backlog=BACKLOG, last_words=LAST_WORDS)
+                http_server(
+                    each,
+                    tls,
+                    app.state.meter,
+                    backlog=BACKLOG,
+                    last_words=LAST_WORDS,
+                    websockets=self._hears and each is app,
+                )
                 for each in apps
             ]
         except BaseException:
@@ -204,7 +218,7 @@ class ServerProcess:
         if app.state.accounts is not None:
             habits.append(keep("keys", app.state.accounts.watch))
         service.loop.start()
-        engine: ServingEngine | None = None
+        engine: ServingEngine | HearingEngine | None = None
         try:
             engine = await self._engine(starting, http)
             if engine is not None:
@@ -248,8 +262,8 @@ class ServerProcess:
         return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
 
     async def _engine(
-        self, starting: asyncio.Future[ServingEngine], http: asyncio.Future[Any]
-    ) -> ServingEngine | None:
+        self, starting: asyncio.Future[ServingEngine | HearingEngine], http: asyncio.Future[Any]
+    ) -> ServingEngine | HearingEngine | None:
         """The started engine; None where a signal came first."""
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
@@ -304,7 +318,9 @@ class ServerProcess:
         if accounts is not None:
             await app.state.store.save_ledger(accounts.totals())
 
-    def _ready(self, sockets: list[socket.socket], engine: ServingEngine, seconds: float) -> None:
+    def _ready(
+        self, sockets: list[socket.socket], engine: ServingEngine | HearingEngine, seconds: float
+    ) -> None:
         scheme = "https" if self._options.tls_cert else "http"
         addresses = [f"{scheme}://{_address(listener)}" for listener in sockets]
         phases = " · ".join(f"{name} {took:.2f}" for name, took in engine.phases.items())
@@ -327,7 +343,7 @@ def import_routes() -> None:
     loop_factory()
 
 
-async def _given_up(starting: asyncio.Future[ServingEngine]) -> None:
+async def _given_up(starting: asyncio.Future[ServingEngine | HearingEngine]) -> None:
     """End a start that nobody waits for any more; an engine that it brought is closed."""
     starting.cancel()
     await asyncio.wait({starting})
@@ -335,8 +351,10 @@ async def _given_up(starting: asyncio.Future[ServingEngine]) -> None:
         await starting.result().close(0.0)
 
 
-def _example(address: str, engine: ServingEngine) -> str:
+def _example(address: str, engine: ServingEngine | HearingEngine) -> str:
     """A line for the shell that gets an answer from this model."""
+    if not hasattr(engine, "files"):
+        return f"curl {address}/v1/audio/transcriptions -F file=@talk.wav"
     if engine.files.arch.task != "tokens":
         path, body = "embeddings", '{"input": "a river"}'
     elif engine.files.chat_template is None:

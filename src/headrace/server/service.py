@@ -6,7 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, MutableMapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from typing_extensions import TypeIs
 
 from ..base.config import ServerOptions
 from ..base.errors import ContextOverflow, InvalidRequest, ModelNotFound, Overloaded
@@ -23,8 +26,10 @@ from .speech import Speech
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.responses import Response
 
     from ..engine.face import ServingEngine
+    from ..engine.hearing.engine import HearingEngine
     from .served_profile import ServedProfile
 
 INLINE_CHARACTERS = 8192
@@ -37,6 +42,15 @@ UNBROKEN_OF_A_TOKEN = 4
 many for each token of the context where that is more, so that whatever fits is taken."""
 DRAIN_RETRY = 2.0
 """Seconds after which a client that met a draining server should ask (another one) again."""
+
+
+class Ears(Protocol):
+    """What serves sounds: `hearing.ears.HearingRoutes`, which is imported where it is wanted."""
+
+    engine: HearingEngine
+
+    async def transcribe(self, request: Request, task: str) -> Response: ...
+    def live(self, request: Request) -> Response: ...
 
 
 class Service:
@@ -64,13 +78,18 @@ class Service:
         self.served_profile: ServedProfile | None = None
         """The signed profile that the server was started with."""
         self._engine: ServingEngine | None = None
+        self._ears: Ears | None = None
         self._defaults = SamplingParams()
         self._speech = Speech()
         if engine is not None:
             self.attach(engine)
 
-    def attach(self, engine: ServingEngine) -> None:
+    def attach(self, engine: ServingEngine | HearingEngine) -> None:
         """The engine is ready: from now on requests are served."""
+        if not writes(engine):
+            # A name and no import: servers of text do without what it needs.
+            self._ears = import_module("headrace.server.hearing.ears").HearingRoutes(self, engine)
+            return
         self._engine = engine
         self._defaults = default_sampling(engine.files)
         self._speech = Speech.of(engine)
@@ -78,20 +97,50 @@ class Service:
             engine.on_end = partial(self.spans.request, model=self.name)
 
     @property
-    def engine(self) -> ServingEngine:
-        """Raises `Overloaded` while the model loads."""
+    def served(self) -> ServingEngine | HearingEngine:
+        """Whichever it is. Raises `Overloaded` while the model loads."""
+        if self._ears is not None:
+            return self._ears.engine
         if self._engine is None:
             raise Overloaded("the model is being loaded", retry_after=2.0)
         return self._engine
 
     @property
+    def engine(self) -> ServingEngine:
+        """The engine of text. Raises `Overloaded` while the model loads, and `InvalidRequest`
+        where it is one that hears."""
+        served = self.served
+        if not writes(served):
+            raise InvalidRequest(
+                f"{self.name} transcribes speech and does nothing else; use "
+                "/v1/audio/transcriptions, /v1/audio/translations or /v1/realtime",
+                param="model",
+                code="unsupported_model",
+            )
+        return served
+
+    @property
+    def ears(self) -> Ears:
+        """What serves sounds. Raises `Overloaded` while the model loads, and `InvalidRequest`
+        where it is one of text."""
+        if self._ears is None:
+            _ = self.served
+            raise InvalidRequest(
+                f"{self.name} does not hear; /v1/audio and /v1/realtime need a speech model, such "
+                "as whisper-base",
+                param="model",
+                code="unsupported_model",
+            )
+        return self._ears
+
+    @property
     def loaded(self) -> bool:
-        return self._engine is not None
+        return self._engine is not None or self._ears is not None
 
     @property
     def name(self) -> str:
         """The name under which the model is served."""
-        return self.options.served_name or self.engine.model_name
+        return self.options.served_name or self.served.model_name
 
     @property
     def fingerprint(self) -> str:
@@ -152,9 +201,9 @@ class Service:
 
     def health(self) -> tuple[bool, bool, str, float | None]:
         """(ready, alive, why not, seconds after which it may be)."""
-        if self._engine is None:
+        if not self.loaded:
             return False, True, "the model is being loaded", 2.0
-        health = self._engine.health()
+        health = self.served.health()
         if self.draining:
             return False, health.alive, "the server is shutting down", DRAIN_RETRY
         if health.ready and (broken := self.broken()):
@@ -171,12 +220,11 @@ class Service:
 
         A request of a batch waits for its turn elsewhere (`batches.courtesy`) and takes nobody's.
         """
+        _ = self.served
         if scope.get("headrace.batch"):
-            _ = self.engine
             return
         if self.draining:
             raise Overloaded("the server is shutting down", retry_after=DRAIN_RETRY)
-        _ = self.engine
         if self.in_work >= self.options.max_concurrent:
             raise Overloaded(
                 f"{self.in_work} requests are in work, which is the limit (max_concurrent)",
@@ -216,9 +264,9 @@ class Service:
 
     def abort(self, name: str) -> bool:
         """End the requests whose answers carry this id; False: there is none in work."""
-        in_work: list[tuple[str, Any]] = getattr(self.engine, "in_work", list)()
+        in_work: list[tuple[str, Any]] = getattr(self.served, "in_work", list)()
         ids = [each for each, _ in in_work if name in (each, named(each))]
-        return sum(self.engine.abort(each) for each in ids or [name]) > 0
+        return sum(self.served.abort(each) for each in ids or [name]) > 0
 
     async def idle(self) -> None:
         """Wait until no request is in work."""
@@ -273,6 +321,11 @@ class Service:
                 param="prompt",
             )
         return ids
+
+
+def writes(engine: ServingEngine | HearingEngine) -> TypeIs[ServingEngine]:
+    """Is it an engine of text?"""
+    return not hasattr(engine, "hear")
 
 
 def of(request: Request) -> Service:

@@ -22,6 +22,9 @@ PATHS = frozenset(
         "/v1/embeddings",
         "/v1/rerank",
         "/v1/score",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/realtime",
     }
 )
 """What has spans: work. Probes and scrapes have none, nor has a scan of random paths."""
@@ -40,12 +43,13 @@ class Traced:
         self._spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
+        works = scope.get("method") == "POST" or "headrace.socket" in scope
+        if scope["type"] != "http" or not works or scope["path"] not in PATHS:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         span = self._spans.exchange(
-            "POST", scope["path"], headers.get("traceparent"), headers.get("tracestate")
+            scope["method"], scope["path"], headers.get("traceparent"), headers.get("tracestate")
         )
         context = span.get_span_context()
         # For the access log's line (`obs.logs` shows them at its top).

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from .transcript import Segment
+
+class Said(Protocol):
+    """A text between two times, in seconds."""
+
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+    @property
+    def text(self) -> str: ...
 
 
 def clock(seconds: float, mark: str) -> str:
@@ -14,19 +24,19 @@ def clock(seconds: float, mark: str) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{mark}{rest % 1000:03d}"
 
 
-def srt(segments: Sequence[Segment]) -> str:
+def srt(segments: Sequence[Said]) -> str:
     return "".join(
         f"{number}\n{clock(one.start, ',')} --> {clock(one.end, ',')}\n{_line(one)}\n\n"
         for number, one in enumerate(segments, 1)
     )
 
 
-def vtt(segments: Sequence[Segment]) -> str:
+def vtt(segments: Sequence[Said]) -> str:
     return "WEBVTT\n\n" + "".join(
         f"{clock(one.start, '.')} --> {clock(one.end, '.')}\n{_line(one)}\n\n" for one in segments
     )
 
 
-def _line(segment: Segment) -> str:
+def _line(segment: Said) -> str:
     """The text, without what would end a cue or begin its times."""
     return " ".join(segment.text.split()).replace("-->", "->")

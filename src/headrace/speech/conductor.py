@@ -96,7 +96,9 @@ class Conductor:
         job = self._line[0]
         if self._slices is None:
             mel = log_mel(job.wish.samples, self.network.files.mels)
-            self._slices = self.network.encode(mel, job.wish.window)
+            self._slices = self.network.encode(
+                mel, job.wish.window, len(job.wish.samples) if job.wish.short else None
+            )
         if next(self._slices, self) is self:
             self._slices = None
             self._line.popleft()

@@ -28,6 +28,7 @@ class Encode(NamedTuple):
 
     samples: Floats
     window: int
+    short: bool = False
 
 
 class Decode(NamedTuple):
@@ -70,6 +71,9 @@ class DecodingOptions:
     """A silence this sure leaves out likelier texts too: "you" is one of them."""
     condition: bool = True
     """Does a window hear what was said before it?"""
+    short: bool = False
+    """Is a window encoded no longer than its sound is? Cheaper, and not what the model learnt:
+    for what is shown while somebody still speaks."""
 
 
 @dataclass(slots=True)
@@ -83,6 +87,8 @@ class Utterance:
     no_speech: float = 0.0
     temperature: float = 0.0
     compression: float = 1.0
+    log_shares: list[float] = field(default_factory=list)
+    """Log probability of each token."""
 
     def silent(self, options: DecodingOptions) -> bool:
         """Is the text made up where nobody spoke? OpenAI's rule, or the one of a sure silence."""
@@ -199,6 +205,7 @@ def _one(
         if token == files.special.end:
             break
         spoken.tokens.append(token)
+        spoken.log_shares.append(float(shares[token]))
         chunk = Chunk(sequence, window, len(prefix) + at, [token], [0])
         logits = (yield Decode([chunk]))[0]
     spoken.log_share = total / (len(spoken.tokens) + 1)
@@ -207,8 +214,10 @@ def _one(
 
 class _Beam(NamedTuple):
     tokens: list[int]
-    total: float
+    shares: list[float]
+    """Log probability of each token."""
     sequence: int
+    total: float = 0.0
 
 
 def _beams(
@@ -222,9 +231,9 @@ def _beams(
     """Beam search as OpenAI's code has it, patience 1: done when `width` texts have ended; the best
     is the one of the highest mean."""
     silence, logits = yield from _begin(files, prefix, window, sequences[0])
-    beams = [_Beam([], 0.0, sequences[0])]
+    beams = [_Beam([], [], sequences[0])]
     rows = logits[None]
-    ended: list[tuple[float, list[int]]] = []
+    ended: list[tuple[float, _Beam]] = []
     for at in range(_longest(files, prefix)):
         found = []
         for beam, row in zip(beams, rows, strict=True):
@@ -236,7 +245,7 @@ def _beams(
         chosen: list[tuple[float, int, _Beam]] = []
         for total, token, beam in found:
             if token == files.special.end:
-                ended.append((total, beam.tokens))
+                ended.append((total, beam))
             else:
                 chosen.append((total, token, beam))
             if len(chosen) == width:
@@ -248,9 +257,9 @@ def _beams(
             Chunk(beam.sequence, window, len(prefix) + at, [beam.tokens[-1]], [0]) for beam in beams
         ]
         rows = (yield Decode(chunks)).copy()
-    ended = ended or [(beam.total, beam.tokens) for beam in beams]
-    total, tokens = max(ended, key=lambda one: one[0] / (len(one[1]) + 1))
-    return Utterance(tokens, total / (len(tokens) + 1), silence)
+    ended = ended or [(beam.total, beam) for beam in beams]
+    total, best = max(ended, key=lambda one: one[0] / (len(one[1].tokens) + 1))
+    return Utterance(best.tokens, total / (len(best.tokens) + 1), silence, log_shares=best.shares)
 
 
 def _place(
@@ -267,5 +276,6 @@ def _place(
         if stay[slot] != i:
             slot = free.pop()
             yield Copy(beam.sequence, slot, length)
-        placed.append(_Beam([*beam.tokens, token], total, slot))
+        shares = [*beam.shares, total - beam.total]
+        placed.append(_Beam([*beam.tokens, token], shares, slot, total))
     return placed

@@ -39,6 +39,10 @@ MAX_ROWS = 512
 MAX_LOGITS = 64
 """Rows of logits of a step."""
 _EPS = 1e-5
+_FRAME_SAMPLES = 320
+"""Samples of a position of the encoder's output."""
+_LEAST_FRAMES, _BEHIND_FRAMES = 400, 50
+"""Positions of a short window at least, and those behind its sound."""
 
 
 class Chunk(NamedTuple):
@@ -130,6 +134,8 @@ class Network:
         self._places = files.tensor("model.decoder.embed_positions.weight").astype(np.float32)
         self._build_encoder()
         self._build_decoder()
+        self.heard = [files.frames] * windows
+        """Positions of each window that were encoded."""
         self.keys: list[list[Floats]] = [[] for _ in range(windows)]
         """By window, and for each layer that aligns, K [frames, width] in fp32."""
 
@@ -256,15 +262,19 @@ class Network:
             write = emit.rope(kv, matrix(qkv), self._attention_spec(i), (None, None), None)
             self._writes.append(_Repeated(self._team, [self._linear(top, name, into), write]))
 
-    def encode(self, mel: Floats, window: int) -> Iterator[None]:
+    def encode(self, mel: Floats, window: int, samples: int | None = None) -> Iterator[None]:
         """Fill a window's slot from features [3000, mels]; stops behind each layer.
 
-        Only one such walk may be under way at a time.
+        `samples`: of the window that have sound in them, where only they are to be encoded, with
+        a second of what is behind; None: all. Only one such walk may be under way at a time.
         """
         files = self.files
         self._mel[1:-1] = mel
-        self._convolve.run(HrStep(n=FRAMES))
         rows = files.frames
+        if samples is not None:
+            rows = min(rows, max(_LEAST_FRAMES, -(-samples // _FRAME_SAMPLES) + _BEHIND_FRAMES))
+        self.heard[window] = rows
+        self._convolve.run(HrStep(n=min(FRAMES, 2 * rows + 1)))
         starts = np.array([0, rows], np.int32)
         positions = np.arange(rows, dtype=np.int64)
         slots = positions + window * self._cross_blocks * BLOCK
@@ -285,7 +295,7 @@ class Network:
         for layer, program in enumerate(self._writes):
             program.run(step)
             if layer in aligning:
-                self.keys[window].append(self._written[:, files.width : 2 * files.width].copy())
+                self.keys[window].append(self._written[:rows, files.width : 2 * files.width].copy())
 
     # The decoder.
 
@@ -375,8 +385,8 @@ class Network:
         )
         heard = np.ascontiguousarray(heard, np.int32)
         each = np.arange(n + 1, dtype=np.int32)
-        whole = np.full(n, files.frames, np.int32)
-        last = np.full(n, files.frames - 1, np.int64)
+        whole = np.repeat([self.heard[c.window] for c in chunks], counts).astype(np.int32)
+        last = whole.astype(np.int64) - 1
         cross = HrStep(
             n=n,
             b=n,

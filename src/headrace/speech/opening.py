@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from ..base.errors import ModelNotFound, UnsupportedModel
+from ..base.errors import UnsupportedModel
 from ..kernels.cpu.library import LibraryAbsent, Team
 from ..loader import Progress
-from ..loader.catalog import CATALOG
-from ..loader.download import fetch_catalog
 from .files import open_whisper
+from .finding import DEFAULT_MODEL as DEFAULT_MODEL
+from .finding import find
 from .network import Network, Precision
 from .transcript import Transcriber
 
-DEFAULT_MODEL = "whisper-base"
 KvKind = Literal["float32", "bfloat16", "int8"]
 
 
@@ -31,18 +30,7 @@ def open_transcriber(
 
     Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
     """
-    known = CATALOG.get(name)
-    if Path(name).is_dir():
-        folder = Path(name)
-    elif known is not None and known.speech:
-        folder = fetch_catalog(known, cache_dir=cache_dir, progress=progress)
-    else:
-        speech = ", ".join(model.name for model in CATALOG.values() if model.speech)
-        raise ModelNotFound(
-            f"no speech model {name!r:.200}; it is a catalog name ({speech}) or a folder",
-            param="model",
-        )
-    files = open_whisper(folder)
+    files = open_whisper(find(name, cache_dir=cache_dir, progress=progress))
     try:
         team = Team(threads)
     except LibraryAbsent as absent:

@@ -26,7 +26,7 @@ from .decoding import (
 from .features import RATE, WINDOW
 from .network import MAX_ROWS, Chunk, Network
 from .rules import TICK
-from .voice import chunks
+from .voice import USUAL_PAUSES, Pauses, chunks
 from .words import FRAME, Word, align, split_words
 
 Floats = npt.NDArray[np.float32]
@@ -45,6 +45,8 @@ class Segment:
     end: float
     text: str
     tokens: list[int]
+    log_shares: list[float] = field(default_factory=list)
+    """Log probability of each token."""
     temperature: float = 0.0
     log_share: float = 0.0
     no_speech: float = 0.0
@@ -154,11 +156,17 @@ class Transcriber:
         return transcript
 
     def chunked(
-        self, samples: Floats, options: DecodingOptions, *, words: bool, told: Told
+        self,
+        samples: Floats,
+        options: DecodingOptions,
+        *,
+        words: bool,
+        told: Told,
+        pauses: Pauses = USUAL_PAUSES,
     ) -> Generator[None, None, Transcript]:
         """Yields until its chunks have been decoded side by side."""
         transcript = Transcript(options.language or "", len(samples) / RATE)
-        spans = chunks(samples)
+        spans = chunks(samples, pauses)
         done = 0
         for begin, end in [*spans, (len(samples), len(samples))]:
             if begin > done:
@@ -265,7 +273,7 @@ class Transcriber:
         slots: list[int],
     ) -> Generator[Any, Floats, tuple[Utterance, list[Word]]]:
         files = self.network.files
-        yield Encode(samples, window)
+        yield Encode(samples, window, options.short)
         if not transcript.language:
             transcript.language, _ = yield from detect(files, window, slots[0])
         language = transcript.language
@@ -316,6 +324,7 @@ class Transcriber:
         length = len(window)
         single_end = is_time[-2:] == [False, True]
         found: list[tuple[int, int, list[int]]] = []
+        heard = 0
         used = length
         if cuts:
             if single_end:
@@ -334,6 +343,8 @@ class Transcriber:
             found.append((0, end, tokens))
         segments = []
         for begin, end, part in found:
+            shares = spoken.log_shares[heard : heard + len(part)]
+            heard += len(part)
             own = [token for token in part if token < files.special.end]
             text = files.tokenizer.decode(own, skip_special_tokens=True)
             start, stop = (min(each, length) + offset for each in (begin, end))
@@ -345,6 +356,7 @@ class Transcriber:
                     stop / RATE,
                     text,
                     part,
+                    shares,
                     spoken.temperature,
                     spoken.log_share,
                     spoken.no_speech,

@@ -47,8 +47,10 @@ def boundary_of(content_type: str) -> bytes:
 class FormReader:
     """Part after part: `part` finds the next one's head, `data` gives its content in pieces."""
 
-    def __init__(self, chunks: AsyncIterator[bytes], boundary: bytes) -> None:
-        self._chunks = chunks
+    def __init__(
+        self, chunks: AsyncIterator[bytes], boundary: bytes, most_parts: int = MAX_PARTS
+    ) -> None:
+        self._chunks, self._most_parts = chunks, most_parts
         self._delimiter = b"\r\n--" + boundary
         self._buffer = bytearray(b"\r\n")  # So that the first delimiter is like the others.
         self._parts = 0
@@ -67,8 +69,8 @@ class FormReader:
         if end.strip(b" \t"):
             raise _wrong("text follows a boundary")
         self._parts += 1
-        if self._parts > MAX_PARTS:
-            raise _wrong(f"at most {MAX_PARTS} parts are allowed")
+        if self._parts > self._most_parts:
+            raise _wrong(f"at most {self._most_parts} parts are allowed")
         head = await self._until(b"\r\n\r\n", MAX_HEADERS)
         try:
             message = HeaderParser().parsestr(head.decode("utf-8"))
@@ -96,13 +98,16 @@ class FormReader:
                 return
             await self._fill()
 
-    async def field(self, name: str) -> str:
-        """The content of a part that is no file; `InvalidRequest` where it is long or no text."""
-        content = b""
+    async def field(self, name: str, most: int | None = None) -> str:
+        """The content of a part that is no file; `InvalidRequest` where it is long or no text.
+
+        `most`: bytes of it; None: `MAX_FIELD`.
+        """
+        most, content = most or MAX_FIELD, b""
         async for piece in self.data():
             content += piece
-            if len(content) > MAX_FIELD:
-                raise _wrong(f"{name[:100]} is longer than {MAX_FIELD} bytes", param=name[:100])
+            if len(content) > most:
+                raise _wrong(f"{name[:100]} is longer than {most} bytes", param=name[:100])
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError:

@@ -21,7 +21,7 @@ def render(request: Request) -> Response:
     meter.in_work.set(service.in_work)
     meter.draining.set(service.draining)
     meter.longest_hold.set(service.loop.longest)
-    parts = [generate_latest(service.engine.registry)] if service.loaded else []
+    parts = [generate_latest(service.served.registry)] if service.loaded else []
     parts.append(generate_latest(meter.registry))
     return Response(b"".join(parts), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 

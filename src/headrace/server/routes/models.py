@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, NotRequired
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -11,11 +11,15 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from ..openapi import replies
-from ..service import Service, of
+from ..service import Service, of, writes
 from ..wire import json_response
 from .messages.serve import error_reply
 
 router = APIRouter(tags=["OpenAI"])
+
+
+HEARD_TOKENS = 448
+"""Tokens of the decoder of a model that hears: prompt and text of a window."""
 
 
 class ModelReply(TypedDict):
@@ -26,6 +30,8 @@ class ModelReply(TypedDict):
     root: str
     parent: str | None
     max_model_len: int
+    task: NotRequired[Literal["transcription"]]
+    """Absent: text."""
 
 
 class ModelList(TypedDict):
@@ -51,14 +57,26 @@ class AnthropicModels(TypedDict):
 
 def describe(service: Service, adapter: str | None = None) -> ModelReply:
     """The model, or one of its adapters."""
+    served = service.served
+    if not writes(served):
+        return {
+            "id": service.name,
+            "object": "model",
+            "created": int(service.started),
+            "owned_by": "headrace",
+            "root": served.model_name,
+            "parent": None,
+            "max_model_len": HEARD_TOKENS,
+            "task": "transcription",
+        }
     return {
         "id": adapter or service.name,
         "object": "model",
         "created": int(service.started),
         "owned_by": "headrace",
-        "root": service.engine.files.name,
+        "root": served.files.name,
         "parent": service.name if adapter else None,
-        "max_model_len": service.engine.max_context,
+        "max_model_len": served.max_context,
     }
 
 
@@ -79,7 +97,7 @@ async def models(request: Request) -> Response:
     """The model and its adapters; in Anthropic's shape under a header `anthropic-version`."""
     service = of(request)
     foreign = "anthropic-version" in request.headers
-    adapters = [adapter.name for adapter in getattr(service.engine, "adapters", ())]
+    adapters = [adapter.name for adapter in getattr(service.served, "adapters", ())]
     listed = [describe(service), *(describe(service, name) for name in sorted(adapters))]
     if foreign:
         ids = [each["id"] for each in listed]

@@ -49,7 +49,7 @@ async def state(request: Request) -> Response:
     """What the engine and the server do at this moment."""
     service = of(request)
     ready, alive, reason, _ = service.health()
-    stats = asdict(service.engine.stats) if service.loaded else None
+    stats = getattr(service.served, "stats", None) if service.loaded else None
     return json_response(
         {
             "ready": ready,
@@ -57,7 +57,7 @@ async def state(request: Request) -> Response:
             "reason": reason,
             "draining": service.draining,
             "in_work": service.in_work,
-            "step": stats,
+            "step": None if stats is None else asdict(stats),
         }
     )
 

@@ -1,0 +1,64 @@
+"""How a process of the engine begins and ends: its arguments, its channel, its last words."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import EngineFault, HeadraceError
+from ..dist.channel import Channel
+from ..obs.logs import configure_logs
+from . import messages
+from .messages import WireError
+from .spawn import ORPHANED, become_child
+
+log = logging.getLogger("headrace.engine")
+
+
+def enter(hears: Any, run: Callable[[Channel, argparse.Namespace], None]) -> None:
+    """Say hello to the parent and `run`; an error is the parent's last message. Exits by it.
+
+    `hears`: the type of the parent's messages.
+    """
+    started = time.monotonic()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--worker", required=True)
+    parser.add_argument("--bound", action="store_true", help="die with the spawning thread")
+    parser.add_argument("--spawned", type=float, default=started)
+    parser.add_argument("--log-level", default="warning")
+    parser.add_argument("--log-format", default="text")
+    parser.add_argument("--torch", action="store_true", help="the worker wants torch")
+    arguments = parser.parse_args()
+    configure_logs(arguments.log_level, arguments.log_format)
+    try:
+        stacks = become_child(arguments.folder, bound=arguments.bound)
+        channel = Channel(arguments.address, hears, bind=False)
+    except (FileNotFoundError, ConnectionError):
+        sys.exit(ORPHANED)  # Whose folder and socket they were is gone.
+    try:
+        # Ctrl-C is ignored here (`become_child`), so its exception is SIGTERM's alone.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        channel.send(messages.Hello(0))
+        channel.send(messages.Phase("engine_process", started - arguments.spawned))
+        run(channel, arguments)
+    except KeyboardInterrupt:
+        pass
+    except HeadraceError as error:
+        channel.send(messages.Failed(WireError.of(error)))
+        sys.exit(error.exit_code)
+    except Exception as fault:
+        log.exception("the engine process ends")
+        told = EngineFault(f"{type(fault).__name__}: {fault}")
+        channel.send(messages.Failed(WireError.of(told)))
+        sys.exit(1)
+    finally:
+        channel.close()
+        stacks.close()

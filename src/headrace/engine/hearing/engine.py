@@ -1,0 +1,388 @@
+"""`HearingEngine`: one served model that hears, for an event loop.
+
+Everything here belongs to one event loop and nothing imports torch or kernels. Sounds go to the
+process in files of the private folder. Of a sound that a process dies with nobody has lost
+anything that was told: it is heard again by the next process, once, without what it told before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+import uuid
+from collections import deque
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ...base import environment
+from ...base.config import Decision, EngineOptions
+from ...base.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded
+from ...loader import Progress
+from ...obs.tasks import TaskWatch
+from ...speech.finding import find
+from .. import messages
+from ..face import Health
+from ..supervisor import State, Supervision, Supervisor
+from .messages import FromHearing, Hear, Heard, HearingLoad, HearOptions, Listening, OpenHearing
+from .metrics import HearingMetrics
+from .options import verify
+
+REAL_HEARING = "headrace.engine.hearing.real:opened"
+RATE = 16_000
+MOST_SECONDS = 8 * 3600.0
+"""Audio of all sounds that have not ended: 1.8 GB of samples on the disk of temporary files."""
+HANG_SECONDS = 30.0
+"""A turn of the loop takes a tenth of a second."""
+WAIT_FOR_NEXT = 30.0
+"""Seconds within which a next process must be expected for a sound to wait for it."""
+
+
+class Payload:
+    """A file that takes a sound's samples, seen by the process that hears; closed exactly once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: BinaryIO = os.fdopen(
+            os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600), "w+b"
+        )
+
+    def close(self) -> None:
+        self.file.close()
+        self.path.unlink(missing_ok=True)
+
+
+class Hearing:
+    """One sound while it is heard: an asynchronous iterator of what is new (`Heard`).
+
+    Ends behind the message that has an `end`. Raises the typed error that ended it. Whoever leaves
+    before calls `cancel`.
+    """
+
+    def __init__(self, engine: HearingEngine, payload: Payload, wanted: Hear) -> None:
+        self.wanted = wanted
+        self.payload = payload
+        self.begun = time.monotonic()
+        self.upto = 0.0
+        """Seconds of it that have been told."""
+        self.tries = 1
+        self.over = False
+        self._engine = engine
+        self._news: deque[Heard | HeadraceError] = deque()
+        self._bell = asyncio.Event()
+
+    @property
+    def seconds(self) -> float:
+        return self.wanted.count / RATE
+
+    def __aiter__(self) -> Hearing:
+        return self
+
+    async def __anext__(self) -> Heard:
+        while not self._news:
+            if self.over:
+                raise StopAsyncIteration
+            self._bell.clear()
+            await self._bell.wait()
+        news = self._news.popleft()
+        if isinstance(news, HeadraceError):
+            raise news
+        return news
+
+    def tell(self, news: Heard | HeadraceError) -> None:
+        """Called by the engine."""
+        self._news.append(news)
+        self._bell.set()
+
+    def cancel(self) -> None:
+        """Stop the work, if it still goes on."""
+        self._engine._cancel(self)
+
+
+class HearingEngine:
+    """See `face.ServingEngine` for the meaning of the names that it has too."""
+
+    def __init__(self, options: EngineOptions, supervisor: Supervisor, tasks: TaskWatch) -> None:
+        """Use `start`."""
+        self.options = options
+        self.tasks = tasks
+        local = Path(options.model).expanduser()
+        self.model_name = local.resolve().name if local.exists() else options.model
+        self.languages: frozenset[str] = frozenset()
+        """Codes; empty: it hears English alone."""
+        self.decisions: list[Decision] = []
+        self.phases: dict[str, float] = {}
+        self.metrics = HearingMetrics(self.model_name)
+        self.registry = self.metrics.registry
+        self._supervisor = supervisor
+        self._sounds: dict[str, Hearing] = {}
+        self._held: list[Hearing] = []
+        """Sounds whose process died, and that wait for the next."""
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._audio = 0.0
+
+    @classmethod
+    async def start(
+        cls,
+        options: EngineOptions,
+        *,
+        supervision: Supervision | None = None,
+        worker: str = REAL_HEARING,
+        progress: Progress | None = None,
+    ) -> HearingEngine:
+        """Find the model and start its process, at the same time.
+
+        `worker`: `module:function` that opens a `speech.transcript.Transcriber`. Raises
+        `OptionError`, `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`,
+        `EngineDead`.
+        """
+        verify(options)
+        begin = time.monotonic()
+        if supervision is None:
+            dumps = environment.cache_root() / "flight"
+            supervision = Supervision(dumps=dumps, hang=HANG_SECONDS)
+        made: list[HearingEngine] = []
+
+        def on_message(message: Any) -> None:
+            made[0]._receive(message)
+
+        def on_down(kind: str, error: EngineDead) -> None:
+            made[0]._down(kind, error)
+
+        tasks = TaskWatch(lambda name: made[0].metrics.failed("task"))
+        supervisor = Supervisor(
+            options,
+            supervision,
+            worker=worker,
+            on_message=on_message,
+            on_down=on_down,
+            tasks=tasks,
+            module="headrace.engine.hearing.process",
+            says=FromHearing,
+        )
+        made.append(cls(options, supervisor, tasks))
+        try:
+            folder = await asyncio.to_thread(
+                find,
+                options.model,
+                cache_dir=options.cache_dir,
+                offline=options.offline,
+                progress=progress,
+            )
+            supervisor.configure_by(lambda flight: OpenHearing(options, str(folder)))
+            await supervisor.started()
+        except BaseException:
+            await supervisor.close()
+            raise
+        made[0].phases = {**supervisor.phases, "total": time.monotonic() - begin}
+        return made[0]
+
+    async def __aenter__(self) -> HearingEngine:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    # Sounds
+
+    def check_open(self) -> None:
+        """Raise `Overloaded` where no further sound would be taken."""
+        if self._draining:
+            raise Overloaded("the server is shutting down", retry_after=2.0)
+        if self._supervisor.state is not State.READY:
+            raise self._supervisor.dead()
+        if len(self._sounds) > self.options.max_waiting:
+            raise Overloaded(
+                f"{len(self._sounds)} sounds are heard or wait, which is the limit (max_waiting)",
+                retry_after=1.0,
+            )
+
+    def check(self, options: HearOptions) -> None:
+        """Raise `InvalidRequest` for what this model cannot be asked."""
+        if options.language is None:
+            return
+        if options.language not in (self.languages or ("en",)):
+            known = ", ".join(sorted(self.languages)) or "en"
+            raise InvalidRequest(
+                f"language {options.language!r:.20} is not known; one of {known}",
+                param="language",
+            )
+
+    def payload(self) -> Payload:
+        """Room for a sound's samples, fp32 at 16 kHz; `hear` takes it over."""
+        try:
+            return Payload(self._supervisor.folder / f"sound-{uuid.uuid4().hex}")
+        except OSError as error:
+            raise Overloaded(f"no room for samples: {error.strerror}", retry_after=5.0) from error
+
+    def hear(
+        self, payload: Payload, count: int, options: HearOptions, request_id: str = ""
+    ) -> Hearing:
+        """Have `count` samples heard. The payload is closed when the sound ends, or now where
+        this raises: `InvalidRequest`, `Overloaded`."""
+        wanted = Hear(request_id or uuid.uuid4().hex, str(payload.path), count, options)
+        try:
+            payload.file.flush()
+            self.check_open()
+            self.check(options)
+            if wanted.request_id in self._sounds:
+                raise InvalidRequest("a sound with this id is in work", param="request_id")
+            seconds = sum(each.seconds for each in self._sounds.values())
+            if seconds + count / RATE > MOST_SECONDS and self._sounds:
+                raise Overloaded(
+                    f"{seconds:.0f} seconds of audio are in work, of {MOST_SECONDS:.0f} at most",
+                    retry_after=5.0,
+                )
+            self._supervisor.send(wanted)
+        except BaseException:
+            payload.close()
+            raise
+        hearing = self._sounds[wanted.request_id] = Hearing(self, payload, wanted)
+        self._idle.clear()
+        self._count()
+        return hearing
+
+    def abort(self, request_id: str) -> int:
+        """SoundEnd the sound of a request; returns how many ended."""
+        hearing = self._sounds.get(request_id)
+        if hearing is None:
+            return 0
+        hearing.tell(Overloaded("the request was aborted"))
+        hearing.cancel()
+        return 1
+
+    def in_work(self) -> list[tuple[str, Hearing]]:
+        """(id, sound) of all that have not ended, oldest first."""
+        return list(self._sounds.items())
+
+    def _cancel(self, hearing: Hearing) -> None:
+        if hearing.over:
+            return
+        with contextlib.suppress(EngineDead):
+            self._supervisor.send(messages.Abort(hearing.wanted.request_id))
+        self._end(hearing, "cancelled")
+
+    def _end(self, hearing: Hearing, outcome: str) -> None:
+        hearing.over = True
+        hearing._bell.set()
+        hearing.payload.close()
+        self._sounds.pop(hearing.wanted.request_id, None)
+        if hearing in self._held:
+            self._held.remove(hearing)
+        if not self._sounds:
+            self._idle.set()
+        self.metrics.ended(outcome)
+        self._count()
+
+    def _count(self) -> None:
+        self.metrics.running.set(len(self._sounds))
+
+    # What the process says
+
+    def _receive(self, message: Any) -> None:
+        match message:
+            case Heard():
+                self._heard(message)
+            case messages.Refused(request_id, error):
+                hearing = self._sounds.get(request_id)
+                if hearing is not None:
+                    fault = error.error()
+                    hearing.tell(fault)
+                    self._end(hearing, fault.code or fault.type)
+            case HearingLoad(running, waiting, seconds):
+                self.metrics.running.set(running)
+                self.metrics.waiting.set(waiting)
+                self.metrics.busy.set(seconds)
+                if seconds:
+                    self.metrics.rtfx.set(self._audio / seconds)
+            case Listening(languages, decisions, _):
+                self.languages, self.decisions = frozenset(languages), decisions
+                self.metrics.up.set(1)
+                self._audio = 0.0
+                if self._supervisor.restarts:
+                    self.metrics.restarts.inc()
+                held, self._held = self._held, []
+                for hearing in held:
+                    hearing.tries += 1
+                    self._supervisor.send(hearing.wanted)
+
+    def _heard(self, news: Heard) -> None:
+        hearing = self._sounds.get(news.request_id)
+        if hearing is None:
+            return  # Cancelled meanwhile.
+        if not hearing.upto and (news.pieces or news.end):
+            self.metrics.first.observe(time.monotonic() - hearing.begun)
+        if news.end is None and news.upto <= hearing.upto:
+            return  # A process that died told it before.
+        hearing.upto = news.upto
+        hearing.tell(news)
+        if news.end is not None:
+            self.metrics.audio.inc(news.end.seconds)
+            self._audio += news.end.seconds
+            self.metrics.whole.observe(time.monotonic() - hearing.begun)
+            self._end(hearing, "heard")
+
+    def _down(self, kind: str, error: EngineDead) -> None:
+        """The process is gone: sounds wait for the next, once, where that is soon. What was told
+        of them is told again by nobody: a window's text depends on its samples alone."""
+        self.metrics.failed(kind)
+        self.metrics.up.set(0)
+        soon = self._supervisor.retry_after < WAIT_FOR_NEXT and self._supervisor.alive
+        for hearing in list(self._sounds.values()):
+            if hearing in self._held:
+                continue
+            if soon and hearing.tries == 1 and not self._draining and kind != "start":
+                self._held.append(hearing)
+            else:
+                hearing.tell(error)
+                self._end(hearing, error.code or error.type)
+        if not soon:
+            self._end_all(error)
+
+    def _end_all(self, error: HeadraceError) -> None:
+        for hearing in list(self._sounds.values()):
+            hearing.tell(error)
+            self._end(hearing, error.code or error.type)
+
+    # The engine as a whole
+
+    def health(self) -> Health:
+        supervisor = self._supervisor
+        late = supervisor.late
+        ready = supervisor.state is State.READY and not (self._draining or late)
+        reason = ""
+        if self._draining:
+            reason = "shutting down"
+        elif late:
+            reason = f"the process that hears is silent for {supervisor.heartbeat_age:.1f} seconds"
+        elif not ready:
+            reason = f"{supervisor.state.value}: {supervisor.reason or 'the model is being loaded'}"
+        return Health(
+            ready=ready,
+            alive=supervisor.alive,
+            reason=reason,
+            retry_after=None if ready else supervisor.retry_after,
+            heartbeat_age=supervisor.heartbeat_age,
+            restarts=supervisor.restarts,
+        )
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._supervisor.pid
+
+    @property
+    def last_dump(self) -> Path | None:
+        """What was written down of the latest failure."""
+        return self._supervisor.last_dump
+
+    async def close(self, drain_seconds: float = 0.0) -> None:
+        """Refuse new sounds, wait so long for those in work, end the rest, stop the process."""
+        self._draining = True
+        if drain_seconds > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), drain_seconds)
+        self._end_all(EngineDead("the engine was closed", retry_after=2.0))
+        await self._supervisor.close()

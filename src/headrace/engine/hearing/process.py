@@ -1,0 +1,271 @@
+"""The process that hears: `python -m headrace.engine.hearing.process ADDRESS FOLDER`.
+
+Its one thread takes messages between two turns of the conductor; a turn is a slice of one window's
+encoding and a step of all that are decoded.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from collections.abc import Generator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.errors import EngineFault, HeadraceError
+from ...dist.channel import Channel
+from ...speech.decoding import DecodingOptions
+from .. import messages
+from ..entered import enter
+from ..messages import WireError
+from .messages import (
+    Hear,
+    Heard,
+    HeardSegment,
+    HearingLoad,
+    HearOptions,
+    Listening,
+    OpenHearing,
+    SoundEnd,
+    ToHearing,
+)
+
+if TYPE_CHECKING:
+    from ...speech.transcript import Segment, Transcriber, Transcript
+
+Floats = npt.NDArray[np.float32]
+BEAT_SECONDS = 0.5
+"""Time between two signs of life."""
+AT_ONCE = 16
+"""Sounds that are heard side by side; further ones wait, live ones never."""
+
+
+def main() -> None:
+    enter(ToHearing, lambda channel, arguments: run(channel, arguments.worker))
+
+
+def run(channel: Channel, worker: str) -> None:
+    """Be told the model, load it, hear until told to stop."""
+    begin = time.monotonic()
+    gc.disable()
+    module, _, function = worker.partition(":")
+    opening = getattr(import_module(module), function)
+    channel.send(messages.Phase("import_engine", time.monotonic() - begin))
+    told = channel.receive_one(None)
+    if not isinstance(told, OpenHearing):
+        return
+    begin = time.monotonic()
+    transcriber, decisions = opening(told.options, Path(told.folder))
+    channel.send(messages.Phase("load_weights", time.monotonic() - begin))
+    begin = time.monotonic()
+    warm_up(transcriber)
+    channel.send(messages.Phase("warm_up", time.monotonic() - begin))
+    gc.freeze()
+    gc.enable()
+    network = transcriber.network
+    facts = {"windows": float(network.windows), "sequences": float(network.sequences)}
+    languages = list(network.files.special.languages)
+    channel.send(Listening(languages, decisions, facts))
+    serve(channel, Desk(transcriber))
+
+
+def warm_up(transcriber: Transcriber) -> None:
+    """Hear a window: who is told to be ready has been through all that a request goes through."""
+    noise = np.random.default_rng(1).normal(0, 0.05, 16_000).astype(np.float32)
+    language = next(iter(transcriber.network.files.special.languages), None)
+    transcriber.transcribe(noise, _decoding(HearOptions(language=language, live=True)))
+
+
+def serve(channel: Channel, desk: Desk) -> None:
+    """accept → turn → tell, until `Stop` comes."""
+    beaten = 0.0
+    while True:
+        for message in channel.receive(0.0 if desk.busy else BEAT_SECONDS):
+            match message:
+                case messages.Stop():
+                    return
+                case Hear():
+                    desk.add(message)
+                case messages.Abort(request_id):
+                    desk.drop(request_id)
+        if desk.busy:
+            desk.turn()
+        for said in desk.told():
+            channel.send(said)
+        now = time.monotonic()
+        if now - beaten >= BEAT_SECONDS or not desk.busy:
+            beaten = now
+            channel.send(messages.Beat(desk.turns))
+            channel.send(HearingLoad(len(desk.running), len(desk.waiting), desk.seconds))
+
+
+class SoundUnderWay:
+    """One sound that is being heard."""
+
+    def __init__(self, wanted: Hear, walk: Generator[None, None, Transcript]) -> None:
+        self.wanted = wanted
+        self.walk = walk
+
+
+class Desk:
+    """All sounds of the process: who waits, who is heard, and what is to be told of them."""
+
+    def __init__(self, transcriber: Transcriber) -> None:
+        self.transcriber = transcriber
+        self.running: deque[SoundUnderWay] = deque()
+        self.waiting: deque[Hear] = deque()
+        self.turns = 0
+        self.seconds = 0.0
+        self._told: list[Any] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, wanted: Hear) -> None:
+        """Begin it, or put it behind those who wait."""
+        if wanted.options.live:
+            self._begin(wanted)
+        else:
+            self.waiting.append(wanted)
+
+    def drop(self, request_id: str) -> None:
+        """Forget a sound that nobody wants any more; nothing is told of it."""
+        self.waiting = deque(w for w in self.waiting if w.request_id != request_id)
+        for sound in self.running:
+            if sound.wanted.request_id == request_id:
+                self.running.remove(sound)
+                sound.walk.close()
+                return
+
+    def turn(self) -> None:
+        """Let every sound ask for what it wants next, and compute a part of it."""
+        begin = time.monotonic()
+        while self.waiting and len(self.running) < AT_ONCE:
+            self._begin(self.waiting.popleft())
+        for sound in list(self.running):
+            self._step(sound)
+        if self.running:
+            self.transcriber.conductor.turn()
+            self.running.rotate(-1)  # Each in turn is the first to have a slot.
+        self.turns += 1
+        self.seconds += time.monotonic() - begin
+
+    def told(self) -> list[Any]:
+        """What is new since it was last asked for."""
+        told, self._told = self._told, []
+        return told
+
+    def _begin(self, wanted: Hear) -> None:
+        def told(segments: list[Segment], upto: float) -> None:
+            # The last of a transcript comes with its end.
+            if segments:
+                self._told.append(Heard(wanted.request_id, self._pieces(wanted, segments), upto))
+
+        try:
+            samples = _samples(Path(wanted.path), wanted.count)
+            options, given = _decoding(wanted.options), wanted.options
+            if given.pauses is None:
+                walk = self.transcriber.sequential(samples, options, words=given.words, told=told)
+            else:
+                walk = self.transcriber.chunked(
+                    samples, options, words=given.words, told=told, pauses=given.pauses
+                )
+        except Exception as fault:  # noqa: BLE001 - one sound's fault is not the others'
+            self._refuse(wanted, fault)
+        else:
+            self.running.append(SoundUnderWay(wanted, walk))
+
+    def _step(self, sound: SoundUnderWay) -> None:
+        try:
+            next(sound.walk)
+        except StopIteration as end:
+            self.running.remove(sound)
+            found: Transcript = end.value
+            left_out = [(one.start, one.end, one.reason) for one in found.left_out]
+            told = SoundEnd(found.language, found.seconds, left_out)
+            self._told.append(Heard(sound.wanted.request_id, [], found.seconds, told))
+        except Exception as fault:  # noqa: BLE001 - one sound's fault is not the others'
+            self.running.remove(sound)
+            self._refuse(sound.wanted, fault)
+
+    def _refuse(self, wanted: Hear, fault: Exception) -> None:
+        error = (
+            fault
+            if isinstance(fault, HeadraceError)
+            else EngineFault(f"hearing failed: {type(fault).__name__}")
+        )
+        self._told.append(messages.Refused(wanted.request_id, WireError.of(error)))
+
+    def _pieces(self, wanted: Hear, segments: list[Segment]) -> list[HeardSegment]:
+        return [
+            HeardSegment(
+                one.start,
+                one.end,
+                one.text,
+                one.tokens,
+                one.temperature,
+                one.log_share,
+                one.no_speech,
+                one.compression,
+                [(word.text, word.start, word.end) for word in one.words],
+                self._logprobs(one) if wanted.options.logprobs else [],
+            )
+            for one in segments
+        ]
+
+    def _logprobs(self, segment: Segment) -> list[tuple[str, float, bytes]]:
+        files = self.transcriber.network.files
+        said = [
+            (token, share)
+            for token, share in zip(segment.tokens, segment.log_shares, strict=True)
+            if token < files.special.end
+        ]
+        return [
+            (text.decode("utf-8", "replace"), share, text)
+            for text, (_, share) in zip(
+                token_bytes(files.tokenizer, [token for token, _ in said]), said, strict=True
+            )
+        ]
+
+
+def token_bytes(tokenizer: Any, tokens: list[int]) -> list[bytes]:
+    """Bytes of each token of a byte-level vocabulary: a token may be part of a letter."""
+    return [
+        bytes(_BYTES[letter] for letter in tokenizer.id_to_token(token) if letter in _BYTES)
+        for token in tokens
+    ]
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's letters for bytes: those that can be seen stand for themselves."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+_BYTES = _byte_letters()
+
+
+def _samples(path: Path, count: int) -> Floats:
+    return np.memmap(path, np.float32, "r", shape=(count,))
+
+
+def _decoding(given: HearOptions) -> DecodingOptions:
+    options = DecodingOptions(
+        language=given.language, task=given.task, prompt=given.prompt, beams=given.beams
+    )
+    if given.live:
+        return replace(options, times=False, temperatures=(0.0,), short=True)
+    steps = [t for t in options.temperatures if t > given.temperature]
+    return replace(options, temperatures=(given.temperature, *steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""The transcriber that a process that hears loads, by the options of the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...base.config import Decision, EngineOptions
+from ...base.hardware import cpu
+from ...speech.opening import open_transcriber
+from ...speech.transcript import Transcriber
+
+
+def opened(options: EngineOptions, folder: Path) -> tuple[Transcriber, list[Decision]]:
+    """Raises `ModelFileError`, `UnsupportedModel`."""
+    threads = options.threads or cpu().physical_cores
+    precision = "int8" if options.dtype == "auto" else "exact"
+    kv = "float32" if options.kv_dtype == "auto" else options.kv_dtype
+    decisions = [
+        Decision("threads", str(threads), "asked for" if options.threads else "one for each core"),
+        Decision(
+            "weights", precision, "dtype is auto" if precision == "int8" else "dtype is float32"
+        ),
+        Decision("kv_dtype", kv, "that of cross attention"),
+    ]
+    made = open_transcriber(str(folder), threads, precision, kv)  # type: ignore[arg-type]
+    return made, decisions

@@ -1,0 +1,145 @@
+"""What a server with a model that hears does for its routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from ...base.errors import EngineFault, Overloaded
+from ...engine.hearing.engine import Hearing, HearingEngine, Payload
+from ...engine.hearing.messages import HeardSegment, HearOptions, SoundEnd
+from ...media import AudioLimits, Decoded, decode_into
+from ...obs.tasks import TaskWatch
+from ...speech.voice import USUAL_PAUSES, Pauses
+from ..caller import engine_id
+from ..connection import EventStream, while_connected
+from ..wire import frame
+from . import answers
+from .form import AudioForm, VadFields, read_form
+from .languages import code_of
+from .live import Live
+
+if TYPE_CHECKING:
+    from ..service import Service
+
+LIMITS = AudioLimits()
+AT_ONCE = 2
+"""Files that are decoded side by side."""
+MOST_WAITING = 64
+"""Files that wait to be decoded."""
+
+
+class HearingRoutes:
+    """One for each server."""
+
+    def __init__(self, service: Service, engine: HearingEngine) -> None:
+        self.service = service
+        self.engine = engine
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
+        self._tasks = TaskWatch()
+
+    async def transcribe(self, request: Request, task: str) -> Response:
+        """Answer a form with a file, whole or as a stream."""
+        self.service.check_open(request.scope)
+        self.engine.check_open()
+        data, form = await read_form(request, LIMITS.bytes)
+        self.service.check_model(form.model)
+        options = options_of(form, task)
+        self.engine.check(options)
+        self.service.enter(request.scope)
+        name = engine_id(request.scope.get("headrace.request_id", "audio"))
+        if form.stream:
+            events = self._events(data, form, options, request.scope, name)
+            return EventStream(events, keep_alive=self.service.keep_alive)
+        work = self._whole(data, options, name)
+        pieces, end = await while_connected(request.receive, work)
+        request.scope["headrace.usage"] = answers.used(end.seconds, pieces)
+        return answers.answer(form, task, pieces, end)
+
+    def live(self, request: Request) -> Response:
+        """Answer the handshake of a session."""
+        return Live(self.service, self.engine, request)
+
+    async def _whole(
+        self, data: bytearray, options: HearOptions, name: str
+    ) -> tuple[list[HeardSegment], SoundEnd]:
+        hearing = await self._hearing(data, options, name)
+        try:
+            return await heard(hearing)
+        finally:
+            hearing.cancel()
+
+    async def _events(
+        self, data: bytearray, form: AudioForm, options: HearOptions, scope: Scope, name: str
+    ) -> AsyncIterator[bytes]:
+        hearing = await self._hearing(data, options, name)
+        pieces: list[HeardSegment] = []
+        try:
+            async for news in hearing:
+                pieces += news.pieces
+                if news.pieces:
+                    yield frame(answers.delta(form, news.pieces))
+                if news.end is not None:
+                    scope["headrace.usage"] = answers.used(news.end.seconds, pieces)
+                    yield frame(answers.done(form, pieces, news.end))
+        finally:
+            hearing.cancel()
+
+    async def _hearing(self, data: bytearray, options: HearOptions, name: str) -> Hearing:
+        """The sound of a file, decoded and under way."""
+        if self._waiting >= AT_ONCE + MOST_WAITING:
+            raise Overloaded(f"{self._waiting} files wait to be decoded", retry_after=2.0)
+        payload = self.engine.payload()
+        # Shielded: a child that decodes goes on for a moment when its client has left, and the
+        # payload is its to write to until then.
+        decoding = self._tasks.errand("decode", self._decoded(data, payload))
+        try:
+            found = await asyncio.shield(decoding)
+        except BaseException:
+            decoding.add_done_callback(lambda done: payload.close())
+            raise
+        return self.engine.hear(payload, found.count, options, name)
+
+    async def _decoded(self, data: bytearray, payload: Payload) -> Decoded:
+        self._waiting += 1
+        try:
+            async with self._slots:
+                return await asyncio.to_thread(decode_into, data, payload.file, LIMITS)
+        finally:
+            self._waiting -= 1
+
+
+async def heard(hearing: Hearing) -> tuple[list[HeardSegment], SoundEnd]:
+    """All of a sound. Raises what ended it."""
+    pieces: list[HeardSegment] = []
+    async for news in hearing:
+        pieces += news.pieces
+        if news.end is not None:
+            return pieces, news.end
+    raise EngineFault("the sound ended without its text")
+
+
+def options_of(form: AudioForm, task: str) -> HearOptions:
+    pauses: Pauses | None = None
+    if isinstance(form.chunking_strategy, VadFields):
+        given = form.chunking_strategy
+        pauses = Pauses(
+            given.threshold, given.prefix_padding_ms / 1000, given.silence_duration_ms / 1000
+        )
+    elif form.chunking_strategy == "auto":
+        pauses = USUAL_PAUSES
+    return HearOptions(
+        language=code_of(form.language) if form.language else None,
+        task=task,
+        prompt=form.prompt,
+        temperature=form.temperature,
+        words="word" in form.timestamp_granularities,
+        logprobs=bool(form.include),
+        pauses=pauses,
+    )

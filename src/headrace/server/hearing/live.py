@@ -1,0 +1,506 @@
+"""A session over a websocket: samples in, words out while somebody speaks.
+
+One task reads the client's events, one transcribes what was committed, in order; while somebody
+speaks a third asks, again and again, what was said so far. Who does not read what it is sent is
+not read from either, so nothing piles up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import json
+import secrets
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ...base.errors import HeadraceError, InvalidRequest, Overloaded
+from ...engine.hearing.engine import Hearing, HearingEngine
+from ...engine.hearing.messages import HeardSegment, HearOptions
+from ...media import RATE
+from ...obs.tasks import TaskWatch
+from ..errors import error_body, internal_error
+from ..socket import GOING_AWAY, SOCKET_KEY, Socket
+from ..wire import encode
+from . import answers
+from .agreed import Agreed
+from .pcm import Floats, Intake
+from .session_fields import LOGPROBS, SessionFields, of_beta
+from .turns import FRAME, TurnChange, TurnFollower
+
+if TYPE_CHECKING:
+    from ..accounts import Account
+    from ..service import Service
+
+IDLE_SECONDS = 300.0
+"""Without an event of the client, after which a session ends."""
+SESSION_SECONDS = 3600.0
+UTTERANCE_SECONDS = 28.0
+"""After which somebody who does not pause is cut: a window has 30."""
+BUFFER_SECONDS = 600.0
+"""Samples that wait to be committed, where the client does that."""
+MOST_PENDING = 4
+"""Committed utterances that wait; beyond these the client is not read from."""
+FIRST_PARTIAL, PARTIAL_STEP = 0.4, 0.25
+"""Seconds of new speech that are worth a pass."""
+LOOK_SECONDS = 1.0
+
+
+class Live(Response):
+    """The answer to a handshake: the whole session."""
+
+    def __init__(self, service: Service, engine: HearingEngine, request: Request) -> None:
+        """Raises what keeps the session from opening."""
+        super().__init__(status_code=101)
+        del self.headers["content-length"]
+        service.check_model(request.query_params.get("model"))
+        intent = request.query_params.get("intent", "transcription")
+        if intent != "transcription":
+            raise InvalidRequest(
+                f"the intent must be transcription, not {intent[:100]!r}", param="intent"
+            )
+        engine.check_open()
+        service.enter(request.scope)
+        self._service, self._engine = service, engine
+        self._beta = "realtime" in request.headers.get("openai-beta", "")
+        self._account: Account | None = request.scope.get("headrace.account")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        socket: Socket = scope["headrace.socket"]
+        offered = [each for each in socket.subprotocols if not each.startswith(SOCKET_KEY)]
+        socket.subprotocol = "realtime" if "realtime" in offered else next(iter(offered), None)
+        await send({"type": "http.response.start", "status": 101, "headers": self.raw_headers})
+        session = LiveSession(self._service, self._engine, self._account, send, beta=self._beta)
+        self._engine.metrics.sessions.inc()
+        try:
+            await session.run(receive, socket)
+        finally:
+            self._engine.metrics.sessions.dec()
+            if not socket.lost:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class SpokenTurn:
+    """What is said from one pause to the next, and what has been told of it."""
+
+    def __init__(self, first: int, place: int) -> None:
+        self.id = f"item_{secrets.token_hex(12)}"
+        self.first = first
+        """Number of its first sample in the session."""
+        self.place = place
+        self.parts: list[Floats] = []
+        self.count = 0
+        self.heard = 0
+        """Samples that the latest pass was given."""
+        self.begun = time.monotonic()
+        self.agreed = Agreed()
+
+    def add(self, samples: Floats) -> None:
+        self.parts.append(samples)
+        self.count += len(samples)
+
+    @property
+    def samples(self) -> Floats:
+        self.parts = [np.concatenate(self.parts)] if self.parts else []
+        return self.parts[0] if self.parts else np.empty(0, np.float32)
+
+
+class LiveSession:
+    """One client and its stream of samples."""
+
+    def __init__(
+        self,
+        service: Service,
+        engine: HearingEngine,
+        account: Account | None,
+        send: Send,
+        *,
+        beta: bool,
+    ) -> None:
+        self._service, self._engine, self._account = service, engine, account
+        self._send = send
+        self._beta = beta
+        self._id = f"sess_{secrets.token_hex(12)}"
+        self.fields = SessionFields()
+        self._sending = asyncio.Lock()
+        self._events = 0
+        self._samples = 0
+        """Samples of the session so far."""
+        self._turns_made = 0
+        self._before: str | None = None
+        """Id of the item before."""
+        self._rest = np.empty(0, np.float32)
+        """What is no whole frame yet."""
+        self._lead: deque[Floats] = deque()
+        """Frames before speech, as many as are kept."""
+        self._turn: SpokenTurn | None = None
+        self._partial: asyncio.Task[None] | None = None
+        self._pending: asyncio.Queue[SpokenTurn | None] = asyncio.Queue(MOST_PENDING)
+        self._tasks = TaskWatch()
+        self._configure(self.fields)
+
+    # The session as a whole
+
+    async def run(self, receive: Receive, socket: Socket) -> None:
+        """Until the client leaves, or the server has a reason to end it."""
+        finishing = asyncio.ensure_future(self._finish())
+        try:
+            await self._tell_session("created")
+            await self._read(receive, socket)
+            if not socket.lost:
+                self._commit_turn()
+                await self._pending.put(None)
+                await finishing
+        finally:
+            for task in (finishing, self._partial):
+                if task is not None and not task.done():
+                    task.cancel()
+                    await asyncio.wait({task})
+
+    async def _read(self, receive: Receive, socket: Socket) -> None:
+        """Take events until there are no more; waits where too much is pending."""
+        begun = heard = time.monotonic()
+        coming: asyncio.Future[Message] = asyncio.ensure_future(receive())
+        try:
+            while True:
+                await asyncio.wait({coming}, timeout=LOOK_SECONDS)
+                now = time.monotonic()
+                if why := self._over(now - begun, now - heard):
+                    await self._tell_error(Overloaded(why, code="session_ended"))
+                    socket.code, socket.reason = GOING_AWAY, why
+                    return
+                if not coming.done():
+                    continue
+                message = coming.result()
+                if message["type"] == "http.disconnect":
+                    socket.lost = True
+                    return
+                heard = now
+                await self._take(message)
+                coming = asyncio.ensure_future(receive())
+        finally:
+            coming.cancel()
+
+    def _over(self, age: float, idle: float) -> str:
+        """Why it has to end, or nothing."""
+        if self._service.draining:
+            return "the server is shutting down"
+        if age > SESSION_SECONDS:
+            return f"a session lasts {SESSION_SECONDS:.0f} seconds at most"
+        if idle > IDLE_SECONDS:
+            return f"nothing came for {IDLE_SECONDS:.0f} seconds"
+        return ""
+
+    async def _take(self, message: Message) -> None:
+        """One event; whatever is wrong with it is told and harms nothing."""
+        event: Any = None
+        try:
+            if message.get("text") is None:
+                raise InvalidRequest("an event is a text message", code="invalid_event")
+            try:
+                event = json.loads(message["text"])
+            except (ValueError, RecursionError):
+                raise InvalidRequest("the event is not valid JSON", code="invalid_json") from None
+            if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+                raise InvalidRequest("an event is an object with a type", param="type")
+            await self._obey(event["type"], event)
+        except HeadraceError as error:
+            name = event.get("event_id") if isinstance(event, dict) else None
+            await self._tell_error(error, name if isinstance(name, str) else None)
+
+    async def _obey(self, kind: str, event: dict[str, Any]) -> None:
+        match kind:
+            case "session.update" | "transcription_session.update":
+                change = event.get("session")
+                if not isinstance(change, dict):
+                    raise InvalidRequest("session must be an object", param="session")
+                if kind.startswith("transcription"):
+                    self._beta, change = True, of_beta(change)
+                self._update(change)
+                await self._tell_session("updated")
+            case "input_audio_buffer.append":
+                await self._append(_bytes(event.get("audio")))
+            case "input_audio_buffer.commit":
+                self._feed(self._intake.rest(), last=True)
+                if not self._turn or self._turn.count < RATE // 10:
+                    raise InvalidRequest(
+                        "the buffer has less than 100 ms of audio",
+                        code="input_audio_buffer_commit_empty",
+                    )
+                await self._commit()
+            case "input_audio_buffer.clear":
+                self._drop()
+                await self._tell({"type": "input_audio_buffer.cleared"})
+            case _:
+                raise InvalidRequest(
+                    f"{kind[:100]!r} is not an event of a transcription session", param="type"
+                )
+
+    # Settings
+
+    def _update(self, change: dict[str, Any]) -> None:
+        changed = self.fields.updated(change)
+        said = changed.audio.input.transcription
+        if said is not None:
+            self._service.check_model(said.model)
+        self._engine.check(HearOptions(language=changed.language))
+        fresh = changed.audio.input.format != self.fields.audio.input.format
+        fresh = (
+            fresh or changed.audio.input.turn_detection != self.fields.audio.input.turn_detection
+        )
+        self.fields = changed
+        if fresh:
+            self._configure(changed)
+
+    def _configure(self, fields: SessionFields) -> None:
+        self._intake = Intake(fields.audio.input.format.type, fields.rate)
+        vad = fields.audio.input.turn_detection
+        self._turns = None if vad is None else TurnFollower(vad.pauses)
+        padding = 0.0 if vad is None else vad.pauses.padding
+        self._lead_frames = round(padding * RATE / FRAME) + 4
+
+    # Samples
+
+    async def _append(self, data: bytes) -> None:
+        samples = self._intake.take(data)
+        if self._turns is None:
+            held = self._turn.count if self._turn else 0
+            if held + len(samples) > BUFFER_SECONDS * RATE:
+                raise InvalidRequest(
+                    f"the buffer takes {BUFFER_SECONDS:.0f} seconds until it is committed",
+                    code="input_audio_buffer_full",
+                )
+            self._feed(samples, last=True)
+        else:
+            await self._follow(samples)
+        self._ask()
+
+    def _feed(self, samples: Floats, *, last: bool) -> None:
+        """Samples into the turn of now, which begins with them where there is none."""
+        if last:
+            samples = np.concatenate((self._rest, samples))
+            self._rest = self._rest[:0]
+        if self._turn is None:
+            self._turn = self._new_turn(self._samples)
+        self._turn.add(samples)
+        self._samples += len(samples)
+
+    async def _follow(self, samples: Floats) -> None:
+        """Frame by frame: who begins to speak, who ends."""
+        assert self._turns is not None
+        samples = np.concatenate((self._rest, samples))
+        whole = len(samples) // FRAME * FRAME
+        self._rest = samples[whole:].copy()
+        for at in range(0, whole, FRAME):
+            frame = samples[at : at + FRAME]
+            change = self._turns.frame(frame)
+            if self._turn is None:
+                self._lead.append(frame)
+                self._samples += FRAME
+                while len(self._lead) > self._lead_frames:
+                    self._lead.popleft()
+                if change is TurnChange.BEGAN:
+                    await self._begin()
+                continue
+            self._feed(frame, last=False)
+            if change is TurnChange.ENDED or self._turn.count >= UTTERANCE_SECONDS * RATE:
+                self._turns.end()
+                await self._tell(
+                    {
+                        "type": "input_audio_buffer.speech_stopped",
+                        "audio_end_ms": self._samples * 1000 // RATE,
+                        "item_id": self._turn.id,
+                    }
+                )
+                await self._commit()
+
+    async def _begin(self) -> None:
+        lead = np.concatenate(self._lead)
+        self._lead.clear()
+        self._turn = self._new_turn(self._samples - len(lead))
+        self._turn.add(lead)
+        await self._tell(
+            {
+                "type": "input_audio_buffer.speech_started",
+                "audio_start_ms": self._turn.first * 1000 // RATE,
+                "item_id": self._turn.id,
+            }
+        )
+
+    def _new_turn(self, first: int) -> SpokenTurn:
+        self._turns_made += 1
+        return SpokenTurn(first, self._turns_made)
+
+    def _drop(self) -> None:
+        self._turn, self._rest = None, self._rest[:0]
+        self._lead.clear()
+        if self._turns is not None:
+            self._turns.end()
+
+    def _commit_turn(self) -> SpokenTurn | None:
+        turn = self._turn
+        self._drop()
+        if turn is not None:
+            with contextlib.suppress(asyncio.QueueFull):
+                self._pending.put_nowait(turn)
+        return turn
+
+    async def _commit(self) -> None:
+        """What was said is an item of the conversation, and is to be transcribed."""
+        turn = self._turn
+        assert turn is not None
+        self._drop()
+        before, self._before = self._before, turn.id
+        named = {"item_id": turn.id, "previous_item_id": before}
+        await self._tell({"type": "input_audio_buffer.committed", **named})
+        item = {
+            "id": turn.id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": "completed",
+            "role": "user",
+            "content": [{"type": "input_audio", "transcript": None}],
+        }
+        for kind in ("created",) if self._beta else ("added", "done"):
+            await self._tell(
+                {"type": f"conversation.item.{kind}", "previous_item_id": before, "item": item}
+            )
+        await self._pending.put(turn)
+
+    # Words
+
+    def _ask(self) -> None:
+        """Have a further pass over what is being said, where there is enough of it and none is
+        under way."""
+        turn = self._turn
+        if turn is None or (self._partial is not None and not self._partial.done()):
+            return
+        fresh = (turn.count - turn.heard) / RATE
+        if fresh < (PARTIAL_STEP if turn.heard else FIRST_PARTIAL):
+            return
+        if turn.count > UTTERANCE_SECONDS * RATE:
+            return  # Longer than a window, which a client may commit: it is heard in the end.
+        self._partial = self._tasks.errand("partial", self._guess(turn))
+
+    async def _guess(self, turn: SpokenTurn) -> None:
+        turn.heard = turn.count
+        try:
+            pieces = await self._heard(turn.samples, live=True)
+        except HeadraceError:
+            return  # The final pass tells what is wrong.
+        text = answers.text_of(pieces)
+        if turn is not self._turn or not text:
+            return
+        fresh, guess = turn.agreed.more(text)
+        if len(turn.agreed.shown) + len(guess) and turn.begun:
+            self._engine.metrics.partial.observe(time.monotonic() - turn.begun)
+            turn.begun = 0.0
+        await self._tell_words(turn, {"delta": fresh, "unstable": guess})
+        self._ask()
+
+    async def _finish(self) -> None:
+        """Transcribe what was committed, one after the other."""
+        while (turn := await self._pending.get()) is not None:
+            try:
+                await self._transcribe(turn)
+            except HeadraceError as error:
+                await self._tell_failed(turn, error)
+            except (asyncio.CancelledError, OSError):
+                raise
+            except Exception:  # noqa: BLE001 - the border of one item
+                await self._tell_failed(turn, internal_error())
+
+    async def _transcribe(self, turn: SpokenTurn) -> None:
+        if self._account is not None:
+            self._account.check_tokens()
+        pieces = await self._heard(turn.samples, live=False)
+        seconds = turn.count / RATE
+        if self._account is not None:
+            self._account.charge(answers.used(seconds, pieces))
+        text = answers.text_of(pieces)
+        fresh, wrong = turn.agreed.end(text)
+        self._engine.metrics.rewritten.inc(wrong)
+        shares = {"logprobs": answers.logprobs(pieces)} if self._logprobs else {}
+        if fresh:
+            await self._tell_words(turn, {"delta": fresh, "unstable": ""})
+        await self._tell(
+            {
+                "type": "conversation.item.input_audio_transcription.completed",
+                "item_id": turn.id,
+                "content_index": 0,
+                "transcript": text,
+                "usage": answers.usage(seconds),
+                **shares,
+            }
+        )
+
+    @property
+    def _logprobs(self) -> bool:
+        return LOGPROBS in (self.fields.include or ())
+
+    async def _heard(self, samples: Floats, *, live: bool) -> list[HeardSegment]:
+        payload = self._engine.payload()
+        payload.file.write(samples.tobytes())
+        options = HearOptions(
+            language=self.fields.language,
+            prompt=self.fields.prompt,
+            logprobs=self._logprobs and not live,
+            live=live,
+        )
+        hearing: Hearing = self._engine.hear(payload, len(samples), options)
+        pieces: list[HeardSegment] = []
+        try:
+            async for news in hearing:
+                pieces += news.pieces
+        finally:
+            hearing.cancel()
+        return pieces
+
+    # Events
+
+    async def _tell(self, event: dict[str, Any]) -> None:
+        self._events += 1
+        body = encode({"event_id": f"event_{self._id[5:17]}_{self._events}", **event})
+        async with self._sending:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _tell_words(self, turn: SpokenTurn, words: dict[str, str]) -> None:
+        kind = "conversation.item.input_audio_transcription.delta"
+        await self._tell({"type": kind, "item_id": turn.id, "content_index": 0, **words})
+
+    async def _tell_failed(self, turn: SpokenTurn, error: HeadraceError) -> None:
+        kind = "conversation.item.input_audio_transcription.failed"
+        await self._tell(
+            {"type": kind, "item_id": turn.id, "content_index": 0, **error_body(error)}
+        )
+
+    async def _tell_error(self, error: HeadraceError, event_id: str | None = None) -> None:
+        body = error_body(error)["error"]
+        await self._tell({"type": "error", "error": {**body, "event_id": event_id}})
+
+    async def _tell_session(self, what: str) -> None:
+        kind = "transcription_session" if self._beta else "session"
+        session = {
+            "id": self._id,
+            "object": f"realtime.{kind}",
+            "expires_at": int(time.time() + SESSION_SECONDS),
+            **self.fields.shown(),
+        }
+        await self._tell({"type": f"{kind}.{what}", "session": session})
+
+
+def _bytes(text: Any) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidRequest("audio must be base64", param="audio")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest("audio is not base64", param="audio") from None

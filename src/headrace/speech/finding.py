@@ -1,0 +1,52 @@
+"""Which names are those of models that hear, and where these lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..base.errors import HeadraceError, ModelNotFound
+from ..loader import Progress
+from ..loader.catalog import CATALOG
+from ..loader.jsonfile import read_json
+
+DEFAULT_MODEL = "whisper-base"
+
+
+def hears(name: str) -> bool:
+    """Is it the name or the folder of a model that hears? Nothing is fetched."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return name in CATALOG and CATALOG[name].speech
+    if (folder / "model.bin").exists() and (folder / "vocabulary.txt").exists():
+        return True
+    try:
+        return read_json(folder / "config.json").get("model_type") == "whisper"
+    except (HeadraceError, OSError):
+        return False
+
+
+def find(
+    name: str,
+    *,
+    cache_dir: str | Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """The folder of a model that hears, fetched where it is the catalog's and not on disk.
+
+    Raises `ModelNotFound`, `DownloadError`.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    known = CATALOG.get(name)
+    if known is not None and known.speech:
+        # Local: 60 ms of imports, of no use where the files are here.
+        from ..loader.download import fetch_catalog
+
+        return fetch_catalog(known, cache_dir=cache_dir, offline=offline, progress=progress)
+    speech = ", ".join(model.name for model in CATALOG.values() if model.speech)
+    raise ModelNotFound(
+        f"no speech model {name!r:.200}; it is a catalog name ({speech}) or a folder",
+        param="model",
+    )
