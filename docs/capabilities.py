@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+from headrace.base.arch_gguf import GGUF_ARCHITECTURES
 from headrace.base.config import EngineOptions
 from headrace.cli.main import COMMANDS
 from headrace.kernels.cpu.records import KINDS
@@ -23,18 +25,31 @@ from headrace.server.app import OPERATOR_ROUTERS, ROUTERS
 HERE = Path(__file__).parent
 PAGE = HERE / "capabilities.md"
 MODELS = HERE.parent / "tests" / "tiny"
+PROVEN = HERE.parent / "tests" / "models" / "test_features.py"
+TRITON = HERE.parent / "tests" / "kernels_triton" / "test_whole_models.py"
+GGUF_FAMILIES = {*GGUF_ARCHITECTURES.values(), "mistral", "mixtral", "deepseek_v3"}
+"""Families that have an architecture of GGUF, also those that share one."""
 CHECKED_AS = {"bert": "encoder.py"}
 """Families whose oracle is not one of `tests/tiny/families.py`."""
 
 
+def constant(path: Path, name: str) -> ast.Dict:
+    """The dictionary that a module calls `name`, unread."""
+    for node in ast.parse(path.read_text()).body:
+        target = getattr(node, "target", None) or (getattr(node, "targets", None) or [None])[0]
+        if isinstance(target, ast.Name) and target.id == name:
+            assert isinstance(node.value, ast.Dict)  # type: ignore[attr-defined]
+            return node.value  # type: ignore[attr-defined]
+    raise LookupError(f"{path.name} has no {name}")
+
+
+def keys(path: Path, name: str) -> list[Any]:
+    return [ast.literal_eval(key) for key in constant(path, name).keys if key is not None]
+
+
 def oracles() -> list[str]:
     """Names of the tiny models that tests hold against transformers."""
-    for node in ast.parse((MODELS / "families.py").read_text()).body:
-        target = getattr(node, "target", None) or (getattr(node, "targets", None) or [None])[0]
-        if isinstance(target, ast.Name) and target.id == "MODELS":
-            keys: Iterable[ast.expr | None] = node.value.keys  # type: ignore[attr-defined]
-            return [str(ast.literal_eval(key)) for key in keys if key is not None]
-    raise LookupError("tests/tiny/families.py has no MODELS")
+    return keys(MODELS / "families.py", "MODELS")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -52,6 +67,26 @@ def families() -> str:
         held = ", ".join(f"`{case}`" for case in cases) or "no: its graph alone"
         rows.append([f"`{family}`", f"`models/{description.__module__.split('.')[-1]}.py`", held])
     return table(["family", "described in", "held against transformers as"], rows)
+
+
+def features() -> str:
+    """Families by what `tests/models/test_features.py` proves of each of their tiny models."""
+    named, columns = oracles(), keys(PROVEN, "FEATURES")
+    refused = ast.literal_eval(constant(PROVEN, "REFUSED"))
+    triton = keys(TRITON, "SHALLOW")
+    rows = []
+    for family in FAMILIES:
+        cases = [name for name in named if name.partition("-")[0] == family]
+        if not cases:
+            continue
+        cells = [
+            "no" if any((case, column) in refused for case in cases) else "yes"
+            for column in columns
+        ]
+        whole = "yes" if set(cases) & set(triton) else ""
+        gguf = "yes" if family in GGUF_FAMILIES else ""
+        rows.append([f"`{family}`", gguf, *cells, whole])
+    return table(["family", "GGUF", *columns, "whole in Triton's interpreter"], rows)
 
 
 def weights() -> str:
@@ -102,6 +137,12 @@ def written() -> str:
             "cases; a test holds it, and that a test names every route, family and command.",
             "## Model families",
             families(),
+            "## Families and features",
+            "Of each family in safetensors on the CPU kernels: the same answers with the feature "
+            "as without, or the refusal by name (`no`), as `tests/models/test_features.py` runs them "
+            "for every tiny model of the family; adapters against the adapter in the weights. Its "
+            "GGUF is held against its folder by `tests/loader/test_gguf_families.py`.",
+            features(),
             "## Weights",
             "Panels are computed with as they are; what is expanded is computed with in the "
             "model's type by the reference, and packed on a GPU ([gpu.md](gpu.md)).",
