@@ -139,9 +139,9 @@ def written() -> str:
             families(),
             "## Families and features",
             "Of each family in safetensors on the CPU kernels: the same answers with the feature "
-            "as without, or the refusal by name (`no`), as `tests/models/test_features.py` runs them "
-            "for every tiny model of the family; adapters against the adapter in the weights. Its "
-            "GGUF is held against its folder by `tests/loader/test_gguf_families.py`.",
+            "as without, or the refusal by name (`no`), as `tests/models/test_features.py` runs "
+            "them for every tiny model of the family; adapters against the adapter in the "
+            "weights. Its GGUF is held against its folder by `tests/loader/test_gguf_families.py`.",
             features(),
             "## Weights",
             "Panels are computed with as they are; what is expanded is computed with in the "
