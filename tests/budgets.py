@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_337,
 }
 """Lines of Python in each package."""
-TOTAL = 96_128
+TOTAL = 96_136
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
