@@ -56,13 +56,13 @@ LINES = {
     "route": 955,
     "sched": 1_577,
     "server": 15_733,
-    "speech": 2_113,
+    "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
     "worker": 5_337,
 }
 """Lines of Python in each package."""
-TOTAL = 96_136
+TOTAL = 96_255
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

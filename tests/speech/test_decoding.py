@@ -157,6 +157,44 @@ def test_side_by_side_is_as_alone(network: Network) -> None:
     assert len(both.conductor.free_sequences) == network.sequences
 
 
+def test_a_short_sound_passes_a_long_one(network: Network) -> None:
+    """Turns of one length: a window behind four others of a sound, three of which are under way."""
+    options = DecodingOptions(language="en", temperatures=(0.0,))
+    at = [0.0]
+
+    def clock() -> float:
+        at[0] += 0.01
+        return at[0]
+
+    def turns(long: np.ndarray | None) -> int:
+        transcriber = Transcriber(network)
+        transcriber.conductor = Conductor(network, clock)
+
+        def nothing(new: list[Segment], upto: float) -> None:
+            pass
+
+        old = None
+        if long is not None:
+            old = transcriber.sequential(long, options, words=False, told=nothing)
+            for _ in range(250):  # Two and a half seconds: it is no longer young.
+                next(old)
+                transcriber.conductor.turn()
+        new = transcriber.sequential(sound(6), options, words=False, told=nothing)
+        taken = 0
+        for _ in new:
+            if old is not None:
+                next(old)
+            transcriber.conductor.turn()
+            taken += 1
+        if old is not None:
+            old.close()
+        return taken
+
+    alone = turns(None)
+    beside = turns(np.concatenate([sound(seed, 30.0) for seed in range(8)]))
+    assert alone <= beside < 2 * alone
+
+
 def test_a_walk_that_is_left_gives_its_slots_back(network: Network) -> None:
     transcriber = Transcriber(network)
     run = transcriber.sequential(sound(6), DecodingOptions(), words=False, told=lambda n, u: None)

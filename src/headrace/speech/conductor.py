@@ -1,15 +1,18 @@
-"""Many walks over one network: each turn encodes a slice of one window and steps all others.
+"""Many walks over one network, in turns: a slice of one window's encoding, or a step of all who
+decode.
 
-A walk that asks to be decoded gets its logits in the step of all who ask; who asks for a window to
-be encoded waits in a line, of which the first is served one layer a turn. So a sound of three
-seconds beside one of three hours waits for slices, not for hours, and nobody's answer depends on
-who else is there: rows of the kernels do not.
+Who is served is decided by time. Each sound has a share; what the network spends on a sound's walks
+is added to it, and the one that has had least is next. The first second that a sound costs counts a
+quarter, so a sound of three seconds passes one of three hours, which still goes on. Encoding stops
+behind each layer and another window's may go on there, so nobody waits for more than a slice. A
+step is one for all who decode, whoever it is that is next: rows beside each other cost little more
+than one. Nobody's answer depends on who else is there: rows of the kernels do not.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,13 +23,39 @@ from .network import MAX_LOGITS, MAX_ROWS, Network
 
 Result = TypeVar("Result")
 _NOTHING = np.empty((0, 0), np.float32)
+YOUNG_SECONDS, YOUNG_WEIGHT = 1.0, 0.25
+"""So much of a sound's service is counted at that part of what it was."""
+LEAD = 0.1
+"""Seconds by which encoding may run ahead of decoding: steps are cheaper when more decode."""
+RESERVED = 2
+"""Windows that a sound which holds one already leaves to others."""
+
+
+class Share:
+    """What one sound has had of the network's time, in seconds, and as it is counted."""
+
+    def __init__(self) -> None:
+        self.seconds = self.counted = 0.0
+        self.windows = 0
+        """That its walks hold."""
+
+    @property
+    def young(self) -> bool:
+        return self.seconds < YOUNG_SECONDS
+
+    def charge(self, seconds: float) -> None:
+        self.counted += seconds * (YOUNG_WEIGHT if self.young else 1.0)
+        self.seconds += seconds
 
 
 class WalkUnderWay(Generic[Result]):
     """One walk and its end."""
 
-    def __init__(self, walk: Generator[Any, Any, Result]) -> None:
+    def __init__(self, walk: Generator[Any, Any, Result], share: Share | None = None) -> None:
         self.walk = walk
+        self.share = share or Share()
+        self.slices: Iterator[None] | None = None
+        """What is left of encoding its window, while it is encoded."""
         self.wish: Any = None
         self.result: Result | None = None
         self.error: Exception | None = None
@@ -36,11 +65,12 @@ class WalkUnderWay(Generic[Result]):
 class Conductor:
     """Runs walks until none is left; not safe for threads."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, clock: Callable[[], float] = time.perf_counter) -> None:
         self.network = network
+        self._clock = clock
         self._jobs: list[WalkUnderWay[Any]] = []
-        self._line: deque[WalkUnderWay[Any]] = deque()
-        self._slices: Iterator[None] | None = None
+        self._least = 0.0
+        """What the least served of those who are there has had: where a new sound begins."""
         self.free_windows = list(range(network.windows))[::-1]
         self.free_sequences = list(range(network.sequences))[::-1]
 
@@ -50,6 +80,8 @@ class Conductor:
 
     def add(self, job: WalkUnderWay[Any]) -> None:
         """Run it up to its first wish."""
+        # Nobody saves up time in which he wanted none.
+        job.share.counted = max(job.share.counted, self._least)
         self._jobs.append(job)
         self._send(job, _NOTHING)
 
@@ -57,32 +89,55 @@ class Conductor:
         """End a walk whose result nobody wants any more."""
         if job.done:
             return
-        if self._line and self._line[0] is job:
-            self._slices = None
-        if job in self._line:
-            self._line.remove(job)
         job.walk.close()
         self._end(job)
 
+    def lend(self, share: Share, count: int) -> tuple[int, list[int]] | None:
+        """A window and `count` sequences, where there are such and enough stay for others."""
+        others = share.windows > 0
+        if len(self.free_windows) <= RESERVED * others or (
+            len(self.free_sequences) < count * (1 + others)
+        ):
+            return None
+        share.windows += 1
+        return self.free_windows.pop(), [self.free_sequences.pop() for _ in range(count)]
+
+    def take_back(self, share: Share, window: int, sequences: list[int]) -> None:
+        share.windows -= 1
+        self.free_windows.append(window)
+        self.free_sequences.extend(sequences)
+
     def turn(self) -> None:
-        """One slice of one window, and one step for all who ask for one."""
-        if self._line:
-            self._encode()
+        """One slice of one window, or one step for all who ask for one."""
+        if not self._jobs:
+            return
+        jobs = sorted(self._jobs, key=lambda job: job.share.counted)
+        self._least = jobs[0].share.counted
+        encoding = next((job for job in jobs if isinstance(job.wish, Encode)), None)
+        decoding = [job for job in jobs if isinstance(job.wish, Decode)]
+        begin = self._clock()
+        if encoding is not None and not (decoding and _first(decoding[0].share, encoding.share)):
+            self._encode(encoding)
+            encoding.share.charge(self._clock() - begin)
+            return
+        taken = self._step(decoding)
+        each = (self._clock() - begin) / len(taken)
+        for job in taken:
+            job.share.charge(each)
+
+    def _step(self, jobs: list[WalkUnderWay[Any]]) -> list[WalkUnderWay[Any]]:
+        """Decode for as many walks as find room, the least served first; they are returned."""
         rows = logits = 0
         taken: list[WalkUnderWay[Any]] = []
-        for job in self._jobs:
-            if not isinstance(job.wish, Decode):
-                continue
+        for job in jobs:
             more = sum(len(chunk.tokens) for chunk in job.wish.chunks)
             wanted = sum(len(chunk.wanted) for chunk in job.wish.chunks)
             if taken and (rows + more > MAX_ROWS or logits + wanted > MAX_LOGITS):
                 break
             rows, logits = rows + more, logits + wanted
             taken.append(job)
-        if not taken:
-            return
-        # Whoever was taken stands behind the others the next time.
-        self._jobs = [job for job in self._jobs if job not in taken] + taken
+        # Those of one window side by side: its K and V are read once for them.
+        taken.sort(key=lambda job: int(job.wish.chunks[0].window))
         found = self.network.decode([chunk for job in taken for chunk in job.wish.chunks])
         parts, first = [], 0
         for job in taken:
@@ -91,17 +146,16 @@ class Conductor:
             first += count
         for job, part in zip(taken, parts, strict=True):
             self._send(job, part)
+        return taken
 
-    def _encode(self) -> None:
-        job = self._line[0]
-        if self._slices is None:
+    def _encode(self, job: WalkUnderWay[Any]) -> None:
+        if job.slices is None:
             mel = log_mel(job.wish.samples, self.network.files.mels)
-            self._slices = self.network.encode(
-                mel, job.wish.window, len(job.wish.samples) if job.wish.short else None
-            )
-        if next(self._slices, self) is self:
-            self._slices = None
-            self._line.popleft()
+            wish = job.wish
+            samples = len(wish.samples) if wish.short else None
+            job.slices = self.network.encode(mel, wish.window, samples)
+        if next(job.slices, self) is self:
+            job.slices = None
             self._send(job, _NOTHING)
 
     def _send(self, job: WalkUnderWay[Any], what: Any) -> None:
@@ -116,10 +170,13 @@ class Conductor:
         except Exception as error:  # noqa: BLE001 - one walk's fault is not the others'
             job.error = error
             self._end(job)
-        else:
-            if isinstance(job.wish, Encode):
-                self._line.append(job)
 
     def _end(self, job: WalkUnderWay[Any]) -> None:
         job.done = True
         self._jobs.remove(job)
+
+
+def _first(decoding: Share, encoding: Share) -> bool:
+    """Is a step due before a slice? A young sound's text does not wait for old ones' windows."""
+    lead = 0.0 if decoding.young and not encoding.young else LEAD
+    return decoding.counted + lead < encoding.counted

@@ -3,9 +3,9 @@
 The encoder goes over one window at a time and stops behind each layer, so that others need not wait
 for all of it. The decoder takes chunks of many sequences in one step. Cross attention is attention
 over blocks like any other: the encoder's output is written once, as K and V of each decoder layer,
-into the blocks of a window's slot, and every token of a step is an entry of its own that sees all
-1,500 positions of them. Sequences of one window (beams, other temperatures, the question for the
-language) share its slot.
+into the blocks of a window's slot, and every token of a step sees all 1,500 positions of them.
+Sequences of one window (beams, other temperatures, the question for the language) share its slot,
+and in a step its K and V are read once for all of their tokens.
 """
 
 from __future__ import annotations
@@ -84,6 +84,13 @@ class _Activations:
         return [emit.quantise(self.at, self.codes, self.width, ROWS_N)]
 
 
+class _Rows:
+    """One window's rows between two slices, while another's are in their place."""
+
+    def __init__(self) -> None:
+        self.kept: Floats | None = None
+
+
 class _Repeated:
     """Records that are run again and again."""
 
@@ -116,11 +123,13 @@ class Network:
         files: WhisperFiles,
         team: Team,
         precision: Precision = "int8",
-        kv: str = "float32",
-        windows: int = 8,
+        kv: str | None = None,
+        windows: int = 10,
         sequences: int = 48,
     ) -> None:
-        """`kv`: type of K and V of cross attention: float32, bfloat16, int8."""
+        """`kv`: type of K and V of cross attention: float32, bfloat16, int8; None: float32 where
+        weights are exact, else int8."""
+        kv = kv or ("float32" if precision == "exact" else "int8")
         self.files, self._team, self._coded = files, team, precision == "int8"
         self._packer = Packer(team)
         self._kept: list[Any] = []
@@ -130,6 +139,8 @@ class Network:
         layers = range(files.decoder_layers)
         self._own = [self._cache(sequences * self._own_blocks, "float32") for _ in layers]
         self._cross = [self._cache(windows * self._cross_blocks, kv) for _ in layers]
+        self._room = self._cache(self._cross_blocks, "bfloat16")
+        """K and V of a layer of the encoder."""
         self._embedding = files.tensor("model.decoder.embed_tokens.weight")
         self._places = files.tensor("model.decoder.embed_positions.weight").astype(np.float32)
         self._build_encoder()
@@ -144,7 +155,7 @@ class Network:
     def _cache(self, blocks: int, kind: str) -> KvLayer:
         shape = blocks, self.files.heads, BLOCK, HEAD_SIZE
         dtype = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}[kind]
-        scales = [aligned(shape[:3], np.float32) for _ in range(2)] if kind == "int8" else ()
+        scales = [aligned(shape[:3], np.uint16) for _ in range(2)] if kind == "int8" else ()
         # Pages that no token was written to are read, and then weigh nothing: they may be anything
         # but no number.
         k, v = (np.zeros(shape, dtype) for _ in range(2))
@@ -206,12 +217,13 @@ class Network:
         rows, width = files.frames, files.width
         self._mel = np.zeros((FRAMES + 2, files.mels), np.float32)
         half = np.zeros((FRAMES + 2, width), np.float32)
-        self._first = half
         x, positions = _Activations(rows, width, False), aligned((rows, width), np.float32)
         positions[:] = files.tensor("model.encoder.embed_positions.weight")
         h, a = _Activations(rows, width, coded), _Activations(rows, width, coded)
         m = _Activations(rows, 4 * width, coded)
         qkv = aligned((rows, 3 * width), np.float32)
+        self._rows: Floats = x.floats
+        self._laid: _Rows | None = None
         self._kept += [half, x, positions, h, a, m, qkv]
         # A window of three frames is three rows that lie behind each other: nothing is gathered.
         convolutions = []
@@ -233,8 +245,7 @@ class Network:
                 [
                     self._norm(x.at, f"{name}.self_attn_layer_norm", h),
                     self._linear(h, f"{name}.self_attn.qkv_proj", matrix(qkv)),
-                    emit.bidirectional(matrix(qkv), files.heads, HEAD_SIZE, HEAD_SIZE**-0.5, a.at),
-                    *a.quantised(),
+                    *self._within(matrix(qkv), a),
                     self._linear(a, f"{name}.self_attn.out_proj", x.at, add=True),
                     *self._feed_forward(x.at, h, m, name),
                 ]
@@ -262,11 +273,24 @@ class Network:
             write = emit.rope(kv, matrix(qkv), self._attention_spec(i), (None, None), None)
             self._writes.append(_Repeated(self._team, [self._linear(top, name, into), write]))
 
+    def _within(self, qkv: Matrix, a: _Activations) -> list[Emitted]:
+        """Attention of a window's positions to each other. In codes: K and V in bf16 and by pages,
+        as a decoder's, whose products cost half as much as those in fp32."""
+        heads, scale = self.files.heads, HEAD_SIZE**-0.5
+        if not self._coded:
+            return [emit.bidirectional(qkv, heads, HEAD_SIZE, scale, a.at)]
+        kv = emit.kv(self._room, heads, heads, 1)
+        return [
+            emit.rope(kv, qkv, self._attention_spec(0), (None, None), None),
+            emit.attention(kv, qkv, None, a.codes, None, scale, None, ROWS_N),
+        ]
+
     def encode(self, mel: Floats, window: int, samples: int | None = None) -> Iterator[None]:
-        """Fill a window's slot from features [3000, mels]; stops behind each layer.
+        """Fill a window's slot from features [3000, mels]; stops behind each layer, where other
+        windows may be encoded, or go on.
 
         `samples`: of the window that have sound in them, where only they are to be encoded, with
-        a second of what is behind; None: all. Only one such walk may be under way at a time.
+        a second of what is behind; None: all.
         """
         files = self.files
         self._mel[1:-1] = mel
@@ -275,27 +299,37 @@ class Network:
             rows = min(rows, max(_LEAST_FRAMES, -(-samples // _FRAME_SAMPLES) + _BEHIND_FRAMES))
         self.heard[window] = rows
         self._convolve.run(HrStep(n=min(FRAMES, 2 * rows + 1)))
-        starts = np.array([0, rows], np.int32)
         positions = np.arange(rows, dtype=np.int64)
         slots = positions + window * self._cross_blocks * BLOCK
-        step = HrStep(
-            n=rows,
-            b=1,
-            group_count=1,
-            query_starts=address(starts),
-            positions=address(positions),
-        )
-        step.groups[0].slots = address(slots)
+        step = self._listening([Chunk(0, window, 0, range(rows), [])])
+        own = np.arange(self._cross_blocks, dtype=np.int32)
+        step.groups[0].slots, step.groups[1].slots = address(slots), address(positions)
+        step.groups[1].tables = address(own)
+        mine = _Rows()
         for program in self._slices:
+            self._lay_down(mine)
             program.run(step)
             yield
+        self._lay_down(mine)
         self._end.run(step)
+        self._laid = None
         self.keys[window] = []
         aligning = {layer for layer, _ in files.alignment}
         for layer, program in enumerate(self._writes):
             program.run(step)
             if layer in aligning:
                 self.keys[window].append(self._written[:rows, files.width : 2 * files.width].copy())
+
+    def _lay_down(self, mine: _Rows) -> None:
+        """Put a window's rows in place of another's, which are kept for it."""
+        if self._laid is mine:
+            return
+        if self._laid is not None:
+            self._laid.kept = self._rows.copy()
+        if mine.kept is not None:
+            self._rows[:] = mine.kept
+            mine.kept = None
+        self._laid = mine
 
     # The decoder.
 
@@ -379,23 +413,7 @@ class Network:
         )
         own.groups[0].tables, own.groups[0].table_stride = address(tables), tables.shape[1]
         own.groups[0].slots = address(slots)
-        windows = np.repeat([c.window for c in chunks], counts).astype(np.int32)
-        heard = windows[:, None] * self._cross_blocks + np.arange(
-            self._cross_blocks, dtype=np.int32
-        )
-        heard = np.ascontiguousarray(heard, np.int32)
-        each = np.arange(n + 1, dtype=np.int32)
-        whole = np.repeat([self.heard[c.window] for c in chunks], counts).astype(np.int32)
-        last = whole.astype(np.int64) - 1
-        cross = HrStep(
-            n=n,
-            b=n,
-            group_count=2,
-            positions=address(last),
-            query_starts=address(each),
-            lengths=address(whole),
-        )
-        cross.groups[1].tables, cross.groups[1].table_stride = address(heard), heard.shape[1]
+        cross = self._listening(chunks)
         for before, seen in zip(self._own_parts, self._cross_parts, strict=True):
             before.run(own)
             if queries is not None:
@@ -408,6 +426,29 @@ class Network:
         if wanted:
             self._head.run(HrStep(n=len(wanted)))
         return self._logits[: len(wanted)]
+
+    def _listening(self, chunks: Sequence[Chunk]) -> HrStep:
+        """Each token sees all of its window. Chunks behind each other that listen to one window
+        are one entry, so its K and V are read once for all of their tokens."""
+        windows = [c.window for c in chunks]
+        firsts = [i for i, w in enumerate(windows) if not i or w != windows[i - 1]]
+        starts = np.concatenate([[0], np.cumsum([len(c.tokens) for c in chunks])])
+        starts = starts[[*firsts, len(chunks)]].astype(np.int32)
+        heard = np.array([windows[i] for i in firsts], np.int32)
+        tables = heard[:, None] * self._cross_blocks + np.arange(self._cross_blocks, dtype=np.int32)
+        lengths = np.array([self.heard[window] for window in heard], np.int32)
+        last = np.repeat(lengths, np.diff(starts)).astype(np.int64) - 1
+        step = HrStep(
+            n=len(last),
+            b=len(firsts),
+            group_count=2,
+            positions=address(last),
+            query_starts=address(starts),
+            lengths=address(lengths),
+        )
+        step.groups[1].tables, step.groups[1].table_stride = address(tables), tables.shape[1]
+        step.keep = starts, tables, lengths, last
+        return step
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give sequence `target` what `source` has of its first `length` positions."""

@@ -21,13 +21,14 @@ def open_transcriber(
     name: str,
     threads: int,
     precision: Precision = "int8",
-    kv: KvKind = "float32",
+    kv: KvKind | None = None,
     *,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Transcriber:
     """`name`: a catalog name or a folder in CTranslate2's or Hugging Face's layout.
 
+    `kv`: type of K and V of cross attention, by default as `Network` has it.
     Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
     """
     files = open_whisper(find(name, cache_dir=cache_dir, progress=progress))

@@ -8,14 +8,16 @@ begin, so nothing adds up over windows.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .conductor import Conductor, WalkUnderWay
+from .conductor import Conductor, Share, WalkUnderWay
 from .decoding import (
     DecodingOptions,
     Encode,
@@ -93,6 +95,32 @@ def _untold(new: list[Segment], upto: float) -> None:
     pass
 
 
+class _Window(NamedTuple):
+    """What is to be decoded."""
+
+    samples: Floats
+    before: list[int]
+    """Tokens said before it."""
+    place: int
+    """Its number in its sound."""
+
+
+class _Heard(NamedTuple):
+    """What a window says."""
+
+    place: int
+    spoken: Utterance
+    words: list[Word]
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A walk and the window and sequences that it was lent; None: given back."""
+
+    job: WalkUnderWay[_Heard]
+    slots: tuple[int, list[int]] | None
+
+
 class Transcriber:
     """Walks over the windows of sounds, for one network."""
 
@@ -128,7 +156,7 @@ class Transcriber:
         """Yields until its windows have been decoded, one after the other, by the conductor."""
         transcript = Transcript(options.language or "", len(samples) / RATE)
         seek = place = 0
-        before = self._prompt(options)
+        before, share = self._prompt(options), Share()
         while seek < len(samples):
             window = samples[seek : seek + WINDOW]
             end = seek + len(window)
@@ -136,8 +164,14 @@ class Transcriber:
                 transcript.leave_out(seek, end, "inaudible")
                 seek = end
                 continue
-            found = yield from self._heard([(window, before, place)], options, transcript, words)
-            spoken, said = found[0]
+            wanted = [_Window(window, before, place)]
+            spoken, said = Utterance(), list[Word]()
+            with closing(self._run(wanted, share, options, transcript, words)) as running:
+                for found in running:
+                    if found is None:
+                        yield
+                    else:
+                        spoken, said = found.spoken, found.words
             place += 1
             if spoken.silent(options):
                 transcript.leave_out(seek, end, "no speech")
@@ -172,18 +206,18 @@ class Transcriber:
             if begin > done:
                 transcript.leave_out(done, begin, "quiet")
             done = end
-        before = self._prompt(options)
-        for first in range(0, len(spans), AT_ONCE):
-            part = spans[first : first + AT_ONCE]
-            wanted = [
-                (samples[begin:end], before, first + i) for i, (begin, end) in enumerate(part)
-            ]
-            found = yield from self._heard(wanted, options, transcript, words)
-            for (begin, end), (spoken, said) in zip(part, found, strict=True):
-                if spoken.silent(options):
+        before, share = self._prompt(options), Share()
+        wanted = [_Window(samples[a:b], before, i) for i, (a, b) in enumerate(spans)]
+        with closing(self._run(wanted, share, options, transcript, words)) as running:
+            for found in running:
+                if found is None:
+                    yield
+                    continue
+                begin, end = spans[found.place]
+                if found.spoken.silent(options):
                     transcript.leave_out(begin, end, "no speech")
                     continue
-                segments, _ = self._segments(spoken, said, samples[begin:end], begin)
+                segments, _ = self._segments(found.spoken, found.words, samples[begin:end], begin)
                 transcript.segments += segments
                 told(segments, end / RATE)
         transcript.left_out.sort()
@@ -201,78 +235,64 @@ class Transcriber:
         ).ids
         return found
 
-    def _heard(
-        self,
-        windows: Sequence[tuple[Floats, list[int], int]],
-        options: DecodingOptions,
-        transcript: Transcript,
-        words: bool,
-    ) -> Generator[None, None, list[tuple[Utterance, list[Word]]]]:
-        """Each window by a walk of its own; the language, if none was given, is the first's."""
-        if not transcript.language:
-            first = yield from self._run([windows[0]], options, transcript, words)
-            rest = yield from self._run(windows[1:], options, transcript, words)
-            return first + rest
-        found = yield from self._run(windows, options, transcript, words)
-        return found
-
     def _run(
         self,
-        windows: Sequence[tuple[Floats, list[int], int]],
+        windows: Sequence[_Window],
+        share: Share,
         options: DecodingOptions,
         transcript: Transcript,
         words: bool,
-    ) -> Generator[None, None, list[tuple[Utterance, list[Word]]]]:
-        conductor = self.conductor
-        waiting: list[tuple[Floats, list[int], int]] = list(windows)
-        jobs: list[WalkUnderWay[tuple[Utterance, list[Word]]]] = []
-        held: list[tuple[WalkUnderWay[Any], int, list[int]]] = []
-        try:
-            while waiting or not all(job.done for job in jobs):
-                for one in [one for one in held if one[0].done]:
-                    self._give_back(one)
-                    held.remove(one)
-                while (
-                    waiting
-                    and conductor.free_windows
-                    and len(conductor.free_sequences) >= options.beams
-                ):
-                    samples, before, place = waiting.pop(0)
-                    window = conductor.free_windows.pop()
-                    slots = [conductor.free_sequences.pop() for _ in range(options.beams)]
-                    walk = self._walk(
-                        samples, before, place, options, transcript, words, window, slots
-                    )
-                    job: WalkUnderWay[Any] = WalkUnderWay(walk)
-                    held.append((job, window, slots))
-                    jobs.append(job)
-                    conductor.add(job)
-                yield
-        finally:
-            for one in held:
-                conductor.drop(one[0])
-                self._give_back(one)
-        for job in jobs:
-            if job.error is not None:
-                raise job.error
-        return [job.result for job in jobs if job.result is not None]
+    ) -> Generator[_Heard | None, None, None]:
+        """What each window says, in their order; None where a turn has to be taken first.
 
-    def _give_back(self, one: tuple[WalkUnderWay[Any], int, list[int]]) -> None:
-        self.conductor.free_windows.append(one[1])
-        self.conductor.free_sequences.extend(one[2])
+        At most `AT_ONCE` are under way, each by a walk of its own; where no language was given, the
+        first alone, which tells it to the others.
+        """
+        conductor, waiting = self.conductor, deque(windows)
+        begun: deque[_Begun] = deque()
+        try:
+            while waiting or begun:
+                running = sum(one.slots is not None for one in begun)
+                most = AT_ONCE if transcript.language else 1
+                while waiting and running < most:
+                    slots = conductor.lend(share, options.beams)
+                    if slots is None:
+                        break
+                    walk = self._walk(waiting.popleft(), options, transcript, words, *slots)
+                    begun.append(_Begun(WalkUnderWay(walk, share), slots))
+                    conductor.add(begun[-1].job)
+                    running += 1
+                if begun:
+                    yield None
+                for one in begun:
+                    if one.job.done and one.slots is not None:
+                        conductor.take_back(share, *one.slots)
+                        one.slots = None
+                while begun and begun[0].job.done:
+                    job = begun.popleft().job
+                    if job.error is not None:
+                        raise job.error
+                    assert job.result is not None
+                    yield job.result
+                if waiting and not begun:
+                    yield None
+        finally:
+            for one in begun:
+                conductor.drop(one.job)
+                if one.slots is not None:
+                    conductor.take_back(share, *one.slots)
 
     def _walk(
         self,
-        samples: Floats,
-        before: list[int],
-        place: int,
+        wanted: _Window,
         options: DecodingOptions,
         transcript: Transcript,
         words: bool,
         window: int,
         slots: list[int],
-    ) -> Generator[Any, Floats, tuple[Utterance, list[Word]]]:
+    ) -> Generator[Any, Floats, _Heard]:
         files = self.network.files
+        samples, before, place = wanted
         yield Encode(samples, window, options.short)
         if not transcript.language:
             transcript.language, _ = yield from detect(files, window, slots[0])
@@ -281,7 +301,7 @@ class Transcriber:
         said = []
         if words and not spoken.silent(options):
             said = self._words(spoken, language, options, window, slots[0], len(samples))
-        return spoken, said
+        return _Heard(place, spoken, said)
 
     def _words(
         self,

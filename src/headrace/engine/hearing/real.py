@@ -14,7 +14,8 @@ def opened(options: EngineOptions, folder: Path) -> tuple[Transcriber, list[Deci
     """Raises `ModelFileError`, `UnsupportedModel`."""
     threads = options.threads or cpu().physical_cores
     precision = "int8" if options.dtype == "auto" else "exact"
-    kv = "float32" if options.kv_dtype == "auto" else options.kv_dtype
+    usual = "float32" if precision == "exact" else "int8"
+    kv = usual if options.kv_dtype == "auto" else options.kv_dtype
     decisions = [
         Decision("threads", str(threads), "asked for" if options.threads else "one for each core"),
         Decision(
