@@ -29,7 +29,8 @@ def chart(tmp_path: Path) -> Path:
     shop.profile("one")
     folder = tmp_path / "chart"
     profile = shop.rings.find("one")
-    write_chart(folder, profile, image=IMAGE, reference=REFERENCE, trusted=KEY)
+    asked = {"weights": DIGEST, "trusted": KEY}
+    write_chart(folder, profile, image=IMAGE, reference=REFERENCE, **asked)
     for wrong in (
         {"image": "headrace:latest"},
         {"reference": "registry.example/one:1"},
@@ -37,9 +38,9 @@ def chart(tmp_path: Path) -> Path:
     ):
         named = {"image": IMAGE, "reference": REFERENCE, **wrong}
         with pytest.raises(OptionError, match="is no host/repository@sha256"):
-            write_chart(tmp_path / "other", profile, trusted=KEY, **named)
+            write_chart(tmp_path / "other", profile, **asked, **named)
     with pytest.raises(OptionError, match="cannot be written: File exists"):
-        write_chart(folder, profile, image=IMAGE, reference=REFERENCE, trusted=KEY)
+        write_chart(folder, profile, image=IMAGE, reference=REFERENCE, **asked)
     return folder
 
 
@@ -97,6 +98,8 @@ SCALED = {"prometheus": "http://prometheus:9090", "maxReplicas": 4, "wait": 2}
         {"autoscale": {"prometheus": "", "maxReplicas": 0, "wait": 2}},
         {"autoscale": {"prometheus": "", "maxReplicas": 4, "wait": 0}},
         {"picker": "Not_A_Name"},
+        {"weights": {"from": "elsewhere", "reference": REFERENCE, "path": "/weights"}},
+        {"weights": {"from": "volume", "reference": "models:1", "path": "/weights"}},
         {"frame": "StatefulSet"},
         {"frame": "InferenceService", "monitor": True},
         {"frame": "InferenceService", "autoscale": SCALED},
@@ -108,13 +111,13 @@ def test_wrong_values_are_refused(chart: Path, changes: dict[str, Any]) -> None:
         jsonschema.validate(values(chart, **changes), schema())
 
 
-def rendered(chart: Path, *settings: str) -> list[dict[str, Any]]:
+def rendered(chart: Path, *settings: str, words: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     yaml = pytest.importorskip("yaml")
     helm = shutil.which("helm")
     if helm is None:
         pytest.skip("helm is not installed")
-    words = [helm, "template", "river", str(chart)]
-    words += [word for one in settings for word in ("--set", one)]
+    words = (helm, "template", "river", str(chart), *words)
+    words += tuple(word for one in settings for word in ("--set", one))
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
@@ -124,6 +127,7 @@ SETTINGS: list[tuple[str, ...]] = [
     ("options.log_format=json", "options.drain_seconds=7"),
     ("options.max_body=123456789", "replicas=0"),
     ("tolerations[0].operator=Exists", "imagePullSecrets[0].name=pull"),
+    ("weights.from=volume",),
     ("network.from[0].podSelector.matchLabels.app=gateway", "nodeSelector=null"),
 ]
 
@@ -184,6 +188,30 @@ def test_what_scales_and_what_warns_find_the_pods(chart: Path) -> None:
     (down,) = [one for one in groups[0]["rules"] if one.get("alert") == "HeadraceDown"]
     assert re.fullmatch(down["expr"].split('"')[1], "headrace")
     assert "{{ $labels.instance }}" in down["annotations"]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("way", "version", "mounted"),
+    [("auto", "1.34.9", False), ("auto", "1.35.0", True), ("load", "1.37.0", False)],
+)
+def test_weights_are_mounted_where_the_cluster_can(
+    chart: Path, way: str, version: str, mounted: bool
+) -> None:
+    words = ("--kube-version", version)
+    documents = rendered(chart, f"weights.from={way}", words=words)
+    (pod,) = [one["spec"]["template"]["spec"] for one in documents if one["kind"] == "Deployment"]
+    images = {one["name"]: one["image"] for one in pod["volumes"] if "image" in one}
+    (serve,) = pod["containers"]
+    assert ("initContainers" in pod) != mounted
+    assert set(images) == ({"profile", "weights"} if mounted else set())
+    where = {one["name"]: one for one in serve["volumeMounts"]}
+    assert ("store" in where) != mounted
+    if mounted:
+        assert images["profile"]["reference"] == REFERENCE
+        assert images["weights"]["reference"] == REFERENCE  # Their digest is nought as well.
+        assert where["weights"] == {"name": "weights", "mountPath": "/weights", "readOnly": True}
+        profile = "/profile/profile.dsse.json"
+        assert serve["args"][:5] == ["serve", "/weights", "--offline", "--profile", profile]
 
 
 def test_three_frames_have_one_pod(chart: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from headrace.base.config import EngineOptions
 from headrace.base.errors import UnsupportedModel
 from headrace.factory.admit import admit
+from headrace.factory.artifact import weights_manifest
 from headrace.factory.build import Build, BuildOptions, CellResult
 from headrace.factory.fleet import read_fleet
 from headrace.factory.profile import ProfileBody, read_profile
 from headrace.factory.revoke import trusted
 from headrace.factory.stage import Outcome, Result
-from headrace.factory.store import Store
+from headrace.factory.store import TITLE, Store
 from tiny import talker
 from tiny.checkpoints import hf_model
 from tiny.gguf_files import save_gguf
@@ -126,6 +128,16 @@ def test_a_profile_of_quantised_weights_is_gated_signed_and_served(tmp_path: Pat
     (model_part,) = [one for one in bill["components"] if "pedigree" in one]
     (ancestor,) = model_part["pedigree"]["ancestors"]
     assert "model.safetensors" in [one["name"] for one in ancestor["components"]]
+    mounted = tmp_path / "mounted"  # As a cluster mounts the two artifacts, by their titles.
+    mounted.mkdir()
+    weights = made.store.document(weights_manifest(made.store, admitted.profile.body).digest)
+    for one in weights["layers"]:
+        data = made.store.blob(one["digest"]).read_bytes()
+        (mounted / one["annotations"][TITLE]).write_bytes(data)
+    envelope = tmp_path / "profile.dsse.json"
+    envelope.write_bytes(made.store.read(admitted.profile.digest))
+    served_there = admit(str(envelope), replace(engine, model=str(mounted)))
+    assert served_there.options.model == str(mounted)
     again, kept = build(tmp_path, model, "int8", ring="dev")
     assert kept.ran == []
     assert again.cell == made.cell

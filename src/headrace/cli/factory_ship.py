@@ -15,6 +15,7 @@ from rich.console import Console
 
 from ..base.config import EngineOptions
 from ..base.errors import NotFound, OptionError
+from ..factory.artifact import weights_manifest
 from ..factory.build import BuildOptions, store_folder
 from ..factory.bundle import beside, read_bundle, shipped, take_in, write_bundle
 from ..factory.chart import write_chart
@@ -147,7 +148,8 @@ def chart(
     found = Rings(place, trusted(None)).find(profile)
     shown = [*sorted(folder_of_keys.glob("*.pem")), *folder_of_keys.glob(FILE)]
     believed = {path.name: path.read_text() for path in shown}
-    write_chart(folder, found, image=image, reference=reference, trusted=believed)
+    weights = weights_manifest(place, found.body).digest
+    write_chart(folder, found, image=image, reference=reference, weights=weights, trusted=believed)
     print(f"{folder}: helm install {found.body.model.name} {folder}")
 
 

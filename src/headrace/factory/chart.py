@@ -11,13 +11,14 @@ import json
 import re
 import shutil
 from dataclasses import fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..base.config import ServerOptions
 from ..base.errors import OptionError
 from ..base.version import VERSION
 from .profile import SignedProfile
+from .source import model_path
 
 TEMPLATES = Path(__file__).parent / "chart"
 OURS = ("host", "port", "store", "files", "keys", "tls_cert", "tls_key", "tls_clients")
@@ -29,19 +30,37 @@ FRAMES = "Deployment", "LeaderWorkerSet", "InferenceService"
 """What keeps so many of the one pod running."""
 
 
+WAYS = "load", "volume", "auto"
+"""How weights come to a pod: by its own loader, mounted by the cluster, or mounted where that is
+new enough."""
+
+
 def write_chart(
-    folder: Path, profile: SignedProfile, *, image: str, reference: str, trusted: dict[str, str]
+    folder: Path,
+    profile: SignedProfile,
+    *,
+    image: str,
+    reference: str,
+    weights: str,
+    trusted: dict[str, str],
 ) -> None:
     """Write the chart. `image`, `reference` (where the profile was published): by digest.
 
-    `trusted`: public keys (PEM) by file name. Raises `OptionError`.
+    `weights`: digest of the weights' manifest, which is published beside the profile. `trusted`:
+    public keys (PEM) by file name. Raises `OptionError`.
     """
     for param, given in (("image", image), ("reference", reference)):
         if not re.match(PINNED, given):
             raise OptionError(f"{given!r:.100} is no host/repository@sha256:…", param=param)
+    files = profile.body.model.files
     values: dict[str, Any] = {
         "image": image,
         "profile": {"reference": reference, "digest": profile.digest},
+        "weights": {
+            "from": WAYS[0],
+            "reference": f"{reference.partition('@')[0]}@{weights}",
+            "path": str(model_path(PurePosixPath("/weights"), [one.path for one in files])),
+        },
         "trusted": trusted,
         "frame": FRAMES[0],
         "replicas": 2,
@@ -95,6 +114,9 @@ def schema() -> dict[str, Any]:
         "global": {"type": "object"},
         "image": pinned,
         "profile": _object({"reference": pinned, "digest": digest}, needed=True),
+        "weights": _object(
+            {"from": {"enum": list(WAYS)}, "reference": pinned, "path": text}, needed=True
+        ),
         "trusted": {"type": "object", "minProperties": 1, "additionalProperties": text},
         "frame": {"enum": list(FRAMES)},
         "replicas": {"type": "integer", "minimum": 0},

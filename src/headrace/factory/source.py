@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
 
 from ..base.config import EngineOptions
 from ..base.errors import ModelFileError
 from ..loader import CATALOG, Progress, open_model
 from ..loader.partial import file_sha256
 
+Folder = TypeVar("Folder", bound=PurePath)
 WEIGHTS = (".gguf", ".safetensors")
 """Endings of files that hold numbers and no code."""
 MOST_FILES = 2000
@@ -79,7 +80,7 @@ def find_source(engine: EngineOptions, progress: Progress | None = None) -> Sour
     return Source(name, files, pinned=False, licence=opened.licence)
 
 
-def model_path(folder: Path, names: list[str]) -> Path:
+def model_path(folder: Folder, names: list[str]) -> Folder:
     """What the loader is to open in a folder with these files."""
     return folder / names[0] if len(names) == 1 and names[0].endswith(".gguf") else folder
 

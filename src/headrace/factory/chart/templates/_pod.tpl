@@ -6,7 +6,31 @@ headrace.dev/profile: {{ .Values.profile.digest | quote }}
 # What changes in them starts the pods anew.
 headrace.dev/settings: {{ printf "%s%s" (toJson .Values.options) (toJson .Values.trusted) | sha256sum | trunc 16 | quote }}
 {{- end }}
+{{- /* Are profile and weights mounted by the cluster, as image volumes? On by default since 1.35. */ -}}
+{{- define "headrace.mounted" -}}
+{{- $way := .Values.weights.from }}
+{{- if or (eq $way "volume") (and (eq $way "auto") (semverCompare ">=1.35-0" .Capabilities.KubeVersion.Version)) }}true{{ end }}
+{{- end }}
+{{- define "headrace.container" -}}
+securityContext:
+  readOnlyRootFilesystem: true
+  allowPrivilegeEscalation: false
+  capabilities: {drop: [ALL]}
+resources: {{ toJson .Values.resources }}
+volumeMounts:
+  - {name: cache, mountPath: /cache}
+  {{- if include "headrace.mounted" . }}
+  - {name: profile, mountPath: /profile, readOnly: true}
+  - {name: weights, mountPath: /weights, readOnly: true}
+  {{- else }}
+  - {name: store, mountPath: /cache/factory/store}
+  {{- end }}
+  - {name: trusted, mountPath: /cache/factory/trusted, readOnly: true}
+  - {name: settings, mountPath: /etc/headrace, readOnly: true}
+  - {name: tmp, mountPath: /tmp}
+{{- end }}
 {{- define "headrace.pod" -}}
+{{- $mounted := include "headrace.mounted" . -}}
 automountServiceAccountToken: false
 terminationGracePeriodSeconds: {{ add 30 (int64 (dig "drain_seconds" 30 .Values.options)) }}
 {{- with .Values.imagePullSecrets }}
@@ -29,38 +53,38 @@ securityContext: &pod
   runAsGroup: 65532
   fsGroup: 65532
   seccompProfile: {type: RuntimeDefault}
+{{- if not $mounted }}
 initContainers:
   # Profile and weights, by digest; a signature that no trusted key made ends the pod.
   - name: load
     image: {{ .Values.image | quote }}
     args: [factory, load, {{ .Values.profile.reference | quote }}]
-    securityContext: &container
-      readOnlyRootFilesystem: true
-      allowPrivilegeEscalation: false
-      capabilities: {drop: [ALL]}
-    resources: &resources {{ toJson .Values.resources }}
-    volumeMounts: &mounts
-      - {name: cache, mountPath: /cache}
-      - {name: store, mountPath: /cache/factory/store}
-      - {name: trusted, mountPath: /cache/factory/trusted, readOnly: true}
-      - {name: settings, mountPath: /etc/headrace, readOnly: true}
-      - {name: tmp, mountPath: /tmp}
+    {{- include "headrace.container" . | nindent 4 }}
+{{- end }}
 containers:
   - name: {{ ternary "kserve-container" "serve" (eq .Values.frame "InferenceService") }}
     image: {{ .Values.image | quote }}
+    {{- if $mounted }}
+    args: [serve, {{ .Values.weights.path | quote }}, --offline, --profile, /profile/profile.dsse.json, --config, /etc/headrace/options.toml]
+    {{- else }}
     args: [serve, --offline, --profile, {{ .Values.profile.digest | quote }}, --config, /etc/headrace/options.toml]
+    {{- end }}
     ports: [{name: http, containerPort: 8000}]
     startupProbe: {httpGet: {path: /v1/health/ready, port: http}, periodSeconds: 2, failureThreshold: 300}
     readinessProbe: {httpGet: {path: /v1/health/ready, port: http}, periodSeconds: 5}
     livenessProbe: {httpGet: {path: /v1/health/live, port: http}, periodSeconds: 10, failureThreshold: 6}
     # Time for the endpoints to be told; then SIGTERM, which finishes what runs.
     lifecycle: {preStop: {sleep: {seconds: 5}}}
-    securityContext: *container
-    resources: *resources
-    volumeMounts: *mounts
+    {{- include "headrace.container" . | nindent 4 }}
 volumes:
   - {name: cache, emptyDir: {}}
+  {{- if $mounted }}
+  # Signature and digests are checked by the server, as those of files that were loaded.
+  - {name: profile, image: {reference: {{ .Values.profile.reference | quote }}, pullPolicy: IfNotPresent}}
+  - {name: weights, image: {reference: {{ .Values.weights.reference | quote }}, pullPolicy: IfNotPresent}}
+  {{- else }}
   - {name: store, emptyDir: {}}
+  {{- end }}
   - {name: tmp, emptyDir: {}}
   - {name: trusted, configMap: {name: {{ printf "%s-trusted" .Release.Name }}}}
   - {name: settings, configMap: {name: {{ printf "%s-settings" .Release.Name }}}}
