@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -234,3 +235,23 @@ def test_an_image_without_its_provenance_is_not_taken_in(
             take_in(other.store, read_bundle(other.store, path), other.rings._trust)
         assert named(other.store) == {}
     assert told(shop) == ["image headrace:10 has no provenance"]
+
+
+def test_sigstores_own_verifier_agrees(shop: Workshop, tmp_path: Path) -> None:
+    """Profiles and provenance as bundles, held by the JavaScript that npm verifies packages with;
+    `NODE_PATH` names the folder that has it."""
+    node = shutil.which("node")
+    program = Path(__file__).with_name("sigstore.js")
+    (public,) = (shop.cache / "factory" / "trusted").glob("*.pem")
+    held = shop.store.attested(shop.rings.find("one").digest)
+    assert held is not None
+    layers = shop.store.document(held)["layers"]
+    for digest in (shop.rings.find("one").digest, *(one["digest"] for one in layers)):
+        file = tmp_path / "envelope.json"
+        file.write_bytes(shop.store.read(digest))
+        words = [node or "node", str(program), str(file), str(public)]
+        done = subprocess.run(words, capture_output=True, text=True) if node else None
+        if done is None or "Cannot find module" in done.stderr:
+            pytest.skip("node or @sigstore/verify is not installed")
+        wrong = "signature verification failed"
+        assert done.stdout.splitlines() == ["believed", wrong, wrong], done.stderr
