@@ -40,10 +40,10 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 5_023,
     "bench": 9_540,
-    "cli": 5_454,
+    "cli": 5_456,
     "dist": 510,
     "engine": 8_353,
-    "factory": 6_685,
+    "factory": 6_708,
     "kernels": 13_353,
     "kv": 1_396,
     "layers": 314,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_337,
 }
 """Lines of Python in each package."""
-TOTAL = 96_255
+TOTAL = 96_273
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
