@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.kernels import sampling
 from headrace.kernels.draws import DrawParameters, uniforms
 from headrace.kernels.sampling import draw, log_probabilities, penalise
+from headrace.roofline import memory
+from headrace.worker.step_memory import SAMPLING_COPIES
 
 
 def parameters(rows: int, **values) -> DrawParameters:
@@ -272,3 +279,41 @@ def test_log_probabilities() -> None:
         assert got.top_ids[row] == order[:4].tolist()
         assert got.top_logprobs[row] == pytest.approx(expected[row][order[:4]].tolist(), abs=1e-5)
     assert log_probabilities(logits, tokens, 0).top_ids == [[]] * 5
+
+
+class Living(TorchDispatchMode):
+    """The most bytes at once of memory that tensors made inside hold, views of it included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._held: Counter[tuple[int, int]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor):
+            storage = found.untyped_storage()
+            key = storage.data_ptr(), storage.nbytes()
+            self._held[key] += 1
+            weakref.finalize(found, self._held.subtract, [key])
+        self.peak = max(self.peak, sum(size for (_, size), count in self._held.items() if count))
+        return found
+
+
+def test_penalties_take_what_a_plan_counts() -> None:
+    rows, vocabulary, tokens = 4, 50_000, torch.zeros(4, 8, dtype=torch.int32)
+    each = torch.full((rows,), 1.5)
+    with Living() as living:
+        penalise(
+            torch.randn(rows, vocabulary),
+            tokens,
+            torch.full((rows,), 3),
+            torch.full((rows,), 8),
+            each,
+            each,
+            each,
+        )
+    copies = living.peak / (4 * rows * vocabulary)
+    # One of them the logits that were given.
+    assert SAMPLING_COPIES - 1 < copies - 1 <= SAMPLING_COPIES
+    assert memory.SAMPLING_COPIES == 1 + SAMPLING_COPIES

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from headrace.kernels.triton import library
-from headrace.kernels.triton.library import ScaledProducts, WideProducts
+from headrace.kernels.triton.library import TRIED, ScaledProducts, WideProducts
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.product_fp8 import Fp8Config, product_fp8, quantise_weight
-from headrace.kernels.weights import DenseWeight
+from headrace.kernels.weights import DenseWeight, Fp8Weight
 
 real = torch._scaled_mm
 
@@ -61,6 +61,63 @@ def test_what_the_library_refuses_is_ours(
     assert not caplog.records
 
 
+def blocks_as_cublaslt(
+    codes: torch.Tensor,
+    weight: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> torch.Tensor:
+    """Takes scales in the layout that torch's own check asks for (ScaledBlas.cpp), and no other."""
+    rows, (width, outs) = len(codes), weight.shape
+    assert weight.stride() == (1, width)
+    assert (scale_a.shape, scale_a.stride()) == ((rows, width // 128), (1, rows))
+    assert (scale_b.shape, scale_b.stride()) == ((width // 128, -(-outs // 128)), (1, width // 128))
+    assert not use_fast_accum
+    wide = codes.float() * scale_a.repeat_interleave(128, 1)
+    spread = scale_b.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :outs]
+    return (wide @ (weight.float() * spread)).to(out_dtype)
+
+
+def test_blocks_of_many_rows_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def library(codes: torch.Tensor, weight: torch.Tensor, **options: object) -> torch.Tensor:
+        seen.append(len(codes))
+        return blocks_as_cublaslt(codes, weight, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch, "_scaled_mm", library)
+    torch.manual_seed(4)
+    weight = Fp8Weight((torch.randn(160, 512) * 20).to(torch.float8_e4m3fn), torch.rand(2, 4))
+    x = torch.randn(260, 512)
+    ours = product_fp8(x, weight, None, Fp8Config())
+    scaled = ScaledProducts()
+    theirs = product_fp8(x, weight, None, Fp8Config(), library=scaled)
+    assert seen == [*TRIED[False], 260]
+    torch.testing.assert_close(theirs, ours, rtol=0.02, atol=0.02 * float(ours.abs().max()))
+    # Few rows are ours, and blocks that some versions pad.
+    product_fp8(x[:256], weight, None, Fp8Config(), library=scaled)
+    odd = Fp8Weight(weight.data[:, :384].contiguous(), torch.rand(2, 3))
+    product_fp8(x[:, :384], odd, None, Fp8Config(), library=scaled)
+    assert len(seen) == 3
+
+
+def test_a_device_without_blocks_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(*_: object, **__: object) -> torch.Tensor:
+        raise ValueError("Invalid scaling configuration")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuses)
+    weight = Fp8Weight(torch.zeros(128, 512).to(torch.float8_e4m3fn), torch.rand(1, 4))
+    scaled, x = ScaledProducts(), torch.randn(300, 512)
+    with caplog.at_level(logging.WARNING, "headrace.kernels"):
+        for _ in range(2):
+            product_fp8(x, weight, None, Fp8Config(), library=scaled)
+    assert caplog.text.count("Invalid scaling configuration") == 1
+
+
 def test_another_error_is_not_taken_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object, **options: object) -> torch.Tensor:
         raise TypeError("another signature")
@@ -72,7 +129,7 @@ def test_another_error_is_not_taken_for_a_refusal(monkeypatch: pytest.MonkeyPatc
 
 def test_sizes_that_it_never_serves_are_not_tried(asked: list[tuple[int, int]]) -> None:
     weight = torch.zeros(8, 64, dtype=torch.float8_e4m3fn)
-    assert not ScaledProducts().serves(weight, 20)
+    assert not ScaledProducts().serves(Fp8Weight(weight, torch.ones(8, 1)), 20)
     assert not asked
 
 

@@ -23,9 +23,12 @@ def test_the_first_candidates_of_every_bucket_run() -> None:
     assert kernels == {
         "product_packed",
         "product_skinny",
+        "product_skinny_coded",
         "product_packed_skinny",
         "attention_decode",
+        "attention_decode_coded",
         "attention_prefill",
+        "attention_prefill_coded",
         "early",
     }
     for problem in found:
@@ -35,6 +38,9 @@ def test_the_first_candidates_of_every_bucket_run() -> None:
             problem.run(OFF)
         if problem.up_to in (4, 16, 64):
             assert torch.isfinite(problem.run(problem.candidates[0])).all()
+    # A bound on registers is what one bucket has and a tuner might lose.
+    bounded = [p for p in found if (p.kernel, p.up_to) == ("attention_decode", 128)]
+    assert {config.registers for config in bounded[0].candidates} == {None, 128}
     table = copy.deepcopy(load_table())
     order: dict[object, float] = {}
 

@@ -47,9 +47,12 @@ def penalise(
     counts = counts.scatter_add_(1, output, torch.ones_like(output, dtype=torch.float32))
     counts = counts[:, :vocabulary]
     factor = torch.where(seen, repetition.unsqueeze(1), 1.0)
-    logits = torch.where(logits > 0, logits / factor, logits * factor)
-    logits = logits - counts * frequency.unsqueeze(1)
-    return logits - (counts > 0) * presence.unsqueeze(1)
+    # In place where it can be: a plan counts `worker.step_memory.SAMPLING_COPIES` of these.
+    divided = logits / factor
+    found = torch.where(logits > 0, divided, factor.mul_(logits), out=factor)
+    found -= torch.mul(counts, frequency.unsqueeze(1), out=divided)
+    found -= torch.mul(counts > 0, presence.unsqueeze(1), out=divided)
+    return found
 
 
 def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:

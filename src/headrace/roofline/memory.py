@@ -35,8 +35,8 @@ COMFORTABLE_CONTEXT = 2048
 """Below this context, rows are given up before more context is."""
 
 SAMPLING_COPIES = 5
-"""fp32 arrays [R, V] alive while sampling: logits, probabilities, sorted values and their int64
-indices (two)."""
+"""fp32 arrays [R, V] alive while sampling: logits, and beside them what penalties need, or
+probabilities, sorted values and their int64 indices (two)."""
 
 
 GRAPH_LOGITS = 10

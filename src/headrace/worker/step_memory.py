@@ -15,7 +15,7 @@ from .device_memory import DeviceMemory, StepMemory
 from .kv_tensors import allocate_kv
 
 SAMPLING_COPIES = 4
-"""fp32 arrays [R, V] beside the logits while penalties and filters are at work."""
+"""fp32 arrays [R, V] beside the logits while penalties are at work; filters take fewer."""
 
 
 class CudaMemory:

@@ -36,15 +36,10 @@ from ..arrays import tensor
 from ..attention_plan import SHORTEST, AttentionPlan
 from ..operators import GroupBatch, KvLayer
 from .early import launch_options, wait_for_inputs
-from .quantise import from_codes
+from .quantise import HIGHEST, LIFT, from_codes, scale_query
 from .support import INTERPRETED, LOG2E, matrix_product, sink_mass, soft_cap
 
-LIFT = tl.constexpr(256.0)
-"""On the scales of V where weights are fp16, whose smallest number is 6e-8; taken off at the end.
-"""
 CUT = tl.constexpr(SHORTEST)
-HIGHEST = tl.constexpr(65504.0)
-"""Largest fp16."""
 TOGETHER = 4096
 """Values of partial results that are joined in one turn, all on their way at once: 32 a
 thread. With twice as many Triton 3.6 gives the whole kernel 152 registers, not 128."""
@@ -253,8 +248,7 @@ def _split_kernel(
         begin = tl.maximum(length - count + 1 - WINDOW, 0)
 
     if HALVES:
-        scaled = query.to(tl.float32) * scale_log2
-        query = tl.minimum(tl.maximum(scaled, -HIGHEST), HIGHEST).to(tl.float16)
+        query = scale_query(query, scale_log2)
         scale_log2 = 1.0
 
     best = tl.full([ROWS], float("-inf"), tl.float32)

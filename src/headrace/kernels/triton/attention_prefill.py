@@ -35,6 +35,7 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import AttentionPlan
 from ..operators import GroupBatch, KvLayer
+from .quantise import HIGHEST, LIFT, from_codes, scale_query
 from .support import INTERPRETED, LOG2E, matrix_product, sink_mass, soft_cap
 
 L2 = 32 * 2**20
@@ -97,6 +98,7 @@ def _turn(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
+    HALVES: tl.constexpr,
     MASKED: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
@@ -108,6 +110,8 @@ def _turn(
     token = block.to(tl.int64) * block_stride + head * head_stride + (places % BLOCK) * WIDTH
     wanted = there[:, None] & (columns < WIDTH)[None, :]
     key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
+    if HALVES:
+        key = from_codes(key, INTERPRET, INNER=True)
     scores = matrix_product(
         query, tl.trans(key).to(query.dtype), tl.zeros([ROWS, TILE], tl.float32), INTERPRET
     )
@@ -132,8 +136,13 @@ def _turn(
     shrink = tl.exp2(best - safe)
     total = total * shrink + tl.sum(weights, 1)
     if SCALED:
-        weights *= tl.load(v_scale + scale_at, mask=there, other=0.0).to(tl.float32)[None, :]
+        value_scale = tl.load(v_scale + scale_at, mask=there, other=0.0).to(tl.float32)
+        if HALVES:
+            value_scale = tl.minimum(value_scale * LIFT, HIGHEST)
+        weights *= value_scale[None, :]
     value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
+    if HALVES:
+        value = from_codes(value, INTERPRET, INNER=True)
     output = matrix_product(
         weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
     )
@@ -170,8 +179,10 @@ def _prefill_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
+    HALVES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
+    """HALVES: see `attention_decode._split_kernel`."""
     TOKENS: tl.constexpr = ROWS // GROUP
     # `section` KV heads beside each other, the last tile of all first.
     number = tl.program_id(0)
@@ -201,6 +212,9 @@ def _prefill_kernel(
     query_head = head * GROUP + rows % GROUP
     q_at = (first_row + token).to(tl.int64) * q_stride + query_head * WIDTH
     query = tl.load(q + q_at[:, None] + columns[None, :], mask=real, other=0.0)
+    if HALVES:
+        query = scale_query(query, scale_log2)
+        scale_log2 = 1.0
     # Rows that work for nobody repeat the last token: their softmax stays finite.
     positions = start + tl.minimum(token, count - 1)
 
@@ -248,6 +262,7 @@ def _prefill_kernel(
             WINDOW,
             SOFTCAP,
             SCALED,
+            HALVES,
             False,
             INTERPRET,
         )
@@ -281,9 +296,12 @@ def _prefill_kernel(
             WINDOW,
             SOFTCAP,
             SCALED,
+            HALVES,
             True,
             INTERPRET,
         )
+    if HALVES:
+        output *= 1.0 / LIFT
     if sinks is not None:
         total += sink_mass(sinks, query_head, best)
     out_at = (first_row + token).to(tl.int64) * out_stride + query_head * WIDTH
@@ -325,6 +343,8 @@ def attention_prefill(
     tiles = plan.chunk_tokens // (rows // group) + len(chunks)
     k_scale, v_scale = (q, q) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
     scaled = kv.k_scale is not None
+    # Of heads of 256 the sums take the registers: with operands that are made there 39 spill.
+    halves = scaled and q.dtype != torch.float32 and width <= 128
     section = heads_beside(kv_heads, 2 * longest * width * kv.k.element_size())
     _prefill_kernel[(tiles * kv_heads,)](
         q,
@@ -355,7 +375,11 @@ def attention_prefill(
         WINDOW=view.window or 0,
         SOFTCAP=softcap or 0.0,
         SCALED=scaled,
+        HALVES=halves,
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
+        # There `log2` is one, and left to the compiler a key's scale would be fused with the
+        # subtraction where no mask stands between them.
+        enable_fp_fusion=not halves,
     )

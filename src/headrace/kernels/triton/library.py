@@ -15,6 +15,8 @@ import logging
 import torch
 from torch.nn import functional
 
+from ..weights import Fp8Weight
+
 log = logging.getLogger("headrace.kernels")
 
 FEW = 256
@@ -23,33 +25,42 @@ TRIED = {True: (17, 32, 64, 128, FEW), False: (FEW + 1, 1024)}
 """Rows that are tried for few rows and for more."""
 DIVISOR = 16
 """The library takes matrices whose sizes are multiples of this."""
+BLOCK_DIVISOR = 4
+"""Blocks of the input come in multiples of this: by then their scales lie as the library of every
+version has them, which pads each column of blocks to it or does not."""
 
 
 class ScaledProducts:
-    """Products of e4m3 with a scale per row of both sides, by the library."""
+    """Products of e4m3 by the library: with a scale per row of both sides; and of many rows with
+    one per 128 inputs of a row and per block of 128 x 128 of the weight, which cuBLASLt has for
+    devices of compute capability 9.0."""
 
     def __init__(self) -> None:
-        self._serves: dict[tuple[int, int, bool], bool] = {}
+        self._serves: dict[tuple[int, int, bool, bool], bool] = {}
 
-    def serves(self, weight: torch.Tensor, rows: int) -> bool:
+    def serves(self, weight: Fp8Weight, rows: int) -> bool:
         """Does the library compute `rows` rows · weightᵀ, weight [out, in]? Tries it once."""
         outs, width = weight.shape
+        few = rows <= FEW
         if outs % DIVISOR or width % DIVISOR:
             return False
-        key = outs, width, rows <= FEW
+        # Of few rows the weight's bytes bind, and ours streams them.
+        if weight.blocked and (few or weight.scales.shape[1] % BLOCK_DIVISOR):
+            return False
+        key = outs, width, few, weight.blocked
         if key not in self._serves:
-            self._serves[key] = self._try(weight, TRIED[rows <= FEW])
+            self._serves[key] = self._try(weight, TRIED[few])
         return self._serves[key]
 
-    def _try(self, weight: torch.Tensor, counts: tuple[int, ...]) -> bool:
+    def _try(self, weight: Fp8Weight, counts: tuple[int, ...]) -> bool:
         outs, width = weight.shape
-        scales = torch.ones(outs, 1, device=weight.device)
+        device, groups = weight.data.device, weight.scales.shape[1]
         for rows in counts:
-            codes = torch.zeros(rows, width, dtype=weight.dtype, device=weight.device)
-            ones = torch.ones(rows, 1, device=weight.device)
+            codes = torch.zeros(rows, width, dtype=weight.data.dtype, device=device)
+            ones = torch.ones(rows, groups, device=device)
             try:
-                self.product(codes, ones, weight, scales)
-            except RuntimeError as error:
+                self.product(codes, ones, weight)
+            except (RuntimeError, ValueError) as error:
                 log.warning(
                     "the library refuses the fp8 product %d → %d of %d rows, so our own kernel "
                     "serves it up to %s rows: %.200s",
@@ -63,20 +74,21 @@ class ScaledProducts:
         return True
 
     def product(
-        self,
-        codes: torch.Tensor,
-        x_scales: torch.Tensor,
-        weight: torch.Tensor,
-        scales: torch.Tensor,
+        self, codes: torch.Tensor, x_scales: torch.Tensor, weight: Fp8Weight
     ) -> torch.Tensor:
-        """codes [N, in], x_scales [N, 1], weight [out, in], scales [out, 1] → bf16 [N, out]."""
+        """codes [N, in], x_scales [N, 1] or [N, in / 128], weight [out, in] → bf16 [N, out]."""
+        scales = weight.scales.t()
+        if weight.blocked:
+            # The library wants a column for each 128 inputs: a few bytes beside the codes.
+            x_scales = x_scales.t().contiguous().t()
         return torch._scaled_mm(
             codes,
-            weight.t(),
+            weight.data.t(),
             scale_a=x_scales,
-            scale_b=scales.view(1, len(scales)),
+            scale_b=scales,
             out_dtype=torch.bfloat16,
-            use_fast_accum=True,
+            # Sums of blocks are fp32 already.
+            use_fast_accum=not weight.blocked,
         )
 
 

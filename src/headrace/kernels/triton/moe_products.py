@@ -20,6 +20,7 @@ from .moe_tiles import ExpertTable, Tiles, tile_rows
 from .packed import BYTES, planes_of
 from .product_fp8 import BLOCK
 from .product_packed import step_of, sum_chunks
+from .quantise import code_product
 from .support import INTERPRETED, matrix_product
 
 
@@ -180,6 +181,7 @@ def _fp8_kernel(
     EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
+    """BLOCKED: OUTS divides 128."""
     wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
@@ -203,11 +205,12 @@ def _fp8_kernel(
         a = tl.load(x_at, mask=real[:, None] & there[None, :], other=0.0)
         b = tl.load(weight_at, mask=out_mask[None, :] & there[:, None], other=0.0)
         if BLOCKED:
-            part = matrix_product(a, b, tl.zeros([ROWS, OUTS], tl.float32), INTERPRET)
             row_scale = tl.load(x_scales + row * groups + group, mask=real, other=0.0)
-            at = (out // 128) * groups + group
-            out_scale = tl.load(scales + at, mask=out_mask, other=0.0)
-            total += part * (row_scale[:, None] * out_scale[None, :])
+            # All outputs of a tile are of one block.
+            row_scale *= tl.load(scales + tl.program_id(1) * OUTS // 128 * groups + group)
+            total += code_product(a, b, INTERPRET) * row_scale[:, None]
+        elif ROWS < 64:
+            total += code_product(a, b, INTERPRET)
         else:
             total = matrix_product(a, b, total, INTERPRET)
         x_at += INNER

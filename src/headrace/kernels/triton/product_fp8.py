@@ -7,8 +7,9 @@ written per element, about 1 / (out / 1,000) of the product's own bytes at few r
 Scales. One per output row (a scale per tensor is repeated): they go on at the end, and the library
 (`library`) serves. One per block of 128 × 128 (DeepSeek-V3, 2024): activations get a
 scale per 128 inputs, each such part of the sum is scaled before it is added in fp32, and our own
-kernel serves, as it does in the deterministic mode. Its tiles are walked and cut like those of
-`product_dense`: a row's bits do not depend on the others; few rows split the input (`split`).
+kernel serves up to 256 rows, where the library has no such product, and in the deterministic mode.
+Its tiles are walked and cut like those of `product_dense`: a row's bits do not depend on the
+others; few rows split the input (`split`), and outputs are the first side (`quantise.code_product`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import triton.language as tl
 from ..weights import Fp8Weight, Weight
 from .early import OFF, EarlyConfig, ask_ahead, launch_options, wait_for_inputs
 from .library import ScaledProducts
-from .quantise import to_codes
+from .quantise import code_product, to_codes
 from .split import FEW_ROWS, add_parts, count_splits
 from .support import INTERPRETED, matrix_product
 
@@ -112,6 +113,7 @@ def _product_kernel(
     EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
+    """BLOCKED: OUTS divides 128."""
     program = tl.program_id(0)
     row_tiles = tl.cdiv(rows, ROWS)
     per_group = GROUPED * tl.cdiv(outs, OUTS)
@@ -140,11 +142,12 @@ def _product_kernel(
             a = tl.load(x_at + at_inner, mask=row_mask[:, None] & there[None, :], other=0.0)
             b = tl.load(weight_at + at_inner, mask=out_mask[None, :] & there[:, None], other=0.0)
             if BLOCKED:
-                block = matrix_product(a, b, tl.zeros([ROWS, OUTS], tl.float32), INTERPRET)
                 row_scale = tl.load(x_scales + row * groups + group, mask=row_mask, other=0.0)
-                at = (out // 128) * groups + group
-                out_scale = tl.load(scales + at, mask=out_mask, other=0.0)
-                part += block * (row_scale[:, None] * out_scale[None, :])
+                # All outputs of a tile are of one block.
+                row_scale *= tl.load(scales + first_out // 128 * groups + group)
+                part += code_product(a, b, INTERPRET) * row_scale[:, None]
+            elif ROWS < 64:
+                part += code_product(a, b, INTERPRET)
             else:
                 part = matrix_product(a, b, part, INTERPRET)
         if not BLOCKED:
@@ -202,7 +205,7 @@ def product_fp8(
 ) -> torch.Tensor:
     """x [N, in] in the model's dtype → x · wᵀ + bias [N, out] in `dtype` (x's unless given).
 
-    `library`: takes the sizes that it serves, where there is a scale per row.
+    `library`: takes the sizes that it serves.
     """
     codes, x_scales = quantise_rows(x, blocked=weight.blocked, early=early.early)
     return product_codes(
@@ -226,10 +229,11 @@ def product_codes(
     outs = weight.shape[0]
     assert weight.blocked or weight.scales.shape == (outs, 1), "see Fp8Weight.per_row"
     assert codes.is_contiguous()
+    assert not weight.blocked or BLOCK % config.outs == 0, "a tile of outputs of two blocks"
     groups = weight.scales.shape[1]
     assert x_scales.shape == (rows, groups), "scales of another granularity than the weight's"
-    if library is not None and not weight.blocked and library.serves(weight.data, rows):
-        y = library.product(codes, x_scales, weight.data, weight.scales)
+    if library is not None and library.serves(weight, rows):
+        y = library.product(codes, x_scales, weight)
         if bias is not None:
             y += bias
         return y.to(dtype)

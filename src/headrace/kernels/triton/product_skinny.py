@@ -34,6 +34,7 @@ from ..fuse import Norm
 from ..weights import DenseWeight, Fp8Weight
 from .early import OFF, EarlyConfig, ask_ahead, launch_options, wait_for_inputs
 from .gated import activate
+from .quantise import code_product
 from .split import count_splits
 from .support import INTERPRETED, matrix_product
 
@@ -176,10 +177,16 @@ def _product_kernel(
             squares += tl.sum(wide * wide, 1)
             each = tl.load(gain + at + inner, mask=there, other=0.0).to(tl.float32) + offset
             a = (wide * each[None, :]).to(a.dtype)
-        total = matrix_product(a, b, total, INTERPRET)
+        if SCALED:
+            total += code_product(a, b, INTERPRET)
+        else:
+            total = matrix_product(a, b, total, INTERPRET)
         if GATE != "":
             above = tl.load(up_at + at, mask=out_mask & there[:, None], other=0.0)
-            other = matrix_product(a, above, other, INTERPRET)
+            if SCALED:
+                other += code_product(a, above, INTERPRET)
+            else:
+                other = matrix_product(a, above, other, INTERPRET)
     mask = row_mask & out_mask
     if SPLITS == 1:
         _finish(
@@ -211,9 +218,9 @@ def _product_kernel(
         place = row[:, None] * OUTS + tl.arange(0, OUTS)[None, :]
         tiles = tl.num_programs(0)
         own = partial + (split * tiles + tile).to(tl.int64) * CELL
-        tl.store(own + place, total)
+        tl.store(own + place, total, mask=row_mask)
         if GATE != "":
-            tl.store(own + ROWS * OUTS + place, other)
+            tl.store(own + ROWS * OUTS + place, other, mask=row_mask)
         if NORM:
             tl.store(own + 2 * ROWS * OUTS + row, squares)
         # All threads have written before one of them says so to the whole device.
@@ -225,9 +232,14 @@ def _product_kernel(
             squares = tl.zeros([ROWS], tl.float32)
             for part in range(SPLITS):
                 cell = partial + (part * tiles + tile).to(tl.int64) * CELL
-                total += tl.load(cell + place, cache_modifier=".cg")
+                total += tl.load(cell + place, mask=row_mask, other=0.0, cache_modifier=".cg")
                 if GATE != "":
-                    other += tl.load(cell + ROWS * OUTS + place, cache_modifier=".cg")
+                    other += tl.load(
+                        cell + ROWS * OUTS + place,
+                        mask=row_mask,
+                        other=0.0,
+                        cache_modifier=".cg",
+                    )
                 if NORM:
                     squares += tl.load(cell + 2 * ROWS * OUTS + row, cache_modifier=".cg")
             _finish(

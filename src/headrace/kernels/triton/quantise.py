@@ -11,8 +11,34 @@ import torch
 import triton
 import triton.language as tl
 
+from .support import matrix_product
+
 CODES = {"fp8": (torch.float8_e4m3fn, 448.0), "int8": (torch.int8, 127.0)}
 """Output formats: dtype and largest magnitude."""
+HIGHEST = tl.constexpr(65504.0)
+"""Largest fp16."""
+LIFT = tl.constexpr(256.0)
+"""On the scales of V where weights of attention are fp16, whose smallest number is 6e-8; taken off
+at the end."""
+
+
+@triton.jit
+def code_product(a, b, INTERPRET: tl.constexpr):
+    """a [ROWS, K] · b [K, OUTS] of e4m3 codes, in fp32.
+
+    Hopper multiplies e4m3 by warpgroups alone, 64 of the first side at a time; for anything
+    smaller the compiler widens both sides, a conversion for every two codes. So of few rows the
+    outputs are the first side. Tensor cores keep some 14 bits of a sum of codes: who adds what
+    this gives, turn by turn, adds in fp32.
+    """
+    ROWS: tl.constexpr = a.shape[0]
+    OUTS: tl.constexpr = b.shape[1]
+    if ROWS < 64:
+        zeros = tl.zeros([OUTS, ROWS], tl.float32)
+        found = tl.trans(matrix_product(tl.trans(b), tl.trans(a), zeros, INTERPRET))
+    else:
+        found = matrix_product(a, b, tl.zeros([ROWS, OUTS], tl.float32), INTERPRET)
+    return found
 
 
 @triton.jit
@@ -66,6 +92,13 @@ def store_groups(
     coded = to_codes(tiled / scale[:, None], codes.dtype.element_ty, HIGH, INTERPRET)
     tl.store(codes + row * width + columns, coded, mask=mask)
     tl.store(scales + row * groups + group, scale, mask=group < groups)
+
+
+@triton.jit
+def scale_query(query, scale):
+    """query · scale as fp16, for keys that are codes."""
+    scaled = query.to(tl.float32) * scale
+    return tl.minimum(tl.maximum(scaled, -HIGHEST), HIGHEST).to(tl.float16)
 
 
 @triton.jit

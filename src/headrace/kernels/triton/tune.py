@@ -32,8 +32,10 @@ from .attention_decode import DecodeConfig, attention_decode
 from .attention_prefill import PrefillConfig, attention_prefill
 from .early import OFF, EarlyConfig
 from .gated import gated
+from .library import ScaledProducts
 from .norm import rms_norm
 from .packed import tile_weight
+from .product_fp8 import quantise_rows, quantise_weight
 from .product_packed import ProductConfig, product_packed
 from .product_packed_skinny import PackedSkinnyConfig, product_packed_skinny
 from .product_skinny import SkinnyConfig, product_skinny
@@ -92,17 +94,16 @@ def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> I
 
         yield Problem("product_packed", rows, _with(now, tried), run)
     yield from _skinny(table, shapes, device, dtype)
+    yield from _coded_skinny(table, shapes, device)
     yield from _packed_skinny(table, shapes, device, dtype)
     yield early_starts(table, shapes, device, dtype)
     for width, up_to in ((64, 64), (128, 128), (256, None)):
-        yield from _attention(table, shapes, width, up_to, device, dtype)
+        for coded in (False, True):
+            yield from _attention(table, shapes, width, up_to, device, dtype, coded)
 
 
 def _skinny(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Iterator[Problem]:
-    """Dense products of few rows, gate and norm included; the library and its neighbours beside.
-
-    fp8 is not tuned: it has the cut of its byte count.
-    """
+    """Dense products of few rows, gate and norm included; the library and its neighbours beside."""
     weight = DenseWeight(torch.randn(shapes.out, shapes.width, device=device).to(dtype))
     gain = torch.rand(shapes.width, device=device).to(dtype)
     tickets = make_tickets(torch.device(device))
@@ -135,6 +136,35 @@ def _skinny(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> It
             )
 
         yield Problem("product_skinny", rows, _with(now, [*tried, SkinnyConfig(library=True)]), run)
+
+
+def _coded_skinny(table: Table, shapes: Shapes, device: str) -> Iterator[Problem]:
+    """Products of few rows of e4m3 with a scale per row, where the device has them."""
+    if table.architecture == "sm_80":
+        return
+    weight = quantise_weight(torch.randn(shapes.out, shapes.width, device=device))
+    tickets, scaled = make_tickets(torch.device(device)), ScaledProducts()
+    for bucket in load_table()[table.architecture]["product_skinny_coded"]:
+        rows = bucket["up_to"]
+        if rows is None:
+            continue
+        codes, scales = quantise_rows(torch.randn(rows, shapes.width, device=device), blocked=False)
+        now = table.skinny(rows, coded=True)
+        tried = [
+            SkinnyConfig(o, i, w, s, p, max(16, now.rows))
+            for o, i, w, s, p in product((64, 128), (128, 256), (4, 8), (3, 4), (264, 528, 1056))
+        ]
+
+        def run(
+            config: SkinnyConfig, codes: torch.Tensor = codes, scales: torch.Tensor = scales
+        ) -> object:
+            if config.library:
+                return scaled.product(codes, scales, weight)
+            dtype = torch.bfloat16
+            return product_skinny(codes, weight, None, config, tickets, dtype, scales=scales)
+
+        away = SkinnyConfig(library=True)
+        yield Problem("product_skinny_coded", rows, _with(now, [*tried, away]), run)
 
 
 def _packed_skinny(
@@ -224,10 +254,21 @@ def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) 
 
 
 def _attention(
-    table: Table, shapes: Shapes, width: int, up_to: int | None, device: str, dtype: torch.dtype
+    table: Table,
+    shapes: Shapes,
+    width: int,
+    up_to: int | None,
+    device: str,
+    dtype: torch.dtype,
+    coded: bool,
 ) -> Iterator[Problem]:
+    """`coded`: over a cache in 8-bit codes."""
     single, kv = _batch(shapes, [(shapes.context - 1, 1)] * shapes.entries, width, device, dtype)
     chunk, chunk_kv = _batch(shapes, [(0, shapes.chunk)], width, device, dtype)
+    suffix = "_coded" * coded
+    if coded:
+        kind = torch.int8 if table.architecture == "sm_80" else torch.float8_e4m3fn
+        kv, chunk_kv = _codes(kv, kind), _codes(chunk_kv, kind)
 
     def query(batch: StepBatch) -> torch.Tensor:
         return torch.randn(len(batch.tokens), shapes.heads, width, device=device).to(dtype)
@@ -243,9 +284,13 @@ def _attention(
             attention_decode(q, kv, single_plan, 0, view, out, 0.1, None, config, tickets)
             return out
 
-        now = table.decode(width)
-        tried = [DecodeConfig(t, w, g) for t, w, g in product((32, 64, 128), (4, 8), (2, 3, 4))]
-        yield Problem("attention_decode", up_to, _with(now, tried), decode)
+        now = table.decode(width, coded=coded)
+        bounds = (None,) if coded else (None, 128)
+        tried = [
+            DecodeConfig(t, w, g, bound)
+            for t, w, g, bound in product((32, 64, 128), (4, 8), (2, 3, 4), bounds)
+        ]
+        yield Problem("attention_decode" + suffix, up_to, _with(now, tried), decode)
     many = query(chunk)
     chunk_plan = plan_step(chunk, Planner(shapes.kv_heads, [None]))
 
@@ -268,7 +313,8 @@ def _attention(
         PrefillConfig(r, t, w, s)
         for r, t, w, s in product((64, 128), (32, 64, 128), (4, 8), (2, 3))
     ]
-    yield Problem("attention_prefill", up_to, _with(table.prefill(width), cuts), prefill)
+    now_cut = table.prefill(width, coded=coded)
+    yield Problem("attention_prefill" + suffix, up_to, _with(now_cut, cuts), prefill)
 
 
 def tune(found: Iterator[Problem], measure: Measure) -> dict[str, list[dict[str, Any]]]:
@@ -356,6 +402,13 @@ def _batch(
     shape = (len(entries) * used + 1, shapes.kv_heads, block, width)
     k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
     return batch, KvLayer(k, v)
+
+
+def _codes(kv: KvLayer, kind: torch.dtype) -> KvLayer:
+    """The same cache in 8-bit codes of a thirty-second each."""
+    scales = torch.full(kv.k.shape[:3], 1 / 32, device=kv.k.device)
+    k, v = ((values * 32).to(kind) for values in (kv.k, kv.v))
+    return KvLayer(k, v, scales, scales.clone())
 
 
 def on_gpu(run: Callable[[], object]) -> float:
