@@ -268,9 +268,14 @@ def _split_kernel(
         if HALVES:
             key = from_codes(key, INTERPRET, INNER=True)
             value = from_codes(value, INTERPRET)
-        scores = matrix_product(
-            query, tl.trans(key).to(query.dtype), tl.zeros([ROWS, TILE], tl.float32), INTERPRET
-        )
+        if ROWS < 16:
+            zeros = tl.zeros([TILE, ROWS], tl.float32)
+            scores = tl.trans(
+                matrix_product(key.to(query.dtype), tl.trans(query), zeros, INTERPRET)
+            )
+        else:
+            zeros = tl.zeros([ROWS, TILE], tl.float32)
+            scores = matrix_product(query, tl.trans(key).to(query.dtype), zeros, INTERPRET)
         if SCALED:
             scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
             scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0).to(tl.float32)[None, :]
@@ -299,9 +304,20 @@ def _split_kernel(
             if HALVES:
                 value_scale = tl.minimum(value_scale * LIFT, HIGHEST)
             weights *= value_scale[None, :]
-        output = matrix_product(
-            weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
-        )
+        output *= shrink[:, None]
+        if ROWS < 16:
+            output = tl.trans(
+                matrix_product(
+                    tl.trans(value.to(query.dtype)),
+                    tl.trans(weights.to(query.dtype)),
+                    tl.trans(output),
+                    INTERPRET,
+                )
+            )
+        else:
+            output = matrix_product(
+                weights.to(query.dtype), value.to(query.dtype), output, INTERPRET
+            )
         best = top
 
     if HALVES:
@@ -408,7 +424,7 @@ def attention_decode(
         scale * LOG2E,
         GROUP=group,
         TOKENS=tokens,
-        ROWS=max(16, rows_padded),
+        ROWS=max(8, rows_padded),
         WIDTH=width,
         WIDTH_PADDED=padded,
         BLOCK=block,
