@@ -112,6 +112,8 @@ MATRIX = (
     "moe_packed._few_kernel",
 )
 """These multiply: without a matrix instruction the compiler has made nothing of them."""
+E4M3 = ("product_fp8._product_kernel", "moe_products._fp8_kernel")
+"""These multiply codes, as `product_skinny` does where it is SCALED."""
 SPILLS_EXPLAINED: dict[str, str] = {}
 """Kernel → why its spills do no harm."""
 
@@ -351,6 +353,12 @@ def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
         yield f"{fused} fused multiply-adds: a part of a sum is not rounded as it is when stored"
     if compiled.kernel in MATRIX and compiled.code.tensor_core == "none":
         yield f"multiplies without matrix instructions ({compiled.code.instructions['all']} in all)"
+    codes = compiled.kernel in E4M3 or (
+        compiled.kernel == "product_skinny._product_kernel" and compiled.constants.get("SCALED")
+    )
+    # Nothing else there multiplies e4m3: both sides are widened first, at an unknown rate.
+    if codes and compiled.architecture == "sm_90" and code.tensor_core != "warpgroup":
+        yield f"widens codes before it multiplies them: {code.tensor_core}"
     if compiled.kernel in MATRIX_BOUND and step.tokens >= MATRIX_ROWS:
         wanted = {"sm_80": "HMMA", "sm_90": "warpgroup", "sm_100": "tensor memory"}
         # A mixture gives each expert few rows in small steps: there bandwidth binds.

@@ -14,9 +14,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu_loops import BANDWIDTH, Loop
 from gpu_models import ARCHS, ROOFLINE
 
 from headrace.roofline.composition import compose
@@ -59,8 +61,17 @@ PREFILL_RATE = 435e12
 for each product and no specialised warps, 55 % of the 790e12 that others measured of products."""
 TABLES_AROUND = COPY + 2 * NODE
 """Seconds of a step that writes into its rows' block tables: a copy and a scatter."""
-Possible = tuple[float, str]
-"""Share of the bandwidth that a loop leaves, and what binds it (`Loop.share`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """What the loop of our decode attention over an fp8 cache leaves of an H200's bandwidth."""
+
+    share: float
+    binds: str
+    """`Loop.share`, with every cycle used."""
+    filled: float
+    """The share where no resource but memory gives more than `FILLED` of its cycles."""
 
 
 def time(weights: str, kv: str, starts: list[int], counts: list[int]) -> StepTime:
@@ -89,21 +100,20 @@ def saturation(rows: int, *, counted: bool = False) -> float:
     return rows / (step.seconds - (step.overhead_seconds - around() if counted else 0.0))
 
 
-def coded_share(step: StepTime, possible: Possible) -> float:
-    """Share of the bandwidth that is expected of our decode attention over a coded cache."""
-    share, binds = possible
-    measured = attention_share(step)
-    return measured if binds == "memory" else min(measured, FILLED * share)
+def coded_share(step: StepTime, coded: Coded) -> float:
+    """Share of the bandwidth that is expected of our decode attention over a coded cache: what
+    others measured of theirs, unless a turn of our loop takes longer elsewhere."""
+    return min(attention_share(step), coded.filled)
 
 
-def expected_saturation(rows: int, possible: Possible) -> tuple[float, float]:
+def expected_saturation(rows: int, coded: Coded) -> tuple[float, float]:
     """→ (`saturation` with our attention and what lies around a step; the share of the bandwidth
     that attention would need for `PUBLISHED`)."""
     decoding = [1000 + place * 1000 // rows for place in range(rows)]
     step = time("fp8", "fp8", [*decoding, 500], [*([1] * rows), rows])
     (found,) = (each for each in step.operators if each.count.label == "attention")
     rest = step.seconds - step.overhead_seconds - found.seconds + around() + TABLES_AROUND
-    ours = found.limit_seconds / coded_share(step, possible)
+    ours = found.limit_seconds / coded_share(step, coded)
     return rows / (rest + ours), found.limit_seconds / (rows / PUBLISHED - rest)
 
 
@@ -153,22 +163,29 @@ def own_attention_share(step: StepTime) -> float:
     return limit / (limit / share + EARLY + TRIPS / 2 * TRIP)
 
 
-def coded_loop(kernels: Iterable[dict[str, Any]]) -> Possible:
-    """What decode attention over an fp8 cache leaves on sm_90, by the rows of a dry run."""
+def coded_loop(kernels: Iterable[dict[str, Any]]) -> Coded:
+    """Decode attention over an fp8 cache on sm_90, by the rows of a dry run."""
     found = [
-        tuple(each["possible"][1])
+        coded_of(Loop(**each["loop"]), each["warps"])
         for each in kernels
         if each["kernel"] == "attention_decode._split_kernel"
         and each["architecture"] == "sm_90"
         and each["model"] == "llama-3.1-8b fp8, fp8 KV"
-        and each["possible"]
+        and each["loop"]
     ]
     assert found, "the dry run has no attention over an fp8 cache"
-    return min(found)
+    return min(found, key=lambda each: each.filled)
 
 
-def targets(possible: Possible) -> list[dict[str, object]]:
-    """What is asked for, predicted in two ways, and what binds. `possible`: see `coded_loop`."""
+def coded_of(loop: Loop, warps: int) -> Coded:
+    memory = loop.global_bytes * warps / BANDWIDTH["sm_90"]
+    longest = max(loop.cycles(warps, hoped=False).values())
+    share, binds = loop.share("sm_90", warps, hoped=False)
+    return Coded(share, binds, min(1.0, FILLED * memory / longest))
+
+
+def targets(loop: Coded) -> list[dict[str, object]]:
+    """What is asked for, predicted in two ways, and what binds. `loop`: see `coded_loop`."""
     single = time("bfloat16", "bfloat16", [1023], [1])
     weights = 2 * sum(
         rows * width
@@ -190,10 +207,13 @@ def targets(possible: Possible) -> list[dict[str, object]]:
     batch = time("bfloat16", "bfloat16", [4095] * 32, [1] * 32)
     prompt = time("bfloat16", "bfloat16", [0], [8192])
     coded = time("fp8", "fp8", [4095] * 32, [1] * 32)
-    saturated, needed = expected_saturation(room(), possible)
+    saturated, needed = expected_saturation(room(), loop)
     held = f"{room()} rows, what memory holds"
     output = "output tokens per second, 8B fp8, 1,000 / 1,000"
-    loop = f"{possible[1]}: {possible[0]:.0%} of the bandwidth with every cycle used"
+    bound = (
+        f"{loop.binds}: {loop.share:.0%} of the bandwidth with every cycle used, "
+        f"{loop.filled:.0%} with {FILLED:.0%} of those of anything but memory"
+    )
     rate = DEVICES[DEVICE].rates["bfloat16"]
     return [
         row(
@@ -207,8 +227,8 @@ def targets(possible: Possible) -> list[dict[str, object]]:
             "decode attention, batch 32, 4k, fp8 KV: share of bandwidth",
             "-",
             f"{attention_share(coded):.0%}",
-            f"{coded_share(coded, possible):.0%}",
-            loop + ("" if possible[1] == "memory" else f"; {FILLED:.0%} of that assumed"),
+            f"{coded_share(coded, loop):.0%}",
+            bound,
         ),
         row(
             "bf16 decode step of the 8B, batch 1, over weight bytes / bandwidth",
@@ -250,7 +270,7 @@ def targets(possible: Possible) -> list[dict[str, object]]:
             f"{output}; 256 rows",
             f"{PUBLISHED:,}",
             f"{saturation(256, counted=True):,.0f}",
-            f"{expected_saturation(256, possible)[0]:,.0f}",
+            f"{expected_saturation(256, loop)[0]:,.0f}",
             "products at few rows, attention",
         ),
         row(

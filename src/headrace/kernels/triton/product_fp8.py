@@ -9,7 +9,7 @@ Scales. One per output row (a scale per tensor is repeated): they go on at the e
 scale per 128 inputs, each such part of the sum is scaled before it is added in fp32, and our own
 kernel serves up to 256 rows, where the library has no such product, and in the deterministic mode.
 Its tiles are walked and cut like those of `product_dense`: a row's bits do not depend on the
-others; few rows split the input (`split`), and outputs are the first side (`quantise.code_product`).
+others; few rows split the input (`split`), and outputs come first (`quantise.code_product`).
 """
 
 from __future__ import annotations

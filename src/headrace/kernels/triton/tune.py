@@ -406,7 +406,7 @@ def _batch(
 
 def _codes(kv: KvLayer, kind: torch.dtype) -> KvLayer:
     """The same cache in 8-bit codes of a thirty-second each."""
-    scales = torch.full(kv.k.shape[:3], 1 / 32, device=kv.k.device)
+    scales = torch.full(kv.k.shape[:3], 1 / 32, dtype=torch.bfloat16, device=kv.k.device)
     k, v = ((values * 32).to(kind) for values in (kv.k, kv.v))
     return KvLayer(k, v, scales, scales.clone())
 
