@@ -199,6 +199,34 @@ def test_a_cold_machine_is_no_reason_to_turn_early_starts_off(
     assert not bench.record["wrong"]
 
 
+def longest_shard(delay: float) -> float:
+    """Seconds of the process of `gpu_ahead --checks` that compiles longest, with `delay` more for
+    each kernel, by the seconds of the last dry run on its busy machine; a core for each."""
+    rows = json.loads((ROOT / "benchmarks/results/gpu_dry.json").read_text())["kernels"]
+    checks = [row for row in rows if row["model"].startswith("check: ")]
+    names = list(dict.fromkeys([*gpu_checks.EARLY, *gpu_checks.SMOKE]))
+    shards = [
+        [
+            row["seconds"] + delay
+            for row in checks
+            if row["model"].removeprefix("check: ") in names[number :: gpu_ahead.SHARDS]
+        ]
+        for number in range(gpu_ahead.SHARDS)
+    ]
+    assert sum(map(len, shards)) > 200
+    # Both ways of starting kernels are in the file, each a process of its own.
+    return max(map(sum, shards)) / 2
+
+
+def test_half_a_second_more_for_each_kernel_is_within_the_limit() -> None:
+    (limit,) = {
+        part.seconds
+        for part in (*gpu_bench.PARTS, *gpu_bench.SMALL_PARTS)
+        if part.name == "compile for early"
+    }
+    assert longest_shard(0.0) < longest_shard(0.5) < limit - 5
+
+
 def test_no_git_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(gpu_bench.commit()) in (0, 40)
     monkeypatch.setenv("PATH", str(tmp_path))
