@@ -371,7 +371,9 @@ def scored(compiled: Compiled) -> list[dict[str, int]]:
     """`Compiled.exponents` of scores: a soft cap takes exponentials too, of products."""
     if not compiled.constants.get("SOFTCAP"):
         return compiled.exponents
-    without = ({k: n for k, n in each.items() if k != "mul.f32"} for each in compiled.exponents)
+    without = (
+        {k: n for k, n in each.items() if not k.startswith("mul.")} for each in compiled.exponents
+    )
     return [each for each in without if each]
 
 

@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 8_353,
     "factory": 6_708,
-    "kernels": 13_353,
+    "kernels": 13_515,
     "kv": 1_396,
     "layers": 314,
     "loader": 4_693,

@@ -37,7 +37,7 @@ from ..attention_plan import SHORTEST, AttentionPlan
 from ..operators import GroupBatch, KvLayer
 from .early import launch_options, wait_for_inputs
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
-from .support import INTERPRETED, LOG2E, matrix_product, sink_mass, soft_cap
+from .support import INTERPRETED, LOG2E, few_product, sink_mass, soft_cap
 
 CUT = tl.constexpr(SHORTEST)
 TOGETHER = 4096
@@ -268,14 +268,8 @@ def _split_kernel(
         if HALVES:
             key = from_codes(key, INTERPRET, INNER=True)
             value = from_codes(value, INTERPRET)
-        if ROWS < 16:
-            zeros = tl.zeros([TILE, ROWS], tl.float32)
-            scores = tl.trans(
-                matrix_product(key.to(query.dtype), tl.trans(query), zeros, INTERPRET)
-            )
-        else:
-            zeros = tl.zeros([ROWS, TILE], tl.float32)
-            scores = matrix_product(query, tl.trans(key).to(query.dtype), zeros, INTERPRET)
+        keys = tl.trans(key).to(query.dtype)
+        scores = few_product(query, keys, tl.zeros([ROWS, TILE], tl.float32), INTERPRET)
         if SCALED:
             scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
             scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0).to(tl.float32)[None, :]
@@ -304,20 +298,9 @@ def _split_kernel(
             if HALVES:
                 value_scale = tl.minimum(value_scale * LIFT, HIGHEST)
             weights *= value_scale[None, :]
-        output *= shrink[:, None]
-        if ROWS < 16:
-            output = tl.trans(
-                matrix_product(
-                    tl.trans(value.to(query.dtype)),
-                    tl.trans(weights.to(query.dtype)),
-                    tl.trans(output),
-                    INTERPRET,
-                )
-            )
-        else:
-            output = matrix_product(
-                weights.to(query.dtype), value.to(query.dtype), output, INTERPRET
-            )
+        output = few_product(
+            weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
+        )
         best = top
 
     if HALVES:
