@@ -4,9 +4,12 @@
 
 Speech with known text is made by espeak-ng in three voices. Each side is a process of its own that
 has loaded its model and heard one recording before the first round, with `--threads` threads,
-greedy, without other temperatures, the language given, in eight bits (peer: compute type int8);
+greedy, the language given, in eight bits (peer: compute type int8);
 the two are asked in turns. Time is from samples in memory to text. `--chunked`
-takes stretches of speech side by side on both sides (peer: its batched pipeline, 8).
+takes stretches of speech side by side on both sides (peer: its batched pipeline, 8). `--streams N`
+gives each side N recordings at once (peer: N threads on a worker for each thread of the machine,
+which is quicker for it than one worker with all). `--fallback` tries other temperatures, which is
+the default of both. `--reference` adds Headrace with weights as the file has them.
 
 The peer's Python needs faster-whisper; without `PEER` Headrace runs alone.
 """
@@ -26,6 +29,7 @@ import wave
 from pathlib import Path
 from typing import Any
 
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 VOICES = ("en-us", "en-gb", "en-us+f3")
 TEXTS = (
     "The committee met on Tuesday to discuss the annual budget. Several members asked how the new "
@@ -78,51 +82,78 @@ def samples_of(path: str) -> Any:
         return np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
 
 
-def serve(side: str, model: str, threads: int, chunked: bool) -> None:
-    """A line with a path in, a line of JSON out: what one side's process does."""
+def serve(side: str, model: str, arguments: argparse.Namespace) -> None:
+    """A line with paths in, a line of JSON out: what one side's process does."""
+    threads, streams = arguments.threads, arguments.streams
     if side == "peer":
+        from concurrent.futures import ThreadPoolExecutor
+
         from faster_whisper import BatchedInferencePipeline, WhisperModel
 
-        peer: Any = WhisperModel(model, device="cpu", compute_type="int8", cpu_threads=threads)
-        options: dict[str, Any] = {"language": "en", "beam_size": 1, "temperature": 0.0}
-        if chunked:
+        each, workers = (threads, 1) if streams == 1 else (1, threads)
+        peer: Any = WhisperModel(
+            model, device="cpu", compute_type="int8", cpu_threads=each, num_workers=workers
+        )
+        options: dict[str, Any] = {"language": "en", "beam_size": 1}
+        options["temperature"] = list(TEMPERATURES) if arguments.fallback else 0.0
+        if arguments.chunked:
             peer, options = BatchedInferencePipeline(peer), options | {"batch_size": 8}
+        pool = ThreadPoolExecutor(streams)
 
-        def hear(samples: Any) -> str:
+        def one(samples: Any) -> str:
             segments, _ = peer.transcribe(samples, **options)
             return " ".join(segment.text for segment in segments)
+
+        def hear(sounds: list[Any]) -> list[str]:
+            return list(pool.map(one, sounds))
     else:
         from headrace.speech.decoding import DecodingOptions
         from headrace.speech.opening import open_transcriber
 
-        ours = open_transcriber(model, threads)
-        how = DecodingOptions(language="en", temperatures=(0.0,))
+        ours = open_transcriber(model, threads, "exact" if side == "reference" else "int8")
+        how = DecodingOptions(
+            language="en", temperatures=TEMPERATURES if arguments.fallback else (0.0,)
+        )
+        work = ours.chunked if arguments.chunked else ours.sequential
 
-        def hear(samples: Any) -> str:
-            return ours.transcribe(samples, how, chunked=chunked).text
+        def hear(sounds: list[Any]) -> list[str]:
+            running = {
+                i: work(samples, how, words=False, told=lambda new, upto: None)
+                for i, samples in enumerate(sounds)
+            }
+            texts = [""] * len(sounds)
+            while running:
+                for i, sound in list(running.items()):
+                    try:
+                        next(sound)
+                    except StopIteration as end:
+                        texts[i] = end.value.text
+                        del running[i]
+                ours.conductor.turn()
+            return texts
 
     for line in sys.stdin:
-        samples = samples_of(line.strip())
+        sounds = [samples_of(path) for path in json.loads(line)]
         begin = time.perf_counter()
-        text = hear(samples)
+        texts = hear(sounds)
         taken = time.perf_counter() - begin
-        print(
-            json.dumps({"taken": taken, "length": len(samples) / 16_000, "text": text}), flush=True
-        )
+        length = sum(len(samples) for samples in sounds) / 16_000
+        print(json.dumps({"taken": taken, "length": length, "texts": texts}), flush=True)
 
 
 class Side:
     def __init__(self, python: str, name: str, arguments: argparse.Namespace, model: str) -> None:
         command = [python, __file__, "--side", name, "--model", model]
-        command += ["--threads", str(arguments.threads)] + ["--chunked"] * arguments.chunked
+        command += ["--threads", str(arguments.threads), "--streams", str(arguments.streams)]
+        command += ["--chunked"] * arguments.chunked + ["--fallback"] * arguments.fallback
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def ask(self, path: Path) -> dict[str, Any]:
+    def ask(self, paths: list[Path]) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{path}\n")
+        self.process.stdin.write(json.dumps([str(path) for path in paths]) + "\n")
         self.process.stdin.flush()
         answer: dict[str, Any] = json.loads(self.process.stdout.readline())
         return answer
@@ -134,6 +165,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
     model = str(fetch_catalog(CATALOG["whisper-base"]))
     pythons = {"headrace": sys.executable}
+    if arguments.reference:
+        pythons["reference"] = sys.executable
     if arguments.peer:
         pythons["peer"] = arguments.peer
     sides = {name: Side(python, name, arguments, model) for name, python in pythons.items()}
@@ -141,21 +174,28 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "machine": platform.processor() or platform.machine(),
         "threads": arguments.threads,
         "chunked": arguments.chunked,
+        "streams": arguments.streams,
+        "fallback": arguments.fallback,
         "sides": {},
     }
     with tempfile.TemporaryDirectory() as folder:
         made = speak(Path(folder))
         for side in sides.values():
-            side.ask(made[0][0])
+            side.ask([made[0][0]])
         rates: dict[str, list[float]] = {name: [] for name in sides}
         wrong = dict.fromkeys(sides, 0)
-        for _ in range(arguments.rounds):
-            for path, said in made:
-                for name, side in sides.items():
-                    answer = side.ask(path)
-                    rates[name].append(answer["length"] / answer["taken"])
-                    wrong[name] += errors(words(said), words(answer["text"]))
-        total = arguments.rounds * sum(len(words(said)) for _, said in made)
+        rounds = [
+            [made[(first + i) % len(made)] for i in range(arguments.streams)]
+            for _ in range(arguments.rounds)
+            for first in range(len(made) if arguments.streams == 1 else 1)
+        ]
+        for together in rounds:
+            for name, side in sides.items():
+                answer = side.ask([path for path, _ in together])
+                rates[name].append(answer["length"] / answer["taken"])
+                for (_, said), text in zip(together, answer["texts"], strict=True):
+                    wrong[name] += errors(words(said), words(text))
+        total = sum(len(words(said)) for together in rounds for _, said in together)
     for name, side in sides.items():
         side.process.kill()
         rate = statistics.median(rates[name])
@@ -178,13 +218,16 @@ def main() -> None:
     parser.add_argument("--peer", help="Python with faster-whisper")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--streams", type=int, default=1, help="recordings at once")
     parser.add_argument("--chunked", action="store_true")
+    parser.add_argument("--fallback", action="store_true", help="other temperatures are tried")
+    parser.add_argument("--reference", action="store_true", help="weights as the file has them too")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        serve(arguments.side, arguments.model, arguments.threads, arguments.chunked)
+        serve(arguments.side, arguments.model, arguments)
         return
     result = measure(arguments)
     if arguments.json:
