@@ -38,11 +38,11 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 5_023,
+    "base": 5_028,
     "bench": 9_540,
-    "cli": 5_456,
+    "cli": 5_616,
     "dist": 510,
-    "engine": 8_353,
+    "engine": 8_411,
     "factory": 6_708,
     "kernels": 13_515,
     "kv": 1_396,
@@ -52,17 +52,17 @@ LINES = {
     "models": 412,
     "obs": 1_767,
     "quant": 973,
-    "roofline": 4_599,
+    "roofline": 4_728,
     "route": 955,
     "sched": 1_577,
     "server": 15_733,
     "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
-    "worker": 5_337,
+    "worker": 5_343,
 }
 """Lines of Python in each package."""
-TOTAL = 96_273
+TOTAL = 96_779
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from headrace.base.config import EngineOptions
 from headrace.base.errors import OptionError
 from headrace.base.hardware import hardware
 from headrace.base.tiers import TierStats
+from headrace.cli.main import main
 from headrace.engine.start import explain
 from headrace.loader import open_model
+from headrace.roofline.tiers import read_trace, savings
 
 PROMPT = [(place * 7) % 250 for place in range(70)]
 
@@ -183,3 +186,37 @@ def test_why_there_is_none_is_explained(tiny: Path) -> None:
     assert decided(context_cache="0") == ("0", "asked for")
     with pytest.raises(OptionError, match="is no URL"):
         decided(context_cache_remote="somewhere")
+
+
+def test_prompts_that_were_computed_beforehand_are_there(
+    tiny: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": PROMPT}) + "\n\n")
+    precompute = ["cache", "precompute", str(tiny), "--prompts", str(prompts)]
+    flags = ["--offline", "--device=cpu", "--threads=1", "--kv-memory=2MiB"]
+    flags += ["--max-sequences=64", "--step-tokens=256"]
+    where = ["--cache-dir", str(tmp_path), "--context-cache", "64MiB"]
+    monkeypatch.setattr("sys.argv", ["headrace", *precompute, *flags, *where])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    assert "1 prompts, 70 tokens; 0 were there" in capsys.readouterr().err
+    with opened(tiny, tmp_path) as engine:
+        assert greedy(engine, PROMPT)[1] == 64
+
+
+def test_a_trace_of_prefixes_is_what_the_planner_reads(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    with opened(tiny, tmp_path, context_cache_trace=str(file)) as engine:
+        for _ in range(3):
+            greedy(engine, PROMPT, 2)
+    trace = read_trace(file)
+    assert [len(keys) for keys in trace.prefixes[-3:]] == [4, 4, 4]
+    assert trace.prefixes[-1] == trace.prefixes[-3]
+    assert trace.block_tokens == 16
+    [(ram, _)] = savings(trace, 0, [1 << 30])
+    assert ram.hits >= 0.5

@@ -123,6 +123,11 @@ class EngineOptions:
         "A store that machines share, below the disk, for the KV of what was computed: "
         "redis://HOST:6379/0 (Redis, Valkey), s3://BUCKET/FOLDER or another of fsspec.",
     )
+    context_cache_trace: str | None = option(
+        None,
+        "A file for the names of the prefixes that requests ask for, as headrace plan --tiers "
+        "reads it; at most 256 MiB.",
+    )
     cache_dir: str | None = option(None, "Where models are kept; none: ~/.cache/headrace.")
     offline: bool = option(False, "Never touch the network.")
     keep_packed: bool = option(

@@ -36,8 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("headrace.cli.top:command", "Watch a running server in the terminal."),
     "keys": ("headrace.cli.keys:command", "API keys of a server: add, list, remove."),
     "cache": (
-        "headrace.cli.cache:command",
-        "The context cache on the disk: show, measure, export, import, forget.",
+        "headrace.cli.cache_precompute:command",
+        "The context cache on the disk: show, measure, precompute, export, import, forget.",
     ),
     "bench": (
         "headrace.cli.bench:command",

@@ -45,6 +45,7 @@ from ..roofline.planner import (
 )
 from ..roofline.prices import read_prices
 from ..roofline.steady import Demand, Goal
+from .plan_tiers import print_tiers
 
 TRIES = 6
 """Candidates that are simulated before giving up."""
@@ -107,9 +108,23 @@ def plan(
             "CPUs, which verify them."
         ),
     ] = "off",
+    tiers: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead: what each size of RAM and disk for KV would have saved of this trace, "
+            "which an engine with --context-cache-trace wrote."
+        ),
+    ] = None,
+    tiers_pool: Annotated[str, typer.Option(help="RAM of the pool above the disk.")] = "1GiB",
+    tiers_price: Annotated[
+        float | None, typer.Option(help="Of an hour of the machine: savings as money.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """The cheapest hardware and layout for a load and an SLO; the simulator has the last word."""
+    if tiers is not None:
+        print_tiers(tiers, tiers_pool, tiers_price, as_json=as_json)
+        return
     described = describe_model(model)
     arch = described.arch
     devices = (

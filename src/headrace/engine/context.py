@@ -6,8 +6,13 @@ the disk, so that there are: pool, disk, and a store that machines share where o
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import shutil
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from ..base.config import Decision, EngineOptions, parse_size
@@ -16,7 +21,7 @@ from ..base.groups import kept_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request
 from ..base.step import PoolShape
-from ..kv import KvManager, Tiers
+from ..kv import KvManager, PrefixChain, Tiers
 from ..kv.tiers import Computing
 from ..loader.cache import root
 from ..sched.work import Work
@@ -80,12 +85,50 @@ _BUT_A_DISK = ("asked for", "only the remote store keeps it, unless a size is gi
 """Why there is no disk, where there may be another tier all the same."""
 
 
+class PrefixTrace:
+    """A file with a line for each request: when it came, and the names of its prompt's blocks."""
+
+    MOST = 256 << 20
+
+    def __init__(self, file: Path, head: dict[str, float]) -> None:
+        """Raises `OptionError` where it cannot be written."""
+        try:
+            file.unlink(missing_ok=True)
+            self._file = os.fdopen(
+                os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", buffering=1 << 16
+            )
+        except OSError as refused:
+            raise OptionError(
+                f"{file} cannot be written: {refused.strerror}", param="context_cache_trace"
+            ) from None
+        self._written = 0
+        self._last = -1
+        self._write(head)
+
+    def note(self, work: int, chain: PrefixChain, tokens: int) -> None:
+        """One line for a work, however often it asks."""
+        if work == self._last or self._written > self.MOST:
+            return
+        self._last = work
+        keys = [key[:6].hex() for key in chain.extend(tokens // chain.block_size)]
+        self._write({"t": round(time.time(), 3), "tenant": chain.tenant, "keys": keys})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # A full disk ends the trace, not the engine.
+            self._written += self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
 class ContextCache:
     """A `sched.Resource`: work is admitted when what is worth loading for it has come."""
 
-    def __init__(self, tiers: Tiers, mover: Mover) -> None:
+    def __init__(self, tiers: Tiers, mover: Mover, trace: PrefixTrace | None = None) -> None:
         self.tiers = tiers
         self._mover = mover
+        self._trace = trace
 
     def verify(self, request: Request) -> None:
         """What is not there is computed."""
@@ -95,6 +138,8 @@ class ContextCache:
             return True
         if not self.tiers.ready(work.id, work.chain, work.known):
             return False
+        if self._trace is not None and not work.preemptions:
+            self._trace.note(work.id, work.chain, work.prompt_length)
         work.loaded = max(work.loaded, self.tiers.loaded(work.id))
         return True
 
@@ -108,6 +153,8 @@ class ContextCache:
 
     def close(self) -> None:
         self._mover.close()
+        if self._trace is not None:
+            self._trace.close()
 
 
 @runtime_checkable
@@ -150,4 +197,14 @@ def open_context_cache(
         pool.block_size * len(group.layers) * kept_bytes(group.arrays) for group in pool.groups
     ]
     tiers = kv.tiers = Tiers(kv, mover, sizes, seconds)
-    return ContextCache(tiers, mover)
+    trace = None
+    if options.context_cache_trace is not None:
+        per_token = seconds(0, 1024) / 1024
+        head = {
+            "block_tokens": pool.block_size,
+            "block_bytes": sum(sizes),
+            "prefill_seconds": per_token if per_token < float("inf") else 0.0,
+            "load_rate": tiers.rates[0],
+        }
+        trace = PrefixTrace(Path(options.context_cache_trace), head)
+    return ContextCache(tiers, mover, trace)

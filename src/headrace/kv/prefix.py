@@ -56,11 +56,11 @@ class PrefixChain:
     """The keys of one sequence's full blocks, made as far as they were asked for."""
 
     __slots__ = (
-        "_block_size",
         "_hasher",
         "_inputs",
         "_start",
         "_tokens",
+        "block_size",
         "keys",
         "retained",
         "tenant",
@@ -78,7 +78,7 @@ class PrefixChain:
         retained: Sequence[Retained] = (),
     ) -> None:
         """`tokens` is the sequence's own list, which only ever grows. `adapter`: its content."""
-        self._block_size = block_size
+        self.block_size = block_size
         self._tokens = tokens
         self._inputs = inputs
         self._hasher = blake2b(root + _digest(repr((salt, adapter))), digest_size=KEY_BYTES)
@@ -89,7 +89,7 @@ class PrefixChain:
 
     def extend(self, blocks: int) -> list[bytes]:
         """Keys of at least the first `blocks` full blocks."""
-        keys, size = self.keys, self._block_size
+        keys, size = self.keys, self.block_size
         done = len(keys)
         if done < blocks:
             assert blocks * size <= len(self._tokens)
@@ -104,7 +104,7 @@ class PrefixChain:
 
     def kept_for(self, block: int) -> float:
         """Seconds for which a block was asked to stay; 0 where it was not."""
-        begin = block * self._block_size
+        begin = block * self.block_size
         return max((one.seconds for one in self.retained if begin < one.tokens), default=0.0)
 
     def before(self, block: int) -> bytes:
@@ -113,19 +113,19 @@ class PrefixChain:
 
     def plain(self, begin: int, end: int) -> list[int]:
         """The tokens of a part of one block; [] where an input that is not text reaches into it."""
-        if self._inputs and self._links(begin // self._block_size * self._block_size):
+        if self._inputs and self._links(begin // self.block_size * self.block_size):
             return []
         return self._tokens[begin:end]
 
     def rest(self, upto: int) -> bytes:
         """A key for the first `upto` tokens, the last block of which is not full."""
-        whole = upto // self._block_size
-        rest = array("i", self._tokens[whole * self._block_size : upto]).tobytes()
+        whole = upto // self.block_size
+        rest = array("i", self._tokens[whole * self.block_size : upto]).tobytes()
         return blake2b(self.before(whole) + rest, digest_size=KEY_BYTES, person=b"rest").digest()
 
     def _links(self, begin: int) -> bytes:
         """What the inputs that reach into the block at `begin` add to its link."""
-        end = begin + self._block_size
+        end = begin + self.block_size
         return b"".join(
             array("q", (_MARK, one.first - begin, one.length)).tobytes()
             + _digest(repr((one.kind, one.digest)))
@@ -137,7 +137,7 @@ class PrefixChain:
         """A chain that goes on by itself from here, with `tokens` that begin as these do: the n
         choices of a request share a prompt."""
         twin = PrefixChain.__new__(PrefixChain)
-        twin._block_size = self._block_size
+        twin.block_size = self.block_size
         twin._tokens = tokens
         twin._inputs = self._inputs
         twin._hasher = self._hasher.copy()

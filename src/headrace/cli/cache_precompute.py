@@ -1,0 +1,96 @@
+"""`headrace cache precompute`: prompts that a server will find on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from ..base.config import EngineOptions
+from ..base.errors import InvalidRequest
+from ..base.sampling import SamplingParams
+from ..engine.context import served_size
+from ..server.caller import Caller
+from .cache import command
+from .configured import configured
+from .start import engine_of
+
+Prompts = Annotated[
+    Path,
+    typer.Option(
+        "--prompts",
+        help='Lines of JSON: {"prompt": "..."} or {"messages": [...], "tools": [...]}.',
+    ),
+]
+Key = Annotated[
+    str, typer.Option(help="For the callers of this API key alone: its name in the key file.")
+]
+
+
+@command.command()
+@partial(configured, argument=True)
+def precompute(engine: EngineOptions, prompts: Prompts, key: Key = "") -> None:
+    """Compute prompts and keep their KV on the disk, for servers of this model and these options.
+
+    A server with API keys keeps callers apart: for each of them that is to find a prompt, run it
+    with its `--key`. What is there already is not computed again.
+    """
+    if engine.context_cache == "auto":
+        engine = replace(engine, context_cache=served_size(engine))
+    given = list(_read(prompts))
+    salt = Caller(key, f"key {key}").salt(None) if key else ""
+    tokens, found = asyncio.run(_compute(engine, given, salt))
+    print(f"{len(given)} prompts, {tokens} tokens; {found} were there", file=sys.stderr)
+
+
+async def _compute(
+    options: EngineOptions, given: list[dict[str, Any]], salt: str
+) -> tuple[int, int]:
+    """(tokens of all prompts, those that came from the cache)"""
+    tokens = found = 0
+    async with engine_of(options) as engine:
+        for one in track(given, "computing", console=Console(stderr=True), transient=True):
+            prompt: Any = one.get("prompt")
+            if prompt is None:
+                if engine.template is None:
+                    raise InvalidRequest("this model has no chat template", param="messages")
+                prompt = await asyncio.to_thread(
+                    engine.template.render,
+                    one["messages"],
+                    tools=one.get("tools"),
+                    add_generation_prompt=False,
+                )
+            output = await engine.generate(
+                prompt, SamplingParams(max_tokens=1, temperature=0.0), cache_salt=salt
+            )
+            tokens += len(output.prompt_token_ids)
+            found += output.cached_tokens
+    return tokens, found
+
+
+def _read(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise InvalidRequest(f"{file} cannot be read: {wrong}", param="prompts") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            one = json.loads(line)
+        except ValueError:
+            one = None
+        if not isinstance(one, dict) or not ({"prompt", "messages"} & one.keys()):
+            raise InvalidRequest(
+                f"{file}, line {number}, is no object with prompt or messages", param="prompts"
+            )
+        yield one
