@@ -34,7 +34,7 @@ class CachedBlocks:
     def clear(self) -> None:
         self.count = 0
         self.tenants: dict[int, str] = {}
-        """Of each block in the index, owned or not."""
+        """The tenant of each block in the index, owned or not."""
         self._lists: dict[str | int, OrderedDict[int, None]] = {}
         """By tenant, or by priority of what is retained."""
         self._places: dict[int, str | int] = {}

@@ -29,7 +29,7 @@ class Trace:
     block_tokens: int
     block_bytes: int
     prefill_seconds: float
-    """Of one token."""
+    """Time in which one token of a prompt is computed."""
     load_rate: float
     """Bytes a second of the tier below the pool."""
     seconds: float
@@ -46,7 +46,7 @@ class Saving:
     hits: float
     """Share of the tokens."""
     seconds: float
-    """Of computing, less those of loading."""
+    """Time of computing that is saved, less that of loading."""
 
 
 def read_trace(file: Path) -> Trace:
