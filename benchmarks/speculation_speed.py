@@ -9,7 +9,8 @@ answer the same prompts in turns, whoever begins changing with the round. Each r
 its own (`bench/natural.py` with another seed), so that no engine has seen them and nothing is
 learnt from an earlier time that they were asked. At once: so many first turns of one class, and
 `mixed`, of all of them. Answers must be equal, token by token. Given are the ratio of seconds,
-without over with, of each round: its median and the least, and the tokens per second of both.
+without over with, of each round: its median and the least, the tokens per second of both, and how
+much was reached of the speed that the engine's prices allow for the drafts that were accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from collections.abc import Sequence
 from itertools import chain, product, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace import LLM, SamplingParams
 from headrace.base.config import DEFAULT_MODEL
@@ -34,6 +35,22 @@ Messages = list[dict[str, Any]]
 MIXED = "mixed"
 WAVES = 3
 """Prompts of a round for each that runs."""
+
+
+class Round(NamedTuple):
+    """The same prompts answered by both engines."""
+
+    without_s: float
+    with_s: float
+    tokens: int
+    allowed_s: float
+    """Seconds without, less what the drafts that were accepted should have saved and those that
+    were verified should have cost, by the prices of which they were chosen."""
+
+    @property
+    def share(self) -> float:
+        """The speed that was reached, of the one that prices allow for what was accepted."""
+        return self.allowed_s / self.with_s
 
 
 def prompts(name: str, count: int, seed: int, tokens: int) -> list[Messages]:
@@ -53,13 +70,15 @@ def prompts(name: str, count: int, seed: int, tokens: int) -> list[Messages]:
     ]
 
 
-def timed(llm: LLM, asked: list[Messages], tokens: int) -> tuple[float, list[list[int]]]:
-    """Seconds, and the ids of each greedy answer."""
+def timed(llm: LLM, asked: list[Messages], tokens: int) -> tuple[float, list[list[int]], float]:
+    """Seconds, the ids of each greedy answer, and how many seconds drafts saved by their prices."""
     greedy = SamplingParams(temperature=0, max_tokens=tokens)
     begin = time.perf_counter()
     answers = llm.chat(asked, greedy, use_tqdm=False)
     seconds = time.perf_counter() - begin
-    return seconds, [answer.outputs[0].token_ids for answer in answers]
+    drafted = [answer.drafted for answer in answers if answer.drafted is not None]
+    saved = sum(one.saved - one.spent for one in drafted)
+    return seconds, [answer.outputs[0].token_ids for answer in answers], saved
 
 
 def measure(
@@ -70,7 +89,7 @@ def measure(
     options: dict[str, Any],
     drafts: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    cells: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
+    cells: dict[tuple[str, int], list[Round]] = {}
     for count in at_once:
         limits = {**options, "max_sequences": count}
         with (
@@ -85,28 +104,32 @@ def measure(
                 asked = prompts(name, WAVES * count, 1000 * number + count, tokens)
                 order = (plain, drafting) if number % 2 else (drafting, plain)
                 found = {id(llm): timed(llm, asked, tokens) for llm in order}
-                (without, wanted), (drafted, said) = found[id(plain)], found[id(drafting)]
+                (without, wanted, _), (drafted, said, saved) = (
+                    found[id(plain)],
+                    found[id(drafting)],
+                )
                 assert said == wanted, f"{name}: another answer"
-                total = sum(map(len, said))
-                cells.setdefault((name, count), []).append((without, drafted, total))
+                one = Round(without, drafted, sum(map(len, said)), without - saved)
+                cells.setdefault((name, count), []).append(one)
                 print(
                     f"round {number} {name} x{count}: {without:.2f} s, {drafted:.2f} s, "
-                    f"x{without / drafted:.2f}",
+                    f"x{without / drafted:.2f}, {one.share:.0%} of what prices allow",
                     flush=True,
                 )
     return [summary(*cell, found) for cell, found in cells.items()]
 
 
-def summary(name: str, count: int, found: list[tuple[float, float, int]]) -> dict[str, Any]:
-    ratios = [without / drafted for without, drafted, _ in found]
+def summary(name: str, count: int, found: list[Round]) -> dict[str, Any]:
+    ratios = [one.without_s / one.with_s for one in found]
     return {
         "class": name,
         "at_once": count,
         "ratio_median": statistics.median(ratios),
         "ratio_least": min(ratios),
-        "without_tokens_per_second": statistics.median(n / a for a, _, n in found),
-        "with_tokens_per_second": statistics.median(n / b for _, b, n in found),
-        "rounds": [{"without_s": a, "with_s": b, "tokens": n} for a, b, n in found],
+        "share_of_allowed": statistics.median(one.share for one in found),
+        "without_tokens_per_second": statistics.median(one.tokens / one.without_s for one in found),
+        "with_tokens_per_second": statistics.median(one.tokens / one.with_s for one in found),
+        "rounds": [one._asdict() for one in found],
     }
 
 
@@ -127,11 +150,12 @@ def main() -> None:
     if args.threads:
         options["threads"] = args.threads
     found = measure(args.classes, args.at_once, args.rounds, args.tokens, options, drafts)
-    print("class         at once  tok/s without  tok/s with  median ratio  least")
+    print("class         at once  tok/s without  tok/s with  median ratio  least  of allowed")
     for one in found:
         print(
             "{class:12s}  {at_once:7d}  {without_tokens_per_second:13.1f}  "
-            "{with_tokens_per_second:10.1f}  {ratio_median:12.2f}  {ratio_least:5.2f}".format(**one)
+            "{with_tokens_per_second:10.1f}  {ratio_median:12.2f}  {ratio_least:5.2f}  "
+            "{share_of_allowed:10.0%}".format(**one)
         )
     if args.json:
         shown = {key: value for key, value in vars(args).items() if key != "json"}

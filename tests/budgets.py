@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 8_411,
     "factory": 6_708,
-    "kernels": 13_515,
+    "kernels": 13_520,
     "kv": 1_396,
     "layers": 314,
     "loader": 4_693,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
-    "worker": 5_343,
+    "worker": 5_344,
 }
 """Lines of Python in each package."""
-TOTAL = 96_779
+TOTAL = 96_798
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import pytest
+import torch
 
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import StepResult
+from headrace.kernels.cuda_graphs import GraphProgram
+from headrace.kernels.operators import StepLimits
 from headrace.loader.open import open_model
 from headrace.speculate import NOTHING, Drafter, NGramDrafter, Proposal, Speculation
 from headrace.worker import Worker, WorkerOptions
-from oracle import lora
+from headrace.worker.batch import make_batch
+from oracle import lora, sampled_rows
 from oracle.driving import Answer, Driver
 from tiny import families
 from tiny.kept import Kept
@@ -109,6 +114,17 @@ def same(found: dict[tuple[str, int], Answer], wanted: dict[tuple[str, int], Ans
         assert replace(got, preemptions=0, cached=0) == replace(answer, preemptions=0, cached=0)
 
 
+class Rerun:
+    """A maker of graphs whose replay runs the function again, on the same buffers."""
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return run
+
+    def memory(self) -> int:
+        return 0
+
+
 @pytest.fixture(scope="module")
 def plain(workers) -> dict[tuple[str, int], Answer]:
     return answers(workers())[0]
@@ -141,6 +157,36 @@ def test_oracles_change_no_answer(
     assert len(verified) > len(SAMPLINGS), "drafts were verified"
     if blocks == 14:
         assert any(answer.preemptions for answer in found.values())
+
+
+@pytest.mark.parametrize("right", [-1, DRAFTS])
+def test_graphs_verify_drafts(workers, plain, texts, right: int) -> None:
+    """Batches as a device gets them: every step that verifies is a graph and ends with its tokens,
+    greedy and drawn, and answers are those of no drafts."""
+    worker = workers(oracle_of(texts, right))
+    if worker.options.kernels != "ref":
+        pytest.skip("the CPU's own library has no graphs")
+    driver = Driver(worker, blocks=60, step_tokens=40, drafts=DRAFTS)
+    steps = worker._steps
+    steps.host = None
+    steps.batch = partial(
+        make_batch, rows=worker._rows, tables=worker._tables, pool=worker._pool, draws=True
+    )
+    limits = StepLimits(64, 6, 128, DRAFTS)
+    with torch.inference_mode():
+        steps.program = program = GraphProgram(sampled_rows.plain_of(worker), limits, Rerun())
+        program.capture()
+    for place, name in enumerate(SAMPLINGS):
+        if name in ("greedy", "warm"):
+            asked = [(place * i * i + 3 * i + place) % families.VOCAB for i in range(9 + 7 * place)]
+            wish = replace(SAMPLINGS[name], max_tokens=30)
+            driver.add(name, asked, wish, stop_ids=(11, 12))
+            driver.step()
+    found = driver.run()
+    for key, answer in found.items():
+        assert answer.tokens == plain[key].tokens
+    assert driver.scheduler.stats().accepted_tokens > 10
+    assert program.facts.call_by_call == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])

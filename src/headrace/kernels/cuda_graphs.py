@@ -14,7 +14,8 @@ share:
 
 Graphs compute the last layer for every token, so that one graph serves steps that want all hidden
 states as well: up to their size products are bound by their weights, and the few rows that sample
-would take as long. In a decode bucket every entry has logits.
+would take as long. In a decode bucket every entry has logits; where drafts are verified, every
+token of the small mixed ones.
 
 A graph ends with its tokens, drawn without filters: a peak per tile of the logits, a mass per tile,
 a token. A row that takes its most likely token is one such draw (`DrawParameters`) and skips the
@@ -52,6 +53,8 @@ MIXED = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Buckets of tokens of mixed steps, and of those that verify drafts, which are the small ones;
 above, kernels are long enough to hide their launches."""
 MIXED_ENTRIES = 256
+VERIFIED = 128
+"""Rows of logits that graphs have room for at least, where drafts are verified."""
 TYPICAL = 16_384
 """Tokens of KV by which attention's order is chosen where nobody knows them."""
 
@@ -136,8 +139,9 @@ class _Inputs:
     attention: AttentionLists | None = None
     """Where the backend has a planner."""
 
-    def view(self, bucket: Bucket, max_context: int) -> StepBatch:
-        """The batch that a graph of this bucket is captured with."""
+    def view(self, bucket: Bucket, samples: int, max_context: int) -> StepBatch:
+        """The batch that a graph of this bucket is captured with, in which so many tokens get
+        logits."""
         tokens, entries = bucket.tokens, bucket.entries
         return StepBatch(
             tokens=self.tokens[:tokens],
@@ -148,7 +152,7 @@ class _Inputs:
                 GroupBatch(table[:entries], slots[:tokens], window)
                 for table, slots, window in zip(self.tables, self.slots, self.windows, strict=True)
             ],
-            sample_rows=self.sample_rows[:entries],
+            sample_rows=self.sample_rows[:samples],
             max_count=1 if bucket.decode else tokens,
             max_length=min(TYPICAL, max_context),
             plan=None if self.attention is None else self.attention.view(bucket),
@@ -215,8 +219,6 @@ class GraphProgram:
         tokens, entries = len(batch.tokens), len(batch.lengths)
         if batch.adapters is not None or batch.types is not None:
             return None
-        if len(batch.sample_rows) > entries:
-            return None
         if batch.max_length > self._limits.max_context:
             return None
         if batch.max_count == 1:
@@ -230,7 +232,11 @@ class GraphProgram:
             # Lists have a line for it too.
             lists = self._inputs.attention
             room = chunks if lists is None else lists.chunks_of(found) - padded
-            if entries + padded <= found.entries and chunks <= room:
+            if (
+                entries + padded <= found.entries
+                and chunks <= room
+                and len(batch.sample_rows) <= self._samples(found)
+            ):
                 return found
             size = _next(self._mixed, size + 1)
         return None
@@ -243,7 +249,7 @@ class GraphProgram:
             return self._plain.step(batch, want)
         draws = batch.draws if want.tokens == "rules" else None
         # What is drawn inside stands row by row as the logits do.
-        every = not bucket.decode or len(batch.sample_rows) == len(batch.tokens)
+        every = not self._each_row(bucket) or len(batch.sample_rows) == len(batch.tokens)
         inside = want.tokens != "none" and (draws is None or (every and not draws.filtered))
         self._replay(batch, bucket, draws if inside else None)
         assert self._logits is not None
@@ -269,10 +275,9 @@ class GraphProgram:
         self.facts.padded_tokens += bucket.tokens - len(batch.tokens)
 
     def _sampled(self, batch: StepBatch, bucket: Bucket, found: torch.Tensor) -> torch.Tensor:
-        """The rows of `found` in a graph that the step samples: in a decode bucket all entries
-        have one."""
+        """The rows of `found` in a graph that the step samples: in some every token has one."""
         tokens, samples = len(batch.tokens), len(batch.sample_rows)
-        if bucket.decode and samples < tokens:
+        if self._each_row(bucket) and samples < tokens:
             return found[:tokens][batch.sample_rows]
         return found[:samples]
 
@@ -287,7 +292,7 @@ class GraphProgram:
 
     def _capture(self, bucket: Bucket) -> Replay:
         self._idle(bucket)
-        batch = self._inputs.view(bucket, self._limits.max_context)
+        batch = self._inputs.view(bucket, self._samples(bucket), self._limits.max_context)
 
         def run() -> None:
             found = self._plain.step(batch, _EVERYTHING)
@@ -302,12 +307,12 @@ class GraphProgram:
             assert hidden is not None
             assert logits is not None
             tokens = max(b.tokens for b in self.buckets())
-            entries = max(b.entries for b in self.buckets())
+            samples = max(map(self._samples, self.buckets()))
             self._hidden = hidden.new_zeros(tokens, hidden.shape[1])
-            self._logits = logits.new_zeros(entries, logits.shape[1])
-            self._tokens = hidden.new_zeros(entries, dtype=torch.int64)
+            self._logits = logits.new_zeros(samples, logits.shape[1])
+            self._tokens = hidden.new_zeros(samples, dtype=torch.int64)
         assert self._logits is not None
-        batch.logits = self._logits[: bucket.entries]
+        batch.logits = self._logits[: self._samples(bucket)]
         return self._maker.capture(run)
 
     def _keep(self, hidden: torch.Tensor, logits: torch.Tensor) -> None:
@@ -358,7 +363,7 @@ class GraphProgram:
         inputs = self._inputs
         tokens, entries = len(batch.tokens), len(batch.lengths)
         samples, extra = len(batch.sample_rows), bucket.tokens - tokens
-        spare = bucket.entries - entries
+        spare, unsampled = bucket.entries - entries, self._samples(bucket) - samples
         long_targets = [inputs.tokens[:tokens], inputs.positions[:tokens]]
         long_sources = [batch.tokens, batch.positions]
         int_targets = [inputs.query_starts[: entries + 1], inputs.lengths[:entries]]
@@ -366,13 +371,13 @@ class GraphProgram:
         for group, slots in zip(batch.groups, inputs.slots, strict=True):
             long_targets.append(slots[:tokens])
             long_sources.append(group.slots)
-        if not bucket.decode:
-            # In a decode bucket as many rows sample as there are, so nobody reads which.
+        # Where as many rows sample as there are nobody reads which.
+        if not self._each_row(bucket):
             long_targets.append(inputs.sample_rows[:samples])
             long_sources.append(batch.sample_rows)
-        if not bucket.decode and bucket.entries > samples:
-            long_targets.append(inputs.sample_rows[samples : bucket.entries])
-            long_sources.append(inputs.zeros[: bucket.entries - samples])
+        if not self._each_row(bucket) and unsampled:
+            long_targets.append(inputs.sample_rows[samples : samples + unsampled])
+            long_sources.append(inputs.zeros[:unsampled])
         if extra:
             for buffer in (inputs.tokens, inputs.positions, *inputs.slots):
                 long_targets.append(buffer[tokens : bucket.tokens])
@@ -407,9 +412,22 @@ class GraphProgram:
     def _mixed_entries(self, tokens: int) -> int:
         return min(MIXED_ENTRIES, self._limits.entries, tokens // 2) + 1
 
+    def _samples(self, bucket: Bucket) -> int:
+        """Tokens of a bucket that get logits: of each entry the last; where drafts are verified
+        all, but no more than the largest decode step has, or `VERIFIED`."""
+        if bucket.decode or not self._limits.drafts:
+            return bucket.entries
+        most = max(VERIFIED, self._entries[-1], bucket.entries)
+        return min(bucket.tokens, self._limits.samples, most)
+
+    def _each_row(self, bucket: Bucket) -> bool:
+        """Do all tokens get logits, row by row?"""
+        return self._samples(bucket) == bucket.tokens
+
     def _make_inputs(self, windows: list[int | None], device: torch.device) -> _Inputs:
         tokens = max([*self._entries, *self._mixed])
         entries = max([self._entries[-1], *(self._mixed_entries(size) for size in self._mixed)])
+        samples = max(map(self._samples, self.buckets()))
         width = -(-self._limits.max_context // self._block_size)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -420,19 +438,19 @@ class GraphProgram:
             positions=zeros(tokens),
             query_starts=zeros(entries + 1, dtype=torch.int32),
             lengths=zeros(entries, dtype=torch.int32),
-            sample_rows=zeros(entries),
+            sample_rows=zeros(samples),
             tables=[zeros(entries, width, dtype=torch.int32) for _ in windows],
             slots=[zeros(tokens) for _ in windows],
             counting=torch.arange(max(tokens, entries) + 2, dtype=torch.int32, device=device),
             zeros=zeros(max(tokens, entries)),
             ones=torch.ones(entries, dtype=torch.int32, device=device),
-            certain=torch.ones(entries, device=device),
+            certain=torch.ones(samples, device=device),
             draws=DrawParameters(
-                torch.ones(entries, device=device),
+                torch.ones(samples, device=device),
                 None,
                 None,
-                torch.ones(entries, device=device),
-                zeros(entries, dtype=torch.float64),
+                torch.ones(samples, device=device),
+                zeros(samples, dtype=torch.float64),
             ),
             windows=windows,
             attention=None

@@ -125,7 +125,7 @@ class Steps:
             places = np.array([plan.starts[entry] + plan.counts[entry] for entry in entries])
             if depths is not None:
                 places += depths
-            chosen = self._chosen(outputs, batch, asked, rows, places)
+            chosen, targets = self._chosen(outputs, batch, asked, rows, places), batch.targets
             # The program's own object may come again.
             outputs = Outputs(chosen, outputs.logits, outputs.hidden, outputs.states)
             if drafted is not None:
@@ -133,7 +133,8 @@ class Steps:
                 kept = self.verification.accept(plan, drafted, entries, chosen.tolist())
                 entries = [entries[place] for place in kept]
                 rows, places, chosen = rows[kept], places[kept], chosen[kept]
-            self.rows.append(rows, places, chosen, batch.targets)
+                targets = None if targets is None else targets[kept]
+            self.rows.append(rows, places, chosen, targets)
             arrived = to_host(chosen)
         asked.collect(plan, outputs, result)
         if arrived is not None:
