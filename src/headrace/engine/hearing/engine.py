@@ -33,8 +33,6 @@ REAL_HEARING = "headrace.engine.hearing.real:opened"
 RATE = 16_000
 MOST_SECONDS = 8 * 3600.0
 """Audio of all sounds that have not ended: 1.8 GB of samples on the disk of temporary files."""
-HANG_SECONDS = 30.0
-"""A turn of the loop takes a tenth of a second."""
 WAIT_FOR_NEXT = 30.0
 """Seconds within which a next process must be expected for a sound to wait for it."""
 
@@ -143,7 +141,7 @@ class HearingEngine:
         begin = time.monotonic()
         if supervision is None:
             dumps = environment.cache_root() / "flight"
-            supervision = Supervision(dumps=dumps, hang=HANG_SECONDS)
+            supervision = Supervision(dumps=dumps)
         made: list[HearingEngine] = []
 
         def on_message(message: Any) -> None:

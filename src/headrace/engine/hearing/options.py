@@ -20,7 +20,7 @@ def verify(options: EngineOptions) -> None:
     plain = EngineOptions()
     for each in fields(options):
         name = each.name
-        if name in TAKEN:
+        if name in TAKEN or (name == "context_cache" and options.context_cache == "0"):
             continue
         if getattr(options, name) != getattr(plain, name):
             raise OptionError(f"{name} means nothing to a speech model", param=name)

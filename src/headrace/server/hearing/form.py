@@ -118,6 +118,8 @@ def _put(fields: dict[str, Any], name: str, text: str) -> None:
         if not isinstance(held, dict):
             raise InvalidRequest(f"{base} is given in two ways", param=base)
         held[key] = text
+    elif bracket:
+        fields[base] = text  # It is not known: its name is what the error is to say.
     elif name in fields:
         raise InvalidRequest(f"{name[:100]} must be given once", param=name[:100])
     elif base in _PARTS and text.startswith("{"):

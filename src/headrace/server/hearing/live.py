@@ -229,7 +229,8 @@ class LiveSession:
             case "input_audio_buffer.append":
                 await self._append(_bytes(event.get("audio")))
             case "input_audio_buffer.commit":
-                self._feed(self._intake.rest(), last=True)
+                if self._turn is not None:
+                    self._feed(self._intake.rest(), last=True)
                 if not self._turn or self._turn.count < RATE // 10:
                     raise InvalidRequest(
                         "the buffer has less than 100 ms of audio",

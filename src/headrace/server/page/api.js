@@ -12,7 +12,8 @@ export class Refused extends Error {
   }
 }
 
-export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+export const key = () => sessionStorage.getItem(KEY);
+export const hasKey = () => key() !== null;
 
 /** fetch with the key; asks for one where the server wants it. Throws Refused. */
 export async function call(path, { body, signal, quietly = false } = {}) {

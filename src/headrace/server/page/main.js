@@ -6,6 +6,7 @@ import * as chat from "./chat.js";
 import { byId } from "./dom.js";
 import { offerModels } from "./models.js";
 import * as settings from "./settings.js";
+import * as speak from "./speak.js";
 
 function route() {
   const live = location.hash === "#live";
@@ -34,10 +35,12 @@ async function follow() {
     try {
       // The models first: a user's key opens them, the statistics are the operator's. Adapters
       // come and go while the server runs.
-      offerModels((await (await call("v1/models", { quietly: known })).json()).data);
+      const models = (await (await call("v1/models", { quietly: known })).json()).data;
+      offerModels(models);
+      speak.offer(models[0]);
       if (!known) {
         known = true;
-        board.facts().then((server) => settings.offer(server?.features ?? ["grammar"]));
+        if (models[0].task !== "transcription") board.facts().then((server) => settings.offer(server?.features ?? ["grammar"]));
       }
       const health = await fetch(new URL("health", document.baseURI), { cache: "no-store" });
       if (health.ok) state("ready", "");

@@ -35,7 +35,7 @@ SAFE = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(self)",
 }
 FOR_EVER = "public, max-age=31536000, immutable"
 ASK_AGAIN = "no-cache"
