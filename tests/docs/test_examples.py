@@ -15,11 +15,13 @@ from typing import Any
 import httpx
 import pytest
 import typer.main
+from starlette.requests import Request
 from typer.testing import CliRunner
 
 from headrace.base.config import ServerOptions
 from headrace.cli.main import application
 from headrace.server.app import create_app
+from headrace.server.hearing.form import read_form
 from tiny import bytewise
 from tiny.kept import Kept
 
@@ -152,8 +154,41 @@ def test_no_rule_outlives_its_example() -> None:
 
 def requests() -> list[str]:
     return [
-        line for _, line in EXAMPLES if line.startswith("curl ") and not line.startswith("curl -X")
+        line
+        for _, line in EXAMPLES
+        if line.startswith("curl ") and not line.startswith("curl -X") and " -F " not in line
     ]
+
+
+@pytest.mark.parametrize("command", [line for _, line in EXAMPLES if " -F " in line])
+async def test_a_form(command: str) -> None:
+    """A form that `curl` would send is one that the route of sounds takes."""
+    request = httpx.Request(
+        "POST",
+        "http://test",
+        data={
+            name: value
+            for word in shlex.split(command)
+            for name, equals, value in [word.partition("=")]
+            if equals and name != "file"
+        },
+        files={"file": b"RIFF"},
+    )
+    app = create_app(None, ServerOptions())
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "headers": [(k.lower(), v) for k, v in request.headers.raw],
+        "app": app,
+    }
+    body = request.read()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    file, form = await read_form(Request(scope, receive), 1000)
+    assert file == b"RIFF"
+    assert form.model_dump(exclude_defaults=True) or command.endswith("talk.wav")
 
 
 @pytest.mark.parametrize("command", requests())

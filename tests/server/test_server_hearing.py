@@ -145,6 +145,8 @@ def test_what_is_no_sound_or_too_large(server: Running) -> None:
     url = f"{server.url}/v1/audio/transcriptions"
     assert httpx.post(url, files={"file": b"#!/bin/sh\n"}).json()["error"]["param"] == "file"
     assert httpx.post(url, data={"prompt": "x"}, files={"other": b"1"}).status_code == 400
+    reply = httpx.post(f"{server.url}/v1/audio/translations", files={"file": b"no sound"})
+    assert reply.status_code == 400
     reply = httpx.post(url, files={"file": b"RIFF" + bytes(26 << 20)}, timeout=60)
     assert reply.status_code == 413
 
@@ -309,7 +311,7 @@ async def _with_host(url: str, host: str) -> None:
 
 
 async def test_a_death_in_the_middle_is_not_noticed(server: Running, talk: Path) -> None:
-    """Of file and session alike: the next process hears what the one before did not end."""
+    """The next process hears what the one before did not end, of file and session alike."""
     client = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", timeout=120)
     async with client.realtime.connect(model="whisper-base") as connection:
         asking = asyncio.ensure_future(

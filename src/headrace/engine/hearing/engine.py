@@ -25,7 +25,15 @@ from ...speech.finding import find
 from .. import messages
 from ..face import Health
 from ..supervisor import State, Supervision, Supervisor
-from .messages import FromHearing, Hear, Heard, HearingLoad, HearOptions, Listening, OpenHearing
+from .messages import (
+    FromHearing,
+    Hear,
+    HeardSoFar,
+    HearingLoad,
+    HearOptions,
+    Listening,
+    OpenHearing,
+)
 from .metrics import HearingMetrics
 from .options import verify
 
@@ -52,7 +60,7 @@ class Payload:
 
 
 class Hearing:
-    """One sound while it is heard: an asynchronous iterator of what is new (`Heard`).
+    """One sound while it is heard: an asynchronous iterator of what is new (`HeardSoFar`).
 
     Ends behind the message that has an `end`. Raises the typed error that ended it. Whoever leaves
     before calls `cancel`.
@@ -67,7 +75,7 @@ class Hearing:
         self.tries = 1
         self.over = False
         self._engine = engine
-        self._news: deque[Heard | HeadraceError] = deque()
+        self._news: deque[HeardSoFar | HeadraceError] = deque()
         self._bell = asyncio.Event()
 
     @property
@@ -77,7 +85,7 @@ class Hearing:
     def __aiter__(self) -> Hearing:
         return self
 
-    async def __anext__(self) -> Heard:
+    async def __anext__(self) -> HeardSoFar:
         while not self._news:
             if self.over:
                 raise StopAsyncIteration
@@ -88,7 +96,7 @@ class Hearing:
             raise news
         return news
 
-    def tell(self, news: Heard | HeadraceError) -> None:
+    def tell(self, news: HeardSoFar | HeadraceError) -> None:
         """Called by the engine."""
         self._news.append(news)
         self._bell.set()
@@ -282,7 +290,7 @@ class HearingEngine:
 
     def _receive(self, message: Any) -> None:
         match message:
-            case Heard():
+            case HeardSoFar():
                 self._heard(message)
             case messages.Refused(request_id, error):
                 hearing = self._sounds.get(request_id)
@@ -307,7 +315,7 @@ class HearingEngine:
                     hearing.tries += 1
                     self._supervisor.send(hearing.wanted)
 
-    def _heard(self, news: Heard) -> None:
+    def _heard(self, news: HeardSoFar) -> None:
         hearing = self._sounds.get(news.request_id)
         if hearing is None:
             return  # Cancelled meanwhile.

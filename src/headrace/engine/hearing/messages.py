@@ -79,7 +79,7 @@ class Listening(messages.Started):
     facts: dict[str, float]
 
 
-class Heard(messages._Message):
+class HeardSoFar(messages._Message):
     """New segments of a sound, and up to which second it is done."""
 
     request_id: str
@@ -107,6 +107,6 @@ FromHearing = (
     | messages.News
     | messages.Refused
     | Listening
-    | Heard
+    | HeardSoFar
     | HearingLoad
 )

@@ -26,8 +26,8 @@ from ..entered import enter
 from ..messages import WireError
 from .messages import (
     Hear,
-    Heard,
     HeardSegment,
+    HeardSoFar,
     HearingLoad,
     HearOptions,
     Listening,
@@ -166,7 +166,9 @@ class Desk:
         def told(segments: list[Segment], upto: float) -> None:
             # The last of a transcript comes with its end.
             if segments:
-                self._told.append(Heard(wanted.request_id, self._pieces(wanted, segments), upto))
+                self._told.append(
+                    HeardSoFar(wanted.request_id, self._pieces(wanted, segments), upto)
+                )
 
         try:
             samples = _samples(Path(wanted.path), wanted.count)
@@ -190,7 +192,7 @@ class Desk:
             found: Transcript = end.value
             left_out = [(one.start, one.end, one.reason) for one in found.left_out]
             told = SoundEnd(found.language, found.seconds, left_out)
-            self._told.append(Heard(sound.wanted.request_id, [], found.seconds, told))
+            self._told.append(HeardSoFar(sound.wanted.request_id, [], found.seconds, told))
         except Exception as fault:  # noqa: BLE001 - one sound's fault is not the others'
             self.running.remove(sound)
             self._refuse(sound.wanted, fault)
