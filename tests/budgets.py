@@ -42,7 +42,7 @@ LINES = {
     "bench": 9_540,
     "cli": 5_616,
     "dist": 510,
-    "engine": 8_411,
+    "engine": 8_419,
     "factory": 6_708,
     "kernels": 13_520,
     "kv": 1_396,
@@ -55,14 +55,14 @@ LINES = {
     "roofline": 4_728,
     "route": 955,
     "sched": 1_577,
-    "server": 15_733,
+    "server": 15_736,
     "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
     "worker": 5_344,
 }
 """Lines of Python in each package."""
-TOTAL = 96_798
+TOTAL = 96_809
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
