@@ -82,7 +82,7 @@ def test_answers_are_those_of_exact_keys(
 
     def coded(left_out: KeyBias | None) -> KvLayer:
         codes = torch.zeros(exact.k.shape, dtype=torch.int8)
-        scales = torch.ones(exact.k.shape[:-1])
+        scales = torch.ones(exact.k.shape[:-1], dtype=torch.bfloat16)
         return KvLayer(codes, codes.clone(), scales, scales.clone(), left_out)
 
     left_out = key_bias(bias.numpy(), rope, spec)
@@ -111,7 +111,10 @@ def test_a_row_does_not_depend_on_how_a_prompt_was_cut(ops: CpuOperators) -> Non
     left_out = key_bias(biases(size).numpy(), rope, spec)
     qkv = torch.randn(90, 8 * size)
     batch, blocks = make_batch([(0, 90)])
-    codes, scales = torch.zeros(blocks, 2, 16, size, dtype=torch.int8), torch.ones(blocks, 2, 16)
+    codes, scales = (
+        torch.zeros(blocks, 2, 16, size, dtype=torch.int8),
+        torch.ones(blocks, 2, 16, dtype=torch.bfloat16),
+    )
 
     def cut(chunk: int) -> torch.Tensor:
         kv = as_pages(KvLayer(codes.clone(), codes.clone(), scales.clone(), scales.clone()))

@@ -126,7 +126,7 @@ def kept_as(kv_dtype: str) -> Callable[[Family], None]:
 
 
 def with_an_adapter(family: Family) -> None:
-    """As with the adapter in its weights, beside requests without it."""
+    """An adapter gives what it gives as part of the weights, beside requests without it."""
     folder = lora.make(family.path, family.path.parent / "adapter", target_modules=["o_proj"])
     worker = family.worker(adapters=1, kv_dtype="float32")
     worker.load_adapter("a", str(folder))
