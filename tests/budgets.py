@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_344,
 }
 """Lines of Python in each package."""
-TOTAL = 96_809
+TOTAL = 96_817
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
