@@ -76,6 +76,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "glm4": ("Glm4", "glm4", {}),
     "glm4 without bias": ("Glm4", "glm4", {"attention_bias": False}),
     "olmo2": ("Olmo2", "olmo2", {}),
+    "lfm2": ("Lfm2", "lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32}),
     "gemma2": ("Gemma2", "gemma2", {**FOUR, "query_pre_attn_scalar": 16}),
     "cohere2": ("Cohere2", "cohere2", FOUR),
     "exaone4": ("Exaone4", "exaone4", FOUR),

@@ -191,6 +191,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 1e4, **_YARN, **_MSCALE, "mscale": 0.707},
         },
     ),
+    "lfm2": (
+        "Lfm2",
+        {
+            **{key: value for key, value in _QWEN2.items() if key != "head_dim"},
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "block_multiple_of": 32,
+        },
+    ),
     "minimax_m2": (
         "MiniMaxM2",
         {**_COMMON, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 16},

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from headrace.base.arch_fields import Fields
 from headrace.base.arch_gguf import GGUF_ARCHITECTURES
+from headrace.base.arch_states import inner_size
 from headrace.loader.weights_gguf import PERMUTED
 from tiny.checkpoints import TOKENS, save_folder
 
@@ -34,6 +36,8 @@ KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "conv_L_cache": "shortconv.l_cache",
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -71,6 +75,10 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
     found["block_count"] = config.num_hidden_layers
     found["rope.freq_base"] = float(rope["rope_theta"])
     found["attention.key_length"] = found["attention.value_length"] = head
+    if arch == "lfm2":
+        heads = config.num_key_value_heads
+        found["attention.head_count_kv"] = [0 if k == "conv" else heads for k in config.layer_types]
+        found["feed_forward_length"] = inner_size(Fields(config.to_dict(), ""), arch)
     if arch in ("phi3", "glm4", "glm4moe", "minimax-m2"):
         found["rope.dimension_count"] = int(head * rope.get("partial_rotary_factor", 1.0))
     if arch in ("glm4moe", "minimax-m2"):
@@ -147,7 +155,8 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
         else:
             own = renamed.get_name(name, (".weight", ".bias"))
             assert own is not None, name
-            found[own] = data.squeeze(0) if name.endswith("shared_expert_gate.weight") else data
+            gate = name.endswith("shared_expert_gate.weight")
+            found[own] = data.squeeze(0) if gate else data.squeeze(1) if data.ndim == 3 else data
     for name, parts in stacks.items():
         own = renamed.get_name(name, (".weight", ".bias"))
         assert own is not None, name

@@ -58,14 +58,19 @@ def oracle_of(texts: list[list[int]], right: int) -> type[Oracle]:
     return type("Told", (Oracle,), {"texts": texts, "right": right})
 
 
-@pytest.fixture(scope="module", params=["ref", "cpu"])
+@pytest.fixture(
+    scope="module",
+    params=[("ref", "qwen2"), ("cpu", "qwen2"), ("ref", "lfm2"), ("cpu", "lfm2")],
+    ids="-".join,
+)
 def workers(request: pytest.FixtureRequest, kept: Kept):
     """Makes workers of one model: with drafters, or without."""
-    files = open_model(str(kept(families.make, "qwen2")))
+    kernels, family = request.param
+    files = open_model(str(kept(families.make, family)))
 
     def make(*drafters: type[Drafter]) -> Worker:
         options = WorkerOptions(
-            kernels=request.param,
+            kernels=kernels,
             dtype="float32",
             threads=1,
             rows=6,

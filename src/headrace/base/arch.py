@@ -96,6 +96,32 @@ class Mla:
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrence:
+    """Layers that keep a state of fixed size in place of K and V for each token.
+
+    "conv" (LFM2): the last inputs of a short convolution, and nothing else. The others keep those,
+    and of each value head a matrix [key_size, value_size]: "delta" is gated DeltaNet (Yang et al.
+    2024), "ssm" Mamba 2 (Dao and Gu 2024).
+    """
+
+    kind: Literal["conv", "delta", "ssm"]
+    layers: tuple[int, ...]
+    """Which layers, ascending."""
+    taps: int
+    """A convolution sees so many inputs, its newest included."""
+    channels: int
+    """Width of the convolution."""
+    bias: bool = False
+    """The convolution has one."""
+    key_heads: int = 0
+    """Heads of q and k; of "ssm" groups of B and C."""
+    value_heads: int = 0
+    key_size: int = 0
+    """Numbers of a key; of "ssm" of B and C."""
+    value_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Encoder:
     """A BERT-style encoder (Devlin et al. 2018): every token sees all others, in one pass.
 
@@ -169,6 +195,7 @@ class ModelArch:
     moe: Moe | None = None
     mla: Mla | None = None
     encoder: Encoder | None = None
+    recurrence: Recurrence | None = None
 
     @property
     def task(self) -> Literal["tokens", "vector", "score"]:

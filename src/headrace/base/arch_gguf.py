@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from .arch import ModelArch, Rope
 from .arch_fields import Fields
+from .arch_gguf_states import gguf_recurrence, kv_heads_of
 from .arch_gguf_traits import (
     GELU,
     LAYER_NORMED,
@@ -33,6 +34,7 @@ GGUF_ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
+    "lfm2": "lfm2",
     "llama": "llama",
     "cohere2": "cohere2",
     "command-r": "cohere",
@@ -123,7 +125,7 @@ def from_gguf(
     mla = latent(fields) if family in LATENT else None
     if mla is None:
         head_dim = fields.integer("attention.key_length", 2, 2**12, max(hidden // heads, 1))
-        kv_heads = fields.integer("attention.head_count_kv", 1, heads, heads)
+        kv_heads = kv_heads_of(fields, heads)
         fields.expect("attention.value_length", head_dim)
     else:
         head_dim, kv_heads = mla.nope_dim + mla.rope_dim, heads
@@ -165,6 +167,7 @@ def from_gguf(
         tied_embedding="output.weight" not in tensor_names,
         moe=moe,
         mla=mla,
+        recurrence=gguf_recurrence(fields, family, layers, hidden),
         **extra,
     )
 

@@ -23,6 +23,7 @@ NORMED = {
     "olmo2",
     "exaone4",
     "minimax_m2",
+    "lfm2",
 }
 """Families with norms on q and k."""
 LAYER_NORMED = {"cohere", "cohere2", "starcoder2"}

@@ -19,6 +19,7 @@ from .arch_encoder import ENCODERS, encoder_arch
 from .arch_families import FAMILIES, Family
 from .arch_fields import Fields
 from .arch_gguf import GGUF_ARCHITECTURES, from_gguf
+from .arch_states import RECURRENT, inner_size, recurrence
 from .arch_traits import LATENT, latent, mixture, traits, yarn_growth
 from .errors import ModelFileError, UnsupportedModel
 
@@ -77,6 +78,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "index_topk": (),
     "linear_num_value_heads": (),
     "mamba_d_state": (),
+    "conv_L_cache": (),
 }
 """Keys of other architectures that finetunes and forks copy: value other than these → refusal."""
 
@@ -84,8 +86,19 @@ _EPSILONS = {
     "cohere": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
+    "lfm2": "norm_eps",
 }
-_NORMED = {"qwen3", "qwen3_moe", "gemma3", "olmoe", "olmo2", "olmo3", "exaone4", "minimax_m2"}
+_NORMED = {
+    "qwen3",
+    "qwen3_moe",
+    "gemma3",
+    "olmoe",
+    "olmo2",
+    "olmo3",
+    "exaone4",
+    "minimax_m2",
+    "lfm2",
+}
 """Families with norms on q and k."""
 _UNWINDOWED = {
     "llama",
@@ -178,7 +191,9 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=fields.integer("intermediate_size", 1, 2**20),
+        intermediate=inner_size(fields, family.family)
+        if family.family == "lfm2"
+        else fields.integer("intermediate_size", 1, 2**20),
         max_context=max_context,
         norm_eps=fields.number(_EPSILONS.get(family.family, "rms_norm_eps"), 1e-12, 1e-1, 1e-6),
         activation=activation,
@@ -192,6 +207,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
         tied_embedding=bool(tied),
         moe=mixture(fields, family.family, layers),
         mla=mla,
+        recurrence=recurrence(fields, family.family, layers, hidden),
         **{"nope": unrotated, **extra},
     )
 
@@ -244,6 +260,9 @@ def _windows(
 ) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
     """(per layer the window, or () where no layer has one that matters; per layer, whether it is
     not rotated because it has none: Command R7B, EXAONE 4)"""
+    if family in RECURRENT:
+        fields.expect(WINDOW_KEY)
+        return (), ()
     window = fields.raw(WINDOW_KEY)
     if family in ("mistral", "exaone4") and not fields.present(WINDOW_KEY):
         window = 4096  # as transformers takes it: only an explicit null means none

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .graph import ROW_WISE, SAMPLED, Graph, Node, Value
+from .graph import RECURRENT, ROW_WISE, SAMPLED, Graph, Node, Value
 
 Hidden = Literal["none", "sampled", "every"]
 """The tokens whose hidden states are wanted."""
@@ -53,8 +53,8 @@ def _needs(graph: Graph, wanted: dict[Value, bool]) -> dict[Value, bool]:
     needs = dict(wanted)
     for node in reversed(graph.nodes):
         found = [needs[value] for value in node.out if value in needs]
-        if node.kind == "write":
-            # Its effect is of every token, and what it gives lies where its input lay.
+        if node.kind == "write" or node.kind in RECURRENT:
+            # Its effect is of every token; what `write` gives lies where its input lay.
             for value in (*node.reads, *node.out):
                 needs[value] = True
         elif found and node.kind in ROW_WISE:

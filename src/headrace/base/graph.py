@@ -21,12 +21,16 @@ these); values and nodes are told by their identity.
 | `activate` | [·, I] → act(x) | | `ActivationSpec` |
 | `route` | logits [·, experts] → experts [·, k], shares [·, k] | perhaps bias of the choice | `RouteSpec` |
 | `experts` | x, experts, shares → [·, D] | gate above up, down; a copy for each expert; perhaps biases of both | `ExpertsSpec` |
+| `multiply` | x, gate → x · act(gate) | | `ActivationSpec` |
+| `short_conv` | [N, C] → [N, C]; gated: [N, 3C] → [N, C] | taps [C, taps], perhaps bias | `ConvSpec` |
+| `delta_rule` | q, k, v [N, ·], gate z, b, a → [N, H · V] | log of the decay, bias of the step, gain | `DeltaSpec` |
+| `ssm` | x, B, C [N, ·], gate z, dt → [N, H · P] | log of the decay, bias of the step, skip, gain | `SsmSpec` |
 | `part` | columns of a value | | `PartSpec` |
 | `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
 
-Reserved for the models that bring them: `multiply` (by element: gates, multipliers), `gather` and
-`scatter` (rows by a named index input: convolutions, patches, embeddings over placeholders), `scan`
-and `shift` (a row's slot of a state group), `exchange` (between ranks; made by the layout's pass).
+`short_conv`, `delta_rule` and `ssm` read and write the state of the row's sequence, token by token.
+Reserved for the models that bring them: `gather` and `scatter` (rows by a named index input:
+patches, embeddings over placeholders), `exchange` (between ranks; made by the layout's pass).
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from typing import Literal, NamedTuple
 
 from .arch import Rope
 from .errors import EngineFault
+from .recurrent import ConvSpec, DeltaSpec, SsmSpec
 
 Role = Literal["embed", "linear", "logits", "moe", "heads", "vector"]
 """What a weight is handed to: the form that a backend prepares it in."""
@@ -77,7 +82,8 @@ class WeightRef(NamedTuple):
     rows: tuple[int, ...]
     """Outputs of each tensor."""
     width: int
-    """Columns; 0: these are vectors."""
+    """Columns; 0: these are vectors. Taps of a convolution [C, width] are vectors of its channels,
+    tap by tap."""
     role: Role
     copies: int = 1
     """So many weights of this kind (experts): `*` in the names stands for the number of each."""
@@ -235,7 +241,7 @@ class LatentSpec(NamedTuple):
 
 
 class ActivationSpec(NamedTuple):
-    name: Literal["silu", "gelu_tanh", "gelu", "tanh"]
+    name: Literal["silu", "gelu_tanh", "gelu", "tanh", "sigmoid"]
 
 
 class RouteSpec(NamedTuple):
@@ -286,10 +292,12 @@ class Node:
 
 
 ROW_WISE = frozenset(
-    ("norm", "add", "linear", "gated", "activate", "route", "experts", "part", "absorb", "unpack")
-)
+    ("norm", "add", "linear", "gated", "activate", "multiply", "route", "experts", "part")
+) | {"absorb", "unpack"}
 """Kinds that compute a row from that row of what they read."""
-KINDS = ROW_WISE | {"embed", "write", "attend", "select"}
+RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
+"""Kinds that go on from the state of the row's sequence, and leave it for the tokens behind."""
+KINDS = ROW_WISE | RECURRENT | {"embed", "write", "attend", "select"}
 """What the others read beside: `embed` an index of the step, `write` positions, `attend` the KV of
 the row's own sequence, `select` which rows sample."""
 
@@ -343,6 +351,14 @@ class Graph:
             if node.kind == "attend" and isinstance(node.spec, AttentionSpec | LatentSpec)
         ]
 
+    def recurrent(self) -> list[ConvSpec | DeltaSpec | SsmSpec]:
+        """The spec of each node that keeps a state, in order."""
+        return [
+            node.spec
+            for node in self.nodes
+            if isinstance(node.spec, ConvSpec | DeltaSpec | SsmSpec)
+        ]
+
     def verify(self) -> None:
         """Raise `EngineFault` unless this is a graph that backends may run: the specification."""
         made = set(self.inputs)
@@ -370,8 +386,11 @@ class Graph:
         self._verify_weights()
 
     def _is_effect(self, value: Value) -> bool:
-        """Is this what a `write` gives beside its effect?"""
-        return value in self._makers and self.nodes[self._makers[value]].kind == "write"
+        """Is this what a node gives beside its effect?"""
+        if value not in self._makers:
+            return False
+        kind = self.nodes[self._makers[value]].kind
+        return kind == "write" or kind in RECURRENT
 
     def _verify_weights(self) -> None:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -396,7 +415,7 @@ def _check_rows(at: str, node: Node) -> None:
         (x,), (y,) = node.reads, node.out
         _check(x.rows == TOKENS and y.rows == SAMPLED, f"{at} goes from N to R")
         _check(x.width == y.width and x.dtype == y.dtype, f"{at} keeps width and type")
-    elif node.kind in ("embed", "write"):
+    elif node.kind in ("embed", "write", *RECURRENT):
         _check(rows == {TOKENS}, f"{at} is of all tokens")
     else:
         _check(len(rows) == 1, f"{at} mixes numbers of rows")
@@ -454,6 +473,19 @@ def _check_widths(at: str, node: Node) -> None:
             right = (up.copies, up.width, up.out) == (down.copies, ins[0], 2 * down.width)
             right = right and [down.out] == outs and vectors in ([], [up.out, down.out])
             right = right and all(bias.copies == up.copies for bias in biases)
+        case "multiply", ActivationSpec():
+            right = len(ins) == 2 and set(ins) == set(outs)
+        case "short_conv", ConvSpec():
+            right = ins == [3 * width if spec.gated else width for width in outs]
+            right = right and refs[0].width == spec.taps and vectors in (outs, outs * 2)
+        case "delta_rule", DeltaSpec():
+            heads, values = spec.value_heads, spec.values
+            right = ins == [spec.mixed, values, heads, heads] and outs == [values]
+            right = right and vectors == [heads, heads, spec.value_size]
+        case "ssm", SsmSpec():
+            heads, values = spec.value_heads, spec.values
+            right = ins == [spec.mixed, values, heads] and outs == [values]
+            right = right and vectors == [heads, heads, heads, values]
         case "part", PartSpec():
             right = spec.first >= 0 and spec.first + outs[0] <= ins[0]
         case "select", None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from .arch import ModelArch
-from .step import ArrayShape, GroupShape, PoolShape
+from .arch import ModelArch, Recurrence
+from .step import MOST_DRAFTS, ArrayShape, GroupShape, PoolShape
 
 ARRAY_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "uint8": 1}
 """Bytes of one number of a type that can be kept."""
@@ -40,13 +40,30 @@ def kept_arrays(arch: ModelArch, kv_dtype: str) -> tuple[ArrayShape, ...]:
     return tuple(arrays)
 
 
+def state_arrays(of: Recurrence) -> tuple[ArrayShape, ...]:
+    """What one layer keeps of one sequence, in fp32.
+
+    `inputs` of the convolution, each in the row that its position says (modulo their number): with
+    those of drafts, so that refusing drafts is to write over them. `state` is settled: no draft is
+    in it. Behind it, in `tail`, is of each draft and head what goes into a state, until the step
+    that follows takes in those that were accepted.
+    """
+    arrays = [ArrayShape("inputs", (of.taps - 1 + MOST_DRAFTS, of.channels), "float32")]
+    if of.kind != "conv":
+        sizes = of.key_size, of.value_size
+        arrays.append(ArrayShape("state", (of.value_heads, *sizes), "float32"))
+        tail = MOST_DRAFTS, of.value_heads, sum(sizes) + 2
+        arrays.append(ArrayShape("tail", tail, "float32"))
+    return tuple(arrays)
+
+
 def kept_bytes(arrays: Iterable[ArrayShape]) -> int:
-    """Bytes of one token in one layer."""
+    """Bytes of one token in one layer; of a state group, of one sequence."""
     return sum(math.prod(array.shape) * ARRAY_BYTES[array.dtype] for array in arrays)
 
 
 def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[GroupShape, ...]:
-    """The layer groups of a model with so many blocks each, full attention first.
+    """The layer groups of a model with so many blocks each, full attention first, states last.
 
     None for an encoder: it reads an input whole and keeps nothing between two steps.
     """
@@ -54,10 +71,12 @@ def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[Group
         return ()
     arrays = kept_arrays(arch, kv_dtype)
     members: dict[int | None, list[int]] = {}
+    states = arch.recurrence.layers if arch.recurrence else ()
     for layer in range(arch.layers):
-        members.setdefault(arch.window(layer), []).append(layer)
+        if layer not in states:
+            members.setdefault(arch.window(layer), []).append(layer)
     full = "latent" if arch.mla else "full"
-    return tuple(
+    paged = tuple(
         GroupShape(
             full if window is None else f"window{window}",
             tuple(members[window]),
@@ -67,10 +86,18 @@ def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[Group
         )
         for window in sorted(members, key=lambda window: (window is not None, window or 0))
     )
+    if arch.recurrence is None:
+        return paged
+    kept = state_arrays(arch.recurrence)
+    return (*paged, GroupShape("state", states, None, blocks, kept, state=True))
 
 
 def pool_bytes(pool: PoolShape) -> int:
-    """Bytes of a whole pool: Σ over groups of blocks · block size · layers · bytes per token."""
-    return pool.block_size * sum(
-        group.blocks * len(group.layers) * kept_bytes(group.arrays) for group in pool.groups
-    )
+    """Bytes of a whole pool: Σ over groups of blocks · bytes per block."""
+    return sum(group.blocks * block_bytes(group, pool.block_size) for group in pool.groups)
+
+
+def block_bytes(group: GroupShape, block_size: int) -> int:
+    """Bytes of one block in all layers: of `block_size` tokens, or of one state."""
+    tokens = 1 if group.state else block_size
+    return tokens * len(group.layers) * kept_bytes(group.arrays)

@@ -22,8 +22,14 @@ NULL_BLOCK = 0
 """Block 0 of every group is never owned: table entries that are not to be read point to it."""
 
 
-GroupKind = Literal["full", "sliding"]
-"""What lies in a group's blocks and for how long: every token, or those of a window."""
+MOST_KEEPS = 2
+"""Checkpoints of a row's state that one step takes."""
+MOST_DRAFTS = 7
+"""Drafts of a sequence that one step verifies, at most: so many inputs lie behind a state."""
+
+GroupKind = Literal["full", "sliding", "state"]
+"""What lies in a group's blocks and for how long: every token, those of a window, or what all
+tokens of a sequence came to, in one block."""
 
 
 class ArrayShape(NamedTuple):
@@ -50,9 +56,14 @@ class GroupShape(NamedTuple):
     arrays: tuple[ArrayShape, ...] = ()
     """What a block holds of each token and layer. This is the meaning; how a backend lays out a
     page of it is the backend's."""
+    state: bool = False
+    """A block is not of so many tokens but of a whole sequence up to some token: its table has one
+    entry, and `arrays` say what a block holds of each layer."""
 
     @property
     def kind(self) -> GroupKind:
+        if self.state:
+            return "state"
         return "full" if self.window is None else "sliding"
 
 
@@ -98,6 +109,16 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+class StateKeep(NamedTuple):
+    """A row's state is copied while the step computes it: a checkpoint for who comes later."""
+
+    row: int
+    at: int
+    """Behind so many tokens of the sequence; the step computes the last of them for good."""
+    block: int
+    """Block of the state group that gets the copy."""
+
+
 @dataclass(slots=True)
 class StepPlan:
     """What to compute in one step (control → data). Nobody changes one that was scheduled; it is
@@ -122,6 +143,8 @@ class StepPlan:
     """Which program of the model each entry runs; empty: all the first, as text does."""
     drafts: int = 0
     """Tokens of `counts` that are drafts, at most; each is followed by a draw of its own."""
+    keeps: list[StateKeep] = field(default_factory=list)
+    """At most `MOST_KEEPS` of a row."""
 
     @property
     def tokens(self) -> int:

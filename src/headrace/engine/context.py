@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from ..base.config import Decision, EngineOptions, parse_size
 from ..base.errors import OptionError
-from ..base.groups import kept_bytes
+from ..base.groups import block_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request
 from ..base.step import PoolShape
@@ -49,6 +49,8 @@ def context_cache(options: EngineOptions, files: ModelFiles, device: str) -> Dec
     size = 0 if wish == "auto" else parse_size(wish, "context_cache")
     if files.arch.task != "tokens":
         obstacle = "an encoder keeps nothing between two steps"
+    elif files.arch.recurrence is not None:
+        obstacle = "states of a sequence have no tier below their pool yet"
     elif device != "cpu":
         obstacle = f"a pool on {device} has no tier below it yet"
     elif not options.prefix_cache:
@@ -193,9 +195,7 @@ def open_context_cache(
         int(decided.value),
         remote,
     )
-    sizes = [
-        pool.block_size * len(group.layers) * kept_bytes(group.arrays) for group in pool.groups
-    ]
+    sizes = [block_bytes(group, pool.block_size) for group in pool.groups]
     tiers = kv.tiers = Tiers(kv, mover, sizes, seconds)
     trace = None
     if options.context_cache_trace is not None:

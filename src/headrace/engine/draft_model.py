@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..base.arch import ModelArch
 from ..base.config import Decision, EngineOptions
-from ..base.errors import DoesNotFit, HeadraceError, OptionError
+from ..base.errors import DoesNotFit, HeadraceError, OptionError, UnsupportedModel
 from ..base.groups import layer_groups, pool_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape
@@ -86,6 +86,11 @@ def _divided(
 ) -> DraftPlan:
     """The slots of a `drafter`: its name, what it is, its path, bytes of its weights."""
     name, what, path, size = drafter
+    if arch.recurrence is not None:
+        raise UnsupportedModel(
+            f"draft_model {name} keeps states, which do not go back to where a draft was refused",
+            param="draft_model",
+        )
     block = options.block_size
     each = pool_bytes(PoolShape(1, layer_groups(arch, options.kv_dtype, 1)))
     context = min(options.max_context or target.arch.max_context, arch.max_context)

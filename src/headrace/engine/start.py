@@ -10,6 +10,7 @@ from ..base.errors import OptionError
 from ..base.extras import install_torch
 from ..base.hardware import Hardware, torch_build
 from ..base.modelfiles import ModelFiles
+from ..base.step import MOST_DRAFTS
 from ..base.textlibrary import absence
 from ..loader.panels import panel_folder
 from ..roofline.memory import MemoryPlan, plan_memory
@@ -21,7 +22,7 @@ from .real import kernel_decisions
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 """Budget of a step: on a device large enough for full speed of the matrix products, and small
 enough that one prompt's chunk does not stop the others for long."""
-DRAFTS = 7
+DRAFTS = MOST_DRAFTS
 """Drafts of a sequence and step: the products of eight rows cost two steps of one."""
 ENCODER_STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 """An encoder streams nothing that a long step could hold up; many inputs go together."""

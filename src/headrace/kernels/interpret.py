@@ -25,6 +25,7 @@ from ..base.graph import (
     Value,
     WeightRef,
 )
+from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from . import latent
 from .arrays import Array
 from .fuse import AroundSpec, CodesSpec, Joining, Norm
@@ -214,6 +215,28 @@ class _Run:
     def _activate(self, node: Node) -> None:
         name = cast(ActivationSpec, node.spec).name
         self.values[node.out[0]] = self.ops.activate(self.values[node.reads[0]], name)
+
+    def _multiply(self, node: Node) -> None:
+        name = cast(ActivationSpec, node.spec).name
+        x, gate = (self.values[value] for value in node.reads)
+        self.values[node.out[0]] = self.ops.multiply(x, gate, name)
+
+    def _short_conv(self, node: Node) -> None:
+        spec = cast(ConvSpec, node.spec)
+        taps, *bias = map(self.weights.vector, node.weights)
+        state = self.cache.states[spec.layer], self.batch, self.cache.groups[spec.layer]
+        x = self.values[node.reads[0]]
+        found = self.ops.short_conv(x, spec, taps, bias[0] if bias else None, *state)
+        self.values[node.out[0]] = found
+
+    def _delta_rule(self, node: Node) -> None:
+        spec = cast(DeltaSpec | SsmSpec, node.spec)
+        given = [self.values[value] for value in node.reads]
+        vectors = list(map(self.weights.vector, node.weights))
+        state = self.cache.states[spec.layer], self.batch, self.cache.groups[spec.layer]
+        self.values[node.out[0]] = self.ops.recur(given, spec, vectors, *state)
+
+    _ssm = _delta_rule
 
     def _route(self, node: Node) -> None:
         bias = self.weights.vector(node.weights[0]) if node.weights else None

@@ -13,6 +13,7 @@ KV of its own sequence) only: row invariance, DESIGN promise 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.graph import AttentionSpec, Role, RouteSpec
+from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from .arrays import Array, host
 from .draws import DrawParameters
 from .prepared import RopeTable
@@ -65,6 +67,22 @@ class KvLayer:
     @property
     def block_size(self) -> int:
         return int(self.k.shape[2])
+
+
+@dataclass(slots=True)
+class StateLayer:
+    """The states of one layer, by block of the state group: see `base.groups.state_arrays`."""
+
+    inputs: Array
+    """[blocks, taps - 1 + drafts, C]."""
+    state: Array | None = None
+    """[blocks, H, K, V]. How a head's matrix lies is the backend's."""
+    tail: Array | None = None
+    """[blocks, drafts, H, K + V + 2]: of each draft k, v, then decay and step."""
+
+
+STATE_COLUMNS = 6
+"""Numbers of `StepBatch.states`."""
 
 
 @dataclass(slots=True)
@@ -128,6 +146,11 @@ class StepBatch:
     """[R] int64, on a device: where in the flattened table of tokens each new token goes."""
     logits: Array | None = None
     """[R, V] fp32, on a device: where the head may write, which saves a copy of its logits."""
+    states: npt.NDArray[np.int32] | None = None
+    """[B, `STATE_COLUMNS`], on the host, of a model that keeps states: tokens that are in the
+    entry's state; its tokens in this step that are no drafts; then twice, for a checkpoint, behind
+    how many tokens of the sequence (0: none) and into which block. None: nothing is a draft, nor
+    kept."""
 
     def sampled_places(self) -> npt.NDArray[np.int64]:
         """`sample_rows` on the host, without waiting for a device."""
@@ -143,11 +166,22 @@ class StepBatch:
 class KvCache:
     """The KV of all layers, as a forward pass gets it."""
 
-    layers: list[KvLayer]
-    groups: list[int]
+    layers: Sequence[KvLayer] | Mapping[int, KvLayer]
+    """By the number of the layer."""
+    groups: Sequence[int] | Mapping[int, int]
     """Per layer: its index in `StepBatch.groups`."""
     windows: list[int | None] = field(default_factory=list)
     """Per group, as in `GroupBatch`; empty where nobody prepares steps ahead."""
+    states: Mapping[int, StateLayer] = field(default_factory=dict)
+    """Layers that keep a state in place of KV."""
+
+    def kept(self) -> Iterator[tuple[KvLayer | StateLayer, int]]:
+        """Every layer with its group."""
+        numbers = self.layers if isinstance(self.layers, Mapping) else range(len(self.layers))
+        for number in numbers:
+            yield self.layers[number], self.groups[number]
+        for number, layer in self.states.items():
+            yield layer, self.groups[number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +299,40 @@ class Operators(Protocol):
 
     def activate(self, x: Array, activation: str) -> Array:
         """x → act(x), by element; activation silu, gelu_tanh, gelu or tanh."""
+        ...
+
+    def multiply(self, x: Array, gate: Array, activation: str) -> Array:
+        """x · act(gate), by element; activation as of `activate`, or sigmoid."""
+        ...
+
+    def short_conv(
+        self,
+        x: Array,
+        spec: ConvSpec,
+        taps: Array,
+        bias: Array | None,
+        layer: StateLayer,
+        batch: StepBatch,
+        group: int,
+    ) -> Array:
+        """x [N, C], or [N, 3C] gated → [N, C]; `taps` [taps · C], tap by tap, fp32; the inputs
+        before the step's lie in `layer`. What `StepBatch.states` says is kept is copied."""
+        ...
+
+    def recur(
+        self,
+        given: Sequence[Array],
+        spec: DeltaSpec | SsmSpec,
+        weights: Sequence[Array],
+        layer: StateLayer,
+        batch: StepBatch,
+        group: int,
+    ) -> Array:
+        """What the node `delta_rule` or `ssm` reads, and its vectors, in their order → [N, H · V].
+
+        Tokens are walked one by one in fp32, so that it does not matter how a prompt was cut.
+        Of drafts the state learns nothing: what would go into it lies in `StateLayer.tail`.
+        """
         ...
 
     def route(self, logits: Array, spec: RouteSpec, bias: Array | None) -> tuple[Array, Array]:

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from ..base.graph import AttentionSpec, Role, RouteSpec
-from . import reference_attention, sampling
+from . import reference_attention, reference_states, sampling
 from .arrays import tensor
 from .operators import Dequantise, KvCache, KvLayer, StepBatch, StepLimits
 from .prepared import RopeTable
@@ -142,6 +142,14 @@ class ReferenceOperators:
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
             return gate / torch.exp(gate * -1.702).add_(1) * (up + 1)
         return _ACTIVATIONS[activation](gate).mul_(up)
+
+    def multiply(self, x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
+        if activation == "sigmoid":
+            return x / torch.exp_(-gate.contiguous()).add_(1)
+        return self.activate(gate, activation).mul_(x)
+
+    short_conv = staticmethod(reference_states.short_conv)
+    recur = staticmethod(reference_states.recur)
 
     def route(
         self, logits: torch.Tensor, spec: RouteSpec, bias: torch.Tensor | None

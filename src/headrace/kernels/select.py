@@ -46,6 +46,9 @@ class ComposedOperators:
         self.write, self.attend = of("write").write, of("attend").attend
         self.planner = of("attend").planner
         self.gated, self.activate = of("gated").gated, of("activate").activate
+        self.multiply = of("multiply").multiply
+        self.short_conv = of("short_conv").short_conv
+        self.recur = of("delta_rule" if "delta_rule" in providers else "ssm").recur
         self.route, self.experts = of("route").route, of("experts").experts
         together = {id(of(kind)) for kind in ("linear", "norm", "add", "gated")}
         self.joined = of("linear").joined if len(together) == 1 else None

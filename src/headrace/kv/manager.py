@@ -15,8 +15,9 @@ fails, its entries must go (`forget`), which is why entries are remembered per s
 step is known to have succeeded (`settle`).
 
 **What is a hit with several groups?** The largest n such that every full group has blocks
-0 … n-1 and every sliding group has those of them that a query at token n * block_size can see.
-Behind it may come the first tokens of one block more, which is copied (see `partial`).
+0 … n-1, every sliding group has those of them that a query at token n * block_size can see, and
+the state group has a checkpoint there (`states`): its table does not grow, it is one block. Without
+states there may come behind it the first tokens of one block more, which is copied (see `partial`).
 """
 
 from __future__ import annotations
@@ -25,18 +26,27 @@ import time
 from collections.abc import Callable, Container, Sequence
 
 from headrace.base.request import Request
-from headrace.base.step import NULL_BLOCK, BlockCopy, BlockWrite, GroupShape, PoolShape, StepPlan
+from headrace.base.step import (
+    NULL_BLOCK,
+    BlockCopy,
+    BlockWrite,
+    GroupShape,
+    PoolShape,
+    StateKeep,
+    StepPlan,
+)
 from headrace.base.tiers import KeyedBlock, LowerTiers
 
 from .partial import PartialBlocks
 from .pool import BlockPool
 from .prefix import PrefixChain, root_of
+from .states import StateBlocks
 
 
 class BlockTable:
     """The blocks of one sequence in every group. Made and changed by `KvManager` only."""
 
-    __slots__ = ("blocks", "chain", "copied", "entered", "first", "sources")
+    __slots__ = ("blocks", "chain", "copied", "entered", "first", "keeps", "restores", "sources")
 
     def __init__(self, groups: int, chain: PrefixChain | None) -> None:
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
@@ -50,6 +60,10 @@ class BlockTable:
         self.copied = 0
         self.chain = chain
         """None: this sequence neither finds nor leaves anything in the index."""
+        self.keeps: tuple[int, ...] = ()
+        """Tokens behind which its state is to be kept for others."""
+        self.restores: int | None = None
+        """The checkpoint that its first step begins with; held until then."""
 
 
 class KvManager:
@@ -86,6 +100,17 @@ class KvManager:
         """Tokens of these that were found."""
         self.tiers: LowerTiers | None = None
         self.windows = [group.window for group in pool.groups]
+        states = [at for at, group in enumerate(pool.groups) if group.state]
+        assert len(states) <= 1, "all states of a sequence are in one group"
+        self.states: StateBlocks | None = None
+        if states:
+            self.states = StateBlocks(states[0], self.pools[states[0]], self.block_size)
+        self._paged = [
+            (at, group.window, block_pool)
+            for at, (group, block_pool) in enumerate(zip(pool.groups, self.pools, strict=True))
+            if not group.state
+        ]
+        """(group, window, pool) of those whose tables grow with their sequences."""
         self._tables: dict[int, BlockTable] = {}
         self.unsettled: dict[int, list[KeyedBlock]] = {}
         """Per step whose end is not known: what it entered into the index."""
@@ -101,17 +126,18 @@ class KvManager:
     def capacity(self) -> int:
         """Tokens of the longest sequence that can run when it is alone."""
         size, longest = self.block_size, 2**62
-        for group, pool in zip(self.groups, self.pools, strict=True):
+        for _, window, pool in self._paged:
             # A window of w tokens lies in at most (w - 2) // size + 2 blocks, and a sequence that
             # cannot hold a longer chunk is given shorter ones: then the window never outgrows it.
-            if group.window is None or pool.total < (group.window - 2) // size + 2:
+            if window is None or pool.total < (window - 2) // size + 2:
                 longest = min(longest, pool.total * size)
         return longest
 
     @property
     def usage(self) -> float:
         """Share of the blocks that are owned, in the fullest group, 0 to 1."""
-        return max((1 - pool.free / pool.total for pool in self.pools if pool.total), default=0.0)
+        pools = [pool for _, _, pool in self._paged if pool.total]
+        return max((1 - pool.free / pool.total for pool in pools), default=0.0)
 
     @property
     def free(self) -> int:
@@ -130,7 +156,9 @@ class KvManager:
         each pool that must stay free, for those who are running to grow.
         """
         size = self.block_size
-        for window, pool in zip(self.windows, self.pools, strict=True):
+        if self.states is not None and not (shared or self.states.pool.free):
+            return False
+        for _, window, pool in self._paged:
             need = -(-tokens // size) - shared // size
             if window is not None:
                 need = min(need, (window + chunk) // size + 2)
@@ -169,7 +197,7 @@ class KvManager:
         limit = (known - 1) // self.block_size
         keys = table.chain.extend(limit)
         hit = self.longest(keys, limit, [pool.index for pool in self.pools])
-        for group, (window, pool) in enumerate(zip(self.windows, self.pools, strict=True)):
+        for group, window, pool in self._paged:
             first = self.first_visible(window, hit * self.block_size)
             found = [pool.index[key] for key in keys[first:hit]]
             for block in found:
@@ -178,7 +206,10 @@ class KvManager:
             table.blocks[group] = [NULL_BLOCK] * first + found
             table.first[group] = first
         table.entered = hit
-        self._part_of_a_block(table, known)
+        if self.states is None:
+            self._part_of_a_block(table, known)
+        else:
+            self._open_state(table, known, keys, hit, limit)
         return table
 
     def _retain(self, pool: BlockPool, chain: PrefixChain, blocks: list[int], first: int) -> None:
@@ -212,6 +243,37 @@ class KvManager:
         """Is this block in every group, and computed?"""
         return key not in self._fresh and all(key in pool.index for pool in self.pools)
 
+    def _open_state(
+        self, table: BlockTable, known: int, keys: list[bytes], hit: int, limit: int
+    ) -> None:
+        """Hold the checkpoint of a hit, and choose where the table leaves some."""
+        assert self.states is not None
+        pool = self.states.pool
+        if hit:
+            table.restores = pool.index[keys[hit - 1]]
+            pool.share(table.restores)
+        paged = self._longest_paged(keys, limit, [pool.index for pool in self.pools])
+        table.keeps = self.states.places(known, hit, paged)
+
+    def restores(self, table: BlockTable, out: list[BlockCopy]) -> None:
+        """Append the copy that a table just opened begins with, where it found a checkpoint."""
+        if self.states is not None and table.restores is not None:
+            self.states.restore(table.restores, table.blocks[self.states.group][0], out)
+            table.restores = None
+
+    def keep(
+        self, table: BlockTable, row: int, start: int, end: int, step: int, out: list[StateKeep]
+    ) -> None:
+        """Append what a step that computes the tokens start … end for good is to keep of its
+        state."""
+        if self.states is None or table.chain is None or not table.keeps:
+            return
+        for at in table.keeps:
+            if start < at <= end:
+                key = table.chain.extend(at // self.block_size)[at // self.block_size - 1]
+                self.states.keep(row, at, key, step, out)
+        table.keeps = tuple(at for at in table.keeps if at > end)
+
     def count_lookup(self, tokens: int, hits: int) -> None:
         """Book one lookup; apart from `open`, since a sequence that did not fit asks again."""
         self.prefix_queries += tokens
@@ -243,11 +305,15 @@ class KvManager:
         """
         size = self.block_size
         wanted = -(-end // size)
-        for group, (window, pool) in enumerate(zip(self.windows, self.pools, strict=True)):
+        if self.states is not None and not table.blocks[self.states.group]:
+            if not self.states.pool.free:
+                return oldest
+            table.blocks[self.states.group] = [self.states.pool.take()]
+        for group, window, pool in self._paged:
             if window is not None:
                 self._leave_behind(table, group, pool, window, row, oldest, out)
             wanted = min(wanted, len(table.blocks[group]) + pool.free)
-        for group, pool in enumerate(self.pools):
+        for group, _, pool in self._paged:
             blocks = table.blocks[group]
             held = len(blocks)
             if held < wanted:
@@ -267,7 +333,7 @@ class KvManager:
         chain, size = table.chain, self.block_size
         keys, tenant = chain.extend(blocks), chain.tenant
         entries: list[KeyedBlock] = [] if step is None else self.unsettled.setdefault(step, [])
-        for group, pool in enumerate(self.pools):
+        for group, _, pool in self._paged:
             held = table.blocks[group]
             for at in range(max(table.entered, table.first[group]), blocks):
                 if pool.enter(keys[at], held[at], tenant):
@@ -299,6 +365,9 @@ class KvManager:
     def close(self, table: BlockTable) -> None:
         """Give back all blocks, the last first: a prefix is evicted from its end."""
         del self._tables[id(table)]
+        if self.states is not None and table.restores is not None:
+            self.states.pool.give_back(table.restores)
+            table.restores = None
         self._give_back([table.sources] if table.sources else [])
         table.sources = []
         for pool, blocks, first in zip(self.pools, table.blocks, table.first, strict=True):
@@ -315,6 +384,8 @@ class KvManager:
 
     def settle(self, step: int) -> None:
         """A step succeeded: what it entered is there."""
+        if self.states is not None:
+            self.states.settle(step)
         entered = self.unsettled.pop(step, None)
         if entered:
             self._fresh.difference_update(piece.key for piece in entered)
@@ -325,6 +396,8 @@ class KvManager:
 
     def forget(self, step: int) -> None:
         """A step failed: what it and all later steps entered leaves the index."""
+        if self.states is not None:
+            self.states.forget(step)
         for number in [number for number in self.unsettled if number >= step]:
             for group, block, key, *_ in self.unsettled.pop(number):
                 self._fresh.discard(key)
@@ -342,6 +415,8 @@ class KvManager:
     def reset(self) -> None:
         """Empty the prefix index (weights changed, or a user asks). Owned blocks stay owned."""
         self.unsettled.clear()
+        if self.states is not None:
+            self.states.reset()
         self._fresh.clear()
         self.partial.clear()
         if self.tiers is not None:
@@ -356,7 +431,8 @@ class KvManager:
     def check_integrity(self) -> None:
         """Assert that every block is in exactly one state and counted by its owners."""
         for table in self._tables.values():
-            assert len({len(blocks) for blocks in table.blocks}) <= 1, "groups grow together"
+            lengths = {len(table.blocks[group]) for group, _, _ in self._paged}
+            assert len(lengths) <= 1, "groups grow together"
         for group, pool in enumerate(self.pools):
             lent = {} if self.tiers is None else self.tiers.held
             owners = {block: times for (at, block), times in lent.items() if at == group}
@@ -364,6 +440,10 @@ class KvManager:
             copied += [table.sources for table in self._tables.values() if table.sources]
             for sources in copied:
                 owners[sources[group]] = owners.get(sources[group], 0) + 1
+            if self.states is not None and self.states.group == group:
+                held = [table.restores for table in self._tables.values()]
+                for one in [*self.states.owned(), *(one for one in held if one is not None)]:
+                    owners[one] = owners.get(one, 0) + 1
             for table in self._tables.values():
                 blocks, first = table.blocks[group], table.first[group]
                 assert all(block == NULL_BLOCK for block in blocks[:first])
@@ -382,8 +462,20 @@ class KvManager:
     def longest(self, keys: list[bytes], limit: int, found: Sequence[Container[bytes]]) -> int:
         """Blocks of the longest prefix that every group can serve with the keys `found` for it
         (see the module's text)."""
+        hit = self._longest_paged(keys, limit, found)
+        while self.states is not None and hit:
+            lower = self.states.longest(keys, hit)
+            if lower == hit:
+                break
+            hit = self._longest_paged(keys, lower, found)
+        return hit
+
+    def _longest_paged(
+        self, keys: list[bytes], limit: int, found: Sequence[Container[bytes]]
+    ) -> int:
+        """The same of the groups whose tables grow."""
         hit = limit
-        groups = list(zip(self.windows, found, strict=True))
+        groups = [(window, found[group]) for group, window, _ in self._paged]
         for window, index in groups:
             if window is None:
                 for at in range(hit):

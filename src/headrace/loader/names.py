@@ -19,6 +19,7 @@ Shapes = dict[str, tuple[int, ...]]
 _GGUF_TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",
     "output": "lm_head",
 }
 _GGUF_LAYER = {
@@ -43,6 +44,12 @@ _BEHIND = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _GEMMA = {**_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+_SHORT = {
+    **_PLAIN,
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
 _SCORED = {"exp_probs_b": "mlp.gate.e_score_correction"}
 _SECOND = ("glm4_moe", "deepseek_v2", "deepseek_v3")
 """Families that may have layers behind the last which predict a second token."""
@@ -66,6 +73,7 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
     "deepseek_v3": _LATENT,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "lfm2": _SHORT,
     "olmo2": _BEHIND,
     "exaone4": _BEHIND,
     "glm4": {
@@ -120,6 +128,20 @@ _EXPERTS = {
     ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
 }
 """Stacks of experts (Granite's, those of transformers 5), routers, MiniMax's bias of the choice."""
+_OWN: Mapping[str, Mapping[str, str]] = {
+    "lfm2": {
+        "model.embedding_norm.": "model.norm.",
+        ".operator_norm.": ".input_layernorm.",
+        ".ffn_norm.": ".post_attention_layernorm.",
+        ".feed_forward.w1.": ".mlp.gate_proj.",
+        ".feed_forward.w3.": ".mlp.up_proj.",
+        ".feed_forward.w2.": ".mlp.down_proj.",
+        ".self_attn.out_proj.": ".self_attn.o_proj.",
+        ".q_layernorm.": ".q_norm.",
+        ".k_layernorm.": ".k_norm.",
+    },
+}
+"""Part of a name in one family's files → in ours."""
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 
 
@@ -174,6 +196,8 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
     ):
         if name.startswith(prefix):
             name = plain + name[len(prefix) :]
+    for foreign, own in _OWN.get(arch.family, {}).items():
+        name = name.replace(foreign, own, 1)
     if arch.moe is not None:
         name = name.replace(".block_sparse_moe.", ".mlp.", 1)
         for foreign, own in _EXPERTS.items():
@@ -189,7 +213,11 @@ def each_expert(
     name: str, shape: tuple[int, ...]
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int]]]:
     """(name, shape, (expert, its first row)) of the tensors that one of a file's becomes: a stack
-    [experts, rows, width] one for each expert, with gate above up two."""
+    [experts, rows, width] one for each expert, with gate above up two; the taps of a convolution
+    [channels, 1, taps] without the dimension of one."""
+    if len(shape) == 3 and shape[1] == 1 and name.endswith(("conv.weight", "conv1d.weight")):
+        yield name, (shape[0], shape[2]), (0, 0)
+        return
     parts = ("gate_proj", "up_proj") if ".gate_up_proj." in name else ("",)
     if "*" not in name or len(shape) != 3 or shape[1] % len(parts):
         yield name, shape, (0, 0)

@@ -119,7 +119,9 @@ class _Preparing:
 
     def _vector(self, ref: WeightRef) -> Array:
         """One or several, one after the other, in the model's dtype on its device."""
-        parts = [self._source.take_vector(name, shape[0]) for name, shape in ref.tensors()]
+        parts = [self._source.take_vector(name, *shape) for name, shape in ref.tensors()]
+        if ref.width:
+            parts = [floats(part).T.reshape(-1) for part in parts]
         vector: Array
         if self._operators.host:
             vector = np.concatenate([floats(part) for part in parts])

@@ -42,9 +42,9 @@ class WeightSource:
             if isinstance(weight, _QUANTISED) or len(weight.shape) >= 2
         )
 
-    def take_vector(self, name: str, size: int) -> Array:
-        """The vector `name` [size]; raises `ModelFileError`."""
-        weight = self._take(name, (size,))
+    def take_vector(self, name: str, *shape: int) -> Array:
+        """The vector `name` [size], or the taps [channels, taps]; raises `ModelFileError`."""
+        weight = self._take(name, shape)
         if isinstance(weight, _QUANTISED):
             raise ModelFileError(f"{name} is a vector, but it is stored as {_kind(weight)}")
         return weight

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from ..base.arch import ModelArch
 from ..base.config import Decision
 from ..base.errors import DoesNotFit, OptionError
-from ..base.groups import layer_groups, pool_bytes
-from ..base.step import PoolShape
+from ..base.groups import block_bytes, layer_groups, pool_bytes
+from ..base.step import GroupShape, PoolShape
 from ..models.registry import describe
 from .formats import dtype_bytes, kv_token_bytes
 
@@ -33,6 +33,11 @@ come back, and the memory belongs to others too. (A device is the engine's own: 
 
 COMFORTABLE_CONTEXT = 2048
 """Below this context, rows are given up before more context is."""
+
+CHECKPOINT_SHARE = 0.25
+MOST_CHECKPOINTS = 4
+"""Checkpoints of states take up to this share of the bytes of what is kept of tokens, and no more
+than so many for each row; two are the least (`kv.states`)."""
 
 SAMPLING_COPIES = 5
 """fp32 arrays [R, V] alive while sampling: logits, and beside them what penalties need, or
@@ -90,14 +95,15 @@ class MemoryPlan:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the pool holds: of its largest group, the null block left out."""
-        most = max((group.blocks for group in self.pool.groups), default=1)
+        paged = (group.blocks for group in self.pool.groups if not group.state)
+        most = max(paged, default=1)
         return (most - 1) * self.pool.block_size
 
     @property
     def full_sequences(self) -> float:
         """Sequences of `max_context` that are held at the same time."""
         per_sequence = math.ceil(self.max_context / self.pool.block_size)
-        full = [group.blocks - 1 for group in self.pool.groups if group.window is None]
+        full = [group.blocks - 1 for group in self.pool.groups if group.kind == "full"]
         return min(full) / per_sequence if full else float(self.rows)
 
     def parts(self) -> list[tuple[str, int]]:
@@ -257,8 +263,9 @@ def plan_memory(
 
 
 def cached_layers(arch: ModelArch) -> int:
-    """Layers that keep KV."""
-    return sum(len(group.layers) for group in layer_groups(arch, "float32"))
+    """Layers that keep KV of each token."""
+    groups = layer_groups(arch, "float32")
+    return sum(len(group.layers) for group in groups if not group.state)
 
 
 def _has_logits(arch: ModelArch) -> bool:
@@ -351,7 +358,7 @@ def largest_pool(wish: Wish, room: int) -> PoolShape:
     then run out of full blocks before they run out of windowed ones.
     """
     low = max(_blocks(wish, wish.max_context), wish.rows)
-    groups = layer_groups(wish.arch, wish.kv_dtype)
+    groups = [group for group in layer_groups(wish.arch, wish.kv_dtype) if not group.state]
     high = max([low, *(window_cap(wish, group.window) for group in groups)])
     while low < high:
         middle = (low + high + 1) // 2
@@ -370,11 +377,21 @@ def _enough_for_a_host(wish: Wish, available: int, per_row: int) -> int:
 
 
 def _pool(wish: Wish, blocks: int) -> PoolShape:
-    groups = tuple(
+    groups = [
         group._replace(blocks=1 + min(blocks, window_cap(wish, group.window)))
         for group in layer_groups(wish.arch, wish.kv_dtype)
-    )
-    return PoolShape(wish.block_size, groups)
+    ]
+    if groups and groups[-1].state:
+        groups[-1] = groups[-1]._replace(blocks=_states(wish, groups[:-1], groups[-1]))
+    return PoolShape(wish.block_size, tuple(groups))
+
+
+def _states(wish: Wish, paged: list[GroupShape], states: GroupShape) -> int:
+    """Blocks of the state group beside the others: one of each row, the null block, and so many
+    checkpoints as are worth their bytes."""
+    share = CHECKPOINT_SHARE * pool_bytes(PoolShape(wish.block_size, tuple(paged)))
+    checkpoints = int(share) // block_bytes(states, wish.block_size)
+    return 1 + wish.rows + max(2, min(checkpoints, MOST_CHECKPOINTS * wish.rows))
 
 
 def _fit(wish: Wish, fits: Callable[[Wish], bool], *, lower_context: bool) -> Wish | None:
@@ -468,7 +485,7 @@ def _pool_decision(wish: Wish, pool: PoolShape, kv_bytes: int, per_row: int | No
     if not pool.groups:
         return Decision("kv_memory", _size(0), "this model keeps nothing between two steps")
     groups = ", ".join(f"{group.name} {group.blocks} blocks" for group in pool.groups)
-    if all(g.blocks > window_cap(wish, g.window) for g in pool.groups):
+    if all(g.state or g.blocks > window_cap(wish, g.window) for g in pool.groups):
         reason = "every row has its full context"
     elif per_row is not None:
         reason = (

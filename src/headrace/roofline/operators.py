@@ -15,7 +15,8 @@ from functools import lru_cache
 
 from ..base.arch import ModelArch
 from ..base.demand import demand
-from ..base.graph import SAMPLED, ActivationSpec, AttentionSpec, Graph, Node, NormSpec
+from ..base.graph import RECURRENT, SAMPLED, ActivationSpec, AttentionSpec, Graph, Node, NormSpec
+from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from ..models.registry import describe
 from .attention import attention, bidirectional_attention, latent_attention
 from .collectives import collectives
@@ -153,6 +154,8 @@ def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
         return "shared_gated" if role_of(maker.weights[0]) == "shared" else "gated"
     if node.kind == "activate":
         return "pooled" if node.spec == ActivationSpec("tanh") else "inner"
+    if node.kind in ("multiply", *RECURRENT):
+        return node.kind
     if node.kind == "experts":
         return "experts" if node.weights[0].copies > 1 else "shared_experts"
     return "attention" if node.kind == "attend" else None
@@ -302,6 +305,36 @@ def activate(case: Case, step: Composition, group: Group, rows: int, mark: str) 
     return vector(case, "activate", label, group.calls, size, 8, 1, 1)
 
 
+def multiply(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """About 5 FLOPs per number; two arrays read, one written."""
+    size = rows * group.node.out[0].width / case.layout.tp
+    return vector(case, "multiply", f"multiply{mark}", group.calls, size, 5, 2, 1)
+
+
+def recurrent(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """A convolution of N · C · taps multiply-adds over C · taps inputs of each entry; a recurrence
+    of 4 FLOPs per number of a state, and of the delta rule 2 more, for each token; a state is read
+    and written once for each entry."""
+    spec, b, tp = group.node.spec, dtype_bytes(case.dtype), case.layout.tp
+    ins, out = sum(value.width for value in group.node.reads), group.node.out[0].width
+    if isinstance(spec, ConvSpec):
+        flops, kept = 2.0 * out * spec.taps, 4.0 * out * spec.taps
+    else:
+        assert isinstance(spec, DeltaSpec | SsmSpec)
+        state = float(spec.values * spec.key_size)
+        flops, kept = state * (6 if isinstance(spec, DeltaSpec) else 4), 8 * state
+    return Count(
+        group.node.kind,
+        group.label,
+        group.calls,
+        "vector",
+        flops=rows * flops / tp,
+        read_bytes=rows * ins * b / tp,
+        write_bytes=rows * out * b / tp,
+        kv_bytes=step.entries * kept / tp,
+    )
+
+
 def select(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count | None:
     """R · width read and written; nothing where all rows sample."""
     if step.samples == step.tokens:
@@ -362,8 +395,10 @@ PRICES: Mapping[str, Price] = {
     "experts": experts,
     "gated": gated,
     "linear": product,
+    "multiply": multiply,
     "norm": norm,
     "select": select,
     "write": write,
+    **dict.fromkeys(RECURRENT, recurrent),
 }
 """By kind of node: (case, step, group, rows, mark of the last layer) → what all its calls do."""

@@ -26,6 +26,8 @@ _ROLE_PATTERNS = (
         r"self_attn\.(q|k|v|qkv|(q|kv)_a|(q|kv|k|v)_b)_?proj(_with_mqa|\.[\d*]+)?\.weight$",
     ),
     ("output", r"self_attn\.o_proj\.weight$"),
+    ("state_in", r"(conv|linear_attn|mamba|mixer)\.in_proj(_\w+)?\.weight$"),
+    ("state_out", r"(conv|linear_attn|mamba|mixer)\.out_proj\.weight$"),
     ("shared", r"mlp\.shared_experts?\."),
     ("experts", r"mlp\.experts\."),
     ("router", r"mlp\.(gate|shared_expert_gate)\.weight$"),

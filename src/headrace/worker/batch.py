@@ -11,7 +11,7 @@ from ..base.step import PoolShape, StepPlan
 from ..kernels.arrays import tensor
 from ..kernels.attention_plan import COLUMNS, Planner
 from ..kernels.draws import DrawParameters
-from ..kernels.operators import GroupBatch, HostStep, StepBatch
+from ..kernels.operators import STATE_COLUMNS, GroupBatch, HostStep, StepBatch
 from .rows import BlockTables, Rows
 from .transfer import all_to_device
 
@@ -89,6 +89,10 @@ def make_batch(
         )
         for table, group in zip(map(tensor, tables.tables), pool.groups, strict=True)
     ]
+    states = None
+    if any(group.state for group in pool.groups):
+        own = np.zeros((len(plan.rows), STATE_COLUMNS), np.int32)
+        states = rows.settle_states(plan, drafted, own)
     return StepBatch(
         tokens=known[row_of_token, positions].long(),
         positions=positions,
@@ -104,6 +108,7 @@ def make_batch(
         plan=attention,
         targets=targets,
         adapters=rows.adapters(plan.rows, plan.counts),
+        states=states,
     )
 
 

@@ -59,5 +59,6 @@ class DraftBatches(HostBatches):
             batch.fixed = True
             self._verifying[total, count, width] = batch
         batch.max_count, batch.max_length = max(plan.counts), longest
+        self._settle(plan, drafted)
         batch.rules = None if self._rules is None else self._rules.repeat(plan.counts)
         return batch

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..base.step import PoolShape, StepPlan
 from ..kernels.arrays import Array, tensor
-from ..kernels.operators import GroupBatch, StepBatch, StepLimits
+from ..kernels.operators import STATE_COLUMNS, GroupBatch, StepBatch, StepLimits
 from .batch import make_batch, sampled_tokens
 from .rows import BlockTables, Rows
 
@@ -67,6 +67,9 @@ class HostBatches:
         self._sampled = np.zeros(limits.samples, np.int64)
         self._slots = [np.zeros(limits.tokens, np.int64) for _ in pool.groups]
         self._picked = [np.zeros((limits.entries, tables.width), np.int32) for _ in pool.groups]
+        self._states: npt.NDArray[np.int32] | None = None
+        if any(group.state for group in pool.groups):
+            self._states = np.zeros((limits.entries, STATE_COLUMNS), np.int32)
         self._each = np.arange(limits.tokens)
         # Of decoding steps, entry i is token i and samples.
         self._each_entry = np.arange(limits.entries)
@@ -157,7 +160,13 @@ class HostBatches:
             batch.fixed = True
         batch.max_length = max_length
         batch.rules = self._rules
+        self._settle(plan)
         return batch
+
+    def _settle(self, plan: StepPlan, drafted: list[int] | None = None) -> None:
+        """Say what the step finds and leaves in states, where the model has some."""
+        if self._states is not None:
+            self._rows.settle_states(plan, drafted, self._states)
 
     def _decode_few(self, plan: StepPlan) -> None:
         """Like `_decode`, for so few rows that one numpy call costs more than a loop."""
@@ -193,6 +202,7 @@ class HostBatches:
         batch = self._views(total, count, width, self._bounds, self._sampled[: len(sampled)])
         batch.max_count, batch.max_length = int(counts.max()), max_length
         batch.rules = self._rows.rules(rows[sampling])
+        self._settle(plan, drafted)
         batch.adapters = self._rows.adapters(rows, counts)
         if self._typed:
             second = np.repeat(self._rows.columns["second_at"][rows], counts)
@@ -244,6 +254,7 @@ class HostBatches:
             sample_rows=view(sampled),
             max_count=1,
             max_length=0,
+            states=None if self._states is None else self._states[:count],
         )
 
 

@@ -16,7 +16,7 @@ from ..base.step import NULL_BLOCK, BlockCopy, PoolShape
 from ..kernels.arrays import HOST_DTYPES, Array, dtype_name, floats, tensor
 from ..kernels.key_bias import key_bias
 from ..kernels.model import Model
-from ..kernels.operators import KvCache, KvLayer
+from ..kernels.operators import KvCache, KvLayer, StateLayer
 
 
 def allocate_kv(pool: PoolShape, device: str, *, host: bool = False) -> KvCache:
@@ -29,9 +29,16 @@ def allocate_kv(pool: PoolShape, device: str, *, host: bool = False) -> KvCache:
     kept = [layer for group in pool.groups for layer in group.layers]
     assert sorted(kept) == list(range(len(kept))), "each layer is in one group"
     layers: dict[int, KvLayer] = {}
+    states: dict[int, StateLayer] = {}
     groups = [0] * len(kept)
     zeros = _zeros_of(device, host=host)
     for number, group in enumerate(pool.groups):
+        for layer in group.layers if group.state else ():
+            shapes = {name: ((group.blocks, *shape), dtype) for name, shape, dtype in group.arrays}
+            made = {name: zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+            states[layer], groups[layer] = StateLayer(**made), number
+        if group.state:
+            continue
         pages = {
             name: ((group.blocks, shape[0], pool.block_size, *shape[1:]), dtype)
             for name, shape, dtype in group.arrays
@@ -44,7 +51,8 @@ def allocate_kv(pool: PoolShape, device: str, *, host: bool = False) -> KvCache:
             )
             groups[layer] = number
     windows = [group.window for group in pool.groups]
-    return KvCache([layers[layer] for layer in range(len(kept))], groups, windows)
+    by_number = layers if states else [layers[layer] for layer in range(len(kept))]
+    return KvCache(by_number, groups, windows, states)
 
 
 def leave_biases_out(model: Model, backend: str, cache: KvCache) -> None:
@@ -107,8 +115,10 @@ def _host_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any
     return np.frombuffer(pages, dtype).reshape(shape)
 
 
-def arrays_of(layer: KvLayer) -> list[Array]:
+def arrays_of(layer: KvLayer | StateLayer) -> list[Array]:
     """Each once: the one array of a latent layer is its keys and its values."""
+    if isinstance(layer, StateLayer):
+        return [t for t in (layer.inputs, layer.state, layer.tail) if t is not None]
     found = {id(t): t for t in (layer.k, layer.v, layer.k_scale, layer.v_scale)}
     return [t for t in found.values() if t is not None]
 
@@ -116,7 +126,7 @@ def arrays_of(layer: KvLayer) -> list[Array]:
 def copy_blocks(cache: KvCache, copies: Sequence[BlockCopy]) -> None:
     """Copy whole blocks inside the device's pool, in the order given."""
     for copy in copies:
-        for layer, group in zip(cache.layers, cache.groups, strict=True):
+        for layer, group in cache.kept():
             if group == copy.group:
                 for array in arrays_of(layer):
                     array[copy.target] = array[copy.source]
@@ -124,6 +134,6 @@ def copy_blocks(cache: KvCache, copies: Sequence[BlockCopy]) -> None:
 
 def clear_null_blocks(cache: KvCache) -> None:
     """Undo what padding and warm-up wrote to the null block."""
-    for layer in cache.layers:
+    for layer, _ in cache.kept():
         for array in arrays_of(layer):
             array[NULL_BLOCK] = 0

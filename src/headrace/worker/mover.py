@@ -151,7 +151,7 @@ class Mover:
             views: list[list[npt.NDArray[np.uint8]]] = [
                 [] for _ in range(max(cache.groups, default=0) + 1)
             ]
-            for layer, group in zip(cache.layers, cache.groups, strict=True):
+            for layer, group in cache.kept():
                 views[group] += [_bytes_of(array) for array in arrays_of(layer)]
             self._pool, self._views = cache, views
 

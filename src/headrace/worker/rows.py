@@ -15,7 +15,15 @@ import numpy.typing as npt
 
 from ..base.errors import EngineFault
 from ..base.spec import SEEDS
-from ..base.step import NULL_BLOCK, Admission, BlockWrite, PoolShape, StepPlan
+from ..base.step import (
+    MOST_DRAFTS,
+    MOST_KEEPS,
+    NULL_BLOCK,
+    Admission,
+    BlockWrite,
+    PoolShape,
+    StepPlan,
+)
 from ..kernels.arrays import Array, host, tensor
 from ..kernels.draws import RULE, streams, uniforms
 from .transfer import all_to_device, to_device
@@ -62,6 +70,8 @@ class Rows:
         self.computed = np.zeros(rows, np.int64)
         """How many tokens of each row are computed once the steps that were launched are done: what
         counts where a plan's starts are upper bounds. `UNKNOWN` before a row's first step."""
+        self._settled = np.zeros(rows, np.int32)
+        """How many tokens are in each row's state; `UNKNOWN` before its first step."""
 
     def admit(self, admission: Admission) -> None:
         """Fill a row; raises `EngineFault` for what this worker cannot do."""
@@ -94,7 +104,7 @@ class Rows:
             -1,
         )
         self.held[row] = True
-        self.computed[row] = UNKNOWN
+        self.computed[row] = self._settled[row] = UNKNOWN
         self.version += 1
 
     def check_starts(self, plan: StepPlan) -> None:
@@ -106,6 +116,32 @@ class Rows:
     def note_computed(self, plan: StepPlan) -> None:
         """This step was launched."""
         self.computed[plan.rows] = np.add(plan.starts, plan.counts)
+
+    def settle_states(
+        self,
+        plan: StepPlan,
+        drafted: list[int] | None,
+        columns: npt.NDArray[np.int32],
+    ) -> npt.NDArray[np.int32]:
+        """`StepBatch.states` of a step that is computed now, in the first rows of `columns`: all of
+        its tokens but drafts are in the states behind it."""
+        rows, starts = np.array(plan.rows), np.array(plan.starts, np.int32)
+        columns = columns[: len(rows)]
+        settled = self._settled[rows]
+        columns[:, 0] = np.where(settled == UNKNOWN, starts, settled)
+        behind = starts - columns[:, 0]
+        assert ((behind >= 0) & (behind <= MOST_DRAFTS)).all(), f"{behind} tokens behind a state"
+        columns[:, 1] = plan.counts
+        if drafted is not None:
+            columns[:, 1] -= np.array(drafted, np.int32)
+        columns[:, 2:] = 0
+        self._settled[rows] = starts + columns[:, 1]
+        for keep in plan.keeps:
+            entry = plan.rows.index(keep.row)
+            place = 2 if not columns[entry, 2] else 4
+            assert place == 2 or not columns[entry, 4], f"more than {MOST_KEEPS} checkpoints"
+            columns[entry, place : place + 2] = keep.at, keep.block
+        return columns
 
     def adapters(
         self, rows: npt.NDArray[np.int64] | list[int], counts: list[int] | npt.NDArray[np.int64]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...base.config import Decision
 from ...base.graph import LatentSpec
+from ...base.recurrent import DeltaSpec, SsmSpec
 from ..backend import Question
 from ..program import Provider
 from .library import LEVELS, LibraryAbsent, best_refused, level, load, sources
@@ -11,8 +12,8 @@ from .operators import CpuOperators
 from .records import KINDS
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4")
-_KINDS = """embed norm add linear write attend gated activate route experts
-    part absorb unpack"""
+_KINDS = """embed norm add linear write attend gated activate multiply route experts
+    part absorb unpack short_conv delta_rule ssm"""
 SERVED = frozenset(_KINDS.split())
 DENSE = {"float32", "float16", "bfloat16"}
 
@@ -43,6 +44,10 @@ class CpuBackend:
         for size in question.head_sizes():
             if size % 16:
                 return f"the head size {size} is no multiple of 16"
+        for each in question.graph.recurrent():
+            if isinstance(each, DeltaSpec | SsmSpec) and (each.key_size | each.value_size) % 16:
+                head = f"{each.key_size} × {each.value_size}"
+                return f"a state of {head} numbers a head, which are no multiples of 16"
         blocks = question.weights - DENSE
         for spec in {node.spec for node in question.nodes("absorb")}:
             assert isinstance(spec, LatentSpec)

@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import address
-from .records import MIRRORED, HrStep
+from .records import HrStep
+from .state_records import MIRRORED
 
-VERSION = 6
+VERSION = 7
 """Version of the C ABI: `hr_version`."""
 LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""

@@ -37,10 +37,11 @@ from ...base.graph import (
     Value,
     WeightRef,
 )
+from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from ..operators import KvCache
 from ..prepared import Prepared
 from ..weights import LoraWeight, Weight
-from . import emit, latent, mixture
+from . import emit, latent, mixture, states
 from .arena import Arena
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .records import ROWS_N, ROWS_R, UNIT, HrKv, HrLinear, HrQuantised
@@ -446,6 +447,32 @@ class Lowering:
         assert name is not None
         given = self._matrix(node.reads[0]), out.width, name, y, q
         self._emit("activate", emit.activate(*given, _rows(out)))
+
+    def _multiply(self, index: int, node: Node) -> None:
+        (out,), name = node.out, _activation(node)
+        assert name is not None
+        y, q = self._outputs(out, grain=out.width)
+        x, gate = map(self._matrix, node.reads)
+        self._emit("multiply", states.multiply(x, gate, out.width, name, y, q, _rows(out)))
+
+    def _short_conv(self, index: int, node: Node) -> None:
+        spec = node.spec
+        assert isinstance(spec, ConvSpec)
+        vectors = [self._weights.vector(ref) for ref in node.weights]
+        layer, group = self._cache.states[spec.layer], self._cache.groups[spec.layer]
+        x, y = self._matrix(node.reads[0]), self._make_floats(node.out[0])
+        self._emit("short_conv", states.short_conv(x, spec, vectors, layer, group, y))
+
+    def _delta_rule(self, index: int, node: Node) -> None:
+        spec = node.spec
+        assert isinstance(spec, DeltaSpec | SsmSpec)
+        vectors = [self._weights.vector(ref) for ref in node.weights]
+        layer, group = self._cache.states[spec.layer], self._cache.groups[spec.layer]
+        given, y = list(map(self._matrix, node.reads)), self._make_floats(node.out[0])
+        for emitted in states.recurrence(given, spec, vectors, layer, group, y):
+            self._emit(node.kind, emitted)
+
+    _ssm = _delta_rule
 
     def _select(self, index: int, node: Node) -> None:
         if index in self._picked.values():

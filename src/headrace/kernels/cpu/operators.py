@@ -7,15 +7,18 @@ is of the kind of what went in.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...base.graph import AttentionSpec, Role, RouteSpec
+from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from ..arrays import Array, address, floats_like, stride
 from ..attention_plan import Planner
 from ..backend import Shelf
-from ..operators import Dequantise, KvCache, KvLayer, StepBatch, StepLimits
+from ..operators import Dequantise, KvCache, KvLayer, StateLayer, StepBatch, StepLimits
 from ..prepared import RopeTable
 from ..program import CallByCall, Program
 from ..weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight
-from . import emit, mixture
+from . import emit, mixture, states
 from .drawing import drawing
 from .emit import NOT_QUANTISED, Emitted, QuantisedRows, matrix
 from .library import Team
@@ -161,6 +164,44 @@ class CpuOperators:
             [emit.gated(matrix(gate_up), both // 2, activation, matrix(y), NOT_QUANTISED, ROWS_N)],
             HrStep(n=rows),
         )
+        return y
+
+    def multiply(self, x: Array, gate: Array, activation: str) -> Array:
+        y = floats_like(x, *x.shape)
+        op = states.multiply(
+            matrix(x), matrix(gate), x.shape[1], activation, matrix(y), NOT_QUANTISED, ROWS_N
+        )
+        self._run([op], HrStep(n=len(x)))
+        return y
+
+    def short_conv(
+        self,
+        x: Array,
+        spec: ConvSpec,
+        taps: Array,
+        bias: Array | None,
+        layer: StateLayer,
+        batch: StepBatch,
+        group: int,
+    ) -> Array:
+        y = floats_like(x, len(x), x.shape[1] // (3 if spec.gated else 1))
+        vectors = [taps] if bias is None else [taps, bias]
+        op = states.short_conv(matrix(x), spec, vectors, layer, group, matrix(y))
+        self._run([op], fill_step(HrStep(), batch))
+        return y
+
+    def recur(
+        self,
+        given: Sequence[Array],
+        spec: DeltaSpec | SsmSpec,
+        weights: Sequence[Array],
+        layer: StateLayer,
+        batch: StepBatch,
+        group: int,
+    ) -> Array:
+        y = floats_like(given[0], len(given[0]), spec.values)
+        ops = states.recurrence(list(map(matrix, given)), spec, weights, layer, group, matrix(y))
+        self._run(list(ops), fill_step(HrStep(), batch))
         return y
 
     def route(self, logits: Array, spec: RouteSpec, bias: Array | None) -> tuple[Array, Array]:

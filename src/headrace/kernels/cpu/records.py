@@ -25,7 +25,7 @@ KV_I8 = 19
 """Kind of a KV cache of int8 codes with scales; no kind of weights."""
 KV_K8V4 = 20
 """The same with V in four bits."""
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "clamped": 4}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "clamped": 4, "sigmoid": 5}
 INDICES = {"tokens": 0, "positions": 1, "types": 2}
 """Which of a step's numbers say the rows of a table."""
 ACTIVATED = 4
@@ -34,6 +34,7 @@ ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
 LAYER_NORM, ACTIVATE, BIDIRECTIONAL, ROUTE, PLACE, EXPERTS_UP, EXPERTS_DOWN, SCALE = range(12, 20)
 LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE, BOUND, HEADS, COLUMNS = range(20, 29)
+CONV, RECURRENCE, MULTIPLY = range(29, 32)
 BOUNDED = 4
 """Rows up to which bounding the logits first is worth it (docs/kernels.md): HR_BOUNDED."""
 MAX_GROUPS = 16
@@ -353,6 +354,7 @@ class HrStep(Structure):
         ("groups", HrGroup * MAX_GROUPS),
         ("adapters", _P),
         ("types", _P),
+        ("states", _P),
     ]
 
 
@@ -478,7 +480,7 @@ MIRRORED: list[type[Structure]] = [
     HrHeads,
     HrColumns,
 ]
-"""In the order of `hr_sizeof`."""
+"""In the order of `hr_sizeof`; `state_records` has the rest."""
 
 
 def address(structure: Any) -> int:

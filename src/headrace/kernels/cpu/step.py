@@ -21,6 +21,7 @@ def fill_step(step: HrStep, batch: StepBatch) -> HrStep:
     step.lengths = _at(batch.lengths, "int32")
     step.sample_rows = _at(batch.sample_rows, "int64")
     step.adapters = None if batch.adapters is None else _at(batch.adapters, "int32")
+    step.states = None if batch.states is None else _at(batch.states, "int32")
     if batch.types is not None:
         step.types = _at(batch.types, "int64")
     for slot, group in zip(step.groups, groups, strict=False):

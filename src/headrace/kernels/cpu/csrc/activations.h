@@ -45,6 +45,10 @@ HR_INLINE F activate(F x) {
     return f_div(x, f_add(e, f_set(1.0f)));
   }
   if constexpr (kActivation == HR_TANH) return f_tanh(x);
+  if constexpr (kActivation == HR_SIGMOID) {
+    F e = f_exp(f_min(f_set(80.0f), f_sub(f_zero(), x)));
+    return f_div(f_set(1.0f), f_add(e, f_set(1.0f)));
+  }
   F half = f_mul(x, f_set(0.5f));
   return f_fma(half, f_erf(f_mul(x, f_set(0.7071067811865476f))), half);
 }

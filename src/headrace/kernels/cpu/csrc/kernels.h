@@ -11,6 +11,7 @@
 #include "lora.h"
 #include "pack.h"
 #include "products.h"
+#include "recurrence.h"
 #include "rows.h"
 
 namespace {
@@ -53,6 +54,9 @@ void run(const HrRecord& record, const hr::Work& work) {
     case HR_OP_DRAW: return op_draw(*static_cast<const HrDraw*>(record.op), work);
     case HR_OP_SOFTCAP: return op_logits<true>(*static_cast<const HrRowsOp*>(record.op), work);
     case HR_OP_SCALE: return op_logits<false>(*static_cast<const HrRowsOp*>(record.op), work);
+    case HR_OP_CONV:
+    case HR_OP_RECURRENCE:
+    case HR_OP_MULTIPLY: return run_states(record, work);
     default: return run_mixture(record, work);
   }
 }
@@ -66,6 +70,8 @@ hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
   if (record.code == HR_OP_BOUND)
     return {bound_scratch(*static_cast<const HrHead*>(record.op)), 0};
   if (record.code == HR_OP_DRAW || record.code == HR_OP_SAMPLE) return {kDrawScratch, 0};
+  if (record.code == HR_OP_RECURRENCE)
+    return {recurrence_scratch(*static_cast<const HrRecurrence*>(record.op)), 0};
   return {mixture_scratch(record), 0};
 }
 

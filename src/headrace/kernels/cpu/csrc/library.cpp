@@ -9,6 +9,7 @@
 #include "levels.h"
 #include "mixture.h"
 #include "pack.h"
+#include "states.h"
 #include "team.h"
 
 #define HR_API extern "C" __attribute__((visibility("default")))
@@ -63,7 +64,7 @@ HR_API const char* hr_sources() { return HR_SOURCES; }
 
 // Raised whenever a record or a function changes its meaning. (How panels lie has a number of its
 // own, in kernels/cpu/library.py.)
-HR_API int32_t hr_version() { return 6; }
+HR_API int32_t hr_version() { return 7; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
 HR_API int64_t hr_sizeof(int32_t index) {
@@ -76,7 +77,8 @@ HR_API int64_t hr_sizeof(int32_t index) {
                            sizeof(HrBest),   sizeof(HrWorth),     sizeof(HrHead),    sizeof(HrRule),
                            sizeof(HrSample), sizeof(HrLayerNorm), sizeof(HrBidirectional),
                            sizeof(HrRoute),  sizeof(HrSpan),      sizeof(HrExperts),
-                           sizeof(HrHeads),  sizeof(HrColumns)};
+                           sizeof(HrHeads),  sizeof(HrColumns),   sizeof(HrConv),
+                           sizeof(HrRecurrence), sizeof(HrMultiply)};
   const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
   return index >= 0 && index < count ? sizes[index] : -1;
 }

@@ -27,7 +27,8 @@ enum HrKind {
   HR_K8V4 = 20  // KV only: K like HR_I8, V in four bits (value_codes.h)
 };
 
-enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2, HR_TANH = 3, HR_CLAMPED = 4 };
+enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2, HR_TANH = 3, HR_CLAMPED = 4,
+                    HR_SIGMOID = 5 };
 
 enum HrIndex { HR_TOKENS = 0, HR_POSITIONS = 1, HR_TYPES = 2 };  // which of a step's numbers
 
@@ -58,7 +59,8 @@ enum HrCode {
   HR_OP_PICK = 24,
   HR_OP_SAMPLE = 25,
   HR_OP_BOUND = 26,
-  HR_OP_HEADS = 27, HR_OP_COLUMNS = 28  // heads.h
+  HR_OP_HEADS = 27, HR_OP_COLUMNS = 28,  // heads.h
+  HR_OP_CONV = 29, HR_OP_RECURRENCE = 30, HR_OP_MULTIPLY = 31  // states.h
 };
 
 // Rows of activations as int8, six rows interleaved: what a product walks through is one
@@ -371,6 +373,7 @@ typedef struct {
   HrGroup groups[HR_MAX_GROUPS];
   const int32_t* adapters;      // [N]: LoRA slot of each token, −1: none; null: none at all
   const int64_t* types;         // [N]: token type of each token; null where no table is read by it
+  const int32_t* states;        // [B, HR_STATE_COLUMNS]: see states.h; null: no drafts, nothing kept
 } HrStep;
 
 typedef struct HrTeam HrTeam;

@@ -1,0 +1,39 @@
+"""Which layers of a GGUF keep a state, and of which sizes."""
+
+from __future__ import annotations
+
+from .arch import Recurrence
+from .arch_fields import Fields
+from .arch_states import RECURRENT
+from .errors import ModelFileError
+
+_KV_HEADS = "attention.head_count_kv"
+
+
+def kv_heads_of(fields: Fields, heads: int) -> int:
+    """KV heads of the layers that attend: one number, or one per layer, zero where none does."""
+    given = fields.raw(_KV_HEADS)
+    if not isinstance(given, list):
+        return fields.integer(_KV_HEADS, 1, heads, heads)
+    found = {one for one in given if one != 0}
+    if len(found) != 1 or not all(type(one) is int for one in given):
+        raise ModelFileError(
+            f"{fields.where}: {fields.prefix}{_KV_HEADS} must be a number, or one number or zero "
+            "for each layer",
+            param=_KV_HEADS,
+        )
+    return Fields({_KV_HEADS: found.pop()}, fields.where).integer(_KV_HEADS, 1, heads)
+
+
+def gguf_recurrence(fields: Fields, family: str, layers: int, hidden: int) -> Recurrence | None:
+    """The layers that keep a state; None where the family has none."""
+    if family not in RECURRENT:
+        return None
+    given = fields.raw(_KV_HEADS)
+    if not isinstance(given, list) or len(given) != layers:
+        raise ModelFileError(
+            f"{fields.where}: {fields.prefix}{_KV_HEADS} must be a list of {layers} numbers",
+            param=_KV_HEADS,
+        )
+    own = tuple(layer for layer, heads in enumerate(given) if heads == 0)
+    return Recurrence("conv", own, fields.integer("shortconv.l_cache", 2, 16), hidden)
