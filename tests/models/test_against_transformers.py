@@ -25,6 +25,10 @@ LONG = 2000
 GREEDY = 64
 NEAR_TIE = 3e-5
 """A distance of the two best logits that rounding may turn around."""
+LOGITS = 3e-5
+"""Largest distance of a logit, as a part of the largest."""
+RECURRENT = 2e-4
+"""Both, where rounding goes on from token to token in a state."""
 
 
 def worker_of(path, **options) -> Worker:
@@ -75,7 +79,8 @@ def test_logits(pair) -> None:
         ours = logits_of(worker, tokens)
         assert ours.shape == theirs.shape
         scale = theirs.abs().max()
-        assert (ours - theirs).abs().max() < 3e-5 * scale, f"{length} tokens"
+        most = LOGITS if worker.arch.recurrence is None else RECURRENT
+        assert (ours - theirs).abs().max() < most * scale, f"{length} tokens"
 
 
 def check_greedy(oracle: Oracle, tokens: list[int], answer: Answer) -> None:
@@ -85,9 +90,14 @@ def check_greedy(oracle: Oracle, tokens: list[int], answer: Answer) -> None:
     expected = oracle.greedy(tokens, GREEDY)
     gaps = oracle.gaps(tokens, expected)
     # Behind a near tie both are right and go their own ways.
-    safe = int((gaps < NEAR_TIE).nonzero()[0]) if (gaps < NEAR_TIE).any() else GREEDY
+    near = gaps < (RECURRENT if "linear_attention" in _kinds(oracle) else NEAR_TIE)
+    safe = int(near.nonzero()[0]) if near.any() else GREEDY
     assert safe > GREEDY // 2, "the prompt decides nothing: choose another"
     assert answer.tokens[:safe] == expected[:safe]
+
+
+def _kinds(oracle: Oracle) -> list[str]:
+    return getattr(oracle.model.config, "layer_types", None) or []
 
 
 def test_greedy_alone(pair) -> None:

@@ -64,6 +64,13 @@ _MULTIPLIERS = {
     "attention_multiplier": 0.2,
     "logits_scaling": 3.0,
 }
+_DELTA = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 48,
+}
 _GEMMA = {"sliding_window": 48, "query_pre_attn_scalar": 24, "num_hidden_layers": 4}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -200,6 +207,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "block_multiple_of": 32,
         },
     ),
+    "qwen3_next": (
+        "Qwen3Next",
+        {**_COMMON, **_DELTA, **_MOE, "shared_expert_intermediate_size": 48},
+    ),
+    "qwen3_5": ("Qwen3_5Text", {**_COMMON, **_DELTA}),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeText",
+        {**_COMMON, **_DELTA, **_MOE, "shared_expert_intermediate_size": 48},
+    ),
     "minimax_m2": (
         "MiniMaxM2",
         {**_COMMON, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 16},
@@ -215,7 +231,7 @@ def make(folder: Path, name: str, **more: Any) -> Path:
     stem, values = MODELS[name]
     config = getattr(transformers, f"{stem}Config")(**{**values, **more})
     torch.manual_seed(7)
-    causal = "Gemma3" if stem == "Gemma3Text" else stem
+    causal = stem.removesuffix("Text")
     model = getattr(transformers, f"{causal}ForCausalLM")(config).to(torch.bfloat16)
     with torch.no_grad():
         if stem.startswith("Gemma"):
@@ -225,7 +241,7 @@ def make(folder: Path, name: str, **more: Any) -> Path:
             # Norms and biases start as ones and zeros: a mistake in them would not be seen.
             if parameter.dim() == 1 or key.endswith("_proj_bias"):
                 parameter += torch.randn_like(parameter) * 0.2
-                assert "norm" in key or "bias" in key or "sinks" in key
+                assert any(part in key for part in ("norm", "bias", "sinks", "A_log"))
             if stem == "GptOss" and key.endswith("gate_up_proj"):
                 parameter *= 2  # Or no gate would reach its bound.
         for key, buffer in model.named_buffers():

@@ -60,7 +60,13 @@ def oracle_of(texts: list[list[int]], right: int) -> type[Oracle]:
 
 @pytest.fixture(
     scope="module",
-    params=[("ref", "qwen2"), ("cpu", "qwen2"), ("ref", "lfm2"), ("cpu", "lfm2")],
+    params=[
+        ("ref", "qwen2"),
+        ("cpu", "qwen2"),
+        ("ref", "lfm2"),
+        ("cpu", "lfm2"),
+        ("cpu", "qwen3_5"),
+    ],
     ids="-".join,
 )
 def workers(request: pytest.FixtureRequest, kept: Kept):

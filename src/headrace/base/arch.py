@@ -185,6 +185,8 @@ class ModelArch:
     """1.0 where the norm multiplies by (1 + weight) (Gemma)."""
     whole_qk_norm: bool = False
     """The norms of q and k are over all heads together (OLMo 2)."""
+    attention_gate: bool = False
+    """What attention gives is multiplied by a sigmoid of `gate_proj` (Qwen3-Next)."""
     residual_scale: float = 1.0
     """Factor on what a block adds to the residual (Granite)."""
     logits_scale: float = 1.0

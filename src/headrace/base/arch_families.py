@@ -115,6 +115,38 @@ _GEMMA3_TEXT = {
     "rope_local_base_freq": 1e4,
     "sliding_window_pattern": 6,
 }
+_DELTA = {
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_DELTA_OWN = ("linear_num_value_heads", "partial_rotary_factor")
+_QWEN35 = Family(
+    "qwen3_5",
+    ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    {**_DELTA, "num_key_value_heads": 4},
+    _DELTA_OWN,
+)
+_QWEN35_MOE = Family(
+    "qwen3_5_moe",
+    ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+    {
+        **_DELTA,
+        "num_key_value_heads": 2,
+        "intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": True,
+    },
+    (*_DELTA_OWN, "shared_expert_intermediate_size"),
+)
 FAMILIES: Mapping[str, Family] = {
     "qwen2": Family("qwen2", ("Qwen2ForCausalLM",), _QWEN),
     "qwen3": Family("qwen3", ("Qwen3ForCausalLM",), {**_QWEN, "head_dim": 128}),
@@ -325,6 +357,25 @@ FAMILIES: Mapping[str, Family] = {
         },
         ("swiglu_limit",),
     ),
+    "qwen3_next": Family(
+        "qwen3_next",
+        ("Qwen3NextForCausalLM",),
+        {
+            **_DELTA,
+            "num_key_value_heads": 2,
+            "intermediate_size": 5632,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "norm_topk_prob": True,
+        },
+        (*_DELTA_OWN, "shared_expert_intermediate_size", *_SPARSE),
+    ),
+    "qwen3_5": _QWEN35,
+    "qwen3_5_text": _QWEN35,
+    "qwen3_5_moe": _QWEN35_MOE,
+    "qwen3_5_moe_text": _QWEN35_MOE,
     "lfm2": Family(
         "lfm2",
         ("Lfm2ForCausalLM",),

@@ -98,6 +98,9 @@ _NORMED = {
     "exaone4",
     "minimax_m2",
     "lfm2",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
 }
 """Families with norms on q and k."""
 _UNWINDOWED = {
@@ -120,6 +123,9 @@ _UNWINDOWED = {
 }
 _PATTERNED = {"gemma2", "gemma3", "cohere2", "exaone4", "gpt_oss", "olmo3"}
 """Families of which every n-th layer sees everything."""
+_UNBIASED = ("mistral", "mixtral", "phi3", "exaone4", "minimax_m2")
+_MULTIMODAL = ("gemma3", "qwen3_5", "qwen3_5_moe")
+"""Types whose text model has a config of its own inside."""
 _UNCAPPED = {"attn_logit_softcapping": (), "final_logit_softcapping": ()}
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -142,7 +148,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
     if isinstance(kind, str) and kind in ENCODERS:
         return encoder_arch(outer)
     family = _family(outer)
-    text = outer.mapping("text_config") if outer.raw("model_type") == "gemma3" else None
+    text = outer.mapping("text_config") if outer.raw("model_type") in _MULTIMODAL else None
     fields = Fields(config if text is None else text, "config.json", defaults=family.defaults)
     for key, allowed in NEUTRAL.items():
         if key not in family.own:
@@ -243,7 +249,7 @@ def _bias(fields: Fields, family: str) -> tuple[bool, bool]:
         return True, False
     if family == "qwen2_moe":
         return fields.flag("qkv_bias", True), False
-    if family in ("mistral", "mixtral", "phi3", "exaone4", "minimax_m2", *LATENT):
+    if family in (*_UNBIASED, *RECURRENT, *LATENT):
         fields.expect("attention_bias", False)
         return False, False
     if family == "starcoder2":
@@ -345,6 +351,9 @@ def _ropes(
     old = fields.mapping("rope_scaling")
     if family.family not in ("gemma3", "olmo3"):
         given = dict(new or old or {})
+        if family.family.startswith("qwen3_5"):
+            # Positions of a text are the same along all three axes.
+            given.pop("mrope_section", None)
         share = _share(fields, given, head_dim) if "partial_rotary_factor" in family.own else 1.0
         if family.family == "phi3":
             rope = _phi_rope(fields, given, theta, int(head_dim * share), max_context)

@@ -6,9 +6,10 @@ from .arch import Recurrence
 from .arch_fields import Fields
 from .errors import ModelFileError, UnsupportedModel
 
-RECURRENT = ("lfm2",)
+DELTA = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+RECURRENT = ("lfm2", *DELTA)
 """Families with layers that keep a state."""
-_KINDS = {"lfm2": "conv"}
+_KINDS = {"lfm2": "conv", **dict.fromkeys(DELTA, "linear_attention")}
 """What such a layer is called in `layer_types`."""
 
 
@@ -17,6 +18,8 @@ def recurrence(fields: Fields, family: str, layers: int, hidden: int) -> Recurre
     if family not in RECURRENT:
         return None
     own = _layers(fields, family, layers)
+    if family in DELTA:
+        return _delta(fields, own)
     return Recurrence(
         "conv",
         own,
@@ -30,7 +33,7 @@ def _layers(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
     """By `layer_types`, or by the family's rule."""
     kinds = fields.raw("layer_types")
     if kinds is None:
-        return _by_rule(fields, layers)
+        return _by_rule(fields, family, layers)
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise ModelFileError(
             f"{fields.where}: layer_types must be a list of {layers} names", param="layer_types"
@@ -45,8 +48,36 @@ def _layers(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
     return tuple(layer for layer, kind in enumerate(kinds) if kind == own)
 
 
-def _by_rule(fields: Fields, layers: int) -> tuple[int, ...]:
-    """LFM2 lists the layers that attend."""
+def _delta(fields: Fields, layers: tuple[int, ...]) -> Recurrence:
+    """The sizes of the gated delta rule."""
+    keys = fields.integer("linear_num_key_heads", 1, 2**12)
+    values = fields.integer("linear_num_value_heads", 1, 2**12)
+    if values % keys:
+        raise UnsupportedModel(
+            f"{fields.where}: linear_num_value_heads is {values}; must be a multiple of "
+            f"linear_num_key_heads ({keys})",
+            param="linear_num_value_heads",
+        )
+    size, value_size = (
+        fields.integer(f"linear_{part}_head_dim", 2, 2**10) for part in ("key", "value")
+    )
+    return Recurrence(
+        "delta",
+        layers,
+        taps=fields.integer("linear_conv_kernel_dim", 2, 16),
+        channels=2 * keys * size + values * value_size,
+        key_heads=keys,
+        value_heads=values,
+        key_size=size,
+        value_size=value_size,
+    )
+
+
+def _by_rule(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
+    """Qwen attends in every n-th layer, LFM2 lists the layers that attend."""
+    if family in DELTA:
+        every = fields.integer("full_attention_interval", 1, 2**10, 4)
+        return tuple(layer for layer in range(layers) if (layer + 1) % every)
     full = fields.raw("full_attn_idxs")
     if full is None:
         return ()

@@ -12,7 +12,7 @@ from .errors import ModelFileError, UnsupportedModel
 
 _LOCAL = ("mixtral", "granitemoe", "minimax_m2", "gpt_oss")
 """Mixtures whose number of experts is `num_local_experts` and whose shares sum up to one."""
-_MIXTURES = (*_LOCAL, "qwen2_moe", "qwen3_moe", "olmoe")
+_MIXTURES = (*_LOCAL, "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "olmoe")
 LATENT = ("deepseek_v2", "deepseek_v3")
 """Families of latent attention."""
 _DENSE_ONLY = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
@@ -25,6 +25,8 @@ def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, A
             return _gemma(fields, hidden)
         case "olmoe" | "olmo2" | "olmo3":
             return {"whole_qk_norm": True}
+        case "qwen3_next" | "qwen3_5" | "qwen3_5_moe":
+            return {"norm_offset": 1.0, "attention_gate": True}
         case "smollm3":
             return {"nope": _nope(fields, layers)}
         case "phi3":
@@ -150,7 +152,7 @@ def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
         intermediate=fields.integer(width, 1, 2**20),
         normalise=local or fields.flag("norm_topk_prob", False),
         shared_intermediate=fields.integer("shared_expert_intermediate_size", 0, 2**20, 0),
-        shared_gate=family == "qwen2_moe",
+        shared_gate=family in ("qwen2_moe", "qwen3_next", "qwen3_5_moe"),
         dense_at=_dense(fields, layers) if narrow else (),
         scores="sigmoid" if family == "minimax_m2" else "softmax",
         bias=family == "minimax_m2",

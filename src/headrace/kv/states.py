@@ -23,7 +23,7 @@ from headrace.base.step import MOST_KEEPS, BlockCopy, StateKeep
 from .pool import BlockPool
 
 
-class _Coming(NamedTuple):
+class _Checkpoint(NamedTuple):
     key: bytes
     block: int
 
@@ -34,7 +34,7 @@ class StateBlocks:
     def __init__(self, group: int, pool: BlockPool, block_size: int) -> None:
         self.group, self.pool = group, pool
         self._size = block_size
-        self._coming: dict[int, list[_Coming]] = {}
+        self._coming: dict[int, list[_Checkpoint]] = {}
         """Per step: checkpoints that it makes."""
 
     def longest(self, keys: list[bytes], most: int) -> int:
@@ -61,7 +61,7 @@ class StateBlocks:
         if key in self.pool.index or self.pool.free < 1:
             return
         block = self.pool.take()
-        self._coming.setdefault(step, []).append(_Coming(key, block))
+        self._coming.setdefault(step, []).append(_Checkpoint(key, block))
         out.append(StateKeep(row, at, block))
 
     def settle(self, step: int) -> None:

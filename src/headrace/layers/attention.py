@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..base.arch import Mla
-from ..base.graph import AttentionSpec, LatentSpec, Value, WeightRef
+from ..base.graph import ActivationSpec, AttentionSpec, LatentSpec, Value, WeightRef
 from .description import Description, matrix, vector
 
 
@@ -44,6 +44,9 @@ def attention(to: Description, layer: int, x: Value, at: str, beside: Value | No
     q = to.node("write", (qkv,), spec.queries, norms, spec)
     sinks = [vector([f"{at}.sinks"], [arch.heads])] if arch.sinks else []
     mixed = to.node("attend", (q,), spec.queries, sinks, spec)
+    if arch.attention_gate:
+        gate = to.linear(x, f"{at}.gate_proj", outputs=spec.queries)
+        mixed = to.node("multiply", (mixed, gate), spec.queries, spec=ActivationSpec("sigmoid"))
     return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden, bias=arch.output_bias)
 
 

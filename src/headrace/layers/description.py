@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ..base.arch import ModelArch
 from ..base.graph import (
@@ -107,6 +108,11 @@ class Description:
 
     def part(self, x: Value, first: int, width: int) -> Value:
         return self.node("part", (x,), width, spec=PartSpec(first))
+
+    def parts(self, x: Value, widths: Sequence[int]) -> list[Value]:
+        """The columns of x, in parts of these widths."""
+        ends = list(accumulate(widths))
+        return [self.part(x, end - width, width) for width, end in zip(widths, ends, strict=True)]
 
 
 def matrix(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..base.graph import Value, WeightRef
-from ..base.recurrent import ConvSpec
+from ..base.recurrent import ConvSpec, DeltaSpec
 from .description import Description, vector
 
 
@@ -16,6 +16,26 @@ def short_convolution(to: Description, layer: int, x: Value, at: str) -> Value:
     three = to.linear(x, f"{at}.in_proj", outputs=3 * width, bias=bias)
     mixed = to.node("short_conv", (three,), width, _taps(to, f"{at}.conv", width), spec)
     return to.linear(mixed, f"{at}.out_proj", outputs=width, bias=bias)
+
+
+def gated_delta_net(to: Description, layer: int, x: Value, at: str) -> Value:
+    """Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024): `{at}.in_proj_{qkv,z,b,a}`, a convolution
+    over q, k and v, the delta rule, and `{at}.out_proj`."""
+    arch, of = to.arch, to.arch.recurrence
+    assert of is not None
+    sizes = of.key_heads, of.value_heads, of.key_size, of.value_size
+    spec = DeltaSpec(layer, *sizes, arch.norm_eps)
+    widths = [spec.mixed, spec.values, of.value_heads, of.value_heads]
+    names = [f"{at}.in_proj_{part}" for part in ("qkv", "z", "b", "a")]
+    all_four = to.linear(x, *names, outputs=widths)
+    mixed, *gates = to.parts(all_four, widths)
+    taps, conv = _taps(to, f"{at}.conv1d", spec.mixed), ConvSpec(layer, of.taps, "silu")
+    mixed = to.node("short_conv", (mixed,), spec.mixed, taps, conv)
+    heads = of.value_heads
+    vectors = [vector([f"{at}.{name}"], [heads]) for name in ("A_log", "dt_bias")]
+    vectors.append(vector([f"{at}.norm.weight"], [of.value_size]))
+    out = to.node("delta_rule", (mixed, *gates), spec.values, vectors, spec)
+    return to.linear(out, f"{at}.out_proj", outputs=arch.hidden)
 
 
 def _taps(to: Description, name: str, channels: int) -> list[WeightRef]:

@@ -116,6 +116,8 @@ _ENCODER_HARMLESS = re.compile(r"embeddings\.(position|token_type)_ids")
 _ENCODER_POOLER = re.compile(r"pooler\.dense\.(weight|bias)")
 """The head of the pre-training: no embedding reads it, a classifier does."""
 _HF_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+_HF_BESIDE = re.compile(r"mtp\.|model\.visual\.")
+"""Qwen3.5's head that predicts a second token, and what sees."""
 _MIXTRAL_EXPERT = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _EXPERTS = {
     ".mlp.input_linear.weight": ".mlp.experts.*.gate_up_proj.weight",
@@ -177,6 +179,8 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
     A name that means nothing comes back as it is: `check` refuses it.
     """
     if _HF_HARMLESS.fullmatch(name) or (arch.family == "gemma3" and _HF_VISION.fullmatch(name)):
+        return None
+    if arch.attention_gate and _HF_BESIDE.match(name):
         return None
     if arch.family == "bert":
         name = name.removeprefix("bert.")

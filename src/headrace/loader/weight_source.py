@@ -9,10 +9,13 @@ from ..kernels.arrays import Array, dtype_name
 from ..kernels.weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight
 from .interleaved_experts import ExpertPart
 from .latent_heads import Transposed
+from .row_parts import PickedRows
 from .safetensors_file import StoredTensor
 
-Named = Array | StoredTensor | Transposed | ExpertPart | BlockWeight | PackedWeight | Fp8Weight
-_STORED = (StoredTensor, Transposed, ExpertPart)
+Stored = StoredTensor | Transposed | PickedRows | ExpertPart
+"""What is read when it is taken."""
+Named = Array | Stored | BlockWeight | PackedWeight | Fp8Weight
+_STORED = (StoredTensor, Transposed, PickedRows, ExpertPart)
 _QUANTISED = (BlockWeight, PackedWeight, Fp8Weight)
 Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight
 

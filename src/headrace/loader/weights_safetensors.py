@@ -11,13 +11,12 @@ from ..kernels.weights import Fp8Weight, PackedWeight
 from ..models.registry import describe
 from ..quant.ggml_types import DENSE
 from ..quant.schemes import scheme_of
-from . import latent_heads
+from . import latent_heads, row_parts
 from .interleaved_experts import ExpertPart, expert_parts
 from .jsonfile import read_json
-from .latent_heads import Transposed
 from .names import Shapes, check, each_expert, from_hf_name
-from .safetensors_file import StoredTensor
 from .shards import read_headers
+from .weight_source import Stored
 
 if TYPE_CHECKING:
     from .quantised_safetensors import QuantisedMatrices
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 def from_safetensors(
     files: ModelFiles,
-) -> Iterator[tuple[str, StoredTensor | Transposed | ExpertPart | PackedWeight | Fp8Weight]]:
+) -> Iterator[tuple[str, Stored | PackedWeight | Fp8Weight]]:
     """See `weights.load_weights`."""
     stored = read_headers(files.weights)
     quantised: QuantisedMatrices | None = None
@@ -43,8 +42,10 @@ def from_safetensors(
         if canonical is None:
             return
         names[source] = canonical
-        parts = latent_heads.shapes(canonical, shape, files.arch).items()
-        for each, part in parts or (named[:2] for named in each_expert(canonical, shape)):
+        parts = latent_heads.shapes(canonical, shape, files.arch)
+        for each, order in row_parts.parts(canonical, shape[0], files.arch).items():
+            parts[each] = len(order), shape[1]
+        for each, part in parts.items() or (named[:2] for named in each_expert(canonical, shape)):
             if each in found:
                 raise ModelFileError(f"{files.path.name}: {each} appears twice")
             found[each] = part
@@ -85,10 +86,18 @@ def from_safetensors(
         if name in names:
             matrix = None if quantised is None else quantised.load(name)
             if matrix is not None:
+                if row_parts.parts(names[name], tensor.shape[0], files.arch):
+                    raise UnsupportedModel(
+                        f"{tensor.shard.name}: {name:.100} is quantised, and its rows are of "
+                        "several matrices"
+                    )
                 yield names[name], matrix
                 continue
             if latent_heads.shapes(names[name], tensor.shape, files.arch):
                 yield from latent_heads.stored(names[name], tensor, files.arch)
+                continue
+            if row_parts.parts(names[name], tensor.shape[0], files.arch):
+                yield from row_parts.stored(names[name], tensor, files.arch)
                 continue
             for each, part, (expert, row) in each_expert(names[name], tensor.shape):
                 yield each, tensor.rows(expert, row, part)

@@ -15,6 +15,7 @@ from .gemma import gemma, glm4
 from .lfm2 import lfm2
 from .llama import llama
 from .olmo2 import olmo2
+from .qwen3_next import qwen3_next
 from .starcoder2 import starcoder2
 
 _PRE_NORM = """ernie4_5 gemma glm glm4_moe gpt_oss granite granitemoe llama minimax_m2 mistral
@@ -32,6 +33,9 @@ FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "lfm2": lfm2,
     "olmo2": olmo2,
     "olmo3": olmo2,
+    "qwen3_5": qwen3_next,
+    "qwen3_5_moe": qwen3_next,
+    "qwen3_next": qwen3_next,
     "starcoder2": starcoder2,
     **dict.fromkeys(_PRE_NORM.split(), llama),
 }

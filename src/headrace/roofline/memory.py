@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from ..base.arch import ModelArch
 from ..base.config import Decision
 from ..base.errors import DoesNotFit, OptionError
-from ..base.groups import block_bytes, layer_groups, pool_bytes
-from ..base.step import GroupShape, PoolShape
+from ..base.groups import layer_groups, pool_bytes
+from ..base.step import PoolShape
 from ..models.registry import describe
 from .formats import dtype_bytes, kv_token_bytes
+from .states import state_blocks
 
 USABLE = {"cpu": 0.5, "cuda": 0.92}
 """Share of the available memory that is planned: a host has other tenants and a page cache that
@@ -33,11 +34,6 @@ come back, and the memory belongs to others too. (A device is the engine's own: 
 
 COMFORTABLE_CONTEXT = 2048
 """Below this context, rows are given up before more context is."""
-
-CHECKPOINT_SHARE = 0.25
-MOST_CHECKPOINTS = 4
-"""Checkpoints of states take up to this share of the bytes of what is kept of tokens, and no more
-than so many for each row; two are the least (`kv.states`)."""
 
 SAMPLING_COPIES = 5
 """fp32 arrays [R, V] alive while sampling: logits, and beside them what penalties need, or
@@ -382,16 +378,10 @@ def _pool(wish: Wish, blocks: int) -> PoolShape:
         for group in layer_groups(wish.arch, wish.kv_dtype)
     ]
     if groups and groups[-1].state:
-        groups[-1] = groups[-1]._replace(blocks=_states(wish, groups[:-1], groups[-1]))
+        groups[-1] = groups[-1]._replace(
+            blocks=state_blocks(wish.rows, wish.block_size, groups[:-1], groups[-1])
+        )
     return PoolShape(wish.block_size, tuple(groups))
-
-
-def _states(wish: Wish, paged: list[GroupShape], states: GroupShape) -> int:
-    """Blocks of the state group beside the others: one of each row, the null block, and so many
-    checkpoints as are worth their bytes."""
-    share = CHECKPOINT_SHARE * pool_bytes(PoolShape(wish.block_size, tuple(paged)))
-    checkpoints = int(share) // block_bytes(states, wish.block_size)
-    return 1 + wish.rows + max(2, min(checkpoints, MOST_CHECKPOINTS * wish.rows))
 
 
 def _fit(wish: Wish, fits: Callable[[Wish], bool], *, lower_context: bool) -> Wish | None:

@@ -23,7 +23,7 @@ _ROLE_PATTERNS = (
     ("down", r"\d\.output\.dense\.weight$"),
     (
         "qkv",
-        r"self_attn\.(q|k|v|qkv|(q|kv)_a|(q|kv|k|v)_b)_?proj(_with_mqa|\.[\d*]+)?\.weight$",
+        r"self_attn\.(q|k|v|qkv|gate|(q|kv)_a|(q|kv|k|v)_b)_?proj(_with_mqa|\.[\d*]+)?\.weight$",
     ),
     ("output", r"self_attn\.o_proj\.weight$"),
     ("state_in", r"(conv|linear_attn|mamba|mixer)\.in_proj(_\w+)?\.weight$"),
