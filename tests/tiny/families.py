@@ -71,6 +71,17 @@ _DELTA = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 48,
 }
+_HYBRID = {
+    **{key: value for key, value in _COMMON.items() if key != "head_dim"},
+    **_MULTIPLIERS,
+    "hidden_size": 192,
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "shared_intermediate_size": 96,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+}
 _GEMMA = {"sliding_window": 48, "query_pre_attn_scalar": 24, "num_hidden_layers": 4}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -207,6 +218,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "block_multiple_of": 32,
         },
     ),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {
+            **_HYBRID,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "granitemoehybrid-dense": (
+        "GraniteMoeHybrid",
+        {**_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
     "qwen3_next": (
         "Qwen3Next",
         {**_COMMON, **_DELTA, **_MOE, "shared_expert_intermediate_size": 48},
@@ -241,7 +264,7 @@ def make(folder: Path, name: str, **more: Any) -> Path:
             # Norms and biases start as ones and zeros: a mistake in them would not be seen.
             if parameter.dim() == 1 or key.endswith("_proj_bias"):
                 parameter += torch.randn_like(parameter) * 0.2
-                assert any(part in key for part in ("norm", "bias", "sinks", "A_log"))
+                assert any(part in key for part in ("norm", "bias", "sinks", "A_log", ".D"))
             if stem == "GptOss" and key.endswith("gate_up_proj"):
                 parameter *= 2  # Or no gate would reach its bound.
         for key, buffer in model.named_buffers():

@@ -242,6 +242,22 @@ FAMILIES: Mapping[str, Family] = {
         {"max_position_embeddings": 2048, "num_local_experts": 8, "num_experts_per_tok": 2},
         _MULTIPLIERS,
     ),
+    "granitemoehybrid": Family(
+        "granitemoehybrid",
+        ("GraniteMoeHybridForCausalLM",),
+        {
+            "max_position_embeddings": 2048,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 1024,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+        },
+        (*_MULTIPLIERS, "mamba_d_state"),
+    ),
     "phi3": Family(
         "phi3",
         ("Phi3ForCausalLM",),

@@ -197,9 +197,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=inner_size(fields, family.family)
-        if family.family == "lfm2"
-        else fields.integer("intermediate_size", 1, 2**20),
+        intermediate=inner_size(fields, family.family),
         max_context=max_context,
         norm_eps=fields.number(_EPSILONS.get(family.family, "rms_norm_eps"), 1e-12, 1e-1, 1e-6),
         activation=activation,

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 from .arch import Recurrence
 from .arch_fields import Fields
 from .errors import ModelFileError, UnsupportedModel
 
 DELTA = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-RECURRENT = ("lfm2", *DELTA)
+RECURRENT = ("lfm2", "granitemoehybrid", *DELTA)
 """Families with layers that keep a state."""
-_KINDS = {"lfm2": "conv", **dict.fromkeys(DELTA, "linear_attention")}
+_LINEAR = "linear_attention"
+_KINDS = {"lfm2": "conv", **dict.fromkeys(("granitemoehybrid", *DELTA), _LINEAR)}
 """What such a layer is called in `layer_types`."""
+_OLD = {"mamba": _LINEAR, "attention": "full_attention"}
+"""Names of before transformers 5."""
+_UNLIMITED = ([0.0, math.inf], [0.0, "Infinity"], [0.0, {"__float__": "Infinity"}])
+"""Bounds of a step that are none, as they are written."""
 
 
 def recurrence(fields: Fields, family: str, layers: int, hidden: int) -> Recurrence | None:
@@ -20,6 +27,8 @@ def recurrence(fields: Fields, family: str, layers: int, hidden: int) -> Recurre
     own = _layers(fields, family, layers)
     if family in DELTA:
         return _delta(fields, own)
+    if family == "granitemoehybrid":
+        return _mamba(fields, own, hidden)
     return Recurrence(
         "conv",
         own,
@@ -39,6 +48,8 @@ def _layers(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
             f"{fields.where}: layer_types must be a list of {layers} names", param="layer_types"
         )
     own = _KINDS[family]
+    if family == "granitemoehybrid":
+        kinds = [_OLD.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
     for kind in kinds:
         if kind not in ("full_attention", own):
             raise UnsupportedModel(
@@ -73,6 +84,39 @@ def _delta(fields: Fields, layers: tuple[int, ...]) -> Recurrence:
     )
 
 
+def _mamba(fields: Fields, layers: tuple[int, ...], hidden: int) -> Recurrence:
+    """The sizes of Mamba 2."""
+    fields.expect("mamba_proj_bias", False)
+    limit = fields.raw("time_step_limit")
+    if limit is not None and limit not in _UNLIMITED:
+        fields.expect("time_step_limit", *_UNLIMITED)
+    heads = fields.integer("mamba_n_heads", 1, 2**12)
+    groups = fields.integer("mamba_n_groups", 1, heads)
+    inner = fields.integer("mamba_expand", 1, 64) * hidden
+    if fields.raw("mamba_d_head") == "auto":
+        size = inner // heads
+    else:
+        size = fields.integer("mamba_d_head", 1, 2**12, inner // heads)
+    if size * heads != inner or heads % groups:
+        raise UnsupportedModel(
+            f"{fields.where}: mamba_n_heads is {heads}; must be a multiple of mamba_n_groups "
+            f"({groups}), and times mamba_d_head ({size}) mamba_expand · hidden_size ({inner})",
+            param="mamba_n_heads",
+        )
+    keys = fields.integer("mamba_d_state", 1, 2**12)
+    return Recurrence(
+        "ssm",
+        layers,
+        taps=fields.integer("mamba_d_conv", 2, 16),
+        channels=inner + 2 * groups * keys,
+        bias=fields.flag("mamba_conv_bias", True),
+        key_heads=groups,
+        value_heads=heads,
+        key_size=keys,
+        value_size=size,
+    )
+
+
 def _by_rule(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
     """Qwen attends in every n-th layer, LFM2 lists the layers that attend."""
     if family in DELTA:
@@ -89,8 +133,12 @@ def _by_rule(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
 
 
 def inner_size(fields: Fields, family: str) -> int:
-    """The width of the feed-forward, as LFM2 says it: two thirds of a number, times a factor,
-    rounded up to a multiple."""
+    """The width of the dense feed-forward. Granite 4 has it in another key where it has no experts;
+    LFM2 says two thirds of a number, times a factor, rounded up to a multiple."""
+    if family == "granitemoehybrid" and fields.raw("num_local_experts") == 0:
+        return fields.integer("shared_intermediate_size", 1, 2**20)
+    if family != "lfm2":
+        return fields.integer("intermediate_size", 1, 2**20)
     old = "block_ff_dim" if fields.present("block_ff_dim") else "intermediate_size"
     inner = fields.integer(old, 1, 2**20)
     if not fields.flag("block_auto_adjust_ff_dim", True):

@@ -10,7 +10,7 @@ from .arch import Mla, Moe
 from .arch_fields import Fields
 from .errors import ModelFileError, UnsupportedModel
 
-_LOCAL = ("mixtral", "granitemoe", "minimax_m2", "gpt_oss")
+_LOCAL = ("mixtral", "granitemoe", "granitemoehybrid", "minimax_m2", "gpt_oss")
 """Mixtures whose number of experts is `num_local_experts` and whose shares sum up to one."""
 _MIXTURES = (*_LOCAL, "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "olmoe")
 LATENT = ("deepseek_v2", "deepseek_v3")
@@ -44,6 +44,10 @@ def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, A
             return {"whole_qk_norm": True}
         case "granite" | "granitemoe":
             return _granite(fields)
+        case "granitemoehybrid":
+            rotated = fields.word("position_embedding_type", ("rope", "nope"), "nope") == "rope"
+            own = {"fused": ("gate_up",), "nope": (not rotated,) * layers}
+            return {**_granite(fields), **own}
         case "gpt_oss":
             fields.expect("swiglu_limit", 7.0)
             fields.expect("swiglu_alpha", 1.702)
@@ -134,6 +138,8 @@ def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
         for key, allowed in _DENSE_ONLY.items():
             fields.expect(key, *allowed)
         return None
+    if family == "granitemoehybrid" and fields.integer("num_local_experts", 0, 2**12) == 0:
+        return None
     # transformers 5 writes Qwen3-MoE's number of experts under Mixtral's key.
     local = family in _LOCAL
     own = "num_experts" if not local and fields.present("num_experts") else ""
@@ -145,13 +151,16 @@ def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
         fields.expect("use_routing_bias", True)
         fields.expect("shared_intermediate_size", 0)
     narrow = family.startswith("qwen")
+    shared = "shared_expert_intermediate_size"
+    if family == "granitemoehybrid":
+        shared = "shared_intermediate_size"
     width = "moe_intermediate_size" if narrow else "intermediate_size"
     return Moe(
         experts=experts,
         active=fields.integer("num_experts_per_tok", 1, experts),
         intermediate=fields.integer(width, 1, 2**20),
         normalise=local or fields.flag("norm_topk_prob", False),
-        shared_intermediate=fields.integer("shared_expert_intermediate_size", 0, 2**20, 0),
+        shared_intermediate=fields.integer(shared, 0, 2**20, 0),
         shared_gate=family in ("qwen2_moe", "qwen3_next", "qwen3_5_moe"),
         dense_at=_dense(fields, layers) if narrow else (),
         scores="sigmoid" if family == "minimax_m2" else "softmax",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..base.graph import Value, WeightRef
-from ..base.recurrent import ConvSpec, DeltaSpec
+from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from .description import Description, vector
 
 
@@ -35,6 +35,23 @@ def gated_delta_net(to: Description, layer: int, x: Value, at: str) -> Value:
     vectors = [vector([f"{at}.{name}"], [heads]) for name in ("A_log", "dt_bias")]
     vectors.append(vector([f"{at}.norm.weight"], [of.value_size]))
     out = to.node("delta_rule", (mixed, *gates), spec.values, vectors, spec)
+    return to.linear(out, f"{at}.out_proj", outputs=arch.hidden)
+
+
+def state_space(to: Description, layer: int, x: Value, at: str) -> Value:
+    """Mamba 2 (Dao and Gu 2024): `{at}.in_proj` to gate, x, B, C and step, a convolution over x, B
+    and C, the recurrence with its norm, and `{at}.out_proj`."""
+    arch, of = to.arch, to.arch.recurrence
+    assert of is not None
+    sizes = of.key_heads, of.value_heads, of.key_size, of.value_size
+    spec = SsmSpec(layer, *sizes, arch.norm_eps, of.key_heads)
+    widths = [spec.values, spec.mixed, of.value_heads]
+    z, mixed, dt = to.parts(to.linear(x, f"{at}.in_proj", outputs=sum(widths)), widths)
+    taps, conv = _taps(to, f"{at}.conv1d", spec.mixed), ConvSpec(layer, of.taps, "silu")
+    mixed = to.node("short_conv", (mixed,), spec.mixed, taps, conv)
+    vectors = [vector([f"{at}.{name}"], [of.value_heads]) for name in ("A_log", "dt_bias", "D")]
+    vectors.append(vector([f"{at}.norm.weight"], [spec.values]))
+    out = to.node("ssm", (mixed, z, dt), spec.values, vectors, spec)
     return to.linear(out, f"{at}.out_proj", outputs=arch.hidden)
 
 

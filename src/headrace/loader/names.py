@@ -142,6 +142,10 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         ".q_layernorm.": ".q_norm.",
         ".k_layernorm.": ".k_norm.",
     },
+    "granitemoehybrid": {
+        ".shared_mlp.input_linear.": ".mlp.shared_experts.gate_up_proj.",
+        ".shared_mlp.output_linear.": ".mlp.shared_experts.down_proj.",
+    },
 }
 """Part of a name in one family's files → in ours."""
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
@@ -202,6 +206,8 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
             name = plain + name[len(prefix) :]
     for foreign, own in _OWN.get(arch.family, {}).items():
         name = name.replace(foreign, own, 1)
+    if arch.family == "granitemoehybrid" and arch.moe is None:
+        name = name.replace(".mlp.shared_experts.", ".mlp.", 1)
     if arch.moe is not None:
         name = name.replace(".block_sparse_moe.", ".mlp.", 1)
         for foreign, own in _EXPERTS.items():

@@ -12,6 +12,7 @@ from .bert import bert
 from .cohere2 import cohere2
 from .deepseek import deepseek
 from .gemma import gemma, glm4
+from .granite_hybrid import granite_hybrid
 from .lfm2 import lfm2
 from .llama import llama
 from .olmo2 import olmo2
@@ -30,6 +31,7 @@ FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "gemma2": gemma,
     "gemma3": gemma,
     "glm4": glm4,
+    "granitemoehybrid": granite_hybrid,
     "lfm2": lfm2,
     "olmo2": olmo2,
     "olmo3": olmo2,

@@ -196,7 +196,7 @@ def product_label(node: Node) -> str:
     ref = node.weights[0]
     role, stem = role_of(ref), ref.names[0].split(".")[-2]
     if role == "shared":
-        return "shared_gate_up" if len(ref.names) > 1 else "shared_down"
+        return "shared_down" if stem == "down_proj" else "shared_gate_up"
     if role == "qkv" and len(ref.names) == 1:
         return stem.split("_proj")[0]
     if stem == "shared_expert_gate":
