@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.base.absorb import absorbed
-from headrace.base.arch import Encoder, Mla, ModelArch, Moe, Rope
+from headrace.base.arch import Encoder, Mla, ModelArch, Moe, Recurrence, Rope
 from headrace.base.demand import Hidden, demand, head
 from headrace.base.errors import UnsupportedModel
 from headrace.base.graph import AttentionSpec
@@ -29,6 +29,12 @@ ARCH = ModelArch(
 MOE = Moe(experts=4, active=2, intermediate=16)
 SHAPES: dict[str, dict[str, Any]] = {
     "bert": {"encoder": Encoder(types=2, labels=1), "kv_heads": 4},
+    "lfm2": {"recurrence": Recurrence("conv", (0, 2), 3, 32)},
+    "granitemoehybrid": {"recurrence": Recurrence("ssm", (0, 2), 4, 48, True, 2, 4, 4, 8)},
+    **{
+        key: {"recurrence": Recurrence("delta", (0, 2), 4, 48, False, 2, 4, 4, 8)}
+        for key in ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+    },
     "deepseek_v2": {"mla": Mla(16, None, 4, 4, 8), "moe": replace(MOE, shared_intermediate=24)},
     "deepseek_v3": {"mla": Mla(16, 12, 4, 4, 8), "moe": replace(MOE, dense_layers=1)},
     "gemma3": {"windows": (8, 8, None), "local_rope": Rope(1e3), "tied_embedding": True},
@@ -76,7 +82,8 @@ def test_every_question_is_a_legal_graph(family: str) -> None:
     end = head(graph)
     assert end is not None
     end.verify()
-    assert len(graph.attentions()) == ARCH.layers
+    states = {spec.layer for spec in graph.recurrent()}
+    assert len(graph.attentions()) + len(states) == ARCH.layers
 
 
 def test_windowed_layers_have_their_window_and_their_rope() -> None:

@@ -7,9 +7,10 @@ Where does my change go: who owns a block and how long it lives.
 
 from __future__ import annotations
 
-from .manager import BlockTable, KvManager
+from .manager import KvManager
 from .pool import BlockPool
 from .prefix import PrefixChain, root_of, tenant_of
+from .table import BlockTable
 from .tiers import Tiers
 
 __all__ = ["BlockPool", "BlockTable", "KvManager", "PrefixChain", "Tiers", "root_of", "tenant_of"]

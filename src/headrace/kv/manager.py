@@ -32,7 +32,6 @@ from headrace.base.step import (
     BlockWrite,
     GroupShape,
     PoolShape,
-    StateKeep,
     StepPlan,
 )
 from headrace.base.tiers import KeyedBlock, LowerTiers
@@ -41,29 +40,7 @@ from .partial import PartialBlocks
 from .pool import BlockPool
 from .prefix import PrefixChain, root_of
 from .states import StateBlocks
-
-
-class BlockTable:
-    """The blocks of one sequence in every group. Made and changed by `KvManager` only."""
-
-    __slots__ = ("blocks", "chain", "copied", "entered", "first", "keeps", "restores", "sources")
-
-    def __init__(self, groups: int, chain: PrefixChain | None) -> None:
-        self.blocks: list[list[int]] = [[] for _ in range(groups)]
-        self.first = [0] * groups
-        """Per group: entries below are NULL_BLOCK."""
-        self.entered = 0
-        """Full blocks below this were offered to the index."""
-        self.sources: list[int] = []
-        """Per group: the block of which the first `copied` tokens are its next block's; held until
-        the step that copies them has ended."""
-        self.copied = 0
-        self.chain = chain
-        """None: this sequence neither finds nor leaves anything in the index."""
-        self.keeps: tuple[int, ...] = ()
-        """Tokens behind which its state is to be kept for others."""
-        self.restores: int | None = None
-        """The checkpoint that its first step begins with; held until then."""
+from .table import BlockTable
 
 
 class KvManager:
@@ -100,11 +77,11 @@ class KvManager:
         """Tokens of these that were found."""
         self.tiers: LowerTiers | None = None
         self.windows = [group.window for group in pool.groups]
-        states = [at for at, group in enumerate(pool.groups) if group.state]
-        assert len(states) <= 1, "all states of a sequence are in one group"
         self.states: StateBlocks | None = None
-        if states:
-            self.states = StateBlocks(states[0], self.pools[states[0]], self.block_size)
+        for at, group in enumerate(pool.groups):
+            if group.state:
+                assert self.states is None, "all states of a sequence are in one group"
+                self.states = StateBlocks(at, self.pools[at], self.block_size)
         self._paged = [
             (at, group.window, block_pool)
             for at, (group, block_pool) in enumerate(zip(pool.groups, self.pools, strict=True))
@@ -209,7 +186,8 @@ class KvManager:
         if self.states is None:
             self._part_of_a_block(table, known)
         else:
-            self._open_state(table, known, keys, hit, limit)
+            paged = self._longest_paged(keys, limit, [pool.index for pool in self.pools])
+            self.states.open(table, known, hit, paged)
         return table
 
     def _retain(self, pool: BlockPool, chain: PrefixChain, blocks: list[int], first: int) -> None:
@@ -243,36 +221,11 @@ class KvManager:
         """Is this block in every group, and computed?"""
         return key not in self._fresh and all(key in pool.index for pool in self.pools)
 
-    def _open_state(
-        self, table: BlockTable, known: int, keys: list[bytes], hit: int, limit: int
-    ) -> None:
-        """Hold the checkpoint of a hit, and choose where the table leaves some."""
-        assert self.states is not None
-        pool = self.states.pool
-        if hit:
-            table.restores = pool.index[keys[hit - 1]]
-            pool.share(table.restores)
-        paged = self._longest_paged(keys, limit, [pool.index for pool in self.pools])
-        table.keeps = self.states.places(known, hit, paged)
-
-    def restores(self, table: BlockTable, out: list[BlockCopy]) -> None:
-        """Append the copy that a table just opened begins with, where it found a checkpoint."""
-        if self.states is not None and table.restores is not None:
-            self.states.restore(table.restores, table.blocks[self.states.group][0], out)
-            table.restores = None
-
-    def keep(
-        self, table: BlockTable, row: int, start: int, end: int, step: int, out: list[StateKeep]
-    ) -> None:
-        """Append what a step that computes the tokens start … end for good is to keep of its
-        state."""
-        if self.states is None or table.chain is None or not table.keeps:
-            return
-        for at in table.keeps:
-            if start < at <= end:
-                key = table.chain.extend(at // self.block_size)[at // self.block_size - 1]
-                self.states.keep(row, at, key, step, out)
-        table.keeps = tuple(at for at in table.keeps if at > end)
+    def keep(self, table: BlockTable, row: int, start: int, plan: StepPlan) -> None:
+        """Add to the plan, whose last chunk begins at `start` of the table's tokens, what it is to
+        keep of their state."""
+        if self.states is not None:
+            self.states.keep(table, row, start, start + plan.counts[-1], plan)
 
     def count_lookup(self, tokens: int, hits: int) -> None:
         """Book one lookup; apart from `open`, since a sequence that did not fit asks again."""
@@ -288,6 +241,8 @@ class KvManager:
         for group, blocks in enumerate(table.blocks):
             if blocks:
                 plan.blocks.append(BlockWrite(row, group, 0, blocks.copy()))
+        if self.states is not None:
+            self.states.restore(table, plan)
         if table.sources:
             for group, source in enumerate(table.sources):
                 target = table.blocks[group][table.entered]
@@ -365,9 +320,8 @@ class KvManager:
     def close(self, table: BlockTable) -> None:
         """Give back all blocks, the last first: a prefix is evicted from its end."""
         del self._tables[id(table)]
-        if self.states is not None and table.restores is not None:
-            self.states.pool.give_back(table.restores)
-            table.restores = None
+        if self.states is not None:
+            self.states.leave(table)
         self._give_back([table.sources] if table.sources else [])
         table.sources = []
         for pool, blocks, first in zip(self.pools, table.blocks, table.first, strict=True):
@@ -441,9 +395,8 @@ class KvManager:
             for sources in copied:
                 owners[sources[group]] = owners.get(sources[group], 0) + 1
             if self.states is not None and self.states.group == group:
-                held = [table.restores for table in self._tables.values()]
-                for one in [*self.states.owned(), *(one for one in held if one is not None)]:
-                    owners[one] = owners.get(one, 0) + 1
+                for block in self.states.held(self._tables.values()):
+                    owners[block] = owners.get(block, 0) + 1
             for table in self._tables.values():
                 blocks, first = table.blocks[group], table.first[group]
                 assert all(block == NULL_BLOCK for block in blocks[:first])

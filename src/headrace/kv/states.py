@@ -16,14 +16,16 @@ first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from headrace.base.step import MOST_KEEPS, BlockCopy, StateKeep
+from headrace.base.step import MOST_KEEPS, BlockCopy, StateKeep, StepPlan
 
 from .pool import BlockPool
+from .table import BlockTable
 
 
-class _Checkpoint(NamedTuple):
+class _Filling(NamedTuple):
     key: bytes
     block: int
 
@@ -34,7 +36,7 @@ class StateBlocks:
     def __init__(self, group: int, pool: BlockPool, block_size: int) -> None:
         self.group, self.pool = group, pool
         self._size = block_size
-        self._coming: dict[int, list[_Checkpoint]] = {}
+        self._coming: dict[int, list[_Filling]] = {}
         """Per step: checkpoints that it makes."""
 
     def longest(self, keys: list[bytes], most: int) -> int:
@@ -43,26 +45,41 @@ class StateBlocks:
             most -= 1
         return most
 
-    def places(self, prompt: int, hit: int, paged: int) -> tuple[int, ...]:
-        """Tokens behind which a prompt that begins with `hit` blocks leaves checkpoints; `paged`:
-        blocks that the other groups have of it."""
-        last = max(prompt - 1, 0) // self._size
-        wanted = sorted({paged, last})[-MOST_KEEPS:]
-        return tuple(blocks * self._size for blocks in wanted if blocks > hit)
+    def open(self, table: BlockTable, known: int, hit: int, paged: int) -> None:
+        """Hold the checkpoint behind the `hit` blocks that a table begins with, and choose where it
+        leaves some in its `known` tokens; `paged`: blocks that the other groups have of them."""
+        assert table.chain is not None
+        if hit:
+            table.restores = self.pool.index[table.chain.keys[hit - 1]]
+            self.pool.share(table.restores)
+        wanted = sorted({paged, max(known - 1, 0) // self._size})[-MOST_KEEPS:]
+        table.keeps = tuple(blocks * self._size for blocks in wanted if blocks > hit)
 
-    def restore(self, source: int, target: int, out: list[BlockCopy]) -> None:
-        """Begin with the checkpoint `source`, which is held once for that."""
-        if source != target:
-            out.append(BlockCopy(self.group, source, target))
-        self.pool.give_back(source)
+    def restore(self, table: BlockTable, plan: StepPlan) -> None:
+        """Have a plan begin with the checkpoint of a table just opened, where it found one."""
+        source, (target, *_) = table.restores, table.blocks[self.group]
+        if source is not None and source != target:
+            plan.copies.append(BlockCopy(self.group, source, target))
+        self.leave(table)
 
-    def keep(self, row: int, at: int, key: bytes, step: int, out: list[StateKeep]) -> None:
-        """Have a step copy a row's state, where there is a block for it that nobody runs in."""
-        if key in self.pool.index or self.pool.free < 1:
-            return
-        block = self.pool.take()
-        self._coming.setdefault(step, []).append(_Checkpoint(key, block))
-        out.append(StateKeep(row, at, block))
+    def leave(self, table: BlockTable) -> None:
+        """Hold its checkpoint no more."""
+        if table.restores is not None:
+            self.pool.give_back(table.restores)
+            table.restores = None
+
+    def keep(self, table: BlockTable, row: int, start: int, end: int, plan: StepPlan) -> None:
+        """Have a plan that computes the tokens start … end of a table for good copy its state where
+        that was chosen, if there is a block for it that nobody runs in."""
+        for at in table.keeps:
+            if not start < at <= end or table.chain is None:
+                continue
+            key = table.chain.extend(at // self._size)[at // self._size - 1]
+            if key not in self.pool.index and self.pool.free:
+                block = self.pool.take()
+                self._coming.setdefault(plan.number, []).append(_Filling(key, block))
+                plan.keeps.append(StateKeep(row, at, block))
+        table.keeps = tuple(at for at in table.keeps if at > end)
 
     def settle(self, step: int) -> None:
         """A step succeeded: its checkpoints can be found."""
@@ -80,6 +97,7 @@ class StateBlocks:
         """Nothing that is being copied is to be found."""
         self.forget(-1)
 
-    def owned(self) -> list[int]:
-        """Blocks that steps in flight fill."""
-        return [block for coming in self._coming.values() for _, block in coming]
+    def held(self, tables: Iterable[BlockTable]) -> Iterator[int]:
+        """Blocks that steps in flight fill, and checkpoints that tables are to begin with."""
+        yield from (block for coming in self._coming.values() for _, block in coming)
+        yield from (table.restores for table in tables if table.restores is not None)

@@ -19,7 +19,7 @@ from ..base.groups import layer_groups, pool_bytes
 from ..base.step import PoolShape
 from ..models.registry import describe
 from .formats import dtype_bytes, kv_token_bytes
-from .states import state_blocks
+from .states import with_states
 
 USABLE = {"cpu": 0.5, "cuda": 0.92}
 """Share of the available memory that is planned: a host has other tenants and a page cache that
@@ -38,7 +38,6 @@ COMFORTABLE_CONTEXT = 2048
 SAMPLING_COPIES = 5
 """fp32 arrays [R, V] alive while sampling: logits, and beside them what penalties need, or
 probabilities, sorted values and their int64 indices (two)."""
-
 
 GRAPH_LOGITS = 10
 """Bytes per logit of the largest decode step that graphs hold: as the product makes it (2), in fp32
@@ -91,8 +90,7 @@ class MemoryPlan:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the pool holds: of its largest group, the null block left out."""
-        paged = (group.blocks for group in self.pool.groups if not group.state)
-        most = max(paged, default=1)
+        most = max((group.blocks for group in self.pool.groups if not group.state), default=1)
         return (most - 1) * self.pool.block_size
 
     @property
@@ -260,8 +258,7 @@ def plan_memory(
 
 def cached_layers(arch: ModelArch) -> int:
     """Layers that keep KV of each token."""
-    groups = layer_groups(arch, "float32")
-    return sum(len(group.layers) for group in groups if not group.state)
+    return sum(len(one.layers) for one in layer_groups(arch, "float32") if not one.state)
 
 
 def _has_logits(arch: ModelArch) -> bool:
@@ -377,11 +374,7 @@ def _pool(wish: Wish, blocks: int) -> PoolShape:
         group._replace(blocks=1 + min(blocks, window_cap(wish, group.window)))
         for group in layer_groups(wish.arch, wish.kv_dtype)
     ]
-    if groups and groups[-1].state:
-        groups[-1] = groups[-1]._replace(
-            blocks=state_blocks(wish.rows, wish.block_size, groups[:-1], groups[-1])
-        )
-    return PoolShape(wish.block_size, tuple(groups))
+    return PoolShape(wish.block_size, with_states(wish.rows, wish.block_size, groups))
 
 
 def _fit(wish: Wish, fits: Callable[[Wish], bool], *, lower_context: bool) -> Wish | None:

@@ -13,11 +13,12 @@ MOST = 4
 many for each row; two are the least."""
 
 
-def state_blocks(
-    rows: int, block_size: int, paged: Sequence[GroupShape], states: GroupShape
-) -> int:
-    """Blocks of the group `states` beside the others: the null block, one of each row, and so many
-    checkpoints as are worth their bytes."""
+def with_states(rows: int, block_size: int, groups: Sequence[GroupShape]) -> tuple[GroupShape, ...]:
+    """The `groups` of a pool, of which the last, where it is of states, gets its blocks: the null
+    block, one of each row, and so many checkpoints as are worth their bytes."""
+    if not groups or not groups[-1].state:
+        return tuple(groups)
+    *paged, states = groups
     share = int(SHARE * pool_bytes(PoolShape(block_size, tuple(paged))))
-    checkpoints = share // block_bytes(states, block_size)
-    return 1 + rows + max(2, min(checkpoints, MOST * rows))
+    checkpoints = max(2, min(share // block_bytes(states, block_size), MOST * rows))
+    return (*paged, states._replace(blocks=1 + rows + checkpoints))

@@ -380,7 +380,7 @@ class Scheduler:
             self._roster.decoding[work.id] = work
         if work.table is not None:
             self.kv.enter(work.table, end, plan.number)
-            self.kv.keep(work.table, work.row, start, end, plan.number, plan.keeps)
+            self.kv.keep(work.table, work.row, start, plan)
 
     def _admit(self, plan: StepPlan, entries: list[Work]) -> None:
         """Give rows to waiting work, in order of rank, and place its first chunks."""
@@ -406,7 +406,6 @@ class Scheduler:
             plan.admitted.append(work.admission())
             if work.table is not None:
                 self.kv.writes(work.table, work.row, plan)
-                self.kv.restores(work.table, plan.copies)
             self._place(plan, entries, work, count)
             budget -= count
         for work in unprepared:

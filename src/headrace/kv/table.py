@@ -1,0 +1,28 @@
+"""The blocks of one sequence."""
+
+from __future__ import annotations
+
+from .prefix import PrefixChain
+
+
+class BlockTable:
+    """The blocks of one sequence in every group. Made and changed by `KvManager` only."""
+
+    __slots__ = ("blocks", "chain", "copied", "entered", "first", "keeps", "restores", "sources")
+
+    def __init__(self, groups: int, chain: PrefixChain | None) -> None:
+        self.blocks: list[list[int]] = [[] for _ in range(groups)]
+        self.first = [0] * groups
+        """Per group: entries below are NULL_BLOCK."""
+        self.entered = 0
+        """Full blocks below this were offered to the index."""
+        self.sources: list[int] = []
+        """Per group: the block of which the first `copied` tokens are its next block's; held until
+        the step that copies them has ended."""
+        self.copied = 0
+        self.chain = chain
+        """None: this sequence neither finds nor leaves anything in the index."""
+        self.keeps: tuple[int, ...] = ()
+        """Tokens behind which its state is to be kept for others."""
+        self.restores: int | None = None
+        """The checkpoint that its first step begins with; held until then."""
