@@ -24,12 +24,12 @@ CEILINGS = {
     "lines of a file": 510,  # What is read in one sitting.
     "lines of a function": 133,  # What is understood without scrolling back.
     "lines of a command": 148,  # Most of them say what an option means.
-    "lines of a class": 427,  # What has one reason to change.
+    "lines of a class": 436,  # What has one reason to change.
     "lines of a Triton function": 167,
     "parameters": 16,  # What a caller can get right without looking it up.
     "parameters of a command": 39,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 36,
-    "fields": 32,  # What a record can be explained as; public options and wire formats: `WIDE`.
+    "fields": 34,  # What a record can be explained as; public options and wire formats: `WIDE`.
     "own imports in functions": 51,  # Each hides an edge of the graph of modules.
     "other imports in functions": 71,  # Each keeps a start without torch, or quick.
     "class names with two meanings": 56,  # One word, one meaning (`docs/glossary.md`).
@@ -38,31 +38,31 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 5_028,
+    "base": 5_527,
     "bench": 9_540,
     "cli": 5_616,
     "dist": 510,
-    "engine": 8_419,
+    "engine": 8_425,
     "factory": 6_708,
-    "kernels": 13_520,
-    "kv": 1_396,
-    "layers": 314,
-    "loader": 4_693,
+    "kernels": 14_102,
+    "kv": 1_573,
+    "layers": 385,
+    "loader": 4_826,
     "media": 389,
-    "models": 412,
+    "models": 510,
     "obs": 1_767,
     "quant": 973,
-    "roofline": 4_728,
+    "roofline": 4_789,
     "route": 955,
-    "sched": 1_577,
+    "sched": 1_578,
     "server": 15_736,
     "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
-    "worker": 5_344,
+    "worker": 5_407,
 }
 """Lines of Python in each package."""
-TOTAL = 96_817
+TOTAL = 98_501
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
