@@ -41,7 +41,7 @@ MAX_LOGITS = 64
 _EPS = 1e-5
 _FRAME_SAMPLES = 320
 """Samples of a position of the encoder's output."""
-_LEAST_FRAMES, _BEHIND_FRAMES = 400, 50
+_LEAST_FRAMES, _BEHIND_FRAMES = 200, 50
 """Positions of a short window at least, and those behind its sound."""
 
 

@@ -49,7 +49,7 @@ BUFFER_SECONDS = 600.0
 """Samples that wait to be committed, where the client does that."""
 MOST_PENDING = 4
 """Committed utterances that wait; beyond these the client is not read from."""
-FIRST_PARTIAL, PARTIAL_STEP = 0.4, 0.25
+FIRST_PARTIAL, PARTIAL_STEP = 0.7, 0.2
 """Seconds of new speech that are worth a pass."""
 LOOK_SECONDS = 1.0
 
