@@ -14,7 +14,7 @@ from test_disk import PARTS, SIZE, TENANT, content, empty, key
 
 from headrace.base.errors import OptionError
 from headrace.worker.disk import HEAD_BYTES, DiskTier
-from headrace.worker.remote import BlockStore, RedisStore, RemoteTier, open_store
+from headrace.worker.remote import RedisStore, RemoteTier, SharedStore, open_store
 from headrace.worker.stack import Stack
 
 
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(params=["redis", "objects"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlockStore]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedStore]:
     if request.param == "redis":
         found = open_store(request.getfixturevalue("server"))
         yield found
@@ -56,7 +56,7 @@ def seek(tier: RemoteTier, numbers: range) -> list[bool]:
     return tier.seek([(key(number), 0, TENANT) for number in numbers])
 
 
-def test_another_machine_finds_what_one_wrote(store: BlockStore) -> None:
+def test_another_machine_finds_what_one_wrote(store: SharedStore) -> None:
     first, second = RemoteTier(store, "engine", 2), RemoteTier(store, "engine", 2)
     for number in range(5):
         assert first.write(key(number), 0, TENANT, content(number), 0)
@@ -75,7 +75,7 @@ def test_another_machine_finds_what_one_wrote(store: BlockStore) -> None:
 
 
 @pytest.mark.parametrize("harm", ["flipped", "short", "long", "another"])
-def test_what_is_damaged_is_not_believed(store: BlockStore, harm: str) -> None:
+def test_what_is_damaged_is_not_believed(store: SharedStore, harm: str) -> None:
     tier = RemoteTier(store, "engine", 2)
     tier.write(key(1), 0, TENANT, content(1), 0)
     name = tier._name(key(1), 0, TENANT)
@@ -134,7 +134,7 @@ def test_a_server_that_is_gone_fails_soon(server: str) -> None:
         assert time.monotonic() - begin < 30
 
 
-def test_a_disk_stands_before_the_store(store: BlockStore, tmp_path: Path) -> None:
+def test_a_disk_stands_before_the_store(store: SharedStore, tmp_path: Path) -> None:
     disk, remote = DiskTier(tmp_path, "engine", 2, 1 << 20), RemoteTier(store, "engine", 2)
     stack = Stack([disk, remote])
     assert stack.write(key(1), 0, TENANT, content(1), 0)

@@ -27,7 +27,7 @@ MOST_KNOWN = 1 << 18
 _TRY_AGAIN = 60.0
 
 
-class BlockStore(Protocol):
+class SharedStore(Protocol):
     """The three calls of a remote store, and how to empty it. Each raises what its library does."""
 
     def exists(self, names: list[str]) -> list[bool]: ...
@@ -46,7 +46,7 @@ class RemoteTier:
     nbytes = 0
     """Not known: the store counts for all who use it."""
 
-    def __init__(self, store: BlockStore, engine: str, groups: int) -> None:
+    def __init__(self, store: SharedStore, engine: str, groups: int) -> None:
         self._store = store
         self._engine = engine
         self._known: list[dict[bytes, None]] = [{} for _ in range(groups)]
@@ -232,7 +232,7 @@ SCHEMES: dict[str, type[RedisStore] | type[ObjectStore]] = {
 }
 
 
-def open_store(url: str) -> BlockStore:
+def open_store(url: str) -> SharedStore:
     """The store of a URL. Raises `OptionError` for what is none, or what is not installed."""
     scheme = urlsplit(url).scheme
     if scheme not in SCHEMES:
@@ -241,7 +241,7 @@ def open_store(url: str) -> BlockStore:
             param="context_cache_remote",
         )
     try:
-        store: BlockStore = SCHEMES[scheme](url)
+        store: SharedStore = SCHEMES[scheme](url)
     except ImportError as missing:
         how = "pip install 'headrace[cache]'" if scheme in ("redis", "rediss", "unix") else missing
         raise OptionError(
