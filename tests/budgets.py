@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_407,
 }
 """Lines of Python in each package."""
-TOTAL = 98_501
+TOTAL = 98_509
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
