@@ -36,6 +36,8 @@ class TritonBackend:
             return "no k8v4 KV cache"
         if question.dtype not in DTYPES:
             return f"no kernels for {question.dtype}"
+        if kind in ("short_conv", "delta_rule", "ssm", "multiply"):
+            return f"no kernel for {kind}"
         of_latents = any(each.latent for each in question.attentions)
         if of_latents and kind in ("write", "attend", "absorb", "unpack"):
             return "no kernel for attention over latents"
