@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 8_425,
     "factory": 6_708,
-    "kernels": 14_102,
+    "kernels": 14_104,
     "kv": 1_573,
     "layers": 385,
     "loader": 4_826,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_407,
 }
 """Lines of Python in each package."""
-TOTAL = 98_509
+TOTAL = 98_511
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
