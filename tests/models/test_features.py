@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = [prompt(length) for length in (1, 23, 70)]
 ASKED = SamplingParams(temperature=0.8, top_p=0.95, seed=3, max_tokens=20, logprobs=1)
-REFUSED: dict[tuple[str, str], str] = {}
+REFUSED = {("lfm2", "adapters"): "out_proj"}
 """(family, feature) → the words of the refusal."""
 
 
@@ -127,7 +127,8 @@ def kept_as(kv_dtype: str) -> Callable[[Family], None]:
 
 def with_an_adapter(family: Family) -> None:
     """An adapter gives what it gives as part of the weights, beside requests without it."""
-    folder = lora.make(family.path, family.path.parent / "adapter", target_modules=["o_proj"])
+    module = "out_proj" if "lfm2" in (family.path / "config.json").read_text() else "o_proj"
+    folder = lora.make(family.path, family.path.parent / "adapter", target_modules=[module])
     worker = family.worker(adapters=1, kv_dtype="float32")
     worker.load_adapter("a", str(folder))
     driver = Driver(worker)
