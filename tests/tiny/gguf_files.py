@@ -155,8 +155,11 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
         else:
             own = renamed.get_name(name, (".weight", ".bias"))
             assert own is not None, name
-            gate = name.endswith("shared_expert_gate.weight")
-            found[own] = data.squeeze(0) if gate else data.squeeze(1) if data.ndim == 3 else data
+            if name.endswith("shared_expert_gate.weight"):
+                data = data.squeeze(0)
+            elif name.endswith("conv.weight"):
+                data = data.squeeze(1)
+            found[own] = data
     for name, parts in stacks.items():
         own = renamed.get_name(name, (".weight", ".bias"))
         assert own is not None, name
