@@ -26,7 +26,7 @@ from headrace.factory.attest import (
 from headrace.factory.audit import named
 from headrace.factory.bundle import beside, read_bundle, shipped, take_in, write_bundle
 from headrace.factory.key import canonical
-from headrace.factory.registry import Remote, attestation_tag
+from headrace.factory.registry import Remote, tag_beside
 from headrace.factory.revoke import revoke
 from headrace.factory.sign import Withdrawn, opened, sign, signer
 from headrace.factory.store import INDEX_TYPE, Descriptor, Store
@@ -192,11 +192,11 @@ def test_it_goes_to_a_registry_as_cosign_names_it(
         remote = Remote(f"{server.host}/here:tag")
         root, attested = things(shop, name).values()
         remote.push(shop.store, root, lambda *_: None)
-        remote.push(shop.store, attested, lambda *_: None, attestation_tag(root))
+        remote.push(shop.store, attested, lambda *_: None, tag_beside(root))
         assert server.tags[root.digest.replace(":", "-") + ".att"] == attested.digest
         assert server.tags["tag"] == root.digest
         pulled = remote.pull(other.store, lambda *_: None)
-        beside_it = remote.pull(other.store, lambda *_: None, attestation_tag(pulled))
+        beside_it = remote.pull(other.store, lambda *_: None, tag_beside(pulled))
         taken = take_in(other.store, {name: pulled, "x": beside_it}, other.rings._trust)
         assert taken == [name]
     assert told(other) == []

@@ -98,8 +98,9 @@ SCALED = {"prometheus": "http://prometheus:9090", "maxReplicas": 4, "wait": 2}
         {"autoscale": {"prometheus": "", "maxReplicas": 0, "wait": 2}},
         {"autoscale": {"prometheus": "", "maxReplicas": 4, "wait": 0}},
         {"picker": "Not_A_Name"},
-        {"weights": {"from": "elsewhere", "reference": REFERENCE, "path": "/weights"}},
-        {"weights": {"from": "volume", "reference": "models:1", "path": "/weights"}},
+        {"weights": {"from": "up", "reference": REFERENCE, "path": "/weights", "panels": ""}},
+        {"weights": {"from": "volume", "reference": "models:1", "path": "/weights", "panels": ""}},
+        {"weights": {"from": "load", "reference": REFERENCE, "path": "/weights", "panels": "one"}},
         {"frame": "StatefulSet"},
         {"frame": "InferenceService", "monitor": True},
         {"frame": "InferenceService", "autoscale": SCALED},
@@ -128,6 +129,7 @@ SETTINGS: list[tuple[str, ...]] = [
     ("options.max_body=123456789", "replicas=0"),
     ("tolerations[0].operator=Exists", "imagePullSecrets[0].name=pull"),
     ("weights.from=volume",),
+    ("weights.from=volume", f"weights.panels={REFERENCE}"),
     ("network.from[0].podSelector.matchLabels.app=gateway", "nodeSelector=null"),
 ]
 
@@ -198,17 +200,20 @@ def test_weights_are_mounted_where_the_cluster_can(
     chart: Path, way: str, version: str, mounted: bool
 ) -> None:
     words = ("--kube-version", version)
-    documents = rendered(chart, f"weights.from={way}", words=words)
+    settings = f"weights.from={way}", f"weights.panels={REFERENCE}"
+    documents = rendered(chart, *settings, words=words)
     (pod,) = [one["spec"]["template"]["spec"] for one in documents if one["kind"] == "Deployment"]
     images = {one["name"]: one["image"] for one in pod["volumes"] if "image" in one}
     (serve,) = pod["containers"]
     assert ("initContainers" in pod) != mounted
-    assert set(images) == ({"profile", "weights"} if mounted else set())
+    assert set(images) == ({"profile", "weights", "panels"} if mounted else set())
     where = {one["name"]: one for one in serve["volumeMounts"]}
     assert ("store" in where) != mounted
     if mounted:
         assert images["profile"]["reference"] == REFERENCE
         assert images["weights"]["reference"] == REFERENCE  # Their digest is nought as well.
+        assert images["panels"]["reference"] == REFERENCE
+        assert where["panels"] == {"name": "panels", "mountPath": "/cache/panels", "readOnly": True}
         assert where["weights"] == {"name": "weights", "mountPath": "/weights", "readOnly": True}
         profile = "/profile/profile.dsse.json"
         assert serve["args"][:5] == ["serve", "/weights", "--offline", "--profile", profile]

@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -60,16 +62,19 @@ def registry(root: Path) -> Iterator[str]:
     words = [program, "serve", str(root.parent / "registry.yml")]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            await_answer(host, "/v2/", 0.1, 300, process)
+            await_answer(host, "/v2/", 0.1, 300, lambda: process.poll() is None)
             yield host
         finally:
             process.terminate()
 
 
-def await_answer(host: str, path: str, period: float, tries: int, alive: Any = None) -> None:
-    """Ask as a probe does: every `period` seconds, so many times, for a status of success."""
+def await_answer(
+    host: str, path: str, period: float, tries: int, alive: Callable[[], bool]
+) -> None:
+    """Ask as a probe does: every `period` seconds, so many times, for a status of success. Who has
+    ended is not waited for."""
     for _ in range(tries):
-        assert alive is None or alive.poll() is None, f"what is to answer at {host} has ended"
+        assert alive(), f"what is to answer at {host} has ended"
         connection = HTTPConnection(host, timeout=5)
         try:
             connection.request("GET", path)
@@ -118,6 +123,11 @@ class Podman:
         )
         assert done.returncode == 0 or not check, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout + ("" if check else done.stderr)
+
+    def runs(self, name: str) -> bool:
+        """Does the pod's server run? Where its loader refused, there is none."""
+        words = ("ps", "--filter", f"name=^{name}-serve$", "--format", "{{.Names}}")
+        return self(*words).strip() == f"{name}-serve"
 
     def end(self) -> None:
         self("pod", "rm", "--all", "--force", "--time", "1", check=False)
@@ -174,7 +184,8 @@ class Pods(Service):
         probe = serve["startupProbe"]
         path, period = probe["httpGet"]["path"], probe["periodSeconds"]
         try:
-            await_answer(f"{address}:{port}", path, period, probe["failureThreshold"])
+            alive = partial(self.podman.runs, name)
+            await_answer(f"{address}:{port}", path, period, probe["failureThreshold"], alive)
         except AssertionError as error:
             logs = self.podman("logs", f"{name}-serve", check=False)
             raise AssertionError(f"{error}: {said}{logs}") from None
@@ -192,6 +203,17 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if done.returncode:
         pytest.skip(f"the image could not be made: {done.stderr.strip()[-200:]}")
     return store
+
+
+def test_who_has_ended_is_not_waited_for() -> None:
+    """As a pod whose server dies while it starts: its probe would be asked for ten minutes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{free.getsockname()[1]}"
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"]) as process:
+        process.wait()
+        with pytest.raises(AssertionError, match=f"{host} has ended"):
+            await_answer(host, "/v1/health/ready", 2, 300, lambda: process.poll() is None)
 
 
 @pytest.mark.parametrize("name", ["tiny", pytest.param("default", marks=pytest.mark.model)])
@@ -242,10 +264,11 @@ def test_pods_of_a_chart_are_promoted_refused_and_rolled_back(
             for path in (blobs / digest[:2] / digest / "data", site.store.blob(f"sha256:{digest}")):
                 path.chmod(0o644)
                 path.write_bytes(flip(path.read_bytes()))
+            assert podman.runs("river-3")
             assert digest in site.call("verify", status=6)
             said = podman.play("refused", "127.0.0.99")
             assert f"{digest} came with other bytes" in said
-            assert "refused-serve" not in podman("ps", "--format", "{{.Names}}")
+            assert not podman.runs("refused")
             begin = time.monotonic()
             assert site.call("rollback", "production").startswith("production 3: ")
             podman.take(charts[0])

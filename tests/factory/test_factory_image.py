@@ -257,6 +257,30 @@ def test_wrong_wishes_are_named(tmp_path: Path, inputs: Path) -> None:
         ImageBuild(store, key, [other], lock=inputs / "lock", wheels=inputs)
 
 
+@pytest.mark.parametrize("given", ["wheel", "here"])
+def test_an_image_without_kernels_is_refused(
+    tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """Made of a wheel or of what is installed, it would start and serve nothing."""
+    bare, source = tmp_path / "bare" / "headrace", image.PACKAGE
+    shutil.copytree(source, bare, ignore=shutil.ignore_patterns("*.so", "__pycache__", "csrc"))
+    monkeypatch.setattr(image, "PACKAGE", bare)
+    monkeypatch.setattr(image.sysconfig, "get_path", lambda _name: str(bare.parent))
+    name, says = f"headrace-0.1.0-py3-none-linux_{platform.machine()}.whl", "what is installed here"
+    if given == "wheel":
+        files = {f"headrace/{one.relative_to(bare)}": one.read_bytes() for one in bare.glob("*.py")}
+        write_wheel(inputs / name, files)
+        says = name
+    with pytest.raises(InvalidRequest, match=f"{says} has no CPU kernels") as caught:
+        build(tmp_path / "store", inputs)
+    assert caught.value.param == "wheels"
+    kernels = bare / "kernels" / "cpu" / image.FILE.name
+    kernels.write_bytes(b"machine code")
+    if given == "wheel":
+        write_wheel(inputs / name, {**files, str(kernels.relative_to(bare.parent)): b"code"})
+    build(tmp_path / "store", inputs)
+
+
 @pytest.mark.parametrize("name", ["../out", "/etc/passwd", "a/../../out"])
 def test_a_package_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelFileError, match="leaves its folder"):

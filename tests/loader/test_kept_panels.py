@@ -25,7 +25,7 @@ from headrace.base.modelfiles import ModelFiles
 from headrace.loader import cached_models, panelfile, remove
 from headrace.loader.kept import kept_panels
 from headrace.loader.panelfile import FORMAT, HUGE, MAGIC, PAGE, PanelFile, PanelFileWrong, Part
-from headrace.loader.panels import PanelShelf
+from headrace.loader.panels import PanelShelf, kept_path, portable
 from headrace.loader.progress import TerminalLine
 
 IDENTITY = {"layout": "1", "source": "/model.gguf"}
@@ -123,6 +123,39 @@ def test_the_second_start_packs_nothing(files: ModelFiles, folder: Path) -> None
     # Somebody cleans the cache while it serves: what is mapped stays.
     shelf.path.unlink()
     assert all(np.array_equal(weights[part.name], part.data) for part in parts())
+
+
+def test_panels_of_a_content_serve_it_wherever_it_lies(
+    tmp_path: Path, files: ModelFiles, folder: Path
+) -> None:
+    assert kept_path(files, folder) is None
+    assert portable(files, folder, "1") is None
+    start(files, folder)
+    brought = portable(files, folder, "1")
+    assert brought is not None
+    whole = brought.read_bytes()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.gguf").write_bytes(files.path.read_bytes())
+    moved = cast(ModelFiles, SimpleNamespace(path=(path := tmp_path / "other" / "model.gguf"),
+                                             weights=(path,)))  # fmt: skip
+    shelf, _, packed = start(moved, folder)
+    assert not packed
+    assert shelf.reason.endswith(brought.name) or brought.name in shelf.reason
+    assert kept_path(moved, folder) == brought
+    # Of equal panels, made elsewhere and of weights in another place, the same bytes.
+    start(moved, tmp_path / "second")
+    again = portable(moved, tmp_path / "second", "1")
+    assert again is not None
+    assert (again.name, again.read_bytes()) == (brought.name, whole)
+    # Another layout, another content, or damage: they are packed anew, into a file of their own.
+    assert start(moved, folder, "2")[2] == set(SIZES)
+    for path in folder.iterdir():
+        path.unlink()
+    brought.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert start(moved, folder)[2] == set(SIZES)
+    assert kept_path(moved, folder) != brought
+    with pytest.raises(PanelFileWrong, match="of another file"):
+        PanelFile(brought, {"layout": "1", "content": "0" * 16})
 
 
 def test_little_is_not_worth_a_file(files: ModelFiles, folder: Path) -> None:

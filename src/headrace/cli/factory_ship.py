@@ -15,9 +15,9 @@ from rich.console import Console
 
 from ..base.config import EngineOptions
 from ..base.errors import NotFound, OptionError
-from ..factory.artifact import weights_manifest
+from ..factory.artifact import panels_manifest, weights_manifest
 from ..factory.build import BuildOptions, store_folder
-from ..factory.bundle import beside, read_bundle, shipped, take_in, write_bundle
+from ..factory.bundle import beside, panels, read_bundle, shipped, take_in, write_bundle
 from ..factory.chart import write_chart
 from ..factory.fleet import Cell, locally, read_fleet, run_fleet
 from ..factory.image import ImageBuild
@@ -73,14 +73,16 @@ def publish(
 ) -> None:
     """Bring a profile with its weights, or the image, to a registry; what is there is not sent."""
     # Local: other commands do without its packages.
-    from ..factory.registry import Remote, attestation_tag
+    from ..factory.registry import Remote, tag_beside
 
     place, moved = existing(store), Moved()
-    root = shipped(place, Rings(place, trusted(None)), name)
+    root = shipped(place, rings := Rings(place, trusted(None)), name)
     remote = Remote(reference)
     remote.push(place, root, moved)
     if (attested := beside(place, root)) is not None:
-        remote.push(place, attested, moved, attestation_tag(root))
+        remote.push(place, attested, moved, tag_beside(root))
+    if (kept := panels(place, rings, name)) is not None:
+        remote.push(place, kept, moved, tag_beside(root, "panels"))
     print(f"{reference} {root.digest}: {moved}")
 
 
@@ -97,12 +99,17 @@ def bundle(
         things[name] = root = shipped(place, rings, name)
         if (attested := beside(place, root)) is not None:
             things[f"{name}.att"] = attested
+        if (kept := panels(place, rings, name)) is not None:
+            things[f"{name}.panels"] = kept
     size = write_bundle(place, things, file)
     print(f"{file}: {size:,} bytes")
 
 
 def load(
     source: Annotated[str, typer.Argument(help="A bundle, or host/repository:tag of a registry.")],
+    with_panels: Annotated[
+        bool, typer.Option("--panels", help="Of a registry, also its weights as kernels need them.")
+    ] = False,
     store: At = None,
     key: Trusted = None,
 ) -> None:
@@ -111,12 +118,14 @@ def load(
     if Path(source).is_file():
         things = read_bundle(place, Path(source))
     else:
-        from ..factory.registry import Remote, attestation_tag  # Local, as above.
+        from ..factory.registry import Remote, tag_beside  # Local, as above.
 
         remote = Remote(source)
         things = {source.rpartition("/")[2]: (root := remote.pull(place, moved))}
         with suppress(NotFound):
-            things["attestation"] = remote.pull(place, moved, attestation_tag(root))
+            things["attestation"] = remote.pull(place, moved, tag_beside(root))
+        if with_panels:
+            things["panels"] = remote.pull(place, moved, tag_beside(root, "panels"))
     print(f"{', '.join(take_in(place, things, trusted(key)))}: taken in")
 
 
@@ -148,8 +157,16 @@ def chart(
     found = Rings(place, trusted(None)).find(profile)
     shown = [*sorted(folder_of_keys.glob("*.pem")), *folder_of_keys.glob(FILE)]
     believed = {path.name: path.read_text() for path in shown}
-    weights = weights_manifest(place, found.body).digest
-    write_chart(folder, found, image=image, reference=reference, weights=weights, trusted=believed)
+    weights, kept = weights_manifest(place, found.body), panels_manifest(place, found.body)
+    write_chart(
+        folder,
+        found,
+        image=image,
+        reference=reference,
+        weights=weights.digest,
+        panels=kept.digest if kept else None,
+        trusted=believed,
+    )
     print(f"{folder}: helm install {found.body.model.name} {folder}")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..base.config import EngineOptions
 from ..base.modelfiles import ModelFiles
 from ..loader import open_model
-from ..loader.panels import panel_folder, panel_path
+from ..loader.panels import kept_path, panel_folder
 from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
 from .preload import give_back
 
@@ -57,8 +57,8 @@ async def open_for_serving(
 def _read_ahead(files: ModelFiles, options: EngineOptions) -> None:
     """Have the system read the weights while the engine process still imports: those that are
     kept repacked, where there are such, since then the model's file is hardly read any more."""
-    kept = panel_path(files, panel_folder(options.cache_dir))
-    paths = (kept,) if options.keep_packed and kept.exists() else files.weights
+    kept = kept_path(files, panel_folder(options.cache_dir)) if options.keep_packed else None
+    paths = (kept,) if kept else files.weights
     if hasattr(os, "posix_fadvise"):
         for path in paths:
             with contextlib.suppress(OSError), path.open("rb") as file:

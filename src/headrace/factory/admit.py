@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
@@ -10,13 +12,17 @@ from pathlib import Path
 from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import OptionError
 from ..engine.face import ServingEngine
+from ..loader.panelfile import TEMPORARY
+from ..loader.panels import panel_folder
 from ..server.served_profile import ServedProfile
 from .build import store_folder
 from .key import hardware_class
 from .measure import seconds_per_token
 from .profile import (
     Compatibility,
+    ProfileFile,
     SignedProfile,
+    check_file,
     check_files,
     check_identity,
     compatibility,
@@ -62,6 +68,8 @@ def admit(wanted: str, options: EngineOptions) -> Admitted:
         raise OptionError(f"the profile {body.name} cannot serve here: {why}", param="profile")
     place = _place(profile, options, store)
     bound = with_profile(options, body, model_path(place, [one.path for one in body.model.files]))
+    if body.model.panels is not None and options.keep_packed:
+        _find_panels(body.model.panels, store, panel_folder(cache))
     outcomes = {name: gate.outcome for name, gate in body.gates.items()}
     served = ServedProfile(
         body.name, profile.digest, str(fits), why, outcomes, profile.seconds_per_token
@@ -83,6 +91,21 @@ async def certified(
         await engine.close(0.0)
         raise
     return engine
+
+
+def _find_panels(one: ProfileFile, store: Store | None, folder: Path) -> None:
+    """Let the engine find the panels that the profile binds, where the store has them or a cluster
+    mounts them; hashed, since the engine looks for damage alone. Raises `Untrusted`."""
+    path = folder / one.path
+    if store is not None and store.has(Descriptor(digest=one.digest, size=one.size)):
+        with suppress(OSError):  # A folder that is there to be read.
+            folder.mkdir(parents=True, exist_ok=True)
+            (fresh := path.with_suffix(f".{os.getpid()}{TEMPORARY}")).symlink_to(
+                store.blob(one.digest).resolve()
+            )
+            fresh.replace(path)
+    if path.exists():
+        check_file(path, one)
 
 
 def _place(profile: SignedProfile, options: EngineOptions, store: Store | None) -> Path:

@@ -8,7 +8,7 @@ subject, and the envelope and what the gates gave as its layers.
 from __future__ import annotations
 
 from .key import canonical
-from .profile import ENVELOPE_TYPE, ProfileBody, SignedProfile
+from .profile import ENVELOPE_TYPE, PANELS_TYPE, ProfileBody, SignedProfile
 from .source import WEIGHTS
 from .store import MANIFEST_TYPE, TITLE, Descriptor, Store
 
@@ -49,6 +49,15 @@ def profile_manifest(store: Store, profile: SignedProfile) -> Descriptor:
             layers.append(made.document(**{TITLE: title}))
     subject = weights_manifest(store, profile.body)
     return _manifest(store, PROFILE_ARTIFACT, store.put(b"{}", EMPTY_TYPE), layers, subject)
+
+
+def panels_manifest(store: Store, body: ProfileBody) -> Descriptor | None:
+    """The manifest of the panels that a profile binds, about its weights; None where none are."""
+    if (one := body.model.panels) is None:
+        return None
+    found = Descriptor(digest=one.digest, size=one.size, media_type=PANELS_TYPE)
+    layers, empty = [found.document(**{TITLE: one.path})], store.put(b"{}", EMPTY_TYPE)
+    return _manifest(store, PANELS_TYPE, empty, layers, weights_manifest(store, body))
 
 
 def _manifest(

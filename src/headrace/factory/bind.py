@@ -6,7 +6,7 @@ from ..base.version import VERSION
 from .checks import Place, need
 from .key import canonical, hardware_class
 from .profile import ENVELOPE_TYPE, PREDICATE, SCHEMA
-from .sbom import model_document
+from .sbom import listed, model_document
 from .sign import STATEMENT, sign, subjects
 from .stage import Recipe, Result, Work
 
@@ -24,7 +24,7 @@ def bind(work: Work) -> Result:
             "outputs": {title: output.digest for title, output in one.outputs.items()},
         }
         for name, one in work.inputs.items()
-        if not name.endswith(("fetch", "quantise", "limits"))
+        if not name.endswith(("fetch", "quantise", "limits", "panels"))
     }
     body = {
         "schema": SCHEMA,
@@ -37,6 +37,9 @@ def bind(work: Work) -> Result:
         "hardware": hardware_class(),
         "gates": gates,
     }
+    for name, one in work.inputs.items():
+        if name.endswith("panels") and one.outputs:
+            (body["model"]["panels"],) = listed(one.outputs)
     if end := work.stage.parameters.get("valid_until"):
         body["valid_until"] = end
     return Result({"profile.json": work.store.put(canonical(body), PROFILE_TYPE)})

@@ -66,6 +66,7 @@ class BuildOptions:
     )
     most_days: float = option(30.0, "Age of the newest advisory, at most.", low=0)
     accept_advisories: str | None = option(None, "Advisories that you have read, as in a,b.")
+    panels: bool = option(False, "Also keep the weights as the CPU kernels lay them out.")
     valid_until: str | None = option(None, "Day of UTC from which on nobody serves the profile.")
     ring: str | None = option(None, "Ring that points to the profile then.", choices=tuple(Ring))
     fresh: str | None = option(None, "Stages to run though they are kept, as in limits,sbom.")
@@ -130,6 +131,7 @@ class Build:
         )
         without = _listed(options.without, OPTIONAL, "without")
         without += ("advisories",) if "sbom" in without else ()
+        without += () if options.panels else ("panels",)
         about = engine.model, engine.cache_dir, engine.offline
         source = shared.once(about, lambda: find_source(engine, progress))
         reference = options.reference and load_reference(Path(options.reference))
@@ -222,7 +224,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
         "most_days": days,
     }
     machine = hardware_class()["machine"]
-    gates = [one for one in GATES if one not in without]
+    gates = [one for one in (*GATES, "panels") if one not in without]
     dated = {"valid_until": end} if (end := until(wanted.valid_until)) else {}
     weights: tuple[str, ...] = ("fetch",)
     before: tuple[str, ...] = ()
@@ -243,6 +245,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
             found.append(Stage("baseline", "baseline", ("fetch", "limits"), told_of))
     found += [
         Stage("limits", "limits", (*weights, "verify", "format"), {"options": options}),
+        Stage("panels", "panels", (*weights, "limits"), {"options": options}),
         Stage("accuracy", "accuracy", (*weights, "limits", *before), accuracy),
         Stage(
             "performance",

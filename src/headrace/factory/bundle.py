@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..base.errors import NotFound, OptionError, Untrusted
-from .artifact import profile_manifest
+from .artifact import panels_manifest, profile_manifest
 from .attest import ATTESTATION, about, check
 from .audit import named
 from .key import is_digest
-from .profile import ENVELOPE_TYPE, read_profile
+from .profile import ENVELOPE_TYPE, PANELS_TYPE, read_profile
 from .release import Rings
 from .sign import Trust
 from .store import (
@@ -82,6 +82,16 @@ def read_bundle(store: Store, path: Path) -> dict[str, Descriptor]:
     return found
 
 
+def panels(store: Store, rings: Rings, name: str) -> Descriptor | None:
+    """The panels of the profile that a name means, where the store has such."""
+    if (found := named(store).get(name)) is not None and found.media_type == INDEX_TYPE:
+        return None
+    body = rings.find(name).body
+    one = body.model.panels
+    here = one is not None and store.has(Descriptor(digest=one.digest, size=one.size))
+    return panels_manifest(store, body) if here else None
+
+
 def beside(store: Store, root: Descriptor) -> Descriptor | None:
     """The attestation of what is shipped, where there is one. Raises `Untrusted`."""
     if (digest := store.attested(about(store, root))) is None:
@@ -97,10 +107,14 @@ def take_in(store: Store, things: Mapping[str, Descriptor], trust: Trust) -> lis
     """
     names: dict[str, Descriptor] = {}
     attested: dict[str, str] = {}
+    given, bound = [], set()
     for name, root in things.items():
         store.closure(root)
         document = store.document(root.digest)
         layers = map(Descriptor.read, document.get("layers") or [])
+        if document.get("artifactType") == PANELS_TYPE:
+            given.append(root)
+            continue
         signed = [one for one in layers if one.media_type == ENVELOPE_TYPE]
         if document.get("artifactType") == ATTESTATION:
             subject = Descriptor.read(document.get("subject"))
@@ -112,10 +126,13 @@ def take_in(store: Store, things: Mapping[str, Descriptor], trust: Trust) -> lis
             profile = read_profile(store.read(signed[0].digest), trust)
             if profile_manifest(store, profile) != root:
                 raise Untrusted(f"the manifest of {profile.body.name} is not that of its profile")
+            bound.add(panels_manifest(store, profile.body))
             name = profile.body.name
         elif root.media_type != INDEX_TYPE:
             raise Untrusted(f"{name:.80} is neither a profile nor an image")
         names[name] = root
+    if strange := [one.digest for one in given if one not in bound]:
+        raise Untrusted(f"no profile that came with them binds the panels {strange[0]}")
     for name, root in names.items():
         if root.media_type == INDEX_TYPE and root.digest not in attested:
             raise Untrusted(f"the image {name:.80} came without its provenance")

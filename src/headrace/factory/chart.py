@@ -42,24 +42,26 @@ def write_chart(
     image: str,
     reference: str,
     weights: str,
+    panels: str | None = None,
     trusted: dict[str, str],
 ) -> None:
     """Write the chart. `image`, `reference` (where the profile was published): by digest.
 
-    `weights`: digest of the weights' manifest, which is published beside the profile. `trusted`:
-    public keys (PEM) by file name. Raises `OptionError`.
+    `weights`, `panels`: digests of their manifests, which are published beside the profile.
+    `trusted`: public keys (PEM) by file name. Raises `OptionError`.
     """
     for param, given in (("image", image), ("reference", reference)):
         if not re.match(PINNED, given):
             raise OptionError(f"{given!r:.100} is no host/repository@sha256:…", param=param)
-    files = profile.body.model.files
+    files, repository = profile.body.model.files, reference.partition("@")[0]
     values: dict[str, Any] = {
         "image": image,
         "profile": {"reference": reference, "digest": profile.digest},
         "weights": {
             "from": WAYS[0],
-            "reference": f"{reference.partition('@')[0]}@{weights}",
+            "reference": f"{repository}@{weights}",
             "path": str(model_path(PurePosixPath("/weights"), [one.path for one in files])),
+            "panels": f"{repository}@{panels}" if panels else "",
         },
         "trusted": trusted,
         "frame": FRAMES[0],
@@ -115,7 +117,13 @@ def schema() -> dict[str, Any]:
         "image": pinned,
         "profile": _object({"reference": pinned, "digest": digest}, needed=True),
         "weights": _object(
-            {"from": {"enum": list(WAYS)}, "reference": pinned, "path": text}, needed=True
+            {
+                "from": {"enum": list(WAYS)},
+                "reference": pinned,
+                "path": text,
+                "panels": {"type": "string", "pattern": f"^$|{PINNED}"},
+            },
+            needed=True,
         ),
         "trusted": {"type": "object", "minProperties": 1, "additionalProperties": text},
         "frame": {"enum": list(FRAMES)},

@@ -185,21 +185,23 @@ class ImageBuild:
     def _engine(self, architecture: str) -> dict[str, Entry]:
         """The package's files: of its wheel for this processor, else as they are here."""
         machine = MACHINES[architecture]
-        for path in sorted((self._wheels or Path()).glob(f"headrace-*{machine}.whl")):
-            return wheel(path, SITE)
-        if machine != platform.machine():
+        wheels = sorted((self._wheels or Path()).glob(f"headrace-*{machine}.whl"))
+        if not wheels and machine != platform.machine():
             raise DownloadError(
                 f"there is no headrace-*{machine}.whl; `make wheels` makes it, --wheels names its "
                 "folder"
             )
-        found = folder(PACKAGE, f"{SITE}/headrace")
+        found = wheel(wheels[0], SITE) if wheels else folder(PACKAGE, f"{SITE}/headrace")
         built = Path(sysconfig.get_path("platlib"), "headrace")
-        if built != PACKAGE:  # An editable install leaves the sources where they are.
+        if (
+            not wheels and built != PACKAGE
+        ):  # An editable install leaves the sources where they are.
             found = {**folder(built, f"{SITE}/headrace"), **found}
         if f"{SITE}/headrace/kernels/cpu/{FILE.name}" not in found:
             raise InvalidRequest(
-                "the CPU kernels were not built here, and an image without them serves nothing; "
-                "`python -m headrace.kernels.cpu.build` builds them, `make wheels` whole wheels",
+                f"{wheels[0].name if wheels else 'what is installed here'} has no CPU kernels, and "
+                "an image without them serves nothing; `python -m headrace.kernels.cpu.build` "
+                "builds them, `make wheels` whole wheels",
                 param="wheels",
             )
         return found

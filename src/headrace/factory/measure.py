@@ -6,8 +6,9 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from ..base.config import EngineOptions
@@ -18,7 +19,10 @@ from ..bench.reference import Reference
 from ..engine.async_engine import AsyncEngine
 from ..engine.face import ServingEngine
 from ..engine.llm import LLM
+from ..kernels.cpu.library import LAYOUT
+from ..loader.panels import panel_folder, portable
 from .checks import Place, model_files, need, undecided
+from .profile import PANELS_TYPE
 from .source import model_path
 from .stage import Outcome, Recipe, Result, Work
 from .store import Descriptor
@@ -79,6 +83,17 @@ def measure_limits(work: Work) -> Result:
         return Result(figures=figures)
 
     return _on_engine(work, ask)
+
+
+def keep_panels(work: Work) -> Result:
+    """The weights as the CPU kernels lay them out, of an engine that found none kept."""
+    with TemporaryDirectory(dir=work.store.root / "tmp") as name:
+        asked = _options(work, model_files(work))
+        with LLM(**asdict(replace(asked, cache_dir=name, keep_packed=True))) as llm:
+            kept = portable(llm.files, panel_folder(name), LAYOUT)
+        if kept is None:
+            return Result(reason="repacked at each start: there are too few, or a GPU serves them")
+        return Result({kept.name: work.store.put_file(kept, PANELS_TYPE)})
 
 
 def measure_baseline(work: Work) -> Result:
@@ -179,6 +194,7 @@ def _measured(run: Callable[[Work], Result]) -> Recipe:
 
 MEASUREMENTS = {
     "limits": _measured(measure_limits),
+    "panels": _measured(keep_panels),
     "baseline": _measured(measure_baseline),
     "accuracy": _measured(measure_accuracy),
     "performance": _measured(measure_performance),

@@ -24,6 +24,7 @@ from .store import INDEX_TYPE, Descriptor, Store
 SCHEMA = "headrace.profile/1"
 PREDICATE = "urn:headrace:profile:v1"
 ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
+PANELS_TYPE = "application/vnd.headrace.panels.v1"
 UNBOUND = ("model", "cache_dir", "context_cache", "offline", "keep_packed")
 """Options about the places and the disk of one machine, which change no answer."""
 
@@ -47,6 +48,8 @@ class ProfileModel(msgspec.Struct):
     format: str
     task: str
     quantised: QuantisedModel | None = None
+    panels: ProfileFile | None = None
+    """The weights in the CPU kernels' layout, by their content: nobody needs them to serve it."""
 
 
 class GateRecord(msgspec.Struct):
@@ -100,8 +103,8 @@ def read_profile(data: bytes, trust: Trust) -> SignedProfile:
         raise Untrusted(f"the profile is not in shape: {error}") from None
     if body.schema != SCHEMA:
         raise Untrusted(f"the profile's schema is {body.schema!r:.80}, not {SCHEMA}")
-    files = body.model.files
-    for one in files:
+    files, panels = body.model.files, body.model.panels
+    for one in (*files, *([panels] if panels else [])):
         path = PurePosixPath(one.path)
         if not is_digest(one.digest) or path.is_absolute() or ".." in path.parts:
             raise Untrusted(f"the profile names the file {one.path!r:.80}, which cannot be one")
@@ -222,11 +225,15 @@ def with_profile(options: EngineOptions, profile: ProfileBody, path: Path) -> En
 def check_files(profile: ProfileBody, folder: Path) -> None:
     """Hash the model's files. Raises `Untrusted` with the name of one that does not match."""
     for one in profile.model.files:
-        path = folder / one.path
-        if not path.is_file():
-            raise Untrusted(f"{path} is absent, the profile binds it")
-        if path.stat().st_size != one.size or f"sha256:{file_sha256(path)}" != one.digest:
-            raise Untrusted(f"{path} has other bytes than the profile binds")
+        check_file(folder / one.path, one)
+
+
+def check_file(path: Path, one: ProfileFile) -> None:
+    """Hash a file. Raises `Untrusted` where it is not the one that is bound."""
+    if not path.is_file():
+        raise Untrusted(f"{path} is absent, the profile binds it")
+    if path.stat().st_size != one.size or f"sha256:{file_sha256(path)}" != one.digest:
+        raise Untrusted(f"{path} has other bytes than the profile binds")
 
 
 def check_identity(profile: ProfileBody, found: Identity | None) -> None:

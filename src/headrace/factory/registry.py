@@ -32,9 +32,9 @@ Watch = Callable[[Descriptor, bool], None]
 """Told of each blob, and whether it had to be moved."""
 
 
-def attestation_tag(root: Descriptor) -> str:
-    """The tag of what is attested about a thing, as cosign names it."""
-    return root.digest.replace(":", "-") + ".att"
+def tag_beside(root: Descriptor, what: str = "att") -> str:
+    """The tag of what lies beside a thing: what is attested, as cosign names it, or `panels`."""
+    return f"{root.digest.replace(':', '-')}.{what}"
 
 
 class _Once(Registry):  # type: ignore[misc]

@@ -126,16 +126,17 @@ def model_document(work: Work) -> dict[str, Any]:
     files, fetched = model_files(work), need(work, "fetch").outputs
     quantised = None
     if files is not fetched:
-        quantised = {"to": need(work, "quantise").figures["to"], "of": _listed(fetched)}
+        quantised = {"to": need(work, "quantise").figures["to"], "of": listed(fetched)}
     return {
         "name": parameters["model"],
         "licence": parameters["licence"],
-        "files": _listed(files),
+        "files": listed(files),
         **({} if quantised is None else {"quantised": quantised}),
     }
 
 
-def _listed(files: Mapping[str, Descriptor]) -> list[dict[str, Any]]:
+def listed(files: Mapping[str, Descriptor]) -> list[dict[str, Any]]:
+    """Path, digest and size of each, as documents have them."""
     return [
         {"path": path, "digest": one.digest, "size": one.size}
         for path, one in sorted(files.items())

@@ -2,8 +2,9 @@
 
 One file per model file, in `<cache>/panels/`. It is used if it was made of this very model file
 (size, time of change, and a hash of samples from all of it), by this layout of panels, and is
-whole. It is made at the first start that finds none, by one process at a time. Whatever goes wrong
-with it (no space, no right to write, damage) costs a repacking in memory and one line. Torch-free.
+whole. One that a signed profile brought is of a content, wherever that lies (`portable`). It is
+made at the first start that finds none, by one process at a time. Whatever goes wrong with it (no
+space, no right to write, damage) costs a repacking in memory and one line. Torch-free.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.modelfiles import ModelFiles
 from .cache import root
-from .content import sampled
+from .content import content_digest, sampled
 from .kept import FOLDER, SUFFIX
 from .panelfile import TEMPORARY, PanelFile, PanelFileWrong, Part, file_size, write
 from .partial import MARGIN
@@ -84,7 +85,7 @@ class PanelShelf:
 
     def refuse(self, why: str) -> None:
         """What was found cannot be right: nothing more of it is handed out."""
-        log.warning("%s is not used: %s", self.path, why)
+        log.warning("%s is not used: %s", self._file.path if self._file else self.path, why)
         self._file = None
 
     def keep(
@@ -154,18 +155,23 @@ class PanelShelf:
         )
 
     def _open(self) -> PanelFile | None:
+        brought, identity = _portable(self._files, self._layout, self.path.parent)
+        own = self._opened(self.path, self._identity)
+        return own or self._opened(brought, identity)
+
+    def _opened(self, path: Path, identity: dict[str, Any]) -> PanelFile | None:
         try:
-            file = PanelFile(self.path, self._identity)
+            file = PanelFile(path, identity)
             file.check()
             if not file.on_huge_pages():
                 file.copy_to_huge_pages()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PanelFileWrong as wrong:
-            log.info("%s is made anew: %s", self.path, wrong)
+            log.info("%s is made anew: %s", path, wrong)
             return None
         except (OSError, MemoryError, ValueError) as error:
-            log.warning("%s is not used: %s", self.path, error)
+            log.warning("%s is not used: %s", path, error)
             return None
         return file
 
@@ -191,6 +197,36 @@ def panel_path(files: ModelFiles, folder: Path) -> Path:
     path = str(files.path.resolve())
     digest = hashlib.sha256(path.encode()).hexdigest()[:12]
     return folder / f"{files.path.stem[:80]}-{digest}{SUFFIX}"
+
+
+def kept_path(files: ModelFiles, folder: Path) -> Path | None:
+    """The file that a start will look into first, if there is one. Raises `OSError`."""
+    paths = panel_path(files, folder), _portable(files, "", folder)[0]
+    return next((path for path in paths if path.exists()), None)
+
+
+def portable(files: ModelFiles, folder: Path, layout: str) -> Path | None:
+    """Write the kept panels once more, bound to the weights' content instead of their place; → the
+    file, beside them. None where none are kept. Of equal panels every machine makes equal bytes.
+
+    Raises `OSError`.
+    """
+    try:
+        kept = PanelFile(panel_path(files, folder), _identity(files, layout))
+        kept.check()
+    except (FileNotFoundError, PanelFileWrong):
+        return None
+    found = sorted(kept.entries.items())
+    parts = [Part(name, one.kind, one.shape, kept.view(name)) for name, one in found]
+    path, identity = _portable(files, layout, folder)
+    write(path, identity, parts)
+    return path
+
+
+def _portable(files: ModelFiles, layout: str, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Where panels of a content are, and what they depend on."""
+    content = content_digest(files)
+    return folder / f"{content}{SUFFIX}", {"layout": layout, "content": content}
 
 
 def _identity(files: ModelFiles, layout: str) -> dict[str, Any]:

@@ -22,6 +22,9 @@ volumeMounts:
   {{- if include "headrace.mounted" . }}
   - {name: profile, mountPath: /profile, readOnly: true}
   - {name: weights, mountPath: /weights, readOnly: true}
+  {{- with .Values.weights.panels }}
+  - {name: panels, mountPath: /cache/panels, readOnly: true}
+  {{- end }}
   {{- else }}
   - {name: store, mountPath: /cache/factory/store}
   {{- end }}
@@ -82,6 +85,9 @@ volumes:
   # Signature and digests are checked by the server, as those of files that were loaded.
   - {name: profile, image: {reference: {{ .Values.profile.reference | quote }}, pullPolicy: IfNotPresent}}
   - {name: weights, image: {reference: {{ .Values.weights.reference | quote }}, pullPolicy: IfNotPresent}}
+  {{- with .Values.weights.panels }}
+  - {name: panels, image: {reference: {{ . | quote }}, pullPolicy: IfNotPresent}}
+  {{- end }}
   {{- else }}
   - {name: store, emptyDir: {}}
   {{- end }}
