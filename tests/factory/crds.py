@@ -1,6 +1,7 @@
-"""Write `crds.json`: what of custom resources' definitions the chart's documents are held to.
+"""Write `crds.json`: what of custom resources' definitions our documents are held to.
 
-Run: `python tests/factory/crds.py CHART DEFINITION…`; CHART: documents that `helm template` wrote;
+Run: `python tests/factory/crds.py CHART DEFINITION…`; CHART: documents that `helm template` or
+`headrace factory workflow kuberay` wrote; excerpts of other kinds than those given now stay;
 DEFINITION: the YAML of a CustomResourceDefinition and where it comes from, joined by `=`. Types,
 bounds and required fields of the paths that the documents have are kept, everything else is left
 out and refused: a field that a definition lacks is in no excerpt.
@@ -50,7 +51,8 @@ def merged(values: list[Any]) -> dict[str, Any]:
 
 
 def main(chart: Path, definitions: list[str]) -> dict[str, Any]:
-    documents = {one["kind"]: one for one in yaml.safe_load_all(chart.read_text()) if one}
+    given = [one for one in yaml.safe_load_all(chart.read_text()) if one]
+    documents = {one["kind"]: one for each in given for one in each.get("items", [each])}
     schemas, sources = {}, {}
     for given in definitions:
         path, source = given.split("=", 1)
@@ -69,5 +71,7 @@ def main(chart: Path, definitions: list[str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     target = Path(__file__).with_name("crds.json")
-    told = main(Path(sys.argv[1]), sys.argv[2:])
+    told = json.loads(target.read_text())
+    for part, found in main(Path(sys.argv[1]), sys.argv[2:]).items():
+        told[part] |= found
     target.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")

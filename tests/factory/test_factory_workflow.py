@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from factory_cell import AT_LEAST
 from oci_registry import running
@@ -38,7 +39,8 @@ HOSTILE = [
     "#x",
     "!x",
 ]
-IN_PODS = ("argo", "tekton")
+IN_PODS = ("argo", "tekton", "kuberay")
+FLEET = 'models = ["one", "it\'s two"]\nrecipes = [{}, {device = "cuda"}]\n'
 
 
 def cell(model: str = "one", **options: Any) -> Cell:
@@ -47,7 +49,7 @@ def cell(model: str = "one", **options: Any) -> Cell:
 
 def made(platform: str, cells: list[Cell], **asked: Any) -> dict[str, Any]:
     options = WorkflowOptions(**{"image": IMAGE if platform in IN_PODS else None, **asked})
-    found: dict[str, Any] = json.loads(workflow(Platform(platform), cells, options))
+    found: dict[str, Any] = json.loads(workflow(Platform(platform), cells, options, FLEET))
     return found
 
 
@@ -107,6 +109,50 @@ def test_a_pod_runs_the_steps_of_a_cell_in_turn() -> None:
     assert [bool(one) for one in limits] == [True, True, False, False]
 
 
+@pytest.mark.parametrize("kinds", [["avx512", "gpu"], []])
+def test_a_job_of_ray_builds_the_fleet_on_every_kind_of_machine(
+    kinds: list[str], tmp_path: Path
+) -> None:
+    """Held against what `crds.py` took of KubeRay's definition, its pods against Kubernetes'."""
+    (file := tmp_path / "fleet.toml").write_text(f"hardware = {kinds}\n{FLEET}" if kinds else FLEET)
+    asked = WorkflowOptions(
+        image=IMAGE, on="a.example/kind=avx512,zone=a;zone=b" if kinds else None
+    )
+    text = workflow(Platform.kuberay, read_fleet(file), asked, file.read_text())
+    settings, job = json.loads(text)["items"]
+    assert settings["data"]["fleet.toml"] == file.read_text()
+    schema = json.loads(Path(__file__).with_name("crds.json").read_text())["schemas"]["RayJob"]
+    jsonschema.validate(job, schema)
+    cluster = job["spec"]["rayClusterSpec"]
+    for wrong in ({"headGroupSpec": None}, {"workers": []}):
+        spec = {**job["spec"], "rayClusterSpec": {**cluster, **wrong}}
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**job, "spec": spec}, schema)
+    groups = cluster["workerGroupSpecs"]
+    started = [one["rayStartParams"] for one in groups]
+    if kinds:
+        declared = [json.loads(shlex.split(one["resources"])[0]) for one in started]
+        assert declared == [{"avx512": 1}, {"gpu": 1}]
+        nodes = [one["template"]["spec"]["nodeSelector"] for one in groups]
+        assert nodes == [{"a.example/kind": "avx512", "zone": "a"}, {"zone": "b"}]
+    else:
+        assert started == [{"num-cpus": "1"}]
+    # What the job runs is a command, and it finds what the pods mount.
+    words = shlex.split(job["spec"]["entrypoint"])
+    assert words[:5] == ["python3", "-m", "headrace", "factory", "fleet"]
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    where = [one["mountPath"] for one in head["volumeMounts"]]
+    assert Path(words[5]).parent == Path(where[2])
+    assert Path(words[9]).is_relative_to(where[0])
+    assert workflow(Platform.kuberay, read_fleet(file), asked, file.read_text()) == text
+    validator = pytest.importorskip("kubernetes_validate")
+    for one in (cluster["headGroupSpec"], *groups):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, **one["template"]}
+        for version in ("1.35", "1.36", "1.37"):
+            validator.validate(pod, version, strict=True)
+            validator.validate(settings, version, strict=True)
+
+
 @pytest.mark.parametrize("platform", ["github", "gitlab"])
 def test_a_shell_reads_hostile_names_as_one_word(platform: str) -> None:
     found = made(platform, [cell(one) for one in HOSTILE])
@@ -120,9 +166,10 @@ def test_a_shell_reads_hostile_names_as_one_word(platform: str) -> None:
     assert done.stdout.splitlines() == HOSTILE, done.stderr
 
 
-@pytest.mark.parametrize("platform", list(Platform))
+@pytest.mark.parametrize("platform", [one for one in Platform if one != "kuberay"])
 @pytest.mark.parametrize("name", ["${{ secrets.X }}", "{{x}}", "$(x)", "$[[ x ]]", "a\nb"])
 def test_expressions_are_refused(platform: str, name: str) -> None:
+    """KubeRay knows none, and has names in a file alone."""
     with pytest.raises(OptionError, match="expression"):
         made(platform, [cell(name)])
     with pytest.raises(OptionError):
@@ -139,6 +186,10 @@ def test_expressions_are_refused(platform: str, name: str) -> None:
         ("argo", {"cache": "/there"}),
         ("tekton", {"on": "gpu"}),
         ("github", {"image": IMAGE}),
+        ("kuberay", {"image": "rayproject/ray:latest"}),
+        ("kuberay", {"cache": "/there"}),
+        ("kuberay", {"on": "zone=a;zone=b"}),
+        *(("kuberay", {name: FULL[name]}) for name in ("registry", "ring")),
         ("gitlab", {"cache": "relative"}),
         ("gitlab", {"ring": "rings"}),
         ("github", {"registry": "nowhere"}),

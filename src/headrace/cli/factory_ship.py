@@ -213,6 +213,10 @@ def workflow(
     out: Annotated[typer.FileTextWrite, typer.Option(help="The file; -: standard output.")] = "-",  # type: ignore[assignment]
 ) -> None:
     """Write a workflow that builds, verifies, publishes and promotes every cell of SOURCE."""
-    one = [Cell(EngineOptions(model=source), BuildOptions())]
-    cells = read_fleet(Path(source)) if source.endswith(".toml") else one
-    out.write(write_workflow(platform, cells, asked))
+    cells, text = (
+        [Cell(EngineOptions(model=source), BuildOptions())],
+        f"models = [{json.dumps(source)}]\n",
+    )
+    if source.endswith(".toml"):
+        cells, text = read_fleet(Path(source)), Path(source).read_text(encoding="utf-8")
+    out.write(write_workflow(platform, cells, asked, text))

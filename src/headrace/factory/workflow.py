@@ -1,8 +1,10 @@
 """Workflows of GitHub, GitLab, Argo and Tekton: the factory's own commands for each cell.
 
-A cell is one task, whose steps run in turn: build, verify, publish, promote. What never changes is
-data in `workflows`; the rest is filled in here and written as JSON, which is YAML. A shell is given
-quoted words, Kubernetes lists of words; what a platform takes for an expression is refused.
+A cell is one task, whose steps run in turn: build, verify, publish, promote. On KubeRay it is the
+whole fleet in one command, which gives the machines of a Ray cluster their cells. What never
+changes is data in `workflows`; the rest is filled in here and written as JSON, which is YAML. A
+shell is given quoted words, Kubernetes lists of words; what a platform takes for an expression is
+refused.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ from .key import canonical, digest_of
 from .release import Ring
 from .sbom import PYTHON
 
-Platform = StrEnum("Platform", ["github", "gitlab", "argo", "tekton"])
+Platform = StrEnum("Platform", ["github", "gitlab", "argo", "tekton", "kuberay"])
 MATRIX = 256  # Jobs that GitHub makes of one matrix, at most.
 MOST_BYTES = 1 << 20  # An object that a cluster takes; etcd's limit is half as much again.
 EXPRESSION = re.compile(r"\{\{|\$\(|\$\[\[")
 """How expressions begin: `${{` of GitHub, `{{` of Argo, `$(` of Tekton, `$[[` of GitLab."""
-IMAGES = {"github": "", "gitlab": r"[\w./:@-]+", "argo": PINNED, "tekton": PINNED}
+IN_PODS = "argo", "tekton", "kuberay"
+IMAGES = {"github": "", "gitlab": r"[\w./:@-]+", **dict.fromkeys(IN_PODS, PINNED)}
 LABEL = r"[A-Za-z0-9][\w./:-]*"
 
 
@@ -80,10 +83,13 @@ class CellTask:
         return {"nodeSelector": chosen} if chosen else {}
 
 
-def workflow(platform: Platform, cells: Iterable[Cell], asked: WorkflowOptions) -> str:
-    """The file for a platform. Raises `OptionError` for what could not be said safely there."""
+def workflow(
+    platform: Platform, cells: Iterable[Cell], asked: WorkflowOptions, text: str = ""
+) -> str:
+    """The file for a platform; `text`: of the fleet's file. Raises `OptionError` for what could not
+    be said safely there."""
     asked.verify()
-    in_pods = platform in ("argo", "tekton")
+    in_pods = platform in IN_PODS
     label = rf"{LABEL}={LABEL}" if in_pods else LABEL
     rules = {
         "on": (rf"{label}([,;]{label})*", "labels joined by commas, kinds by semicolons"),
@@ -98,11 +104,14 @@ def workflow(platform: Platform, cells: Iterable[Cell], asked: WorkflowOptions) 
         given = getattr(asked, param) or ("none" if param == "image" and in_pods else None)
         if given is not None and not re.fullmatch(pattern, given, re.ASCII):
             raise OptionError(f"{param} {given!r:.100} is not {wanted}", param=param)
-    made = WRITERS[platform](tasks(cells, asked, in_pods), asked)
-    text = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
-    if in_pods and len(text.encode()) > MOST_BYTES:
+    if platform is Platform.kuberay:
+        made = kuberay(list(cells), asked, text)
+    else:
+        made = WRITERS[platform](tasks(cells, asked, in_pods), asked)
+    found = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
+    if in_pods and len(found.encode()) > MOST_BYTES:
         raise OptionError(f"{platform} takes {MOST_BYTES:,} bytes: split the fleet", param="fleet")
-    return text
+    return found
 
 
 def tasks(cells: Iterable[Cell], asked: WorkflowOptions, in_pods: bool) -> list[CellTask]:
@@ -207,6 +216,63 @@ def tekton(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
         pods.append({"pipelineTaskName": one.name, "podTemplate": template})
     spec = {"timeouts": {"pipeline": "0"}, "pipelineSpec": {"tasks": work}, "taskRunSpecs": pods}
     return _object("tekton.dev/v1", "PipelineRun", spec)
+
+
+def kuberay(cells: list[Cell], asked: WorkflowOptions, text: str) -> dict[str, Any]:
+    """A `RayJob` with a group of workers for each kind of machine, and the fleet's file."""
+    for param in ("registry", "ring", "unevaluated", "package"):
+        if getattr(asked, param):
+            raise OptionError(f"a RayJob builds and ships nothing: no {param}", param=param)
+    kinds = list(dict.fromkeys(cell.hardware for cell in cells))
+    nodes = (asked.on or ";" * (len(kinds) - 1)).split(";")
+    if len(nodes) != len(kinds):
+        raise OptionError(f"on names {len(nodes)} kinds, the fleet's file {len(kinds)}", param="on")
+    name = f"headrace-{digest_of(canonical([text, asked.image, nodes]))[7:19]}"
+    shared = _fixed("pod")
+    fleet = {"name": "fleet", "configMap": {"name": name}}
+    volumes = [*(one for one in shared["volumes"] if one["name"] in ("cache", "tmp")), fleet]
+    mounts = [{"name": "cache", "mountPath": "/cache"}, {"name": "tmp", "mountPath": "/tmp"},
+              {"name": "fleet", "mountPath": "/etc/headrace", "readOnly": True}]  # fmt: skip
+
+    def group(labels: str, gpu: bool = False, **started: str) -> dict[str, Any]:
+        limits = {"limits": {"nvidia.com/gpu": "1"}} if gpu else {}
+        container = {
+            "name": "ray",
+            "image": asked.image,
+            "volumeMounts": mounts,
+            **shared["container"],
+        }
+        container |= {"env": [{"name": "HEADRACE_CACHE", "value": "/cache"}], "resources": limits}
+        chosen = dict(one.split("=") for one in labels.split(",") if one)
+        spec = {
+            **shared["pod"],
+            "volumes": volumes,
+            "containers": [container],
+            "nodeSelector": chosen,
+        }
+        return {"rayStartParams": started, "template": {"spec": spec}}
+
+    workers = []
+    for number, (kind, labels) in enumerate(zip(kinds, nodes, strict=True)):
+        gpu = any(cell.hardware == kind and cell.engine.device == "cuda" for cell in cells)
+        # One unit, so one cell at once; a shell reads it.
+        started = {"resources": shlex.quote(json.dumps({kind: 1}))} if kind else {"num-cpus": "1"}
+        count = {"groupName": f"kind-{number}", "replicas": 1, "minReplicas": 1, "maxReplicas": 1}
+        workers.append({**count, **group(labels, gpu, **started)})
+    command = "python3 -m headrace factory fleet /etc/headrace/fleet.toml --on ray"
+    head = group("", **{"num-cpus": "0"})
+    job = {"entrypoint": f"{command} --store /cache/store", "shutdownAfterJobFinishes": True,
+           "rayClusterSpec": {"headGroupSpec": head, "workerGroupSpecs": workers}}  # fmt: skip
+    items = [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": name},
+            "data": {"fleet.toml": text},
+        },
+        {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": name}, "spec": job},
+    ]
+    return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
 WRITERS = {"github": github, "gitlab": gitlab, "argo": argo, "tekton": tekton}
