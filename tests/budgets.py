@@ -40,14 +40,14 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 5_527,
     "bench": 9_540,
-    "cli": 5_616,
+    "cli": 5_637,
     "dist": 510,
     "engine": 8_425,
-    "factory": 6_708,
+    "factory": 6_863,
     "kernels": 14_104,
     "kv": 1_573,
     "layers": 385,
-    "loader": 4_826,
+    "loader": 4_862,
     "media": 389,
     "models": 510,
     "obs": 1_767,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_407,
 }
 """Lines of Python in each package."""
-TOTAL = 98_511
+TOTAL = 98_715
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -206,7 +206,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_who_has_ended_is_not_waited_for() -> None:
-    """As a pod whose server dies while it starts: its probe would be asked for ten minutes."""
+    """A pod whose server dies while it starts had its probe asked for ten minutes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{free.getsockname()[1]}"
