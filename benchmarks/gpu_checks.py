@@ -167,6 +167,9 @@ def rotation(kind: str, normed: bool) -> Check:
             for which, cache in ((ops, mine), (ref, theirs))
         )
         worst = error(first, second, 0.01)
+        # A value that is rounded to the other neighbour may be the largest of its vector, and then
+        # the scale is another one and every code of it: as far as e4m3 is from what it stands for.
+        allowed = 0.026 if kind == "fp8" else 0.01
         for a, b, s, t in (
             (mine.k, theirs.k, mine.k_scale, theirs.k_scale),
             (mine.v, theirs.v, mine.v_scale, theirs.v_scale),
@@ -174,7 +177,7 @@ def rotation(kind: str, normed: bool) -> Check:
             left, right = a.float(), b.float()
             if s is not None and t is not None:
                 left, right = left * s.unsqueeze(-1), right * t.unsqueeze(-1)
-            worst = max(worst, error(left, right, 0.01))
+            worst = max(worst, error(left, right, allowed))
         return worst
 
     return check

@@ -376,7 +376,7 @@ def decode_step(
     before()
     step_plan = filled.plan()
     with torch.inference_mode():
-        step = worker._batch(step_plan)
+        step = worker._batch(step_plan, None)
         device = measure(lambda: worker._program.step(step, LOGITS), setup.device, seconds=0.2)
     filled.release()
     limit = limit_seconds(setup, [context] * batch, [1] * batch, ceilings)
@@ -400,7 +400,7 @@ def prefill_step(setup: Setup, worker: Worker, count: int, ceilings: Ceilings) -
     plan = StepPlan(1, [0], [0], [count], [True], admitted=admit.admitted, blocks=admit.blocks)
     execute(worker, plan)
     with torch.inference_mode():
-        step = worker._batch(replace(plan, admitted=[], blocks=[]))
+        step = worker._batch(replace(plan, admitted=[], blocks=[]), None)
         seconds = measure(lambda: worker._program.step(step, LOGITS), setup.device, seconds=0.4)
     filled.release()
     limit = limit_seconds(setup, [0], [count], ceilings)

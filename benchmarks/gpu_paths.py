@@ -154,7 +154,8 @@ def early(arch: ModelArch, weights: str, kv: str) -> Callable[[str, torch.dtype]
         found = []
         for switch in EARLY_SWITCHES:
             with patch.object(Table, "early", lambda _, switch=switch: switch):
-                cache = make_cache(arch, 256, device, stored)
+                blocks = 1 + max(int(batch.groups[0].tables.max()) for batch in batches)
+                cache = make_cache(arch, blocks, device, stored)
                 _fill(cache, cache)
                 maker: GraphMaker = CudaGraphMaker(torch.device(device)) if cuda else Rerun()
                 program = GraphProgram(CallByCall(model, ops, cache, ops.drawing), limits, maker)
@@ -179,7 +180,7 @@ def early(arch: ModelArch, weights: str, kv: str) -> Callable[[str, torch.dtype]
 
 
 def _fill(first: KvCache, second: KvCache) -> None:
-    """The same numbers in both."""
+    """The same numbers in both, and scales as if nothing had been written."""
     generator = seeded(first.layers[0].k.device, 5)
     for one, other in zip(first.layers, second.layers, strict=True):
         for name in ("k", "v"):
@@ -187,6 +188,9 @@ def _fill(first: KvCache, second: KvCache) -> None:
             values = torch.randn(target.shape, device=target.device, generator=generator)
             getattr(one, name).copy_(values.to(target.dtype))
             getattr(other, name).copy_(values.to(target.dtype))
+        for scales in (one.k_scale, one.v_scale, other.k_scale, other.v_scale):
+            if scales is not None:
+                scales.fill_(1)
 
 
 def logits_near(arch: ModelArch, weights: str, allowed: float) -> Callable[..., float]:

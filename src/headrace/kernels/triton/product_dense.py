@@ -70,11 +70,13 @@ def _product_kernel(
     inner = tl.arange(0, INNER)
     # Either one part, of many programs, or all of them in order.
     split = tl.program_id(1)
-    start = split * per_split
     x_at = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
     weight_at = weight + out.to(tl.int64)[None, :] * weight_stride + inner[:, None]
     total = tl.zeros([ROWS, OUTS], tl.float32)
-    for _ in range(1 if SPLIT else SPLITS):
+    for number in range(1 if SPLIT else SPLITS):
+        # Of the loop's own number: Triton 3.6 and 3.7 forget what is carried from turn to turn
+        # where an inner loop begins with it, and add the first part again and again.
+        start = (split + number) * per_split
         part = tl.zeros([ROWS, OUTS], tl.float32)
         for at in range(start, tl.minimum(start + per_split, width), INNER):
             there = inner < width - at
@@ -82,7 +84,6 @@ def _product_kernel(
             b = tl.load(weight_at + at, mask=(out < outs)[None, :] & there[:, None], other=0.0)
             part = matrix_product(a, b, part, INTERPRET)
         total += part
-        start += per_split
     mask = (row < rows)[:, None] & (out < outs)[None, :]
     if SPLIT:
         at_part = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]

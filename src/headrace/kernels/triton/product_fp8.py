@@ -123,9 +123,8 @@ def _product_kernel(
     first_out = (program % per_group) // size * OUTS
     # Either one part, of many programs, or all of them in order.
     split = tl.program_id(1)
-    start = split * per_split
     if EARLY and AHEAD > 0:
-        ask_ahead(weight, first_out, outs, width, start * INNER, width, OUTS, AHEAD)
+        ask_ahead(weight, first_out, outs, width, split * per_split * INNER, width, OUTS, AHEAD)
     wait_for_inputs(EARLY)
     out = first_out + tl.arange(0, OUTS)
     inner = tl.arange(0, INNER)
@@ -134,7 +133,9 @@ def _product_kernel(
     row_mask = row < rows
     out_mask = out < outs
     total = tl.zeros([ROWS, OUTS], tl.float32)
-    for _ in range(1 if SPLIT else SPLITS):
+    for number in range(1 if SPLIT else SPLITS):
+        # As in `product_dense`: not carried from turn to turn.
+        start = (split + number) * per_split
         part = tl.zeros([ROWS, OUTS], tl.float32)
         for group in range(start, tl.minimum(start + per_split, groups)):
             at_inner = group * INNER
@@ -155,7 +156,6 @@ def _product_kernel(
             part *= tl.load(x_scales + row, mask=row_mask, other=0.0)[:, None]
             part *= tl.load(scales + out, mask=out_mask, other=0.0)[None, :]
         total += part
-        start += per_split
     mask = row_mask[:, None] & out_mask[None, :]
     if SPLIT:
         at_part = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]

@@ -55,7 +55,8 @@ def _store_kv(
             tl.max(tl.where(mask, tl.abs(low), 0.0), 1),
             tl.max(tl.where(mask, tl.abs(high), 0.0), 1),
         )
-        scale = tl.maximum(peak / TOP, 1.1754943508222875e-38)
+        # Rounded to nearest: `/` may be one bit above, and the next bf16 would be another scale.
+        scale = tl.maximum(tl.div_rn(peak, TOP), 1.1754943508222875e-38)
         scale_at = cache_scale + block * scale_block_stride + head * BLOCK + offset
         # Up to the next bf16: no code is clipped.
         above = (scale.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000
