@@ -74,8 +74,7 @@ def _product_kernel(
     weight_at = weight + out.to(tl.int64)[None, :] * weight_stride + inner[:, None]
     total = tl.zeros([ROWS, OUTS], tl.float32)
     for number in range(1 if SPLIT else SPLITS):
-        # Of the loop's own number: Triton 3.6 and 3.7 forget what is carried from turn to turn
-        # where an inner loop begins with it, and add the first part again and again.
+        # Not carried from turn to turn: where an inner loop begins with it, Triton forgets that.
         start = (split + number) * per_split
         part = tl.zeros([ROWS, OUTS], tl.float32)
         for at in range(start, tl.minimum(start + per_split, width), INNER):

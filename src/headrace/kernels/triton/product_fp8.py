@@ -134,7 +134,6 @@ def _product_kernel(
     out_mask = out < outs
     total = tl.zeros([ROWS, OUTS], tl.float32)
     for number in range(1 if SPLIT else SPLITS):
-        # As in `product_dense`: not carried from turn to turn.
         start = (split + number) * per_split
         part = tl.zeros([ROWS, OUTS], tl.float32)
         for group in range(start, tl.minimum(start + per_split, groups)):
