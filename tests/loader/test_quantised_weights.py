@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from headrace.base.errors import ModelFileError, UnsupportedModel
 from headrace.kernels.arrays import tensor
-from headrace.kernels.weights import PackedWeight
+from headrace.kernels.checkpoint_values import values
 from headrace.loader import open_model
+from headrace.loader.quantised_safetensors import QuantisedMatrix
 from headrace.loader.safetensors_file import StoredTensor
 from headrace.loader.weights import load_weights
-from headrace.quant.rows import weights_of
 from tiny.checkpoints import hf_model, save_folder
 
 INT8 = {
@@ -53,13 +53,14 @@ def quantised_folder(folder: Path, extra: dict[str, torch.Tensor] | None = None)
 
 def test_int8_checkpoint(tmp_path: Path) -> None:
     model = quantised_folder(tmp_path)
-    found = dict(load_weights(open_model(str(tmp_path))))
+    loaded = dict(load_weights(open_model(str(tmp_path))))
     state = model.state_dict()
-    assert set(found) == set(state)
-    for name, weight in found.items():
+    assert set(loaded) == set(state)
+    for name, weight in loaded.items():
         if name.endswith("_proj.weight"):
-            assert isinstance(weight, PackedWeight)
-            torch.testing.assert_close(weights_of(weight), state[name], atol=2e-3, rtol=0)
+            assert isinstance(weight, QuantisedMatrix)
+            found = torch.from_numpy(values(weight.read()))
+            torch.testing.assert_close(found, state[name], atol=2e-3, rtol=0)
         else:
             assert isinstance(weight, StoredTensor)
             assert torch.equal(tensor(weight.read()), state[name])

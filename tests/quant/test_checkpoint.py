@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from headrace.base.errors import ModelFileError, UnsupportedModel
+from headrace.kernels.checkpoint_values import values
 from headrace.quant.checkpoint import pack
-from headrace.quant.rows import weights_of
 from headrace.quant.schemes import Scheme, scheme_of
 
 OUT, IN = 48, 256
 
 
-def compress(values: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
+def compress(values: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> np.ndarray:
     """Unsigned values → int32 words along the last axis, written out one by one."""
     count = 32 // bits
     order = order or tuple(range(count))
@@ -26,7 +25,7 @@ def compress(values: np.ndarray, bits: int, order: tuple[int, ...] | None = None
             for field, place in enumerate(order):
                 code = int(values[row, word * count + place])
                 words[row, word] |= np.uint32(code << (field * bits))
-    return torch.from_numpy(words.view(np.int32))
+    return words.view(np.int32)
 
 
 def random(bits: int, group: int, *, symmetric: bool = False) -> tuple[np.ndarray, ...]:
@@ -51,39 +50,35 @@ def definition(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, group: 
     return result
 
 
-def assert_equals(scheme: Scheme, tensors: dict[str, torch.Tensor], wanted: np.ndarray) -> None:
+def assert_equals(scheme: Scheme, tensors: dict[str, np.ndarray], wanted: np.ndarray) -> None:
     packed = pack(scheme, tensors, "layer")
     assert packed.shape == (OUT, IN)
     assert packed.layout == "rows"
     assert packed.group <= 128
-    assert packed.codes.dtype == torch.uint8
+    assert packed.codes.dtype == np.uint8
     assert int(packed.codes.max()) < 1 << packed.bits
     # fp16 scales: every product and sum is exact in fp32.
-    np.testing.assert_array_equal(weights_of(packed).double().numpy(), wanted)
+    np.testing.assert_array_equal(values(packed).astype(np.float64), wanted)
 
 
-def half(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values))
-
-
-def awq(group: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+def awq(group: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     order = (0, 2, 4, 6, 1, 3, 5, 7)
     codes, zeros, scales = random(4, group)
     tensors = {
         "qweight": compress(codes.T, 4, order),
         "qzeros": compress(zeros.T, 4, order),
-        "scales": half(scales.T),
+        "scales": scales.T,
     }
     return tensors, definition(codes, zeros, scales, group)
 
 
-def gptq(bits: int, group: int, shift: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+def gptq(bits: int, group: int, shift: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     codes, zeros, scales = random(bits, group)
     tensors = {
-        "qweight": compress(codes, bits).t().contiguous(),
+        "qweight": np.ascontiguousarray(compress(codes, bits).T),
         "qzeros": compress(zeros.T - shift, bits),
-        "scales": half(scales.T),
-        "g_idx": torch.arange(IN, dtype=torch.int32) // group,
+        "scales": scales.T,
+        "g_idx": np.arange(IN, dtype=np.int32) // group,
     }
     return tensors, definition(codes, zeros, scales, group)
 
@@ -122,7 +117,9 @@ def test_gptq(bits: int, group: int, stored: str) -> None:
     assert_equals(scheme, tensors, wanted)
 
 
-def compressed(layout: str, bits: int, strategy: str, group: int | None = None) -> Scheme:
+def compressed(
+    layout: str, bits: int, strategy: str, group: int | None = None, actorder: str | None = None
+) -> Scheme:
     weights = {
         "num_bits": bits,
         "type": "int",
@@ -130,7 +127,7 @@ def compressed(layout: str, bits: int, strategy: str, group: int | None = None) 
         "strategy": strategy,
         "group_size": group,
         "dynamic": False,
-        "actorder": None,
+        "actorder": actorder,
     }
     config = {
         "quant_method": "compressed-tensors",
@@ -156,11 +153,11 @@ def test_compressed_tensors_packed(bits: int, group: int, symmetric: bool) -> No
     codes, zeros, scales = random(bits, group, symmetric=symmetric)
     tensors = {
         "weight_packed": compress(codes, bits),
-        "weight_scale": half(scales),
-        "weight_shape": torch.tensor([OUT, IN]),
+        "weight_scale": scales,
+        "weight_shape": np.array([OUT, IN]),
     }
     if not symmetric:
-        tensors["weight_zero_point"] = compress(zeros.T, bits).t().contiguous()
+        tensors["weight_zero_point"] = np.ascontiguousarray(compress(zeros.T, bits).T)
     scheme = (
         compressed("pack-quantized", bits, "channel")
         if group == IN
@@ -176,12 +173,12 @@ def test_compressed_tensors_int8(strategy: str, symmetric: bool) -> None:
     if strategy == "tensor":
         zeros, scales = np.full_like(zeros, zeros[0, 0]), np.full_like(scales, scales[0, 0])
     tensors = {
-        "weight": half((codes - 128).astype(np.int8)),
-        "weight_scale": half(scales if strategy == "channel" else scales[0]),
+        "weight": (codes - 128).astype(np.int8),
+        "weight_scale": scales if strategy == "channel" else scales[0],
     }
     if not symmetric:
         signed = (zeros - 128).astype(np.int8)
-        tensors["weight_zero_point"] = half(signed if strategy == "channel" else signed[0])
+        tensors["weight_zero_point"] = signed if strategy == "channel" else signed[0]
     scheme = compressed("int-quantized", 8, strategy)
     assert_equals(scheme, tensors, definition(codes, zeros, scales, IN))
 
@@ -190,14 +187,14 @@ def test_fp32_scales_round_once() -> None:
     codes, zeros, scales = random(4, 64)
     exact = (scales.astype(np.float64) * (1 + 1e-4)).astype(np.float32)
     tensors, _ = awq(64)
-    tensors["scales"] = half(exact.T)
+    tensors["scales"] = exact.T
     order_free = definition(codes, zeros, exact, 64)
-    found = weights_of(pack(Scheme("awq", 4, 64), tensors, "x")).double().numpy()
+    found = values(pack(Scheme("awq", 4, 64), tensors, "x")).astype(np.float64)
     bound = 2**-23 * 16 * np.abs(exact).max()
     assert np.abs(found - order_free).max() <= bound
 
 
-def change(key: str, value: Any) -> dict[str, torch.Tensor]:
+def change(key: str, value: Any) -> dict[str, np.ndarray]:
     tensors = gptq(4, 64, 1)[0]
     if value is None:
         del tensors[key]
@@ -211,23 +208,58 @@ def change(key: str, value: Any) -> dict[str, torch.Tensor]:
     [
         (change("scales", None), "scales is missing"),
         (change("qzeros", None), "qzeros is missing"),
-        (change("scales", torch.ones(3, OUT)), "scales has shape"),
-        (change("scales", torch.full((4, OUT), torch.inf)), "not finite"),
-        (change("qzeros", torch.zeros(4, 1, dtype=torch.int32)), "qzeros is of shape"),
-        (change("qweight", torch.zeros(IN // 8, OUT)), "int32"),
-        (change("qweight", torch.zeros(7, dtype=torch.int32)), "must be a matrix"),
-        (change("qweight", torch.zeros(5, OUT, dtype=torch.int32)), "multiple of the group"),
+        (change("scales", np.ones((3, OUT), np.float32)), "scales has shape"),
+        (change("scales", np.full((4, OUT), np.inf, np.float32)), "not finite"),
+        (change("qzeros", np.zeros((4, 1), np.int32)), "qzeros is of shape"),
+        (change("qweight", np.zeros((IN // 8, OUT))), "int32"),
+        (change("qweight", np.zeros(7, np.int32)), "must be a matrix"),
+        (change("qweight", np.zeros((5, OUT), np.int32)), "multiple of the group"),
     ],
 )
-def test_tensors_that_do_not_fit_together(tensors: dict[str, torch.Tensor], says: str) -> None:
+def test_tensors_that_do_not_fit_together(tensors: dict[str, np.ndarray], says: str) -> None:
     with pytest.raises(ModelFileError, match=says):
         pack(Scheme("gptq", 4, 64, 1), tensors, "layer")
 
 
-def test_activation_order_is_refused_only_where_it_matters() -> None:
-    tensors = gptq(4, 64, 1)[0]
-    tensors["g_idx"] = tensors["g_idx"].flip(0)
-    with pytest.raises(UnsupportedModel, match="desc_act"):
+@pytest.mark.parametrize("layout", ["gptq", "packed"])
+def test_activation_order(layout: str) -> None:
+    """Groups of inputs far apart: the values are where the model has its inputs."""
+    codes, zeros, scales = random(4, 64, symmetric=True)
+    of_input = np.random.default_rng(7).permutation(np.arange(IN) // 64).astype(np.int32)
+    wanted = (codes - zeros[:, of_input]) * scales.astype(np.float64)[:, of_input]
+    if layout == "gptq":
+        tensors, scheme = gptq(4, 64, 0)[0], Scheme("gptq", 4, 64)
+        tensors |= {
+            "qweight": compress(codes, 4).T,
+            "qzeros": compress(zeros.T, 4),
+            "scales": scales.T,
+            "g_idx": of_input,
+        }
+    else:
+        scheme = compressed("pack-quantized", 4, "group", 64, actorder="group")
+        tensors = {
+            "weight_packed": compress(codes, 4),
+            "weight_scale": scales,
+            "weight_g_idx": of_input,
+        }
+    packed = pack(scheme, tensors, "layer")
+    assert packed.order is not None
+    assert (np.diff(of_input[packed.order]) >= 0).all()
+    np.testing.assert_array_equal(values(packed).astype(np.float64), wanted)
+
+
+@pytest.mark.parametrize(
+    ("of_input", "says"),
+    [
+        (np.arange(IN) // 64 + 1, "below 4"),
+        (np.zeros(IN - 1, np.int32), "for each of 256"),
+        (np.zeros(IN, np.int32), "64 inputs"),
+        (np.zeros(IN, np.float32), "for each of 256"),
+    ],
+)
+def test_an_order_that_is_none_is_refused(of_input: np.ndarray, says: str) -> None:
+    tensors = gptq(4, 64, 1)[0] | {"g_idx": of_input}
+    with pytest.raises(ModelFileError, match=f"layer: g_idx .*{says}"):
         pack(Scheme("gptq", 4, 64, 1), tensors, "layer")
 
 

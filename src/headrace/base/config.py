@@ -57,8 +57,9 @@ class EngineOptions:
     )
     quantise: str = option(
         "auto",
-        "Weights that come dense: kept as they are (auto), or made smaller while loading.",
-        choices=("auto", "fp8"),
+        "Weights that come dense: kept as they are (auto), or made smaller while loading: fp8 on a "
+        "GPU, int8 or int4 on a CPU.",
+        choices=("auto", "fp8", "int8", "int4"),
     )
     deterministic: bool = option(
         False,

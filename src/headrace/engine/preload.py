@@ -33,7 +33,7 @@ def wants_torch(options: EngineOptions) -> bool:
     return (
         options.kernels not in ("auto", "cpu")
         or options.dtype not in ("auto", "float32")
-        or options.quantise != "auto"
+        or options.quantise == "fp8"
         or options.max_adapters > 0
     )
 

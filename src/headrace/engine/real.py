@@ -18,10 +18,8 @@ from ..base.config import Decision
 from ..base.extras import needing_torch
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
-from ..loader.jsonfile import read_json
 from ..loader.panels import PanelShelf
 from ..loader.progress import TerminalLine
-from ..quant.schemes import scheme_of
 from .executor import LoadedWorker
 from .grammar import tokenizer_for_grammars
 
@@ -93,15 +91,13 @@ def _who_needs_torch(files: ModelFiles, settings: dict[str, Any]) -> str:
         return f"device {device}"
     if kernels not in ("auto", "cpu"):
         return f"--kernels {kernels}"
-    if files.format != "gguf" and scheme_of(read_json(files.path / "config.json")) is not None:
-        return f"{files.name}, a quantised checkpoint in {files.format},"
     if settings.get("adapters"):
         return "serving adapters"
     try:
         load()
     except LibraryAbsent as absent:
         return f"serving without the CPU kernels ({absent})"
-    for option in ("dtype", "quantise"):
-        if settings.get(option, "auto") not in ("auto", "float32"):
+    for option, free in (("dtype", ("auto", "float32")), ("quantise", ("auto", "int8", "int4"))):
+        if settings.get(option, "auto") not in free:
             return f"--{option} {settings[option]}"
     return f"a type of the tensors in {files.name}"

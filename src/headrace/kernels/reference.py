@@ -278,4 +278,5 @@ def unpack_rows(weight: PackedWeight) -> torch.Tensor:
     values = codes * weight.scales.float().unsqueeze(-1)
     if weight.offsets is not None:
         values += weight.offsets.float().unsqueeze(-1)
-    return values.view(rows, width)
+    values = values.view(rows, width)
+    return values if weight.order is None else values[:, weight.order.long().argsort()]

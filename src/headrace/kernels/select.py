@@ -57,6 +57,11 @@ class ComposedOperators:
         kind = {"embed": "embed", "moe": "experts", "heads": "absorb"}.get(role, "linear")
         return self.providers[kind].prepare(weight, role, dequantise)
 
+    @property
+    def told(self) -> list[Decision]:
+        """What loading the weights has shown."""
+        return list(getattr(self._single, "told", ()))
+
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return None if self._single is None else self._single.compile(plain, limits)
 

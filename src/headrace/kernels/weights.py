@@ -63,30 +63,41 @@ class PackedWeight:
     plain one: uint8[out, in] with one code per byte).
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
-    offsets: torch.Tensor | None
+    codes: Array
+    scales: Array
+    offsets: Array | None
     bits: int
     group: int
     shape: tuple[int, int]
     layout: str = "rows"
+    order: Array | None = None
+    """int32 [in]: which input each column of the codes is of; None: all as they lie."""
+    name: str = ""
+    """Name of the weight in the model; empty for one that was computed."""
 
     @property
     def nbytes(self) -> int:
         extra = 0 if self.offsets is None else self.offsets.nbytes
-        return self.codes.nbytes + self.scales.nbytes + extra
+        return int(self.codes.nbytes + self.scales.nbytes + extra)
+
+
+FP8_BLOCK = 128
+"""Side of a block of fp8 that shares a scale."""
 
 
 @dataclass(slots=True)
 class Fp8Weight:
-    """`data[out, in]` in float8_e4m3fn; w = data · scale of the output row, or of the block.
+    """`data[out, in]` in float8_e4m3fn, in the host's arrays its bytes; w = data · scale of the
+    output row, or of the block.
 
     `scales` fp32: [1, 1] for the tensor, [out, 1] by output row, or [ceil(out / 128),
     ceil(in / 128)] by block. Kernels want the second or the third: see `per_row`.
     """
 
-    data: torch.Tensor
-    scales: torch.Tensor
+    data: Array
+    scales: Array
+    name: str = ""
+    """As of a `PackedWeight`."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -94,7 +105,7 @@ class Fp8Weight:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + self.scales.nbytes
+        return int(self.data.nbytes + self.scales.nbytes)
 
     @property
     def blocked(self) -> bool:
@@ -117,7 +128,8 @@ class Fp8Weight:
         if self.blocked:
             out, width = self.shape
             scales = scales.repeat_interleave(128, 0)[:out].repeat_interleave(128, 1)[:, :width]
-        return self.data.float() * scales
+        found: torch.Tensor = self.data.float() * scales
+        return found
 
 
 @dataclass(slots=True)
@@ -125,13 +137,15 @@ class PanelWeight:
     """A weight in the CPU kernels' panels of 16 outputs: opaque bytes, `cpu/csrc/layout.h`.
 
     `kind` is the ggml type it came from, whose scales it keeps bit for bit, or F32, F16, BF16; of a
-    head of Q8_0 it is Q8_0_PLANES.
+    head of Q8_0 it is Q8_0_PLANES; INT4, INT8 and E4M3 are of safetensors (`cpu/coded.py`).
     """
 
     kind: str
     data: npt.NDArray[np.uint8]
     """uint8, aligned to 64 bytes."""
     shape: tuple[int, int]
+    order: npt.NDArray[np.int32] | None = None
+    """[in]: which input is multiplied with each of its columns; None: as they lie."""
 
     @property
     def nbytes(self) -> int:

@@ -4,7 +4,7 @@ Does not know: what a model does with them.
 Invariant: files are hostile: bounded, checked, never pickle.
 Where does my change go: where bytes come from.
 
-Everything here but `loader.quantised_safetensors` works without torch.
+Everything here works without torch.
 """
 
 from __future__ import annotations

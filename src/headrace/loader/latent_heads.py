@@ -9,7 +9,7 @@ of keys lie across, so these become fp32.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,48 @@ import numpy.typing as npt
 from ..base.arch import ModelArch
 from ..kernels.arrays import floats
 from ..kernels.weights import BlockWeight
+from .quantised_safetensors import QuantisedMatrix
 from .safetensors_file import StoredTensor
 
 WHOLE = ".self_attn.kv_b_proj.weight"
 Host = npt.NDArray[Any]
 
 
+class _Reads:
+    """The last quantised matrix that was read: its heads are taken one after the other."""
+
+    def __init__(self) -> None:
+        self._last: Host | None = None
+
+    def __call__(self, matrix: QuantisedMatrix) -> Host:
+        if self._last is None:
+            self._last = matrix.values()
+        return self._last
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedHead:
+    """The rows of one head of a quantised matrix, in fp32: scales lie across heads."""
+
+    source: QuantisedMatrix
+    rows: tuple[int, int]
+    reads: _Reads = field(compare=False)
+    host_dtype = "float32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows[1] - self.rows[0], self.source.shape[1]
+
+    def read(self) -> Host:
+        """Its numbers [shape]; raises `ModelFileError`."""
+        return self.reads(self.source)[slice(*self.rows)]
+
+
 @dataclass(frozen=True, slots=True)
 class Transposed:
     """A matrix that is stored as its transposition, to be read when it is taken."""
 
-    source: StoredTensor
+    source: StoredTensor | QuantisedHead
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,10 +93,15 @@ def shapes(name: str, shape: tuple[int, ...], arch: ModelArch) -> dict[str, tupl
 
 
 def stored(
-    name: str, tensor: StoredTensor, arch: ModelArch
-) -> Iterator[tuple[str, StoredTensor | Transposed]]:
-    """The matrices of all heads of a dense tensor, yet to be read."""
+    name: str, tensor: StoredTensor | QuantisedMatrix, arch: ModelArch
+) -> Iterator[tuple[str, StoredTensor | QuantisedHead | Transposed]]:
+    """The matrices of all heads of a tensor, yet to be read."""
+    reads = _Reads()
     for each, part, rows in _parts(name, arch):
+        if isinstance(tensor, QuantisedMatrix):
+            head = QuantisedHead(tensor, rows, reads)
+            yield each, Transposed(head) if part == "k" else head
+            continue
         (first, behind), row_bytes = rows, tensor.nbytes // tensor.shape[0]
         begin = tensor.begin + first * row_bytes
         own = replace(tensor, shape=(behind - first, tensor.shape[1]), begin=begin)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ..base.absorb import absorbed
 from ..base.arch import Rope
@@ -162,14 +163,15 @@ class _Preparing:
         if isinstance(weight, DenseWeight | BlockWeight):
             return replace(weight, data=tensor(weight.data).to(self._device))
         if isinstance(weight, PackedWeight):
-            offsets = weight.offsets
-            return replace(
-                weight,
-                codes=weight.codes.to(self._device),
-                scales=weight.scales.to(self._device),
-                offsets=None if offsets is None else offsets.to(self._device),
+            arrays = weight.codes, weight.scales, weight.offsets, weight.order
+            codes, scales, offsets, order = (
+                None if each is None else tensor(each).to(self._device) for each in arrays
             )
-        return Fp8Weight(weight.data.to(self._device), weight.scales.to(self._device))
+            return replace(weight, codes=codes, scales=scales, offsets=offsets, order=order)
+        import torch  # Local, as in `_vector`.
+
+        data, scales = (tensor(each).to(self._device) for each in (weight.data, weight.scales))
+        return Fp8Weight(data.view(torch.float8_e4m3fn), scales)
 
 
 class Expansion:
@@ -190,6 +192,11 @@ class Expansion:
         from ..quant.rows import unpack  # Local, as above.
 
         return unpack(weight)
+
+    def encode(self, kind: str, rows: Array) -> npt.NDArray[np.uint8]:
+        from ..quant.encode import encode  # Local: only where weights are made smaller.
+
+        return encode(kind, floats(rows))
 
 
 def weight_arrays(weight: Weight) -> list[Array]:

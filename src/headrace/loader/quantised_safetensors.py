@@ -1,12 +1,17 @@
-"""The quantised matrices of a safetensors checkpoint, as tensors: AWQ, GPTQ, compressed-tensors."""
+"""The quantised matrices of a safetensors checkpoint: AWQ, GPTQ, compressed-tensors, FP8. What a
+header says of them is checked at once; they are read, without torch, when they are taken."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
-from ..kernels.weights import Fp8Weight, PackedWeight
+from ..base.errors import UnsupportedModel
+from ..kernels.checkpoint_values import values
+from ..kernels.weights import FP8_BLOCK, Fp8Weight, PackedWeight
 from ..quant.checkpoint import LAYOUTS, load, shape_of
 from ..quant.schemes import Scheme
 from .safetensors_file import StoredTensor
@@ -19,48 +24,91 @@ _CODES = {
     "fp8": ("F8_E4M3",),
 }
 """Layout → how safetensors names the type of its codes."""
-_BITS = {"BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn}
-"""Types whose bits are what `StoredTensor.read` gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedMatrix:
+    """One matrix [out, in], or rows of one, to be read when it is taken."""
+
+    scheme: Scheme
+    parts: Mapping[str, StoredTensor]
+    """The tensors that it is made of, by suffix."""
+    name: str
+    shape: tuple[int, int]
+    order: npt.NDArray[np.intp] | None = None
+    """Which rows; None: all."""
+
+    @property
+    def host_dtype(self) -> str:
+        """Kind, as `Question.weights` names it."""
+        return "fp8" if self.scheme.layout == "fp8" else f"packed{self.scheme.bits}"
+
+    def read(self) -> PackedWeight | Fp8Weight:
+        """Its codes and scales, arrays of the host; raises `ModelFileError`."""
+        stored = {suffix: each.read() for suffix, each in self.parts.items()}
+        found = load(self.scheme, stored, self.name)
+        return found if self.order is None else _picked(found, self.order, self.name)
+
+    def values(self) -> npt.NDArray[np.float32]:
+        """What it stands for [shape], in fp32; raises `ModelFileError`."""
+        return values(self.read())
+
+
+def _picked(
+    weight: PackedWeight | Fp8Weight, order: npt.NDArray[np.intp], name: str
+) -> PackedWeight | Fp8Weight:
+    if isinstance(weight, PackedWeight):
+        assert weight.offsets is not None
+        arrays = (each[order] for each in (weight.codes, weight.scales, weight.offsets))
+        return PackedWeight(
+            *arrays, weight.bits, weight.group, (len(order), weight.shape[1]), order=weight.order
+        )
+    scales = weight.scales
+    if weight.blocked:
+        runs = order[: len(order) // FP8_BLOCK * FP8_BLOCK].reshape(-1, FP8_BLOCK)
+        whole = len(order) % FP8_BLOCK == 0 and not (runs[:, 0] % FP8_BLOCK).any()
+        if not whole or (np.diff(runs, axis=1) != 1).any():
+            raise UnsupportedModel(
+                f"{name}: rows of several matrices share a block's scale; supported: heads of "
+                f"multiples of {FP8_BLOCK} rows"
+            )
+        scales = scales[runs[:, 0] // FP8_BLOCK]
+    elif len(scales) > 1:
+        scales = scales[order]
+    return Fp8Weight(weight.data[order], scales)
 
 
 class QuantisedMatrices:
     """The matrices of one checkpoint that `scheme` wrote, by the module that they belong to."""
 
     def __init__(self, scheme: Scheme, stored: Mapping[str, StoredTensor]) -> None:
-        self._scheme, self._stored = scheme, stored
-        self._parts: dict[str, dict[str, str]] = {}
+        """Raises `ModelFileError` where a matrix's tensors do not fit together."""
         layout = LAYOUTS[scheme.layout]
-        for name, header in stored.items():
-            module, _, suffix = name.rpartition(".")
-            # In the plain layouts a dense weight has the same suffix but not the same type.
-            if suffix == layout.main and header.dtype in _CODES[scheme.layout]:
-                members = {each: f"{module}.{each}" for each in (layout.main, *layout.others)}
-                self._parts[module] = {
-                    each: full for each, full in members.items() if full in stored
-                }
-        self.members = {name for parts in self._parts.values() for name in parts.values()}
+        self._found: dict[str, QuantisedMatrix] = {}
+        """By the name of the tensor with the codes."""
+        self.members: set[str] = set()
         """Names of all tensors that belong to a matrix."""
-        self._modules = {parts[layout.main]: module for module, parts in self._parts.items()}
+        self._modules: set[str] = set()
+        for main, header in stored.items():
+            module, _, suffix = main.rpartition(".")
+            # In the plain layouts a dense weight has the same suffix but not the same type.
+            if suffix != layout.main or header.dtype not in _CODES[scheme.layout]:
+                continue
+            names = {each: f"{module}.{each}" for each in (layout.main, *layout.others)}
+            parts = {each: stored[full] for each, full in names.items() if full in stored}
+            shape = shape_of(scheme, {each: one.shape for each, one in parts.items()}, module)
+            self._found[main] = QuantisedMatrix(scheme, parts, module, shape)
+            self.members |= {names[each] for each in parts}
+            self._modules.add(module)
 
     def __contains__(self, module: str) -> bool:
-        return module in self._parts
+        return module in self._modules
 
     def shapes(self) -> Iterator[tuple[str, str, tuple[int, int]]]:
         """(module, name of the tensor with its codes, [out, in]) of each matrix."""
-        for main, module in self._modules.items():
-            shapes = {each: self._stored[name].shape for each, name in self._parts[module].items()}
-            yield module, main, shape_of(self._scheme, shapes, module)
+        for main, matrix in self._found.items():
+            yield matrix.name, main, matrix.shape
 
-    def load(self, main: str) -> PackedWeight | Fp8Weight | None:
+    def find(self, main: str) -> QuantisedMatrix | None:
         """The matrix whose codes are in the tensor `main`; None where these are no codes."""
-        module = self._modules.get(main)
-        if module is None:
-            return None
-        parts = self._parts[module]
-        tensors = {each: _tensor(self._stored[name]) for each, name in parts.items()}
-        return load(self._scheme, tensors, module)
-
-
-def _tensor(stored: StoredTensor) -> torch.Tensor:
-    found: torch.Tensor = torch.from_numpy(stored.read())
-    return found.view(_BITS[stored.dtype]) if stored.dtype in _BITS else found
+        return self._found.get(main)

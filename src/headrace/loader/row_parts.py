@@ -8,13 +8,14 @@ with states have of each key head q, k, v and z of its value heads in `in_proj_q
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.arch import ModelArch
+from .quantised_safetensors import QuantisedMatrix
 from .safetensors_file import StoredTensor
 
 Order = npt.NDArray[np.intp]
@@ -64,10 +65,15 @@ def parts(name: str, rows: int, arch: ModelArch) -> dict[str, Order]:
     return {f"{at}.{part}.weight": order for part, order in found.items()}
 
 
-def stored(name: str, tensor: StoredTensor, arch: ModelArch) -> Iterator[tuple[str, PickedRows]]:
-    """The matrices of a dense tensor, yet to be read."""
+def stored(
+    name: str, tensor: StoredTensor | QuantisedMatrix, arch: ModelArch
+) -> Iterator[tuple[str, PickedRows | QuantisedMatrix]]:
+    """The matrices of a tensor, yet to be read."""
     for part, order in parts(name, tensor.shape[0], arch).items():
-        yield part, PickedRows(tensor, order)
+        if isinstance(tensor, QuantisedMatrix):
+            yield part, replace(tensor, shape=(len(order), tensor.shape[1]), order=order)
+        else:
+            yield part, PickedRows(tensor, order)
 
 
 def _cut(sizes: dict[str, int], heads: int) -> dict[str, Order]:

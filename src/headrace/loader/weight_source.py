@@ -8,14 +8,15 @@ from ..base.errors import ModelFileError
 from ..kernels.arrays import Array, dtype_name
 from ..kernels.weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight
 from .interleaved_experts import ExpertPart
-from .latent_heads import Transposed
+from .latent_heads import QuantisedHead, Transposed
+from .quantised_safetensors import QuantisedMatrix
 from .row_parts import PickedRows
 from .safetensors_file import StoredTensor
 
-Stored = StoredTensor | Transposed | PickedRows | ExpertPart
+Stored = StoredTensor | Transposed | PickedRows | ExpertPart | QuantisedMatrix | QuantisedHead
 """What is read when it is taken."""
 Named = Array | Stored | BlockWeight | PackedWeight | Fp8Weight
-_STORED = (StoredTensor, Transposed, PickedRows, ExpertPart)
+_STORED = (StoredTensor, Transposed, PickedRows, ExpertPart, QuantisedMatrix, QuantisedHead)
 _QUANTISED = (BlockWeight, PackedWeight, Fp8Weight)
 Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight
 
@@ -55,7 +56,7 @@ class WeightSource:
     def take_matrix(self, name: str, rows: int, width: int) -> Matrix:
         """The matrix `name` [rows, width]; raises `ModelFileError`."""
         weight = self._take(name, (rows, width))
-        if isinstance(weight, BlockWeight):
+        if isinstance(weight, _QUANTISED):
             weight.name = name
         return weight if isinstance(weight, _QUANTISED) else DenseWeight(weight, name)
 

@@ -10,15 +10,13 @@ from collections.abc import Iterator
 
 from ..base.modelfiles import ModelFiles
 from ..kernels.arrays import Array
-from ..kernels.weights import BlockWeight, Fp8Weight, PackedWeight
+from ..kernels.weights import BlockWeight
 from .gguf_model import gguf_of
-from .interleaved_experts import ExpertPart
-from .latent_heads import Transposed
-from .safetensors_file import StoredTensor
+from .weight_source import Stored
 from .weights_gguf import from_gguf
 from .weights_safetensors import from_safetensors
 
-Loaded = Array | StoredTensor | Transposed | ExpertPart | BlockWeight | PackedWeight | Fp8Weight
+Loaded = Array | Stored | BlockWeight
 
 
 def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:

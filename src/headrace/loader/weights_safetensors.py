@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
-from ..kernels.weights import Fp8Weight, PackedWeight
 from ..models.registry import describe
 from ..quant.ggml_types import DENSE
 from ..quant.schemes import scheme_of
@@ -15,24 +13,16 @@ from . import latent_heads, row_parts
 from .interleaved_experts import ExpertPart, expert_parts
 from .jsonfile import read_json
 from .names import Shapes, check, each_expert, from_hf_name
+from .quantised_safetensors import QuantisedMatrices
 from .shards import read_headers
 from .weight_source import Stored
 
-if TYPE_CHECKING:
-    from .quantised_safetensors import QuantisedMatrices
 
-
-def from_safetensors(
-    files: ModelFiles,
-) -> Iterator[tuple[str, Stored | PackedWeight | Fp8Weight]]:
+def from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Stored]]:
     """See `weights.load_weights`."""
     stored = read_headers(files.weights)
-    quantised: QuantisedMatrices | None = None
     scheme = scheme_of(read_json(files.path / "config.json"))
-    if scheme is not None:
-        from .quantised_safetensors import QuantisedMatrices  # Local: it brings torch.
-
-        quantised = QuantisedMatrices(scheme, stored)
+    quantised = None if scheme is None else QuantisedMatrices(scheme, stored)
     names: dict[str, str] = {}
     """Name in the file → canonical, with `*` for all experts at once."""
     found: Shapes = {}
@@ -84,20 +74,16 @@ def from_safetensors(
     yield from experts.items()
     for name, tensor in stored.items():
         if name in names:
-            matrix = None if quantised is None else quantised.load(name)
+            matrix = None if quantised is None else quantised.find(name)
+            one = matrix or tensor
+            if latent_heads.shapes(names[name], one.shape, files.arch):
+                yield from latent_heads.stored(names[name], one, files.arch)
+                continue
+            if row_parts.parts(names[name], one.shape[0], files.arch):
+                yield from row_parts.stored(names[name], one, files.arch)
+                continue
             if matrix is not None:
-                if row_parts.parts(names[name], tensor.shape[0], files.arch):
-                    raise UnsupportedModel(
-                        f"{tensor.shard.name}: {name:.100} is quantised, and its rows are of "
-                        "several matrices"
-                    )
                 yield names[name], matrix
-                continue
-            if latent_heads.shapes(names[name], tensor.shape, files.arch):
-                yield from latent_heads.stored(names[name], tensor, files.arch)
-                continue
-            if row_parts.parts(names[name], tensor.shape[0], files.arch):
-                yield from row_parts.stored(names[name], tensor, files.arch)
                 continue
             for each, part, (expert, row) in each_expert(names[name], tensor.shape):
                 yield each, tensor.rows(expert, row, part)

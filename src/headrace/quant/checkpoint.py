@@ -1,24 +1,29 @@
 """Loads the quantised matrices of safetensors checkpoints: `PackedWeight`s of layout "rows", and
-`Fp8Weight`s (`quant.fp8`).
+`Fp8Weight`s (`quant.fp8`). Torch-free.
 
 A layout knows the tensors that make one matrix, the matrix's shape from theirs, and how to
 decode them. The result is lossless: codes as stored, w = code · scale - zero · scale in fp32,
-exact where scales are fp16 or bf16 (see `quant.ggml`); fp32 scales round each product once.
+exact where scales are fp16 or bf16 (see `quant.ggml`); fp32 scales round each product once. Where
+groups are not of consecutive inputs (GPTQ's activation order) the inputs are put in their order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from ..base.errors import ModelFileError, UnsupportedModel
+from ..kernels.arrays import floats
 from ..kernels.weights import Fp8Weight, PackedWeight
 from .fp8 import SCALES, fp8_weight
 from .schemes import Scheme
 
-Tensors = Mapping[str, torch.Tensor]
+Host = npt.NDArray[Any]
+Tensors = Mapping[str, Host]
+"""By suffix; bf16 as its bits in uint16, as `StoredTensor.read` gives it."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 MAX_GROUP = 128
@@ -34,7 +39,7 @@ class Layout(NamedTuple):
     """Suffixes of the tensors that may lie beside it."""
     shape: Callable[[Scheme, Shapes], tuple[int, int]]
     """(out, in) of the matrix."""
-    decode: Callable[[Scheme, Tensors, tuple[int, int]], tuple[torch.Tensor, torch.Tensor]]
+    decode: Callable[[Scheme, Tensors, tuple[int, int]], tuple[Host, Host]]
     """→ (codes [out, in] uint8, zeros [out, groups] fp32 in the codes' own count)."""
     scales: str
     outputs_last: bool
@@ -51,38 +56,66 @@ def load(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight | Fp8Weigh
 def pack(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight:
     """The packed matrix that `tensors` (by suffix) hold; `ModelFileError` if they do not fit."""
     layout = LAYOUTS[scheme.layout]
-    out, width = shape_of(scheme, {key: tuple(value.shape) for key, value in tensors.items()}, name)
+    out, width = shape_of(scheme, {key: value.shape for key, value in tensors.items()}, name)
     group = scheme.group or width
     if width % group:
         raise ModelFileError(f"{name}: {width} inputs are not a multiple of the group {group}")
     if layout.scales not in tensors:
         raise ModelFileError(f"{name}: {layout.scales} is missing")
-    scales = tensors[layout.scales].to(torch.float32)
-    scales = scales.t() if layout.outputs_last else scales.reshape(-1, scales.shape[-1])
-    if scales.numel() == 1:
-        scales = scales.expand(out, 1)
+    scales = tensors[layout.scales]
+    if scales.dtype not in (np.float32, np.float16, np.uint16):
+        raise ModelFileError(f"{name}: {layout.scales} must be floating point, not {scales.dtype}")
+    shape = list(scales.shape)
+    scales = floats(scales)
+    if scales.size == 1:
+        scales = np.broadcast_to(scales.reshape(1, 1), (out, 1))
+    elif scales.ndim == 2:
+        scales = scales.T if layout.outputs_last else scales
+    else:
+        scales = scales.reshape(-1, 1)
     if scales.shape != (out, width // group):
         raise ModelFileError(
-            f"{name}: {layout.scales} has shape {list(tensors[layout.scales].shape)}, which does "
+            f"{name}: {layout.scales} has shape {shape}, which does "
             f"not fit {out} x {width} in groups of {group}"
         )
-    if not torch.isfinite(scales).all():
+    if not np.isfinite(scales).all():
         raise ModelFileError(f"{name}: {layout.scales} holds numbers that are not finite")
-    codes, zeros = layout.decode(scheme, tensors, (out, width))
-    zeros = zeros.expand(out, width // group)
-    offsets = -(zeros * scales)
+    try:
+        codes, zeros = layout.decode(scheme, tensors, (out, width))
+        order = _order(tensors, width, group)
+    except ModelFileError as error:
+        raise ModelFileError(f"{name}: {error}") from None
+    offsets = -(np.broadcast_to(zeros, scales.shape) * scales)
     size = group
     if group > MAX_GROUP:
         size = next((g for g in (MAX_GROUP, 64, 32, 16) if group % g == 0), group)
     repeat = group // size
     return PackedWeight(
-        codes=codes.contiguous(),
-        scales=scales.repeat_interleave(repeat, dim=1).contiguous(),
-        offsets=offsets.repeat_interleave(repeat, dim=1).contiguous(),
+        codes=np.ascontiguousarray(codes if order is None else codes[:, order]),
+        scales=np.ascontiguousarray(np.repeat(scales, repeat, 1)),
+        offsets=np.ascontiguousarray(np.repeat(offsets, repeat, 1)),
         bits=scheme.bits,
         group=size,
         shape=(out, width),
+        order=order,
     )
+
+
+def _order(t: Tensors, width: int, group: int) -> Host | None:
+    """int32 [in]: the inputs group by group, by `g_idx`; None where they lie so."""
+    stored = t.get("g_idx", t.get("weight_g_idx"))
+    # compressed-tensors fills it with -1 where it means nothing.
+    if stored is None or (stored == -1).all():
+        return None
+    groups = width // group
+    sound = stored.shape == (width,) and stored.dtype.kind == "i"
+    if not sound or stored.min() < 0 or stored.max() >= groups:
+        raise ModelFileError(f"g_idx must name a group below {groups} for each of {width} inputs")
+    if (np.bincount(stored, minlength=groups) != group).any():
+        raise ModelFileError(f"g_idx must name each group for {group} inputs")
+    if (np.diff(stored) >= 0).all():
+        return None
+    return np.argsort(stored, kind="stable").astype(np.int32)
 
 
 def shape_of(scheme: Scheme, shapes: Shapes, name: str) -> tuple[int, int]:
@@ -93,19 +126,21 @@ def shape_of(scheme: Scheme, shapes: Shapes, name: str) -> tuple[int, int]:
     return LAYOUTS[scheme.layout].shape(scheme, shapes)
 
 
-def _nibbles(packed: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
+def _fields(packed: Host, bits: int, order: tuple[int, ...] | None = None) -> Host:
     """Fields of int32 words, low bits first, along the last axis: [r, c] → [r, c · 32 / bits].
 
     `order[i]` is the place, among the values of its word, of the field at i.
     """
-    if packed.dtype != torch.int32:
+    if packed.dtype != np.int32:
         raise ModelFileError(f"packed codes must be int32, not {packed.dtype}")
-    count = 32 // bits
-    places = order or tuple(range(count))
-    out = torch.empty((*packed.shape, count), dtype=torch.uint8)
-    for field, place in enumerate(places):
-        out[..., place] = ((packed >> (field * bits)) & ((1 << bits) - 1)).to(torch.uint8)
-    return out.view(packed.shape[0], -1)
+    four = np.ascontiguousarray(packed).view(np.uint8)
+    if bits == 8:
+        return four
+    four = four.reshape(*packed.shape, 4)
+    out = np.empty((*packed.shape, 8), np.uint8)
+    for field, place in enumerate(order or range(8)):
+        out[..., place] = four[..., field // 2] >> 4 if field % 2 else four[..., field // 2] & 15
+    return out.reshape(len(packed), -1)
 
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -116,11 +151,11 @@ def _awq_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
     return words * 8, width
 
 
-def _awq(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _awq(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, Host]:
     """qweight [in, out / 8], qzeros [groups, out / 8]."""
     zeros = _zeros(t, "qzeros", (shape[1] // (scheme.group or shape[1]), shape[0] // 8))
-    codes = _nibbles(t["qweight"], 4, _AWQ_ORDER).t()
-    return codes, _nibbles(zeros, 4, _AWQ_ORDER).t().to(torch.float32)
+    codes = _fields(t["qweight"], 4, _AWQ_ORDER).T
+    return codes, _fields(zeros, 4, _AWQ_ORDER).T.astype(np.float32)
 
 
 def _gptq_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
@@ -128,19 +163,13 @@ def _gptq_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
     return out, words * (32 // scheme.bits)
 
 
-def _gptq(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _gptq(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, Host]:
     """qweight [in · bits / 32, out], qzeros [groups, out · bits / 32], g_idx [in]."""
     out, width = shape
     group = scheme.group or width
-    if "g_idx" in t and not torch.equal(t["g_idx"].long(), torch.arange(width) // group):
-        raise UnsupportedModel(
-            "GPTQ with activation order (desc_act) is not supported: its groups are not "
-            "consecutive inputs"
-        )
     zeros = _zeros(t, "qzeros", (width // group, out * scheme.bits // 32))
-    codes = _nibbles(t["qweight"].t().contiguous(), scheme.bits)
-    shift = scheme.zero_shift
-    return codes, _nibbles(zeros, scheme.bits).t().to(torch.float32) + shift
+    codes = _fields(t["qweight"].T, scheme.bits)
+    return codes, _fields(zeros, scheme.bits).T.astype(np.float32) + scheme.zero_shift
 
 
 def _packed_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
@@ -148,9 +177,7 @@ def _packed_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
     return out, words * (32 // scheme.bits)
 
 
-def _packed(
-    scheme: Scheme, t: Tensors, shape: tuple[int, int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _packed(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, Host]:
     """weight_packed [out, in · bits / 32]; weight_zero_point [out · bits / 32, groups], if any.
 
     Codes and zero points are stored with half their range added, so they are unsigned.
@@ -160,12 +187,12 @@ def _packed(
             f"compressed-tensors: weight_shape is {t['weight_shape'].tolist()}; supported: rows "
             f"of a multiple of {32 // scheme.bits} inputs"
         )
-    codes = _nibbles(t["weight_packed"], scheme.bits)
+    codes = _fields(t["weight_packed"], scheme.bits)
     if "weight_zero_point" not in t:
-        return codes, torch.tensor(float(1 << (scheme.bits - 1)))
+        return codes, np.float32(1 << (scheme.bits - 1))[None]
     groups = shape[1] // (scheme.group or shape[1])
     zeros = _zeros(t, "weight_zero_point", (shape[0] * scheme.bits // 32, groups))
-    return codes, _nibbles(zeros.t().contiguous(), scheme.bits).t().to(torch.float32)
+    return codes, _fields(zeros.T, scheme.bits).T.astype(np.float32)
 
 
 def _plain_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
@@ -173,27 +200,27 @@ def _plain_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
     return out, width
 
 
-def _int8(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _int8(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, Host]:
     """weight [out, in] int8; weight_zero_point [out, groups] int8, if any."""
-    if t["weight"].dtype != torch.int8:
+    if t["weight"].dtype != np.int8:
         raise ModelFileError(f"weight must be int8, not {t['weight'].dtype}")
-    codes = t["weight"].view(torch.uint8) ^ 0x80
-    zeros = torch.tensor(128.0)
+    codes = t["weight"].view(np.uint8) ^ np.uint8(0x80)
+    zeros = np.full((1, 1), 128, np.float32)
     if "weight_zero_point" in t:
-        stored = t["weight_zero_point"].to(torch.float32)
-        if stored.numel() not in (1, shape[0] * (shape[1] // (scheme.group or shape[1]))):
+        stored = t["weight_zero_point"].astype(np.float32)
+        if stored.size not in (1, shape[0] * (shape[1] // (scheme.group or shape[1]))):
             raise ModelFileError(f"weight_zero_point is of shape {list(stored.shape)}")
-        zeros = zeros + (stored.reshape(shape[0], -1) if stored.numel() > 1 else stored)
+        zeros = zeros + stored.reshape(shape[0] if stored.size > 1 else 1, -1)
     return codes, zeros
 
 
-def _never(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _never(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, Host]:
     raise AssertionError("fp8 has no codes with zero points: see `load`")
 
 
-def _zeros(t: Tensors, suffix: str, shape: tuple[int, int]) -> torch.Tensor:
+def _zeros(t: Tensors, suffix: str, shape: tuple[int, int]) -> Host:
     found = t.get(suffix)
-    if found is None or tuple(found.shape) != shape:
+    if found is None or found.shape != shape:
         has = "missing" if found is None else f"of shape {list(found.shape)}"
         raise ModelFileError(f"{suffix} is {has}; {list(shape)} is needed")
     return found

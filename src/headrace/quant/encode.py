@@ -9,11 +9,13 @@ structures of ggml-quants, which `ggml` decodes, and the packing of compressed-t
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import ModelFileError
+from ..base.hardware import cpu
 from .ggml_types import BY_NAME
 
 Floats = npt.NDArray[np.float32]
@@ -33,7 +35,10 @@ def encode(kind: str, rows: Floats) -> Bytes:
     block = BY_NAME[kind].block
     values = rows.reshape(-1, block)
     step = max(1, CHUNK // block)
-    made = [ENCODERS[kind](values[at : at + step]) for at in range(0, len(values), step)]
+    parts = [values[at : at + step] for at in range(0, len(values), step)]
+    # numpy lets go of the interpreter while it computes.
+    with ThreadPoolExecutor(cpu().cores, "headrace-encode") as threads:
+        made = list(threads.map(ENCODERS[kind], parts))
     return np.concatenate(made).reshape(len(rows), -1)
 
 

@@ -3,30 +3,34 @@
 w = data · scale, with e4m3 `data`. Three granularities, told apart by the scale's own shape, which
 must be the one that the config promised: one for the tensor, one per output row, one per block of
 128 x 128 (DeepSeek-V3, 2024). The block's scale is called `weight_scale_inv` there; it multiplies
-all the same. Stored scales of activations (`input_scale`) are not read: kernels measure each row.
+all the same. Torch-free; bytes stand for the numbers. Stored scales of activations (`input_scale`) are not read: kernels measure each row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from ..base.errors import ModelFileError
-from ..kernels.weights import Fp8Weight
-from .schemes import FP8_BLOCK
+from ..kernels.arrays import floats
+from ..kernels.weights import FP8_BLOCK, Fp8Weight
 
+MOST = 2.0**100
+"""A scale is below: with a byte of 448 and 256 times kernels' own it stays finite."""
 SCALES = ("weight_scale", "weight_scale_inv")
 
 
-def fp8_weight(tensors: Mapping[str, torch.Tensor], strategy: str, name: str) -> Fp8Weight:
+def fp8_weight(tensors: Mapping[str, npt.NDArray[Any]], strategy: str, name: str) -> Fp8Weight:
     """The matrix that `tensors` (by suffix) hold, scales fp32 [1, 1], [out, 1] or by block.
 
     `strategy`: "tensor", "channel" or "block". Raises `ModelFileError`.
     """
     data = tensors["weight"]
-    if data.dtype != torch.float8_e4m3fn:
-        raise ModelFileError(f"{name}: weight must be float8_e4m3fn, not {data.dtype}")
+    if data.dtype != np.uint8 or ((data & 0x7F) == 0x7F).any():
+        raise ModelFileError(f"{name}: weight must be float8_e4m3fn, and every number finite")
     found = [suffix for suffix in SCALES if suffix in tensors]
     if len(found) != 1:
         raise ModelFileError(f"{name}: needs one of {' and '.join(SCALES)}, has {len(found)}")
@@ -39,12 +43,14 @@ def fp8_weight(tensors: Mapping[str, torch.Tensor], strategy: str, name: str) ->
     }
     wanted = shapes[strategy]
     # A scalar, [1] and [out] are written too.
-    if stored.numel() != wanted[0] * wanted[1] or (stored.dim() == 2 and stored.shape != wanted):
+    if stored.size != wanted[0] * wanted[1] or (stored.ndim == 2 and stored.shape != wanted):
         raise ModelFileError(
             f"{name}: {found[0]} has shape {list(stored.shape)}; {list(wanted)} is needed for "
             f"{out} x {width} by {strategy}"
         )
-    scales = stored.to(torch.float32).reshape(wanted).contiguous()
-    if not torch.isfinite(scales).all():
-        raise ModelFileError(f"{name}: {found[0]} holds numbers that are not finite")
+    if stored.dtype not in (np.float32, np.float16, np.uint16):
+        raise ModelFileError(f"{name}: {found[0]} must be floating point, not {stored.dtype}")
+    scales = floats(stored).reshape(wanted)
+    if not (np.abs(scales) < MOST).all():
+        raise ModelFileError(f"{name}: {found[0]} holds numbers that are not finite, or too large")
     return Fp8Weight(data, scales)

@@ -1,7 +1,7 @@
 """Which quantisation a safetensors checkpoint says it has: `quantization_config`, key by key.
 
 Torch-free: `loader.open` refuses here what `quant.checkpoint` cannot load. What is understood:
-AWQ (4 bits, "gemm" order), GPTQ (4 and 8 bits, without activation order), compressed-tensors
+AWQ (4 bits, "gemm" order), GPTQ (4 and 8 bits, with activation order), compressed-tensors
 INT4 and INT8 (packed or plain) and FP8, and the plain FP8 of Hugging Face (by tensor, or in
 blocks of 128 x 128).
 """
@@ -14,10 +14,9 @@ from typing import Any
 
 from ..base.arch_fields import Fields
 from ..base.errors import ModelFileError, UnsupportedModel
+from ..kernels.weights import FP8_BLOCK
 
 GROUPS = (16, 32, 64, 128, 256, 512, 1024)
-FP8_BLOCK = 128
-"""Side of a block that shares a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,6 @@ def _gptq(fields: Fields) -> Scheme:
     bits = fields.integer("bits", 4, 8)
     if bits not in (4, 8):
         raise UnsupportedModel(f"config.json: bits is {bits}; supported: 4 and 8", param="bits")
-    # Activation order without g_idx out of order is harmless: the content is checked at load.
     stored = fields.word("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     return Scheme("gptq", bits, _group(fields, "group_size"), 1 if stored == "gptq" else 0)
 
@@ -91,9 +89,10 @@ def _compressed(fields: Fields) -> Scheme:
     if layout == "float-quantized":
         return _compressed_fp8(fields, activations)
     fields.word("type", ("int",))
+    packed = layout == "pack-quantized"
     bits = fields.integer("num_bits", 4, 8)
     fields.expect("dynamic", False)
-    fields.expect("actorder", False, "static", "weight")
+    fields.expect("actorder", False, "static", "weight", *(["group"] if packed else []))
     strategy = fields.word("strategy", ("group", "channel", "tensor"))
     if bits not in (4, 8) or (layout == "int-quantized" and bits != 8):
         raise UnsupportedModel(
@@ -101,7 +100,7 @@ def _compressed(fields: Fields) -> Scheme:
             param="num_bits",
         )
     size = _group(fields, "group_size") if strategy == "group" else None
-    return Scheme("packed" if layout == "pack-quantized" else "int8", bits, size)
+    return Scheme("packed" if packed else "int8", bits, size)
 
 
 def _compressed_fp8(fields: Fields, activations: Mapping[str, Any] | None) -> Scheme:

@@ -105,6 +105,7 @@ class Worker:
                 max_context=options.max_context,
             )
             weight_bytes = self._model.weights.nbytes
+            decisions += getattr(self._operators, "told", ())
             self._adapters: Adapters | None = None
             if options.adapters and self._model.generates:
                 # Local: they are tensors everywhere.

@@ -8,14 +8,15 @@ from ...base.recurrent import DeltaSpec, SsmSpec
 from ..backend import Question
 from ..program import Provider
 from .library import LEVELS, LibraryAbsent, best_refused, level, load, sources
-from .operators import CpuOperators
+from .operators import NARROW, CpuOperators
 from .records import KINDS
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4")
 _KINDS = """embed norm add linear write attend gated activate multiply route experts
     part absorb unpack short_conv delta_rule ssm"""
 SERVED = frozenset(_KINDS.split())
-DENSE = {"float32", "float16", "bfloat16"}
+PLAIN = {"float32", "float16", "bfloat16", "packed4", "packed8", "fp8"}
+"""Kinds of weights that are not in blocks of GGUF."""
 
 
 class CpuBackend:
@@ -35,7 +36,7 @@ class CpuBackend:
             load()
         except LibraryAbsent as absent:
             return str(absent)
-        if question.quantise != "auto":
+        if question.quantise not in ("auto", *NARROW):
             return f"does not quantise weights to {question.quantise}"
         if question.dtype != "float32":
             return "activations are float32 on the CPU"
@@ -48,20 +49,21 @@ class CpuBackend:
             if isinstance(each, DeltaSpec | SsmSpec) and (each.key_size | each.value_size) % 16:
                 head = f"{each.key_size} × {each.value_size}"
                 return f"a state of {head} numbers a head, which are no multiples of 16"
-        blocks = question.weights - DENSE
+        blocks = question.weights - PLAIN
         for spec in {node.spec for node in question.nodes("absorb")}:
             assert isinstance(spec, LatentSpec)
             sizes = spec.rope_size, spec.rank, spec.plain_size
             if blocks and any(size % 32 for size in sizes):
                 return f"the sizes {sizes} of latents and weights in blocks are not multiples of 32"
-        unknown = sorted(question.weights - DENSE - set(KINDS))
+        unknown = sorted(question.weights - PLAIN - set(KINDS))
         if unknown:
             return f"no kernel for weights of type {', '.join(unknown)}"
         return None
 
     def build(self, question: Question) -> Provider:
         beside = getattr(question.beside, "team", None)
-        return CpuOperators(question.threads, self._level, question.shelf, beside)
+        given = question.shelf, beside, question.quantise
+        return CpuOperators(question.threads, self._level, *given)
 
     def decisions(self) -> list[Decision]:
         """The ISA level that serves, and why not the best one where it does not; which sources."""

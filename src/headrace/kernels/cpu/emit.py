@@ -107,6 +107,13 @@ def needs_floats(weight: Weight) -> bool:
     return any(KINDS[part.kind] >= KINDS["F32"] for part in parts_of(weight))
 
 
+def order_of(weight: Weight) -> Array | None:
+    """int32 [in]: which inputs the codes of its rows are of; None: all as they lie. Parts that read
+    codes have one order."""
+    parts = parts_of(weight)
+    return next((part.order for part in parts if part.order is not None), None)
+
+
 def linear(
     q: HrQuantised,
     x: Matrix | None,
@@ -269,8 +276,13 @@ def layer_norm(
     )
 
 
-def quantise(x: Matrix, q: HrQuantised, size: int, rows: int) -> Emitted:
-    return records.QUANTISE, HrQuantise(*x, q, size, rows)
+def quantise(
+    x: Matrix, q: HrQuantised, size: int, rows: int, order: Array | None = None
+) -> Emitted:
+    """`order`, int32 [size]: which of x is each number; None: all as they lie."""
+    op = HrQuantise(*x, q, at_or_none(order), size, rows)
+    op.keep = order
+    return records.QUANTISE, op
 
 
 def gated(
@@ -312,7 +324,7 @@ def can_gate(weight: Weight) -> bool:
         len(parts) == 2
         and parts[0].shape == parts[1].shape
         and parts[0].shape[0] % UNIT == 0
-        and all(KINDS[part.kind] < KINDS["F32"] for part in parts)
+        and all(KINDS[part.kind] < KINDS["F32"] and part.order is None for part in parts)
     )
 
 

@@ -26,7 +26,7 @@ from ..arrays import address
 from .records import HrStep
 from .state_records import MIRRORED
 
-VERSION = 7
+VERSION = 8
 """Version of the C ABI: `hr_version`."""
 LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""
@@ -54,6 +54,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_run": (c_int32, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
     "hr_packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),
     "hr_pack": (None, [c_void_p, c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "hr_pack_coded": (None, [c_void_p, c_int32, *[c_void_p] * 3, *[c_int64] * 3, c_void_p]),
     "hr_probe_read": (c_double, [c_void_p, c_void_p, c_int64]),
     "hr_probe_int8": (c_double, [c_void_p, c_int64]),
     "hr_alloc": (c_void_p, [c_int64]),

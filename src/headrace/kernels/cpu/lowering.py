@@ -211,15 +211,18 @@ class Lowering:
             return self._mixture(node).codes
         if node.kind == "unpack":
             return latent.reads_codes(self._heads(node))
-        return node.kind == "linear" and emit.needs_codes(self._weight(node))
+        weight = self._weight(node) if node.kind == "linear" else None
+        return weight is not None and emit.needs_codes(weight) and emit.order_of(weight) is None
 
     def _reads_floats(self, node: Node) -> bool:
         if node.kind == "experts":
             return self._mixture(node).floats
         if node.kind == "unpack":
             return any(map(emit.needs_floats, self._heads(node)))
-        linear = node.kind == "linear"
-        return not linear or emit.needs_floats(self._weight(node)) or self._is_added_to(node)
+        if node.kind != "linear" or self._is_added_to(node):
+            return True
+        weight = self._weight(node)
+        return emit.needs_floats(weight) or emit.order_of(weight) is not None
 
     def _read_by(self, value: Value) -> list[Node]:
         return [self._nodes[index] for index in self._graph.readers(value)]
@@ -325,6 +328,12 @@ class Lowering:
         codes = self._quantised(x, node)
         if index in self._gates:
             return
+        order, room = emit.order_of(weight), None
+        if order is not None:
+            room = self._arena.codes(_rows(x), x.width)
+            codes = room.struct
+            given = self._matrix(x), codes, x.width, _rows(x), order
+            self._emit("quantise", emit.quantise(*given))
         residual, after = self._summed.get(index), self._activated.get(index)
         made = out if after is None else after.out[0]
         y = self._make_floats(made) if residual is None else self._matrix(residual)
@@ -342,6 +351,8 @@ class Lowering:
                 activation=_activation(after),
             ),
         )
+        if room is not None:
+            self._arena.give_back(_rows(x), x.width, room)
         if self._is_added_to(node):
             self._lora(x, self._additions[node.weights[0].names], y)
         if spec.softcap is not None:

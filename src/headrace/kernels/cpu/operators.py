@@ -9,23 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from ...base.config import Decision
 from ...base.graph import AttentionSpec, Role, RouteSpec
 from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from ..arrays import Array, address, floats_like, stride
 from ..attention_plan import Planner
 from ..backend import Shelf
+from ..checkpoint_values import values
 from ..operators import Dequantise, KvCache, KvLayer, StateLayer, StepBatch, StepLimits
 from ..prepared import RopeTable
 from ..program import CallByCall, Program
-from ..weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight
+from ..weights import (
+    BlockWeight,
+    DenseWeight,
+    Fp8Weight,
+    PackedWeight,
+    PanelWeight,
+    StackedWeight,
+    Weight,
+)
 from . import emit, mixture, states
+from .coded import coded, one_order
 from .drawing import drawing
 from .emit import NOT_QUANTISED, Emitted, QuantisedRows, matrix
 from .library import Team
-from .panels import Packer, in_order
+from .narrow import Narrowing, NarrowWeight
+from .panels import Packer, Source, in_order
 from .program import compile_program
 from .records import ROWS_N, HrStep
 from .step import fill_step
+
+NARROW = ("int8", "int4")
+"""Values of `--quantise` that these kernels serve."""
 
 
 class CpuOperators:
@@ -41,24 +58,53 @@ class CpuOperators:
         level: str | None = None,
         shelf: Shelf | None = None,
         team: Team | None = None,
+        quantise: str = "auto",
     ) -> None:
-        """`team`: one that is there already, in place of one of its own."""
+        """`team`: one that is there already, in place of one of its own; `quantise`: "int8" or
+        "int4", what becomes of dense matrices."""
         self.team = team or Team(threads, level)
         self._packer = Packer(self.team, shelf)
         self.drawing = drawing(self.team)
+        self._narrowing = Narrowing(quantise) if quantise in NARROW else None
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         if isinstance(weight, StackedWeight):
-            return StackedWeight(tuple(self._pack(part) for part in weight.parts))
-        assert isinstance(weight, DenseWeight | BlockWeight)
+            # All parts read their inputs in one order, or each in the model's own.
+            ordered = role == "linear" and one_order(weight.parts)
+            parts = (self._pack(part, role, dequantise, ordered) for part in weight.parts)
+            return StackedWeight(tuple(parts))
         if role == "embed":
+            if isinstance(weight, PackedWeight | Fp8Weight):
+                return DenseWeight(values(weight), weight.name)
+            assert isinstance(weight, DenseWeight | BlockWeight)
             weight.data = in_order(weight.data)
             return weight
-        return self._pack(weight, planes=role == "logits")
+        return self._pack(weight, role, dequantise, role == "linear")
 
-    def _pack(self, weight: Weight, *, planes: bool = False) -> PanelWeight:
-        assert isinstance(weight, DenseWeight | BlockWeight)
-        return self._packer.pack(weight, planes=planes)
+    def _pack(
+        self, weight: Weight, role: Role, dequantise: Dequantise, ordered: bool
+    ) -> PanelWeight:
+        source: Source
+        if isinstance(weight, PackedWeight | Fp8Weight):
+            source = coded(weight, ordered=ordered)
+        else:
+            assert isinstance(weight, DenseWeight | BlockWeight)
+            source = weight
+            narrowing = self._narrowing
+            if narrowing is not None and isinstance(weight, DenseWeight):
+                kind = narrowing.kind(weight, role)
+                if kind is not None:
+                    source = NarrowWeight(kind, weight, dequantise.encode)
+                    narrowing.measure(source, self._expand)
+        return self._packer.pack(source, planes=role == "logits")
+
+    def _expand(self, weight: BlockWeight) -> Array:
+        return self.embed(np.arange(weight.shape[0]), weight, 1.0)
+
+    @property
+    def told(self) -> list[Decision]:
+        """What loading the weights has shown."""
+        return [] if self._narrowing is None else [self._narrowing.decision()]
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return compile_program(self, plain, limits)
@@ -109,8 +155,8 @@ class CpuOperators:
         codes = NOT_QUANTISED
         if emit.needs_codes(weight):
             room = QuantisedRows(rows, width)
-            codes = room.struct
-            ops.append(emit.quantise(matrix(x), codes, width, ROWS_N))
+            codes, order = room.struct, emit.order_of(weight)
+            ops.append(emit.quantise(matrix(x), codes, width, ROWS_N, order))
         ops.append(emit.linear(codes, matrix(x), weight, bias, matrix(y), ROWS_N))
         self._run(ops, HrStep(n=rows))
         return y

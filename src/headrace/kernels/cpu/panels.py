@@ -10,10 +10,13 @@ import numpy.typing as npt
 from ..arrays import Array, address, contiguous, dtype_name
 from ..backend import Shelf
 from ..weights import BlockWeight, DenseWeight, PanelWeight
+from .coded import CodedWeight
 from .library import Team, allocate, forget, load
+from .narrow import NarrowWeight
 from .records import KINDS
 
 Bytes = npt.NDArray[np.uint8]
+Source = DenseWeight | BlockWeight | CodedWeight | NarrowWeight
 DENSE_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 PLANES = "Q8_0_PLANES"
 """Q8_0 with its three low bits apart: a head's (csrc/bound.h)."""
@@ -26,8 +29,9 @@ _CHUNK = 64 << 20
 _ALIGNMENT = 64
 
 
-def kind_of(weight: DenseWeight | BlockWeight) -> str:
-    return weight.kind if isinstance(weight, BlockWeight) else DENSE_KINDS[dtype_name(weight.data)]
+def kind_of(weight: Source) -> str:
+    dense = isinstance(weight, DenseWeight)
+    return DENSE_KINDS[dtype_name(weight.data)] if dense else weight.kind
 
 
 def packed_bytes(kind: str, shape: tuple[int, int]) -> int:
@@ -35,10 +39,10 @@ def packed_bytes(kind: str, shape: tuple[int, int]) -> int:
     return int(load().hr_packed_bytes(KINDS.get(kind, 0), *shape))
 
 
-def panel_kind(weight: DenseWeight | BlockWeight, planes: bool) -> str:
+def panel_kind(weight: Source, planes: bool) -> str:
     """The kind of its panels; `planes`: in two planes where its kind can be."""
     kind = kind_of(weight)
-    return PLANES if planes and kind == "Q8_0" else kind
+    return PLANES if planes and kind == "Q8_0" and not isinstance(weight, CodedWeight) else kind
 
 
 def low_bytes(panels: PanelWeight) -> int:
@@ -47,7 +51,7 @@ def low_bytes(panels: PanelWeight) -> int:
 
 
 def pack(
-    weight: DenseWeight | BlockWeight,
+    weight: Source,
     team: Team,
     room: Bytes | None = None,
     *,
@@ -55,12 +59,20 @@ def pack(
 ) -> PanelWeight:
     """The weight in panels of 16 outputs (csrc/layout.h). `room` is uint8 of `packed_bytes`,
     aligned to 64; without it memory is taken for it."""
+    if isinstance(weight, NarrowWeight):
+        weight = weight.whole()
     kind, data = panel_kind(weight, planes), in_order(weight.data)
     size = packed_bytes(kind, weight.shape)
     if size < 0:
         raise ValueError(f"a {kind} matrix of shape {weight.shape} has no panels")
     target = allocate(size) if room is None else room
     out, width = weight.shape
+    if isinstance(weight, CodedWeight):
+        scales, zeros = in_order(weight.scales), weight.zeros
+        at = address(data), address(scales), None if zeros is None else address(in_order(zeros))
+        given = KINDS[kind], *at, weight.group, out, width, address(target)
+        load().hr_pack_coded(team.handle, *given)
+        return PanelWeight(kind, target, weight.shape, weight.order)
     row_bytes = data.nbytes // out
     load().hr_pack(team.handle, KINDS[kind], address(data), row_bytes, out, width, address(target))
     return PanelWeight(kind, target, weight.shape)
@@ -78,7 +90,7 @@ class Packer:
         self._region = np.empty(0, np.uint8)
         self._proven: set[str] = set()
 
-    def pack(self, weight: DenseWeight | BlockWeight, *, planes: bool = False) -> PanelWeight:
+    def pack(self, weight: Source, *, planes: bool = False) -> PanelWeight:
         """The weight in panels. The pages of a mapped source are given back."""
         kind, shape, shelf = panel_kind(weight, planes), weight.shape, self._shelf
         found = self._find(weight, kind, shape)
@@ -98,16 +110,15 @@ class Packer:
             shelf.keep(weight.name, kind, shape, packed.data, replace)
         return packed
 
-    def _find(
-        self, weight: DenseWeight | BlockWeight, kind: str, shape: tuple[int, int]
-    ) -> PanelWeight | None:
+    def _find(self, weight: Source, kind: str, shape: tuple[int, int]) -> PanelWeight | None:
         shelf = self._shelf
         if shelf is None or not weight.name:
             return None
         kept = shelf.find(weight.name, kind, shape, packed_bytes(kind, shape))
         if kept is None:
             return None
-        panels = PanelWeight(kind, kept, shape)
+        order = weight.order if isinstance(weight, CodedWeight) else None
+        panels = PanelWeight(kind, kept, shape, order)
         if kind not in self._proven:
             # Whoever changes the layout and forgets its version number is found out here.
             if not self._proof(weight, panels):
@@ -116,13 +127,16 @@ class Packer:
             self._proven.add(kind)
         return panels
 
-    def _proof(self, weight: DenseWeight | BlockWeight, panels: PanelWeight) -> bool:
+    def _proof(self, weight: Source, panels: PanelWeight) -> bool:
         """Is the first panel what packing gives?"""
         rows = min(OUTPUTS, weight.shape[0])
-        data = in_order(weight.data[:rows])
-        first: DenseWeight | BlockWeight = DenseWeight(data)
-        if isinstance(weight, BlockWeight):
-            first = BlockWeight(weight.kind, data, (rows, weight.shape[1]))
+        first: Source
+        if isinstance(weight, CodedWeight | NarrowWeight):
+            first = weight.first(rows)
+        elif isinstance(weight, BlockWeight):
+            first = BlockWeight(weight.kind, in_order(weight.data[:rows]), (rows, weight.shape[1]))
+        else:
+            first = DenseWeight(in_order(weight.data[:rows]))
         fresh = pack(first, self._team, planes=panels.kind == PLANES)
         size, begin = (each.nbytes - low_bytes(each) for each in (fresh, panels))
         low = fresh.data[size:]

@@ -17,9 +17,12 @@ KINDS = {
     "Q6_K": 8,
     "Q8_0_PLANES": 9,
     "MXFP4": 10,
+    "INT4": 11,
+    "INT8": 12,
     "F32": 16,
     "F16": 17,
     "BF16": 18,
+    "E4M3": 21,
 }
 KV_I8 = 19
 """Kind of a KV cache of int8 codes with scales; no kind of weights."""
@@ -163,7 +166,14 @@ class HrLayerNorm(Structure):
 
 
 class HrQuantise(Structure):
-    _fields_ = [("x", _P), ("x_stride", _L), ("q", HrQuantised), ("size", _I), ("rows", _I)]
+    _fields_ = [
+        ("x", _P),
+        ("x_stride", _L),
+        ("q", HrQuantised),
+        ("order", _P),
+        ("size", _I),
+        ("rows", _I),
+    ]
 
 
 class HrGated(Structure):

@@ -34,6 +34,8 @@ class TritonBackend:
             return "needs compute capability 8.9 for fp8"
         if question.kv_dtype == "k8v4" and kind in ("write", "attend"):
             return "no k8v4 KV cache"
+        if question.quantise not in ("auto", "fp8") and kind in ("linear", "experts"):
+            return f"does not quantise weights to {question.quantise}"
         if question.dtype not in DTYPES:
             return f"no kernels for {question.dtype}"
         if kind in ("short_conv", "delta_rule", "ssm", "multiply"):

@@ -120,7 +120,7 @@ class TritonOperators(ReferenceOperators):
                 return tile_weight(dequantise.unpack(weight))
             return dequantise(weight, self.dtype)
         if isinstance(weight, PackedWeight):
-            if role != "embed":
+            if role != "embed" and weight.order is None:
                 return tile_weight(weight)
             return DenseWeight(unpack_rows(weight).to(self.dtype))
         return weight

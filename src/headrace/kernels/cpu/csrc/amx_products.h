@@ -8,8 +8,8 @@
 // the two ports for 512 bits.
 //
 //   cycles per unit and 16 rows        tile   stores   loads   vectors   the VNNI kernel
-//   Q4_0, Q5_0, Q8_0, MXFP4              16       16      20        24        88
-//   Q4_1, Q5_1, Q4_K, Q5_K               16       16      20        32        96
+//   Q4_0, Q5_0, Q8_0, MXFP4, INT8        16       16      20        24        88
+//   Q4_1, Q5_1, Q4_K, Q5_K, INT4         16       16      20        32        96
 //   Q6_K                                 32       32      28        40       104
 //
 // (Lines of 64 bytes, two loads and one store a cycle. VNNI: eight vpdpbusd a row on the same two
@@ -199,7 +199,8 @@ void tiled_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t 
 }
 
 #define HR_QUANTISED_KINDS(DO) \
-  DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(MXFP4)
+  DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(MXFP4) \
+  DO(INT4) DO(INT8)
 
 void tiled_part(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first, int64_t last,
                 uint8_t* scratch) {
@@ -210,6 +211,7 @@ void tiled_part(const HrLinear& op, const HrPart& part, int64_t rows, int64_t fi
     case HR_F32: return dense_panels<HR_F32>(op, part, rows, first, last);
     case HR_F16: return dense_panels<HR_F16>(op, part, rows, first, last);
     case HR_BF16: return dense_panels<HR_BF16>(op, part, rows, first, last);
+    case HR_E4M3: return dense_panels<HR_E4M3>(op, part, rows, first, last);
   }
 #undef HR_KIND
 }

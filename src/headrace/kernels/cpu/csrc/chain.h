@@ -1,6 +1,6 @@
 // A tile of fp32 sums in registers: M rows by P panels of 16 outputs, a plain fma chain over K.
 //
-// Each sum is one chain, k after k, so a row's bits do not depend on how many rows or panels came
+// Each sum is one chain, k after k (of E4M3 one for each 128, and one of those times their scales), so a row's bits do not depend on how many rows or panels came
 // with it, nor on the level. What bounds a chain is the fma's latency (four cycles); a tile holds
 // enough of them for one or two fma a cycle, and its loads, P + M for M · P fma, stay below what a
 // core can load beside.
@@ -26,6 +26,7 @@ constexpr int64_t kEarly = 8192;  // bytes
 template <int K>
 HR_INLINE F dense_load(const uint8_t* p, int64_t k) {
   if constexpr (K == HR_F32) return f_load(reinterpret_cast<const float*>(p) + 16 * k);
+  if constexpr (K == HR_E4M3) return f_e4m3(p + 16 * k);
   const auto* q = reinterpret_cast<const uint16_t*>(p) + 16 * k;
   if constexpr (K == HR_F16) return f_half(q);
   return f_bf16(q);
@@ -51,10 +52,13 @@ __attribute__((noinline)) void chain(const ChainTile& t) {
   const int64_t stride = t.x_stride, panel = t.panel, in = t.in;
   const uint8_t* w = t.w;
   F acc[M][P];
+  const auto begin = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 12
-  for (int m = 0; m < M; ++m)
+    for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) acc[m][p] = f_zero();
+      for (int p = 0; p < P; ++p) acc[m][p] = f_zero();
+  };
+  begin();
   const auto step = [&](int64_t k) __attribute__((always_inline)) {
     F v[P];
 #pragma GCC unroll 4
@@ -66,6 +70,35 @@ __attribute__((noinline)) void chain(const ChainTile& t) {
       for (int p = 0; p < P; ++p) acc[m][p] = f_fma(a, v[p], acc[m][p]);
     }
   };
+  if constexpr (K == HR_E4M3) {
+    F sum[M][P];
+#pragma GCC unroll 12
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) sum[m][p] = f_zero();
+    const uint8_t* scales = w + HR_PANEL * in;
+    for (int64_t k = 0; k < in; scales += 4 * HR_PANEL) {
+      const int64_t end = in - k < hr::kScaled ? in : k + hr::kScaled;
+      for (; k < end; ++k) {
+        if (kFetch && k % 4 == 0)
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) prefetch_l2(w + p * panel + k * HR_PANEL + kEarly);
+        step(k);
+      }
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        const F scale = f_load(reinterpret_cast<const float*>(scales + p * panel));
+#pragma GCC unroll 12
+        for (int m = 0; m < M; ++m) sum[m][p] = f_fma(acc[m][p], scale, sum[m][p]);
+      }
+      begin();
+    }
+#pragma GCC unroll 12
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) f_store(t.y + m * t.y_stride + 16 * p, sum[m][p]);
+    return;
+  }
   int64_t k = 0;
   if constexpr (kFetch) {
     constexpr int64_t size = K == HR_F32 ? 64 : 32, each = 64 / size;  // k to a line

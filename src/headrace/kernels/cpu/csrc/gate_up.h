@@ -18,6 +18,7 @@ void unit_sums(const HrQuantised& x, const HrPart& part, int64_t unit, int64_t r
   switch (part.kind) {
     HR_KIND(Q4_0) HR_KIND(Q4_1) HR_KIND(Q5_0) HR_KIND(Q5_1)
     HR_KIND(Q8_0) HR_KIND(Q4_K) HR_KIND(Q5_K) HR_KIND(Q6_K) HR_KIND(MXFP4)
+    HR_KIND(INT4) HR_KIND(INT8)
   }
 #undef HR_KIND
 }

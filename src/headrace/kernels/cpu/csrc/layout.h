@@ -23,6 +23,8 @@
 //   Q6_K      256   d                  2 × 16 scales (bytes), nibbles, pairs          6.5625
 //   MXFP4      32   e (bytes)          nibbles                                          4.25
 //   Q8_0_PLANES 32  d                  nibbles, bits; elsewhere: threes                  8.5
+//   INT4      128   d (fp32), z (byte) nibbles                                        4.3125
+//   INT8      128   d (fp32)           bytes                                            8.25
 //
 // Q8_0_PLANES is Q8_0 for a head (bound.h): the five high bits of every code in one plane, panel
 // after panel with their scales, and behind it all the three low bits of every code in another.
@@ -36,6 +38,13 @@
 // MXFP4 (OCP Microscaling Formats 1.0) is a number of four bits with a sign, two bits of exponent and
 // one of fraction, times 2^(e − 127). Twice a number is whole, from −12 to 12: codes are looked up as
 // these plus sixteen, and scales are halved. (Scales below 2^-126 count as none.)
+//
+// INT4 and INT8 are what checkpoints in safetensors have and GGUF has not: scales beyond half
+// precision, and w = d · (code − z) with a zero z of each group's own.
+//
+// E4M3 is fp8 against activations in floats (chain.h): [k][16] bytes, and behind them for each 128 of
+// K sixteen fp32 scales, times 256. A byte without its sign, shifted by seven, is the half of the
+// same number divided by 256: exponents of five bits have another bias than those of four.
 //
 // The files hold the same at 4.5 and 5.5 for Q4_K and Q5_K: six-bit scales are widened to bytes.
 #pragma once
@@ -56,7 +65,7 @@ struct Format {
   int header;      // bytes in front of a block's units
   int unit_extra;  // bytes in front of a unit's codes
   int code_bytes;  // of a unit
-  int file_bytes;  // of one block of one output in the file
+  int file_bytes;  // of one block of one output in a GGUF file
   int low_bytes;   // of a unit in the plane of low bits; 0: there is none
   HR_ALWAYS constexpr int unit_bytes() const { return unit_extra + code_bytes; }
   HR_ALWAYS constexpr int units() const { return span / HR_UNIT_K; }
@@ -74,6 +83,8 @@ constexpr Format kQ6_K{HR_Q6_K, 256, 32, 32, 384, 210, 0};
 constexpr Format kMXFP4{HR_MXFP4, 32, 16, 0, 256, 17, 0};
 constexpr uint8_t kMxfp4Codes[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 constexpr Format kQ8_0_PLANES{HR_Q8_0_PLANES, 32, 32, 0, 320, 34, 192};
+constexpr Format kINT4{HR_INT4, 128, 80, 0, 256, 0, 0};
+constexpr Format kINT8{HR_INT8, 128, 64, 0, 512, 0, 0};
 
 static inline const Format* format_of(int kind) {
   switch (kind) {
@@ -87,17 +98,26 @@ static inline const Format* format_of(int kind) {
     case HR_Q6_K: return &kQ6_K;
     case HR_Q8_0_PLANES: return &kQ8_0_PLANES;
     case HR_MXFP4: return &kMXFP4;
+    case HR_INT4: return &kINT4;
+    case HR_INT8: return &kINT8;
     default: return nullptr;
   }
 }
 
-static inline int dense_bytes(int kind) { return kind == HR_F32 ? 4 : 2; }
+static inline int dense_bytes(int kind) { return kind == HR_F32 ? 4 : kind == HR_E4M3 ? 1 : 2; }
+
+constexpr int64_t kScaled = 128;  // K of an E4M3 weight that shares scales
+
+// Bytes of the scales behind a panel.
+static inline int64_t scale_bytes(int kind, int64_t in) {
+  return kind == HR_E4M3 ? (in + kScaled - 1) / kScaled * HR_PANEL * 4 : 0;
+}
 
 // Bytes of a panel in all of its planes.
 static inline int64_t panel_bytes(int kind, int64_t in) {
   const Format* f = format_of(kind);
   if (f) return in / f->span * (f->block_bytes() + f->units() * f->low_bytes);
-  return in * HR_PANEL * dense_bytes(kind);
+  return in * HR_PANEL * dense_bytes(kind) + scale_bytes(kind, in);
 }
 
 static inline int64_t panel_count(int64_t out) { return (out + HR_PANEL - 1) / HR_PANEL; }

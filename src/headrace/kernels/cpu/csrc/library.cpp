@@ -38,6 +38,20 @@ void pack_share(void* context, int thread, int threads) {
                   panels * (thread + 1) / threads, job.target);
 }
 
+struct CodedJob {
+  int kind;
+  hr::CodedRows rows;
+  int64_t out, in;
+  uint8_t* target;
+};
+
+void coded_share(void* context, int thread, int threads) {
+  const auto& job = *static_cast<CodedJob*>(context);
+  const int64_t panels = hr::panel_count(job.out);
+  hr::pack_coded(job.kind, job.rows, job.out, job.in, panels * thread / threads,
+                 panels * (thread + 1) / threads, job.target);
+}
+
 struct ProbeJob {
   const hr::Kernels* kernels;
   const uint8_t* data;
@@ -64,7 +78,7 @@ HR_API const char* hr_sources() { return HR_SOURCES; }
 
 // Raised whenever a record or a function changes its meaning. (How panels lie has a number of its
 // own, in kernels/cpu/library.py.)
-HR_API int32_t hr_version() { return 7; }
+HR_API int32_t hr_version() { return 8; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
 HR_API int64_t hr_sizeof(int32_t index) {
@@ -112,7 +126,7 @@ HR_API int64_t hr_packed_bytes(int32_t kind, int64_t out, int64_t in) {
   const hr::Format* f = hr::format_of(kind);
   if (out < 1 || in < 1) return -1;
   if (f && in % f->span) return -1;
-  if (!f && kind != HR_F32 && kind != HR_F16 && kind != HR_BF16) return -1;
+  if (!f && kind != HR_F32 && kind != HR_F16 && kind != HR_BF16 && kind != HR_E4M3) return -1;
   return hr::panel_count(out) * hr::panel_bytes(kind, in);
 }
 
@@ -120,6 +134,14 @@ HR_API void hr_pack(void* team, int32_t kind, const uint8_t* rows, int64_t row_b
                     int64_t in, uint8_t* target) {
   PackJob job{kind, rows, row_bytes, out, in, target};
   hr::team_each(as_team(team), pack_share, &job);
+}
+
+// The same of codes: see pack.h.
+HR_API void hr_pack_coded(void* team, int32_t kind, const uint8_t* codes, const void* scales,
+                          const uint8_t* zeros, int64_t group, int64_t out, int64_t in,
+                          uint8_t* target) {
+  CodedJob job{kind, {codes, scales, zeros, group}, out, in, target};
+  hr::team_each(as_team(team), coded_share, &job);
 }
 
 // Bytes a second of one read of `data` by the whole team.

@@ -38,6 +38,7 @@ void scale_min(int j, const uint8_t* q, uint8_t* scale, uint8_t* min) {
 struct Parts {
   uint8_t codes[256];
   uint16_t d = 0, m = 0;
+  float wide = 0;      // INT4, INT8: their d
   uint8_t scales[16];  // K formats: per 32 (Q4_K, Q5_K) or per 16 (Q6_K, signed)
   uint8_t mins[8];
 };
@@ -139,7 +140,7 @@ void take_apart(int kind, const uint8_t* b, Parts* p) {
 
 // Codes of one output and one unit into the panel's unit: bytes 4o … 4o + 3 of every vector.
 void place_unit(const Format& f, const uint8_t* codes, int o, uint8_t* unit) {
-  if (f.kind == HR_Q8_0) {
+  if (f.code_bytes == 512) {
     for (int s = 0; s < 8; ++s) memcpy(unit + 64 * s + 4 * o, codes + 4 * s, 4);
     return;
   }
@@ -180,18 +181,21 @@ void place_planes(const uint8_t* codes, int o, uint8_t* unit, uint8_t* low) {
   for (int i = 0; i < 3; ++i) memcpy(low + 64 * i + 4 * o, &threes[i], 4);
 }
 
-void pack_block(const Format& f, const uint8_t* const* rows, int count, int64_t offset,
-                uint8_t* out, uint8_t* low) {
+// take(o, &parts): the block of output o, taken apart.
+template <class Take>
+void pack_block(const Format& f, int count, uint8_t* out, uint8_t* low, Take take) {
   if (count < HR_PANEL) {
     memset(out, 0, static_cast<size_t>(f.block_bytes()));
     memset(low, 0, static_cast<size_t>(f.units() * f.low_bytes));
   }
   Parts p;
   for (int o = 0; o < count; ++o) {
-    take_apart(f.kind, rows[o] + offset, &p);
-    if (f.kind == HR_MXFP4) out[o] = p.scales[0];
+    take(o, &p);
+    if (f.kind == HR_INT4 || f.kind == HR_INT8) memcpy(out + 4 * o, &p.wide, 4);
+    else if (f.kind == HR_MXFP4) out[o] = p.scales[0];
     else memcpy(out + 2 * o, &p.d, 2);
-    if (f.header == 64) memcpy(out + 32 + 2 * o, &p.m, 2);
+    if (f.kind == HR_INT4) out[64 + o] = p.scales[0];
+    else if (f.header == 64 && f.kind != HR_INT8) memcpy(out + 32 + 2 * o, &p.m, 2);
     for (int u = 0; u < f.units(); ++u) {
       uint8_t* unit = out + f.header + u * f.unit_bytes();
       if (f.kind == HR_Q4_K || f.kind == HR_Q5_K) {
@@ -249,8 +253,10 @@ void pack_panels(int kind, const uint8_t* rows, int64_t row_bytes, int64_t out, 
     for (int64_t o = 0; o < count; ++o) from[o] = rows + (panel * HR_PANEL + o) * row_bytes;
     if (f) {
       for (int64_t block = 0; block < in / f->span; ++block)
-        pack_block(*f, from, static_cast<int>(count), block * f->file_bytes,
-                   to + block * f->block_bytes(), low + block * f->units() * f->low_bytes);
+        pack_block(*f, static_cast<int>(count), to + block * f->block_bytes(),
+                   low + block * f->units() * f->low_bytes, [&](int o, Parts* p) {
+                     take_apart(f->kind, from[o] + block * f->file_bytes, p);
+                   });
       continue;
     }
     const int size = dense_bytes(kind);
@@ -258,6 +264,39 @@ void pack_panels(int kind, const uint8_t* rows, int64_t row_bytes, int64_t out, 
     for (int64_t k = 0; k < in; ++k)
       for (int64_t o = 0; o < count; ++o)
         memcpy(to + (k * HR_PANEL + o) * size, from[o] + k * size, static_cast<size_t>(size));
+  }
+}
+
+void pack_coded(int kind, const CodedRows& rows, int64_t out, int64_t in, int64_t first,
+                int64_t last, uint8_t* target) {
+  const Format* f = format_of(kind);
+  const int64_t groups = (in + rows.group - 1) / rows.group, bytes = panel_bytes(kind, in);
+  const bool wide = kind == HR_INT4 || kind == HR_INT8;
+  const auto* halves = static_cast<const uint16_t*>(rows.scales);
+  const auto* floats = static_cast<const float*>(rows.scales);
+  for (int64_t panel = first; panel < last; ++panel) {
+    uint8_t* to = target + panel * bytes;
+    const int64_t row = panel * HR_PANEL;
+    const int count = static_cast<int>(out - row < HR_PANEL ? out - row : HR_PANEL);
+    if (!f) {
+      memset(to, 0, static_cast<size_t>(bytes));
+      for (int o = 0; o < count; ++o) {
+        for (int64_t k = 0; k < in; ++k) to[k * HR_PANEL + o] = rows.codes[(row + o) * in + k];
+        for (int64_t g = 0; g < groups; ++g) {
+          const float scale = floats[(row + o) * groups + g] * 256;
+          memcpy(to + HR_PANEL * in + 4 * (g * HR_PANEL + o), &scale, 4);
+        }
+      }
+      continue;
+    }
+    for (int64_t k = 0; k < in; k += f->span, to += f->block_bytes())
+      pack_block(*f, count, to, to, [&](int o, Parts* p) {
+        const int64_t group = (row + o) * groups + k / rows.group;
+        memcpy(p->codes, rows.codes + (row + o) * in + k, static_cast<size_t>(f->span));
+        if (wide) p->wide = floats[group];
+        else p->d = halves[group];
+        if (rows.zeros) p->scales[0] = rows.zeros[group];
+      });
   }
 }
 

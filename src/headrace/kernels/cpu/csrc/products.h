@@ -51,10 +51,11 @@ void part_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t f
   case HR_##Q: return quantised_panels<Q>(op, part, rows, first, last);
   switch (part.kind) {
     HR_KIND(Q4_0) HR_KIND(Q4_1) HR_KIND(Q5_0) HR_KIND(Q5_1) HR_KIND(Q8_0) HR_KIND(Q4_K)
-    HR_KIND(Q5_K) HR_KIND(Q6_K) HR_KIND(Q8_0_PLANES) HR_KIND(MXFP4)
+    HR_KIND(Q5_K) HR_KIND(Q6_K) HR_KIND(Q8_0_PLANES) HR_KIND(MXFP4) HR_KIND(INT4) HR_KIND(INT8)
     case HR_F32: return dense_panels<HR_F32>(op, part, rows, first, last);
     case HR_F16: return dense_panels<HR_F16>(op, part, rows, first, last);
     case HR_BF16: return dense_panels<HR_BF16>(op, part, rows, first, last);
+    case HR_E4M3: return dense_panels<HR_E4M3>(op, part, rows, first, last);
   }
 #undef HR_KIND
 }

@@ -10,7 +10,8 @@
 extern "C" {
 #endif
 
-// Weight kinds. 1 … 8 and 10 are GGUF block formats in panels, 9 is in two planes, 16 … 18 dense.
+// Weight kinds. 1 … 8 and 10 are GGUF block formats in panels, 9 is in two planes, 11 and 12 are of
+// safetensors, and from 16 on activations are floats.
 enum HrKind {
   HR_Q4_0 = 1,
   HR_Q4_1 = 2,
@@ -22,7 +23,9 @@ enum HrKind {
   HR_Q6_K = 8,
   HR_Q8_0_PLANES = 9,  // Q8_0 in the file: a head's, see layout.h and bound.h
   HR_MXFP4 = 10,
+  HR_INT4 = 11, HR_INT8 = 12,
   HR_F32 = 16, HR_F16 = 17, HR_BF16 = 18,
+  HR_E4M3 = 21,
   HR_I8 = 19,   // KV only: codes with a scale per token and head
   HR_K8V4 = 20  // KV only: K like HR_I8, V in four bits (value_codes.h)
 };
@@ -196,6 +199,7 @@ typedef struct {
   const float* x;
   int64_t x_stride;
   HrQuantised q;
+  const int32_t* order;  // which of x is number i; null: all as they lie
   int32_t size;
   int32_t rows;
 } HrQuantise;

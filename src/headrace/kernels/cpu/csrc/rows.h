@@ -124,8 +124,15 @@ HR_INLINE void quantise_row(const float* x, int64_t size, const HrQuantised& q, 
 void op_quantise(const HrQuantise& op, const hr::Work& work) {
   int64_t first, last;
   work.share(work.rows(op.rows), &first, &last);
-  for (int64_t row = first; row < last; ++row)
-    quantise_row(op.x + row * op.x_stride, op.size, op.q, row, 0);
+  for (int64_t row = first; row < last; ++row) {
+    const float* x = op.x + row * op.x_stride;
+    if (!op.order) quantise_row(x, op.size, op.q, row, 0);
+    for (int64_t i = 0; op.order && i < op.size; i += HR_UNIT_K) {
+      alignas(64) float unit[HR_UNIT_K];
+      for (int j = 0; j < HR_UNIT_K; ++j) unit[j] = x[op.order[i + j]];
+      quantise_at(op.q, row, i / HR_UNIT_K, f_load(unit), f_load(unit + 16));
+    }
+  }
 }
 
 // y = x / sqrt(mean(x²) + eps) · (weight + offset); mean over four chains of sixteen lanes.

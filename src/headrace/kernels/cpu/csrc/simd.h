@@ -24,6 +24,7 @@
 //   f_not_below     a bit for each lane with x ≥ least
 //   f_where         value in lanes with x ≥ least, else zero
 //   f_unless_below  value in lanes without x < least (a NaN is not below), else zero
+//   f_e4m3          sixteen numbers of eight bits (layout.h), each divided by 256
 //   i_spread        one number for all lanes, straight from memory
 //
 // int8 products: acc[o] += Σ_{j<4} w[o, j] · a[j], four activations for all outputs. Codes of up

@@ -30,6 +30,11 @@ HR_INLINE F f_from_i(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 HR_INLINE F f_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+HR_INLINE F f_e4m3(const uint8_t* p) {
+  __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  x = _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  return {_mm512_cvtph_ps(x)};
+}
 HR_INLINE void f_store_half(uint16_t* p, F a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, 0));
 }

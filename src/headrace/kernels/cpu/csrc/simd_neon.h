@@ -127,6 +127,15 @@ HR_INLINE F f_half(const uint16_t* p) {
   return {{vcvt_f32_f16(vget_low_f16(low)), vcvt_high_f32_f16(low),
            vcvt_f32_f16(vget_low_f16(high)), vcvt_high_f32_f16(high)}};
 }
+HR_INLINE F f_e4m3(const uint8_t* p) {
+  const int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(p));
+  const uint16x8_t mask = vdupq_n_u16(0xbf80);
+  const uint16x8_t a = vandq_u16(vreinterpretq_u16_s16(vshll_n_s8(vget_low_s8(x), 7)), mask);
+  const uint16x8_t b = vandq_u16(vreinterpretq_u16_s16(vshll_high_n_s8(x, 7)), mask);
+  const float16x8_t low = vreinterpretq_f16_u16(a), high = vreinterpretq_f16_u16(b);
+  return {{vcvt_f32_f16(vget_low_f16(low)), vcvt_high_f32_f16(low),
+           vcvt_f32_f16(vget_low_f16(high)), vcvt_high_f32_f16(high)}};
+}
 HR_INLINE float f_half(uint16_t x) {
   return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(x))), 0);
 }

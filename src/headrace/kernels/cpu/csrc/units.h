@@ -104,6 +104,24 @@ struct MXFP4 : Q4_0 {
   }
 };
 
+struct INT4 : Q4_0 {
+  static constexpr hr::Format format = hr::kINT4;
+  static constexpr Mode mode = kMin;
+  HR_INLINE F scale(const uint8_t* block, const uint8_t*) {
+    return f_load(reinterpret_cast<const float*>(block));
+  }
+  HR_INLINE F min(const uint8_t* block, const uint8_t* unit) {
+    return f_mul(f_from_i(i_sub(i_set(0), i_u8(block + 64))), scale(block, unit));
+  }
+};
+
+struct INT8 : Q8_0 {
+  static constexpr hr::Format format = hr::kINT8;
+  HR_INLINE F scale(const uint8_t* block, const uint8_t*) {
+    return f_load(reinterpret_cast<const float*>(block));
+  }
+};
+
 // Q8_0 in two planes: `low` points to the unit's threes. See layout.h.
 struct Q8_0_PLANES : Q8_0 {
   static constexpr hr::Format format = hr::kQ8_0_PLANES;

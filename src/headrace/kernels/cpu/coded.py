@@ -1,0 +1,104 @@
+"""The quantised matrices of checkpoints in safetensors, as the panels that hold them exactly.
+
+    what it is                                        panels   bits a weight
+    4 bits, zero 8, scales of fp16                    Q4_0              4.5
+    4 bits in groups of 128 (or of rows of those)     INT4           4.3125
+    4 bits, other groups of 32, scales of fp16        Q5_0              5.5   code - zero + 16
+    8 bits, zero 128, scales of fp16                  Q8_0              8.5
+    8 bits, zero 128, groups of 128                   INT8             8.25
+    fp8, a scale for the tensor, a row or a block     E4M3             8.25
+    else, and what is looked up row by row            F32                32
+
+The first that fits is taken, by what a matrix holds: bf16 scales are mostly numbers of fp16, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import Array
+from ..checkpoint_values import block_scales, values
+from ..weights import FP8_BLOCK, DenseWeight, Fp8Weight, PackedWeight, Weight
+
+Host = npt.NDArray[np.uint8]
+UNIT = 32
+
+
+@dataclass(slots=True)
+class CodedWeight:
+    """Codes [out, in], one a byte as `kind` has them, with scales and zeros [out, in / group]."""
+
+    kind: str
+    data: Host
+    scales: Array
+    zeros: Host | None
+    group: int
+    order: npt.NDArray[np.int32] | None
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.data.shape[0], self.data.shape[1]
+
+    def first(self, rows: int) -> CodedWeight:
+        """Its first rows."""
+        zeros = None if self.zeros is None else self.zeros[:rows]
+        return replace(self, data=self.data[:rows], scales=self.scales[:rows], zeros=zeros)
+
+
+def coded(weight: PackedWeight | Fp8Weight, *, ordered: bool) -> CodedWeight | DenseWeight:
+    """The weight as the kind of panels that holds it exactly; `ordered`: its inputs may be read in
+    an order of their own."""
+    if isinstance(weight, Fp8Weight):
+        scales = np.ascontiguousarray(block_scales(weight))
+        return CodedWeight("E4M3", weight.data, scales, None, FP8_BLOCK, None, weight.name)
+    kind = None if weight.order is not None and not ordered else _kind(weight)
+    if kind is None:
+        return DenseWeight(values(weight), weight.name)
+    codes, scales, zeros = weight.codes, weight.scales, None
+    if kind in ("Q4_0", "Q5_0", "Q8_0"):
+        scales = scales.astype(np.float16)
+    if kind == "INT4":
+        zeros = _zeros(weight).astype(np.uint8)
+    if kind == "Q5_0":
+        above = np.repeat(16 - _zeros(weight), weight.group, 1).astype(np.uint8)
+        codes = codes + above
+    return CodedWeight(kind, codes, scales, zeros, weight.group, weight.order, weight.name)
+
+
+def one_order(parts: Sequence[Weight]) -> bool:
+    """Do all that come in codes have their inputs in the same order?"""
+    orders = [part.order for part in parts if isinstance(part, PackedWeight)]
+    return all(_same(order, orders[0]) for order in orders)
+
+
+def _same(one: Array | None, other: Array | None) -> bool:
+    return one is other or (one is not None and other is not None and np.array_equal(one, other))
+
+
+def _kind(weight: PackedWeight) -> str | None:
+    """The first kind that holds it; None: only fp32 does."""
+    middle = 1 << (weight.bits - 1)
+    zeros, scales, offsets = _zeros(weight), weight.scales, weight.offsets
+    if weight.group % UNIT or weight.bits not in (4, 8) or (zeros * scales != -offsets).any():
+        return None
+    symmetric = bool((offsets == -middle * scales).all())
+    with np.errstate(over="ignore"):
+        half = bool((scales.astype(np.float16).astype(np.float32) == scales).all())
+    if symmetric and half:
+        return "Q4_0" if weight.bits == 4 else "Q8_0"
+    if weight.bits == 4 and zeros.min() >= 0 and zeros.max() <= 16:
+        return "INT4" if weight.group == 128 else "Q5_0" if half else None
+    return "INT8" if symmetric and weight.group == 128 else None
+
+
+def _zeros(weight: PackedWeight) -> npt.NDArray[np.float32]:
+    """The zero of each group, in codes; of a group whose scale is none the middle."""
+    middle = np.full_like(weight.scales, 1 << (weight.bits - 1))
+    if weight.offsets is None:
+        return np.zeros_like(middle)
+    return np.rint(np.divide(-weight.offsets, weight.scales, out=middle, where=weight.scales != 0))

@@ -1,0 +1,90 @@
+"""Dense matrices made smaller while they are loaded, and the error that this is measured to be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.config import Decision
+from ...base.graph import Role
+from ..arrays import Array, floats
+from ..weights import BlockWeight, DenseWeight
+
+Encode = Callable[[str, Array], npt.NDArray[np.uint8]]
+SAMPLES = 64
+"""Rows of each matrix, evenly spread, of which the error is measured."""
+_LEAST, _SMALL = 32, 256
+"""Outputs below which a matrix stays dense, or keeps eight bits: routers and gates of states."""
+
+
+@dataclass(slots=True)
+class NarrowWeight:
+    """A dense matrix that is to be blocks of `kind`, made only where no panels of it are kept."""
+
+    kind: str
+    dense: DenseWeight
+    encode: Encode
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.dense.shape
+
+    @property
+    def name(self) -> str:
+        return self.dense.name
+
+    def first(self, rows: int) -> BlockWeight:
+        """Its first rows."""
+        return self.rows(np.arange(min(rows, self.shape[0])))
+
+    def rows(self, which: npt.NDArray[np.intp]) -> BlockWeight:
+        blocks = self.encode(self.kind, self.dense.data[which])
+        return BlockWeight(self.kind, blocks, (len(which), self.shape[1]), self.name)
+
+    def whole(self) -> BlockWeight:
+        blocks = self.encode(self.kind, self.dense.data)
+        return BlockWeight(self.kind, blocks, self.shape, self.name)
+
+
+class Narrowing:
+    """Which kind each matrix gets with `--quantise int8` or `int4`, and what is lost by it."""
+
+    def __init__(self, wish: str) -> None:
+        self.wish = wish
+        self._matrices, self._lost, self._whole = 0, 0.0, 0.0
+        self._worst = (0.0, "")
+
+    def kind(self, weight: DenseWeight, role: Role) -> str | None:
+        """None: it stays as it is."""
+        out, width = weight.shape
+        if role not in ("linear", "moe", "logits") or width % 32 or out < _LEAST:
+            return None
+        if self.wish == "int8" or role == "logits" or out < _SMALL:
+            return "Q8_0"
+        return "Q4_K" if width % 256 == 0 else "Q4_0"
+
+    def measure(self, weight: NarrowWeight, expand: Callable[[BlockWeight], Array]) -> None:
+        """Compare rows of it with what `expand` makes of their blocks."""
+        out = weight.shape[0]
+        which = np.linspace(0, out - 1, min(out, SAMPLES)).astype(np.intp)
+        wanted = floats(weight.dense.data[which]).astype(np.float64)
+        lost = float(((expand(weight.rows(which)) - wanted) ** 2).sum())
+        whole = float((wanted**2).sum())
+        self._matrices += 1
+        self._lost += lost
+        self._whole += whole
+        self._worst = max(self._worst, (math.sqrt(lost / whole) if whole else 0.0, weight.name))
+
+    def decision(self) -> Decision:
+        """What was measured, for whoever starts a model."""
+        error = math.sqrt(self._lost / self._whole) if self._whole else 0.0
+        return Decision(
+            "quantise",
+            self.wish,
+            f"{self._matrices} dense matrices; root mean square error of a weight "
+            f"{100 * error:.2f} %, at most {100 * self._worst[0]:.2f} % ({self._worst[1]})",
+        )
