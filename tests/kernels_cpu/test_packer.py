@@ -9,9 +9,14 @@ import numpy as np
 import torch
 from cpu_cases import KINDS, random_blocks
 
+from headrace.kernels.cpu.coded import CodedWeight
 from headrace.kernels.cpu.library import Team
-from headrace.kernels.cpu.panels import PLANES, Packer, low_bytes, pack, packed_bytes
+from headrace.kernels.cpu.narrow import NarrowWeight
+from headrace.kernels.cpu.panels import PLANES, Packer, Source, low_bytes, pack, packed_bytes
 from headrace.kernels.weights import BlockWeight, DenseWeight
+from headrace.loader.prepare import Expansion
+
+encode = Expansion().encode
 
 
 class Shelf:
@@ -38,8 +43,8 @@ class Shelf:
         self.kept[f"{name} {kind} {shape}"], self.replace[name] = copy, replace
 
 
-def weights() -> list[BlockWeight | DenseWeight]:
-    made: list[BlockWeight | DenseWeight] = []
+def weights() -> list[Source]:
+    made: list[Source] = []
     for index, kind in enumerate(KINDS):
         weight = random_blocks(kind, 37 + index, 512, seed=index)
         weight.name = f"layers.{index}"
@@ -47,18 +52,27 @@ def weights() -> list[BlockWeight | DenseWeight]:
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         made.append(DenseWeight(torch.randn(19, 96).to(dtype), f"dense {dtype}"))
+    for kind in ("Q8_0", "Q4_0"):
+        made.append(NarrowWeight(kind, DenseWeight(torch.randn(19, 96), f"narrow {kind}"), encode))
+    codes, scales = np.arange(384, dtype=np.uint8).reshape(3, 128) & 15, np.full((3, 1), 0.5)
+    zeros = np.full((3, 1), 7, np.uint8)
+    order = np.arange(128, dtype=np.int32)[::-1].copy()
+    floats = scales.astype(np.float32)
+    made.append(CodedWeight("INT4", codes, floats, zeros, 128, order, "coded"))
+    made.append(CodedWeight("E4M3", codes, floats, None, 128, None, "fp8"))
     return made
 
 
 def test_found_weights_are_those_that_packing_gives() -> None:
     team, shelf = Team(2), Shelf()
     first = [Packer(team, shelf).pack(weight) for weight in weights()]
-    assert len(shelf.kept) == len(KINDS) + 3
+    assert len(shelf.kept) == len(KINDS) + 7
     packer = Packer(team, shelf)
     for weight, fresh in zip(weights(), first, strict=True):
         found = packer.pack(weight)
         assert np.array_equal(found.data, fresh.data)
         assert np.array_equal(found.data, pack(weight, team).data)
+        assert np.array_equal(found.order, fresh.order)
         kept = shelf.kept[f"{weight.name} {found.kind} {weight.shape}"]
         assert found.data.ctypes.data == kept.ctypes.data
     assert not shelf.refused

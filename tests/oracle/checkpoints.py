@@ -42,6 +42,7 @@ def config_of(form: str) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",
+        "quantization_status": "compressed",
         "ignore": ["lm_head"],
         "config_groups": {
             "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}

@@ -271,9 +271,24 @@ def make(folder: Path, name: str, **more: Any) -> Path:
             if "e_score_correction_bias" in key:
                 buffer += torch.randn_like(buffer) * 0.3
     model.save_pretrained(folder)
-    # Opening a folder wants a tokenizer; these tests speak in token ids.
-    vocabulary = {f"t{index}": index for index in range(VOCAB)}
-    words = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"}
-    tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": None, "model": words}
+    return with_words(folder, VOCAB)
+
+
+def with_words(folder: Path, vocabulary: int) -> Path:
+    """Give it a tokenizer, as opening a folder wants one; these tests speak in token ids."""
+    words = {f"t{index}": index for index in range(vocabulary)}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "t0"}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "model": model,
+    }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder

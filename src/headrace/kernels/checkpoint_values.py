@@ -13,17 +13,16 @@ Floats = npt.NDArray[np.float32]
 
 
 def values(weight: PackedWeight | Fp8Weight) -> Floats:
-    """fp32 [out, in]: of codes w = (code - zero) · scale as a product and a sum, of fp8 one
-    product; the inputs as the model has them."""
+    """fp32 [out, in], each number rounded once; the inputs as the model has them."""
     out, width = weight.shape
     if isinstance(weight, Fp8Weight):
         scales = block_scales(weight).repeat(FP8_BLOCK, 1)[:, :width]
         found: Floats = e4m3()[weight.data] * scales
         return found
-    grouped = weight.codes.reshape(out, -1, weight.group) * weight.scales[..., None]
+    grouped = weight.codes.reshape(out, -1, weight.group) * weight.scales[..., None].astype(float)
     if weight.offsets is not None:
         grouped += weight.offsets[..., None]
-    ordered = grouped.reshape(out, width)
+    ordered: Floats = grouped.reshape(out, width).astype(np.float32)
     if weight.order is None:
         return ordered
     found = np.empty_like(ordered)
@@ -46,4 +45,5 @@ def e4m3() -> Floats:
     exponent, fraction = byte >> 3 & 15, byte & 7
     size = np.where(exponent, 8 + fraction, fraction) * 2.0 ** (np.maximum(exponent, 1) - 10)
     size[byte & 127 == 127] = np.nan
-    return np.where(byte > 127, -size, size).astype(np.float32)
+    found: Floats = np.where(byte > 127, -size, size).astype(np.float32)
+    return found

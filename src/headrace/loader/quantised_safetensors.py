@@ -4,7 +4,7 @@ header says of them is checked at once; they are read, without torch, when they 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -59,9 +59,12 @@ def _picked(
 ) -> PackedWeight | Fp8Weight:
     if isinstance(weight, PackedWeight):
         assert weight.offsets is not None
-        arrays = (each[order] for each in (weight.codes, weight.scales, weight.offsets))
-        return PackedWeight(
-            *arrays, weight.bits, weight.group, (len(order), weight.shape[1]), order=weight.order
+        return replace(
+            weight,
+            codes=weight.codes[order],
+            scales=weight.scales[order],
+            offsets=weight.offsets[order],
+            shape=(len(order), weight.shape[1]),
         )
     scales = weight.scales
     if weight.blocked:

@@ -83,8 +83,8 @@ def pack(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight:
     try:
         codes, zeros = layout.decode(scheme, tensors, (out, width))
         order = _order(tensors, width, group)
-    except ModelFileError as error:
-        raise ModelFileError(f"{name}: {error}") from None
+    except (ModelFileError, UnsupportedModel) as error:
+        raise type(error)(f"{name}: {error}") from None
     offsets = -(np.broadcast_to(zeros, scales.shape) * scales)
     size = group
     if group > MAX_GROUP:
@@ -189,7 +189,7 @@ def _packed(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, H
         )
     codes = _fields(t["weight_packed"], scheme.bits)
     if "weight_zero_point" not in t:
-        return codes, np.float32(1 << (scheme.bits - 1))[None]
+        return codes, np.full((1, 1), 1 << (scheme.bits - 1), np.float32)
     groups = shape[1] // (scheme.group or shape[1])
     zeros = _zeros(t, "weight_zero_point", (shape[0] * scheme.bits // 32, groups))
     return codes, _fields(zeros.T, scheme.bits).T.astype(np.float32)

@@ -3,7 +3,8 @@
 w = data · scale, with e4m3 `data`. Three granularities, told apart by the scale's own shape, which
 must be the one that the config promised: one for the tensor, one per output row, one per block of
 128 x 128 (DeepSeek-V3, 2024). The block's scale is called `weight_scale_inv` there; it multiplies
-all the same. Torch-free; bytes stand for the numbers. Stored scales of activations (`input_scale`) are not read: kernels measure each row.
+all the same. Stored scales of activations (`input_scale`) are not read: kernels measure each row.
+Torch-free: bytes stand for the numbers.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def unpack(weight: BlockWeight) -> PackedWeight:
 def weights_of(packed: PackedWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The dense weights [out, in] that a packed weight in the "rows" layout stands for."""
     assert packed.layout == "rows"
-    values = packed.codes.to(torch.float32).view(-1, packed.group)
+    values: torch.Tensor = packed.codes.to(torch.float32).view(-1, packed.group)
     values = values * packed.scales.reshape(-1, 1)
     if packed.offsets is not None:
         values += packed.offsets.reshape(-1, 1)

@@ -83,7 +83,8 @@ def _same(one: Array | None, other: Array | None) -> bool:
 def _kind(weight: PackedWeight) -> str | None:
     """The first kind that holds it; None: only fp32 does."""
     middle = 1 << (weight.bits - 1)
-    zeros, scales, offsets = _zeros(weight), weight.scales, weight.offsets
+    zeros, scales = _zeros(weight), weight.scales
+    offsets = np.zeros_like(scales) if weight.offsets is None else weight.offsets
     if weight.group % UNIT or weight.bits not in (4, 8) or (zeros * scales != -offsets).any():
         return None
     symmetric = bool((offsets == -middle * scales).all())
@@ -101,4 +102,7 @@ def _zeros(weight: PackedWeight) -> npt.NDArray[np.float32]:
     middle = np.full_like(weight.scales, 1 << (weight.bits - 1))
     if weight.offsets is None:
         return np.zeros_like(middle)
-    return np.rint(np.divide(-weight.offsets, weight.scales, out=middle, where=weight.scales != 0))
+    found: npt.NDArray[np.float32] = np.rint(
+        np.divide(-weight.offsets, weight.scales, out=middle, where=weight.scales != 0)
+    )
+    return found

@@ -65,6 +65,7 @@ class CpuOperators:
         self.team = team or Team(threads, level)
         self._packer = Packer(self.team, shelf)
         self.drawing = drawing(self.team)
+        self._expanded: list[str] = []
         self._narrowing = Narrowing(quantise) if quantise in NARROW else None
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
@@ -87,6 +88,8 @@ class CpuOperators:
         source: Source
         if isinstance(weight, PackedWeight | Fp8Weight):
             source = coded(weight, ordered=ordered)
+            if isinstance(source, DenseWeight):
+                self._expanded.append(weight.name)
         else:
             assert isinstance(weight, DenseWeight | BlockWeight)
             source = weight
@@ -104,7 +107,12 @@ class CpuOperators:
     @property
     def told(self) -> list[Decision]:
         """What loading the weights has shown."""
-        return [] if self._narrowing is None else [self._narrowing.decision()]
+        told = [] if self._narrowing is None else [self._narrowing.decision()]
+        if self._expanded:
+            count, first = len(self._expanded), self._expanded[0]
+            why = f"no panels hold their numbers exactly ({first} …): four bytes a weight are read"
+            told.append(Decision("matrices in fp32", str(count), why))
+        return told
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return compile_program(self, plain, limits)

@@ -30,8 +30,9 @@ _ALIGNMENT = 64
 
 
 def kind_of(weight: Source) -> str:
-    dense = isinstance(weight, DenseWeight)
-    return DENSE_KINDS[dtype_name(weight.data)] if dense else weight.kind
+    if isinstance(weight, DenseWeight):
+        return DENSE_KINDS[dtype_name(weight.data)]
+    return weight.kind
 
 
 def packed_bytes(kind: str, shape: tuple[int, int]) -> int:
