@@ -94,11 +94,12 @@ def weights() -> str:
         [f"GGUF {name}", str(form.bits), "panels" if name in KINDS else "expanded"]
         for name, form in FORMATS.items()
     ]
-    packed = [[f"safetensors {name}", "4, 8", "expanded"] for name in METHODS if name != "fp8"]
+    bits = {"awq": "4", "fp8": "8"}
+    packed = [[f"safetensors {name}", bits.get(name, "4, 8"), "panels"] for name in METHODS]
     dense = [["dense F32", "32", "panels"], ["dense F16, BF16", "16", "panels"]]
     return table(
         ["weights", "bits", "on the CPU kernels"],
-        [*gguf, *packed, ["safetensors fp8", "8", "expanded"], *dense],
+        [*gguf, *packed, *dense],
     )
 
 

@@ -74,7 +74,7 @@ for model in sys.argv[2:]:
 
 
 def logprobs(state: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Of each token of the prompt behind the first, by transformers in fp32."""
+    """Log-probability of each token of the prompt behind the first, by transformers in fp32."""
     model = hf_model("Qwen2", **WIDE)
     model.load_state_dict({name: one.float() for name, one in state.items()})
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_dense_matrices_are_made_smaller_while_loading(tmp_path: Path) -> None:
     auto, *narrow = map(json.loads, done.stdout.splitlines())
     dense = torch.tensor(auto[0])
     assert auto[1] == []
-    # Normal numbers by the definition of each type: a step of 1/127 of the largest of 32, or of 1/8.
+    # Of normal numbers: a step is 1/127 of the largest of 32, or 1/8.
     for (told, (said,)), most, least in zip(narrow, (0.02, 0.3), (0.4, 6.0), strict=True):
         error = (torch.tensor(told) - dense).norm() / dense.norm()
         assert 0 < error < most

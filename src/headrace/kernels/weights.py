@@ -97,7 +97,7 @@ class Fp8Weight:
     data: Array
     scales: Array
     name: str = ""
-    """As of a `PackedWeight`."""
+    """Name of the weight in the model."""
 
     @property
     def shape(self) -> tuple[int, int]:

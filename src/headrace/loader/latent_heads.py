@@ -25,7 +25,7 @@ WHOLE = ".self_attn.kv_b_proj.weight"
 Host = npt.NDArray[Any]
 
 
-class _Reads:
+class _LastRead:
     """The last quantised matrix that was read: its heads are taken one after the other."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class QuantisedHead:
 
     source: QuantisedMatrix
     rows: tuple[int, int]
-    reads: _Reads = field(compare=False)
+    reads: _LastRead = field(compare=False)
     host_dtype = "float32"
 
     @property
@@ -96,7 +96,7 @@ def stored(
     name: str, tensor: StoredTensor | QuantisedMatrix, arch: ModelArch
 ) -> Iterator[tuple[str, StoredTensor | QuantisedHead | Transposed]]:
     """The matrices of all heads of a tensor, yet to be read."""
-    reads = _Reads()
+    reads = _LastRead()
     for each, part, rows in _parts(name, arch):
         if isinstance(tensor, QuantisedMatrix):
             head = QuantisedHead(tensor, rows, reads)

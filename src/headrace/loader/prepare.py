@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,8 +127,7 @@ class _Preparing:
         if self._operators.host:
             vector = np.concatenate([floats(part) for part in parts])
         else:
-            import torch  # Local, as wherever arrays of the host will do for a CPU.
-
+            torch = _torch()
             dtype = getattr(torch, self._dtype)
             vector = torch.cat([tensor(part).to(self._device, dtype) for part in parts])
         self.made.nbytes += vector.nbytes
@@ -168,10 +167,14 @@ class _Preparing:
                 None if each is None else tensor(each).to(self._device) for each in arrays
             )
             return replace(weight, codes=codes, scales=scales, offsets=offsets, order=order)
-        import torch  # Local, as in `_vector`.
-
         data, scales = (tensor(each).to(self._device) for each in (weight.data, weight.scales))
-        return Fp8Weight(data.view(torch.float8_e4m3fn), scales)
+        return Fp8Weight(data.view(_torch().float8_e4m3fn), scales)
+
+
+def _torch() -> Any:
+    import torch  # Local: arrays of the host will do for a CPU.
+
+    return torch
 
 
 class Expansion:

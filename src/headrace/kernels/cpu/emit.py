@@ -98,20 +98,20 @@ def parts_of(weight: Weight) -> list[PanelWeight]:
     return [part for part in parts if isinstance(part, PanelWeight)]
 
 
+def order_of(weight: Weight) -> Array | None:
+    """The order of inputs of all its parts that read codes (`PanelWeight.order`)."""
+    return next((part.order for part in parts_of(weight) if part.order is not None), None)
+
+
 def needs_codes(weight: Weight) -> bool:
-    """Is a part block-quantised, so that activations must come as int8?"""
-    return any(KINDS[part.kind] < KINDS["F32"] for part in parts_of(weight))
+    """Is a part block-quantised, so that activations must come as int8, all as they lie?"""
+    coded = any(KINDS[part.kind] < KINDS["F32"] for part in parts_of(weight))
+    return coded and order_of(weight) is None
 
 
 def needs_floats(weight: Weight) -> bool:
-    return any(KINDS[part.kind] >= KINDS["F32"] for part in parts_of(weight))
-
-
-def order_of(weight: Weight) -> Array | None:
-    """int32 [in]: which inputs the codes of its rows are of; None: all as they lie. Parts that read
-    codes have one order."""
-    parts = parts_of(weight)
-    return next((part.order for part in parts if part.order is not None), None)
+    dense = any(KINDS[part.kind] >= KINDS["F32"] for part in parts_of(weight))
+    return dense or order_of(weight) is not None
 
 
 def linear(
@@ -324,7 +324,7 @@ def can_gate(weight: Weight) -> bool:
         len(parts) == 2
         and parts[0].shape == parts[1].shape
         and parts[0].shape[0] % UNIT == 0
-        and all(KINDS[part.kind] < KINDS["F32"] and part.order is None for part in parts)
+        and not needs_floats(weight)
     )
 
 

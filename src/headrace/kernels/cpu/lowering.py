@@ -211,18 +211,15 @@ class Lowering:
             return self._mixture(node).codes
         if node.kind == "unpack":
             return latent.reads_codes(self._heads(node))
-        weight = self._weight(node) if node.kind == "linear" else None
-        return weight is not None and emit.needs_codes(weight) and emit.order_of(weight) is None
+        return node.kind == "linear" and emit.needs_codes(self._weight(node))
 
     def _reads_floats(self, node: Node) -> bool:
         if node.kind == "experts":
             return self._mixture(node).floats
         if node.kind == "unpack":
             return any(map(emit.needs_floats, self._heads(node)))
-        if node.kind != "linear" or self._is_added_to(node):
-            return True
-        weight = self._weight(node)
-        return emit.needs_floats(weight) or emit.order_of(weight) is not None
+        linear = node.kind == "linear"
+        return not linear or emit.needs_floats(self._weight(node)) or self._is_added_to(node)
 
     def _read_by(self, value: Value) -> list[Node]:
         return [self._nodes[index] for index in self._graph.readers(value)]
@@ -325,15 +322,14 @@ class Lowering:
         (x,), (out,), spec = node.reads, node.out, node.spec
         assert isinstance(spec, LinearSpec)
         weight = self._weight(node)
-        codes = self._quantised(x, node)
+        order = emit.order_of(weight)
+        room = None if order is None else self._arena.codes(_rows(x), x.width)
+        codes = self._quantised(x, node) if room is None else room.struct
         if index in self._gates:
             return
-        order, room = emit.order_of(weight), None
-        if order is not None:
-            room = self._arena.codes(_rows(x), x.width)
-            codes = room.struct
-            given = self._matrix(x), codes, x.width, _rows(x), order
-            self._emit("quantise", emit.quantise(*given))
+        if room is not None:
+            self._emit("quantise", emit.quantise(self._matrix(x), codes, x.width, _rows(x), order))
+            self._arena.give_back(_rows(x), x.width, room)
         residual, after = self._summed.get(index), self._activated.get(index)
         made = out if after is None else after.out[0]
         y = self._make_floats(made) if residual is None else self._matrix(residual)
@@ -351,8 +347,6 @@ class Lowering:
                 activation=_activation(after),
             ),
         )
-        if room is not None:
-            self._arena.give_back(_rows(x), x.width, room)
         if self._is_added_to(node):
             self._lora(x, self._additions[node.weights[0].names], y)
         if spec.softcap is not None:

@@ -45,9 +45,9 @@ class NarrowWeight:
         blocks = self.encode(self.kind, self.dense.data[which])
         return BlockWeight(self.kind, blocks, (len(which), self.shape[1]), self.name)
 
-    def whole(self) -> BlockWeight:
-        blocks = self.encode(self.kind, self.dense.data)
-        return BlockWeight(self.kind, blocks, self.shape, self.name)
+    def blocks(self) -> BlockWeight:
+        made = self.encode(self.kind, self.dense.data)
+        return BlockWeight(self.kind, made, self.shape, self.name)
 
 
 class Narrowing:
@@ -55,7 +55,7 @@ class Narrowing:
 
     def __init__(self, wish: str) -> None:
         self.wish = wish
-        self._matrices, self._lost, self._whole = 0, 0.0, 0.0
+        self._matrices, self._lost, self._size = 0, 0.0, 0.0
         self._worst = (0.0, "")
 
     def kind(self, weight: DenseWeight, role: Role) -> str | None:
@@ -73,15 +73,15 @@ class Narrowing:
         which = np.linspace(0, out - 1, min(out, SAMPLES)).astype(np.intp)
         wanted = floats(weight.dense.data[which]).astype(np.float64)
         lost = float(((expand(weight.rows(which)) - wanted) ** 2).sum())
-        whole = float((wanted**2).sum())
+        size = float((wanted**2).sum())
         self._matrices += 1
         self._lost += lost
-        self._whole += whole
-        self._worst = max(self._worst, (math.sqrt(lost / whole) if whole else 0.0, weight.name))
+        self._size += size
+        self._worst = max(self._worst, (math.sqrt(lost / size) if size else 0.0, weight.name))
 
     def decision(self) -> Decision:
         """What was measured, for whoever starts a model."""
-        error = math.sqrt(self._lost / self._whole) if self._whole else 0.0
+        error = math.sqrt(self._lost / self._size) if self._size else 0.0
         return Decision(
             "quantise",
             self.wish,

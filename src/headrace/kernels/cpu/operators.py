@@ -161,9 +161,10 @@ class CpuOperators:
         y = floats_like(x, rows, weight.shape[0])
         ops: list[Emitted] = []
         codes = NOT_QUANTISED
-        if emit.needs_codes(weight):
+        order = emit.order_of(weight)
+        if emit.needs_codes(weight) or order is not None:
             room = QuantisedRows(rows, width)
-            codes, order = room.struct, emit.order_of(weight)
+            codes = room.struct
             ops.append(emit.quantise(matrix(x), codes, width, ROWS_N, order))
         ops.append(emit.linear(codes, matrix(x), weight, bias, matrix(y), ROWS_N))
         self._run(ops, HrStep(n=rows))

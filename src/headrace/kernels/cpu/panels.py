@@ -61,7 +61,7 @@ def pack(
     """The weight in panels of 16 outputs (csrc/layout.h). `room` is uint8 of `packed_bytes`,
     aligned to 64; without it memory is taken for it."""
     if isinstance(weight, NarrowWeight):
-        weight = weight.whole()
+        weight = weight.blocks()
     kind, data = panel_kind(weight, planes), in_order(weight.data)
     size = packed_bytes(kind, weight.shape)
     if size < 0:
