@@ -38,20 +38,20 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 5_527,
+    "base": 5_528,
     "bench": 9_540,
     "cli": 5_637,
     "dist": 510,
     "engine": 8_425,
     "factory": 6_863,
-    "kernels": 14_104,
+    "kernels": 14_509,
     "kv": 1_573,
     "layers": 385,
-    "loader": 4_862,
+    "loader": 4_950,
     "media": 389,
     "models": 510,
     "obs": 1_767,
-    "quant": 973,
+    "quant": 1_011,
     "roofline": 4_789,
     "route": 955,
     "sched": 1_578,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
-    "worker": 5_407,
+    "worker": 5_408,
 }
 """Lines of Python in each package."""
-TOTAL = 98_715
+TOTAL = 99_243
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -275,7 +275,7 @@ def unpack_rows(weight: PackedWeight) -> torch.Tensor:
     assert weight.layout == "rows", f"layout {weight.layout} belongs to its kernel"
     rows, width = weight.shape
     codes = weight.codes.view(rows, width // weight.group, weight.group).float()
-    values = codes * weight.scales.float().unsqueeze(-1)
+    values: torch.Tensor = codes * weight.scales.float().unsqueeze(-1)
     if weight.offsets is not None:
         values += weight.offsets.float().unsqueeze(-1)
     values = values.view(rows, width)

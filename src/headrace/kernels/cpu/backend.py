@@ -8,7 +8,8 @@ from ...base.recurrent import DeltaSpec, SsmSpec
 from ..backend import Question
 from ..program import Provider
 from .library import LEVELS, LibraryAbsent, best_refused, level, load, sources
-from .operators import NARROW, CpuOperators
+from .narrow import NARROW
+from .operators import CpuOperators
 from .records import KINDS
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4")

@@ -15,6 +15,8 @@ from ..arrays import Array, floats
 from ..weights import BlockWeight, DenseWeight
 
 Encode = Callable[[str, Array], npt.NDArray[np.uint8]]
+NARROW = ("int8", "int4")
+"""Values of `--quantise` that these kernels serve."""
 SAMPLES = 64
 """Rows of each matrix, evenly spread, of which the error is measured."""
 _LEAST, _SMALL = 32, 256

@@ -17,32 +17,19 @@ from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from ..arrays import Array, address, floats_like, stride
 from ..attention_plan import Planner
 from ..backend import Shelf
-from ..checkpoint_values import values
 from ..operators import Dequantise, KvCache, KvLayer, StateLayer, StepBatch, StepLimits
 from ..prepared import RopeTable
 from ..program import CallByCall, Program
-from ..weights import (
-    BlockWeight,
-    DenseWeight,
-    Fp8Weight,
-    PackedWeight,
-    PanelWeight,
-    StackedWeight,
-    Weight,
-)
+from ..weights import BlockWeight, StackedWeight, Weight
 from . import emit, mixture, states
-from .coded import coded, one_order
 from .drawing import drawing
 from .emit import NOT_QUANTISED, Emitted, QuantisedRows, matrix
 from .library import Team
-from .narrow import Narrowing, NarrowWeight
-from .panels import Packer, Source, in_order
+from .panels import Packer, in_order
 from .program import compile_program
 from .records import ROWS_N, HrStep
+from .sources import PanelSources, table
 from .step import fill_step
-
-NARROW = ("int8", "int4")
-"""Values of `--quantise` that these kernels serve."""
 
 
 class CpuOperators:
@@ -65,54 +52,22 @@ class CpuOperators:
         self.team = team or Team(threads, level)
         self._packer = Packer(self.team, shelf)
         self.drawing = drawing(self.team)
-        self._expanded: list[str] = []
-        self._narrowing = Narrowing(quantise) if quantise in NARROW else None
+        self._sources = PanelSources(quantise, self._expand)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
-        if isinstance(weight, StackedWeight):
-            # All parts read their inputs in one order, or each in the model's own.
-            ordered = role == "linear" and one_order(weight.parts)
-            parts = (self._pack(part, role, dequantise, ordered) for part in weight.parts)
-            return StackedWeight(tuple(parts))
         if role == "embed":
-            if isinstance(weight, PackedWeight | Fp8Weight):
-                return DenseWeight(values(weight), weight.name)
-            assert isinstance(weight, DenseWeight | BlockWeight)
-            weight.data = in_order(weight.data)
-            return weight
-        return self._pack(weight, role, dequantise, role == "linear")
-
-    def _pack(
-        self, weight: Weight, role: Role, dequantise: Dequantise, ordered: bool
-    ) -> PanelWeight:
-        source: Source
-        if isinstance(weight, PackedWeight | Fp8Weight):
-            source = coded(weight, ordered=ordered)
-            if isinstance(source, DenseWeight):
-                self._expanded.append(weight.name)
-        else:
-            assert isinstance(weight, DenseWeight | BlockWeight)
-            source = weight
-            narrowing = self._narrowing
-            if narrowing is not None and isinstance(weight, DenseWeight):
-                kind = narrowing.kind(weight, role)
-                if kind is not None:
-                    source = NarrowWeight(kind, weight, dequantise.encode)
-                    narrowing.measure(source, self._expand)
-        return self._packer.pack(source, planes=role == "logits")
-
-    def _expand(self, weight: BlockWeight) -> Array:
-        return self.embed(np.arange(weight.shape[0]), weight, 1.0)
+            return table(weight)
+        sources, planes = self._sources.of(weight, role, dequantise), role == "logits"
+        packed = tuple(self._packer.pack(source, planes=planes) for source in sources)
+        return StackedWeight(packed) if isinstance(weight, StackedWeight) else packed[0]
 
     @property
     def told(self) -> list[Decision]:
         """What loading the weights has shown."""
-        told = [] if self._narrowing is None else [self._narrowing.decision()]
-        if self._expanded:
-            count, first = len(self._expanded), self._expanded[0]
-            why = f"no panels hold their numbers exactly ({first} …): four bytes a weight are read"
-            told.append(Decision("matrices in fp32", str(count), why))
-        return told
+        return self._sources.told
+
+    def _expand(self, blocks: BlockWeight) -> Array:
+        return self.embed(np.arange(blocks.shape[0]), blocks, 1.0)
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return compile_program(self, plain, limits)

@@ -28,28 +28,17 @@ struct PackJob {
   int kind;
   const uint8_t* rows;
   int64_t row_bytes, out, in;
+  hr::CodedRows coded;  // of no codes: these are rows of blocks or of numbers
   uint8_t* target;
 };
 
 void pack_share(void* context, int thread, int threads) {
   const auto& job = *static_cast<PackJob*>(context);
   const int64_t panels = hr::panel_count(job.out);
-  hr::pack_panels(job.kind, job.rows, job.row_bytes, job.out, job.in, panels * thread / threads,
-                  panels * (thread + 1) / threads, job.target);
-}
-
-struct CodedJob {
-  int kind;
-  hr::CodedRows rows;
-  int64_t out, in;
-  uint8_t* target;
-};
-
-void coded_share(void* context, int thread, int threads) {
-  const auto& job = *static_cast<CodedJob*>(context);
-  const int64_t panels = hr::panel_count(job.out);
-  hr::pack_coded(job.kind, job.rows, job.out, job.in, panels * thread / threads,
-                 panels * (thread + 1) / threads, job.target);
+  const int64_t first = panels * thread / threads, last = panels * (thread + 1) / threads;
+  if (job.coded.codes)
+    return hr::pack_coded(job.kind, job.coded, job.out, job.in, first, last, job.target);
+  hr::pack_panels(job.kind, job.rows, job.row_bytes, job.out, job.in, first, last, job.target);
 }
 
 struct ProbeJob {
@@ -76,8 +65,7 @@ void peak_share(void* context, int thread, int) {
 // A digest of all sources of the kernels, made by the build.
 HR_API const char* hr_sources() { return HR_SOURCES; }
 
-// Raised whenever a record or a function changes its meaning. (How panels lie has a number of its
-// own, in kernels/cpu/library.py.)
+// Raised whenever a record or a function changes its meaning (how panels lie: `LAYOUT`, library.py).
 HR_API int32_t hr_version() { return 8; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
@@ -132,7 +120,7 @@ HR_API int64_t hr_packed_bytes(int32_t kind, int64_t out, int64_t in) {
 
 HR_API void hr_pack(void* team, int32_t kind, const uint8_t* rows, int64_t row_bytes, int64_t out,
                     int64_t in, uint8_t* target) {
-  PackJob job{kind, rows, row_bytes, out, in, target};
+  PackJob job{kind, rows, row_bytes, out, in, {}, target};
   hr::team_each(as_team(team), pack_share, &job);
 }
 
@@ -140,8 +128,8 @@ HR_API void hr_pack(void* team, int32_t kind, const uint8_t* rows, int64_t row_b
 HR_API void hr_pack_coded(void* team, int32_t kind, const uint8_t* codes, const void* scales,
                           const uint8_t* zeros, int64_t group, int64_t out, int64_t in,
                           uint8_t* target) {
-  CodedJob job{kind, {codes, scales, zeros, group}, out, in, target};
-  hr::team_each(as_team(team), coded_share, &job);
+  PackJob job{kind, nullptr, 0, out, in, {codes, scales, zeros, group}, target};
+  hr::team_each(as_team(team), pack_share, &job);
 }
 
 // Bytes a second of one read of `data` by the whole team.

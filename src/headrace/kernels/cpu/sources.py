@@ -1,0 +1,73 @@
+"""What panels are made of, weight by weight: as it came, as exact codes, or in fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...base.config import Decision
+from ...base.graph import Role
+from ..arrays import Array
+from ..checkpoint_values import values
+from ..operators import Dequantise
+from ..weights import (
+    BlockWeight,
+    DenseWeight,
+    Fp8Weight,
+    PackedWeight,
+    StackedWeight,
+    Weight,
+)
+from .coded import coded, one_order
+from .narrow import NARROW, Narrowing, NarrowWeight
+from .panels import Source, in_order
+
+
+def table(weight: Weight) -> BlockWeight | DenseWeight:
+    """A weight that is read row by row, which the file's own blocks can be."""
+    if isinstance(weight, PackedWeight | Fp8Weight):
+        return DenseWeight(values(weight), weight.name)
+    assert isinstance(weight, DenseWeight | BlockWeight)
+    weight.data = in_order(weight.data)
+    return weight
+
+
+class PanelSources:
+    """What the panels of one model's products are made of, and what came of it."""
+
+    def __init__(self, quantise: str, expand: Callable[[BlockWeight], Array]) -> None:
+        """`quantise`: what becomes of dense matrices; `expand` gives the numbers of blocks."""
+        self._narrowing = Narrowing(quantise) if quantise in NARROW else None
+        self._expand = expand
+        self._in_floats: list[str] = []
+
+    def of(self, weight: Weight, role: Role, dequantise: Dequantise) -> list[Source]:
+        """One, or one of each part."""
+        parts = weight.parts if isinstance(weight, StackedWeight) else (weight,)
+        # All parts read their inputs in one order, or each in the model's own.
+        ordered = role == "linear" and one_order(parts)
+        return [self._one(part, role, dequantise, ordered) for part in parts]
+
+    def _one(self, weight: Weight, role: Role, dequantise: Dequantise, ordered: bool) -> Source:
+        if isinstance(weight, PackedWeight | Fp8Weight):
+            source = coded(weight, ordered=ordered)
+            if isinstance(source, DenseWeight):
+                self._in_floats.append(weight.name)
+            return source
+        assert isinstance(weight, DenseWeight | BlockWeight)
+        if self._narrowing is not None and isinstance(weight, DenseWeight):
+            kind = self._narrowing.kind(weight, role)
+            if kind is not None:
+                narrow = NarrowWeight(kind, weight, dequantise.encode)
+                self._narrowing.measure(narrow, self._expand)
+                return narrow
+        return weight
+
+    @property
+    def told(self) -> list[Decision]:
+        """What loading the weights has shown."""
+        told = [] if self._narrowing is None else [self._narrowing.decision()]
+        if self._in_floats:
+            count, first = len(self._in_floats), self._in_floats[0]
+            why = f"no panels hold their numbers exactly ({first} …): four bytes a weight are read"
+            told.append(Decision("matrices in fp32", str(count), why))
+        return told
