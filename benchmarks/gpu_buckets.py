@@ -11,9 +11,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from gpu_targets import time
+from gpu_models import ARCHS
 
 from headrace.kernels.cuda_graphs import ENTRIES
+from headrace.roofline.composition import compose
+from headrace.roofline.hardware import DEVICES
+from headrace.roofline.operators import Case
+from headrace.roofline.step import StepTime, step_time
+from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 
 CONTEXT = 1500
 RANGES = ((1, 128), (129, 256), (257, 512), (513, 1024))
@@ -21,11 +26,17 @@ COARSE = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024
 FINE = (*ENTRIES[: ENTRIES.index(128)], *range(128, 1025, 32))
 
 
+def decode(weights: str, rows: int) -> StepTime:
+    arch = ARCHS["llama-3.1-8b"]
+    case = Case(arch, WeightBytes(weights, formats=WIDE_ENDS), kv_dtype=weights)
+    return step_time(case, DEVICES["H200"], compose(arch, [CONTEXT] * rows, [1] * rows))
+
+
 def main() -> None:
     print("| weights | buckets | number | " + " | ".join(f"{a} to {b}" for a, b in RANGES) + " |")
     print("|---|---|---:|" + "---:|" * len(RANGES))
     for weights in ("bfloat16", "fp8"):
-        steps = [time(weights, weights, [CONTEXT] * rows, [1] * rows) for rows in range(1, 1025)]
+        steps = [decode(weights, rows) for rows in range(1, 1025)]
         whole = [step.seconds for step in steps]
         rest = [
             step.seconds - sum(o.seconds for o in step.operators if o.count.label == "attention")

@@ -43,7 +43,6 @@ from gpu_models import (
 from gpu_nodes import node_table, nodes
 from gpu_paths import EARLY_SWITCHES
 from gpu_sass import SHARED_LIMIT, Code
-from gpu_targets import coded_loop, target_table, targets
 
 from headrace.kernels.triton.early import EarlyConfig
 from headrace.kernels.triton.operators import TritonOperators
@@ -192,18 +191,17 @@ def main() -> int:
     # Of one model or one architecture the kernels alone are asked for.
     whole = len(models) == len(MODELS) and len(wanted) == len(ARCHITECTURES)
     layers = nodes() if whole else []
-    aims = targets(coded_loop(kernels)) if whole else []
     driven = driven_rows() if whole else []
     text = "\n\n".join(
         (
-            target_table(aims),
             node_table(layers),
             driver_table(driven),
             kernel_table(rows),
             prediction_table(predicted) + "\n",
         )
     )
-    print(target_table(aims) if arguments.brief else text)
+    if not arguments.brief:
+        print(text)
     if arguments.json:
         facts = {
             "what": "ahead-of-time compilation and prediction; nothing was measured on a GPU",
@@ -212,7 +210,6 @@ def main() -> int:
             "seconds": round(time.perf_counter() - begin, 1),
             "kernels": kernels,
             "predicted": predicted,
-            "targets": aims,
             "kernels_per_layer": layers,
             "launches": driven,
         }

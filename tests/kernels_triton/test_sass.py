@@ -12,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_dry
 import gpu_ptx
 import gpu_sass
-import gpu_targets
 from gpu_aot import Compiled
 from gpu_loops import Loop, main_loop, warp_bytes
 from gpu_sass import KINDS, Code, count_instructions, resident_blocks
@@ -225,16 +224,6 @@ def test_codes_that_are_widened_before_they_are_multiplied_are_a_fault(
         counts = dict.fromkeys((*KINDS, "all"), 0) | {found: 8}
         compiled = Compiled(kernel, architecture, 4, 4, constants, 0, Code(40, 0, counts), 0.0)
         assert len(list(gpu_dry.find_faults(compiled, gpu_dry.STEPS[0]))) == wanted
-
-
-def test_attention_is_expected_to_take_no_more_than_its_share_of_anything() -> None:
-    """A resource that would be used by more than `FILLED` binds though memory takes longer."""
-    free = Loop(414, 16, 0, 66, 8, 22_400, 4992, 0.0)
-    assert free.share("sm_90", 4, hoped=False) == (1.0, "memory")
-    crowded = Loop(524, 16, 0, 68, 8, 26_240, 4992, 0.0)
-    assert crowded.share("sm_90", 4, hoped=False) == (1.0, "memory")
-    assert round(gpu_targets.coded_of(free, 4).filled, 3) == 0.895
-    assert round(gpu_targets.coded_of(crowded, 4).filled, 3) == 0.764
 
 
 def test_a_part_of_a_sum_is_rounded_before_it_is_added() -> None:

@@ -21,6 +21,7 @@ import gpu_ahead  # noqa: E402
 import gpu_bench  # noqa: E402
 import gpu_checks  # noqa: E402
 import gpu_kernels  # noqa: E402
+import gpu_measured  # noqa: E402
 
 
 def run(script: str, *arguments: str, interpreted: bool) -> str:
@@ -513,3 +514,12 @@ def test_the_scripts_need_no_more_than_a_gpu_machine_has() -> None:
         env={**os.environ, "TRITON_INTERPRET": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_page_says_what_the_record_of_the_device_says() -> None:
+    record = json.loads(gpu_measured.FILE.read_text())
+    page = (ROOT / "docs/gpu-measured.md").read_text()
+    said = page.partition(gpu_measured.BEGIN)[2].partition(gpu_measured.END)[0]
+    assert said.strip() == gpu_measured.tables(record), "benchmarks/gpu_measured.py --page"
+    for name in ("llama-3.1-8b fp8", "qwen3-30b-a3b bf16"):
+        assert f"| {name} | 256 x 1,024 |" in said
