@@ -1,11 +1,12 @@
 """What `gpu_bench.py` measured, beside what was asked and what the roofline had said.
 
-    python benchmarks/gpu_measured.py [FILE] [--page docs/gpu.md]
+    python benchmarks/gpu_measured.py [FILE] [--page docs/gpu-measured.md]
 
-FILE is the record of a bench (`results/gpu_bench.json`). *Limit* is every byte once at the bandwidth
-and every operation at the rate that the same run measured; *roofline* is what `headrace roofline`
-predicts for the device from curves of others' kernels, with the gap between steps that was measured
-in place of its assumed overhead. `--page` puts the tables between the page's marks.
+FILE is the record of a bench (`results/gpu_bench.json`). *Limit* is every byte once at the
+bandwidth and every operation at the rate that the same run measured; *roofline* is what
+`headrace roofline` predicts for the device from curves of others' kernels, with the gap between
+steps that was measured in place of its assumed overhead. `--page` puts the tables between the
+page's marks.
 """
 
 from __future__ import annotations
@@ -109,10 +110,10 @@ def tables(record: dict[str, Any]) -> str:
     facts = record["parts"]["kernels"]["facts"]
     right = [row["right"] for row in record["parts"]["checks"]]
     lines = [
-        f"One {device}, torch {facts['torch']}, Triton {facts['triton']}, {record['began']}, commit "
-        f"{record['commit']}: {sum(right)} of {len(right)} checks right. Ceilings of the run: "
-        f"{ceilings['bandwidth'] / 1e9:,.0f} GB/s copied, {ceilings['rate'] / 1e12:.0f} TFLOP/s of "
-        "a large bf16 product.",
+        f"One {device}, torch {facts['torch']}, Triton {facts['triton']}, {record['began']}, "
+        f"commit {record['commit']}: {sum(right)} of {len(right)} checks right. Ceilings of the "
+        f"run: {ceilings['bandwidth'] / 1e9:,.0f} GB/s copied, "
+        f"{ceilings['rate'] / 1e12:.0f} TFLOP/s of a large bf16 product.",
         "",
         "| measured | asked for | is |",
         "|---|---:|---:|",
