@@ -40,7 +40,7 @@ def opened(folder: Path, size: str) -> Any:
         if (cache_root() / kept).exists():
             with suppress(FileExistsError):
                 (folder / kept).symlink_to(cache_root() / kept)
-    llm = LLM(context_cache=size, cache_dir=str(folder))
+    llm = LLM(context_cache=size, cache_dir=str(folder), speculate="off")
     llm.generate([[1] * 12], SamplingParams(max_tokens=4))
     return llm
 
@@ -107,17 +107,19 @@ def request(name: str, prompt: list[int], tokens: int) -> Request:
     return Request(name, prompt, RequestSpec(sampling, seed=1), arrival=time.monotonic())
 
 
-def beside_loads(llm: Any, folder: Path) -> dict[str, float]:
-    """Steps of four sequences that decode, with and without a load under way."""
+def beside_loads(llm: Any) -> dict[str, float]:
+    """Steps of four sequences that decode, with and without a load under way, in turns: a load
+    begins when as many steps went without as the one before it took, and eight at least."""
     core, tiers = llm._built.core, llm._built.context.tiers
     for at in range(4):
-        core.add(request(f"decodes-{at}", random_prompt(900 + at, 64), 400))
+        core.add(request(f"decodes-{at}", random_prompt(900 + at, 64), 900))
     steps: dict[bool, list[float]] = {True: [], False: []}
     before = tiers.stats.loaded_bytes, tiers.stats.load_seconds
-    turn = 0
+    number, beside, without = IDLE, 0, 0
     while core.has_work:
-        if turn % 6 == 0 and 0 <= turn // 6 - 3 < PREFIXES - IDLE:
-            core.add(request(f"loads-{turn}", random_prompt(IDLE + turn // 6 - 3, LENGTH), 1))
+        if not tiers._loading and without > max(8, beside) and number < PREFIXES:
+            core.add(request(f"loads-{number}", random_prompt(number, LENGTH), 1))
+            number, beside, without = number + 1, 0, 0
         begin = time.perf_counter()
         loading = bool(tiers._loading)
         plain = core.scheduler.running == 4
@@ -125,11 +127,12 @@ def beside_loads(llm: Any, folder: Path) -> dict[str, float]:
         loading |= bool(tiers._loading)
         if plain and core.scheduler.running == 4:
             steps[loading].append(time.perf_counter() - begin)
-        turn += 1
+            beside, without = beside + loading, without + (not loading)
     nbytes = tiers.stats.loaded_bytes - before[0]
     p99 = {way: statistics.quantiles(took, n=100)[98] for way, took in steps.items()}
     return {
         "steps_beside_loads": len(steps[True]),
+        "steps_without": len(steps[False]),
         "p99_beside_loads": p99[True],
         "p99_without": p99[False],
         "median_beside_loads": statistics.median(steps[True]),
@@ -139,12 +142,23 @@ def beside_loads(llm: Any, folder: Path) -> dict[str, float]:
     }
 
 
-def idle_rate(llm: Any) -> float:
-    """Bytes a second of loads with nothing beside them."""
-    stats = llm._built.context.tiers.stats
-    for at in range(IDLE):
-        llm.generate([random_prompt(at, LENGTH)], SamplingParams(max_tokens=1))
-    return float(stats.loaded_bytes / stats.load_seconds)
+def rates(llm: Any, folder: Path) -> dict[str, float]:
+    """Bytes a second of the disk, and of loads with nothing beside them, in turns; medians."""
+    stats, files = llm._built.context.tiers.stats, files_of(folder)
+    disk, loads = [], []
+    for turn in range(IDLE):
+        disk.append(disk_rate(files))
+        drop(files)
+        before = stats.loaded_bytes, stats.load_seconds
+        llm.generate([random_prompt(turn, LENGTH)], SamplingParams(max_tokens=1))
+        loads.append((stats.loaded_bytes - before[0]) / (stats.load_seconds - before[1]))
+    ratio = statistics.median(load / rate for load, rate in zip(loads, disk, strict=True))
+    median = statistics.median
+    return {
+        "disk_rate": median(disk),
+        "load_rate": median(loads),
+        "load_rate_of_disk": ratio,
+    }
 
 
 def make_up(llm: Any) -> None:
@@ -162,6 +176,7 @@ def make_up(llm: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
+    parser.add_argument("--loads", action="store_true", help="measure loads alone")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=Path.home()) as name:
         folder = Path(name)
@@ -169,14 +184,12 @@ def main() -> None:
         with opened(folder, "4GiB") as tiered:
             tiered._built.context.settle()
             make_up(tiered)
-            found: dict[str, float] = {"disk_rate": disk_rate(files_of(folder))}
-            drop(files_of(folder))
-            found["load_rate"] = idle_rate(tiered)
-            found |= beside_loads(tiered, folder)
-            with opened(folder, "0") as plain:
-                found["writing"], found["miss"] = in_turns(plain, tiered)
+            found = rates(tiered, folder)
+            found |= beside_loads(tiered)
+            if not given.loads:
+                with opened(folder, "0") as plain:
+                    found["writing"], found["miss"] = in_turns(plain, tiered)
             found["damaged"] = tiered._built.context.tiers.stats.damaged
-    found["load_rate_of_disk"] = found["load_rate"] / found["disk_rate"]
     found["p99_ratio"] = found["p99_beside_loads"] / found["p99_without"]
     given.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))

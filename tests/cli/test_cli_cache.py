@@ -33,9 +33,9 @@ def test_blocks_go_to_another_folder_and_are_forgotten(run: Any, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     done = run("cache", "import", str(file), "--cache-dir", str(there))
     assert "5 blocks imported, 0 refused" in done.stderr
-    parts = [memoryview(bytearray(500)), memoryview(bytearray(300))]
-    assert DiskTier(there, ENGINE, 1, 1 << 20).read((3).to_bytes(16, "big"), 0, TENANT, parts, 3)
-    assert parts[0] == bytes([3] * 500)
+    found = DiskTier(there, ENGINE, 1, 1 << 20).read((3).to_bytes(16, "big"), 0, TENANT, 800, 3)
+    assert found is not None
+    assert found[:500] == bytes([3] * 500)
     assert (
         "2 blocks forgotten"
         in run("cache", "forget", "--engine", "b", "--cache-dir", str(here)).stderr

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_disk import PARTS, SIZE, TENANT, content, empty, key
+from test_disk import PARTS, SIZE, TENANT, content, key
 
 from headrace.base.errors import OptionError
 from headrace.worker.disk import HEAD_BYTES, DiskTier
@@ -52,6 +52,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedStor
         yield open_store(f"file://{tmp_path}/bucket")
 
 
+def whole(number: int) -> bytes:
+    return b"".join(content(number))
+
+
 def seek(tier: RemoteTier, numbers: range) -> list[bool]:
     return tier.seek([(key(number), 0, TENANT) for number in numbers])
 
@@ -64,13 +68,11 @@ def test_another_machine_finds_what_one_wrote(store: SharedStore) -> None:
     assert seek(second, range(9)) == [True] * 5 + [False] * 4
     assert key(1) in second.exists(0)
     for number in range(5):
-        parts = empty()
-        assert second.read(key(number), 0, TENANT, parts, 0)
-        assert parts == content(number)
+        assert second.read(key(number), 0, TENANT, PARTS * SIZE, 0) == whole(number)
     assert not any(seek(RemoteTier(store, "other", 2), range(5)))
     first.forget()
     assert not any(seek(second, range(5)))
-    assert not second.read(key(1), 0, TENANT, empty(), 0)
+    assert not second.read(key(1), 0, TENANT, PARTS * SIZE, 0)
     assert key(1) not in second.exists(0)
 
 
@@ -91,7 +93,7 @@ def test_what_is_damaged_is_not_believed(store: SharedStore, harm: str) -> None:
         "another": data,
     }[harm]
     store.write(name, changed)
-    assert not tier.read(key(1), 0, TENANT, empty(), 0)
+    assert not tier.read(key(1), 0, TENANT, PARTS * SIZE, 0)
     assert key(1) not in tier.exists(0)
 
 
@@ -115,7 +117,7 @@ def test_a_store_that_fails_is_left_alone_for_a_while() -> None:
     assert not tier.answers
     for _ in range(10):
         assert not tier.write(key(1), 0, TENANT, content(1), 0)
-        assert not tier.read(key(1), 0, TENANT, empty(), 0)
+        assert not tier.read(key(1), 0, TENANT, PARTS * SIZE, 0)
         assert not any(seek(tier, range(3)))
     assert broken.calls == 1
     tier._refused_until = 0.0
@@ -141,10 +143,8 @@ def test_a_disk_stands_before_the_store(store: SharedStore, tmp_path: Path) -> N
     assert stack.place(0, key(1)) == 0
     disk.drop(key(1), 0, TENANT)
     assert stack.place(0, key(1)) == 1
-    parts = empty()
-    assert stack.read(key(1), 0, TENANT, parts, 0)
-    assert parts == content(1)
-    assert stack.write(key(1), 0, TENANT, parts, 0)
+    assert stack.read(key(1), 0, TENANT, PARTS * SIZE, 0) == whole(1)
+    assert stack.write(key(1), 0, TENANT, content(1), 0)
     assert stack.place(0, key(1)) == 0
 
 

@@ -1,7 +1,8 @@
 """Finds and loads the small library of what is done with tokens: `text/csrc`.
 
 It lies in `text`: put there by the package build, or in a source checkout by
-`python -m headrace.kernels.cpu.build`. Here, since a reader of files and drafters want it too.
+`python -m headrace.kernels.cpu.build`. Here, since a reader of files, drafters and loads of KV want
+it too.
 ctypes lets go of the interpreter's lock for every call; `ctypes.PyDLL` keeps it, for calls of a few
 microseconds.
 """
@@ -16,7 +17,7 @@ from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-VERSION = 3
+VERSION = 4
 """Version of the C ABI: `hrt_version`."""
 FILE = Path(__file__).parents[1] / "text" / "_headrace_text.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "text", FILE.name)
@@ -55,6 +56,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_double, c_void_p, c_void_p],
     ),
+    "hrt_spread": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
     "hrt_automaton_counts": (None, [c_void_p, c_void_p, c_void_p]),
 }
 

@@ -165,6 +165,8 @@ class _Paged(Protocol):
 
     @property
     def cache(self) -> KvCache: ...
+    @property
+    def stepped(self) -> float: ...
 
 
 def open_context_cache(
@@ -190,6 +192,7 @@ def open_context_cache(
     mover = below(
         lambda: worker.cache,
         executor.wake.ring,
+        lambda: worker.stepped,
         root(options.cache_dir),
         kv.root.hex()[:32],
         int(decided.value),

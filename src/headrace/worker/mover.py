@@ -1,14 +1,13 @@
 """Threads that move blocks between a pool in the host's memory and a tier below it.
 
-Bytes go from the file into the block's place in the arrays, and back, without a copy between. Two
-threads read, one writes and stands back for all others. Readers that stood back, too, would make
-the steps beside them shorter, and a load forty times longer.
+One thread writes and stands back for all others. Two read, and tell the system of the blocks that
+come next. Beside steps one of them reads, and rests after each block, so that it takes a small
+share of one core; with the lowest priority in place of that a load would end when the steps do.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import queue
@@ -20,22 +19,26 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from ..base.tiers import KeyedBlock, Movement, OrderEnd
-from ..kernels.arrays import Array, address
+from ..kernels.arrays import Array
 from ..kernels.operators import KvCache
 from .disk import DiskTier
 from .kv_tensors import arrays_of
+from .places import Places
 from .remote import RemoteTier, open_store
-from .stack import Stack, Tier
+from .stack import Bytes, Stack, Tier
 
 log = logging.getLogger("headrace.cache")
 
 READERS = 2
 CHUNK = 8
-"""Blocks that a thread reads before the other may take the next ones."""
+"""Blocks that a thread reads before another may take the next ones."""
+AHEAD = 8
+"""Blocks that the system is told of before they are read."""
+SHARE = 0.05
+"""Share of a core that a reader takes beside steps."""
+BESIDE = 0.01
+"""Seconds after a step in which another is expected."""
 NICE = 19
 LOOK = 10.0
 """Seconds without a write after which the tier looks what others wrote."""
@@ -52,20 +55,30 @@ class _Moving:
     left: int = 0
     """Chunks under way."""
     good: list[bool] = field(default_factory=list)
+    told: int = 0
+    """Pieces of which the tier was told that they will be read."""
 
 
 class Mover:
     """A `base.tiers.BlockStore` over a stack of tiers."""
 
-    def __init__(self, tier: Stack, cache: Callable[[], KvCache], wake: Callable[[], None]) -> None:
-        """`cache`: the pool as it lies now; `wake`: called in any thread when a read has ended."""
-        self._tier, self._cache, self._wake = tier, cache, wake
+    def __init__(
+        self,
+        tier: Stack,
+        cache: Callable[[], KvCache],
+        wake: Callable[[], None],
+        stepped: Callable[[], float],
+    ) -> None:
+        """`cache`: the pool as it lies now; `wake`: called in any thread when a read has ended;
+        `stepped`: the `perf_counter` at which the latest step ended, infinity while one runs."""
+        self._tier, self._cache, self._wake, self._stepped = tier, cache, wake, stepped
         self._pool: KvCache | None = None
-        self._views: list[list[npt.NDArray[np.uint8]]] = []
+        self._places: list[Places] = []
         self._ended: deque[OrderEnd] = deque()
         self._reads: queue.SimpleQueue[tuple[_Moving, range] | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[_Moving | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
+        self._resting = threading.Lock()
         self._open = 1
         """Orders under way, and the first look at what is there."""
         self._threads = [
@@ -142,23 +155,18 @@ class Mover:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _begin(self) -> None:
-        """One order more. The arrays of the pool as bytes [blocks, bytes of a block]; again after
-        `allocate`, before which `settle` is called."""
+        """One order more. The arrays of the pool are others after `allocate`, before which
+        `settle` is called."""
         with self._idle:
             self._open += 1
         cache = self._cache()
         if cache is not self._pool:
-            views: list[list[npt.NDArray[np.uint8]]] = [
-                [] for _ in range(max(cache.groups, default=0) + 1)
-            ]
+            arrays: list[list[Array]] = [[] for _ in range(max(cache.groups, default=0) + 1)]
             for layer, group in cache.kept():
-                views[group] += [_bytes_of(array) for array in arrays_of(layer)]
-            self._pool, self._views = cache, views
+                arrays[group] += arrays_of(layer)
+            self._pool, self._places = cache, [Places(some) for some in arrays]
 
     # The others
-
-    def _parts(self, piece: KeyedBlock) -> list[memoryview]:
-        return [view[piece.block].data for view in self._views[piece.group]]
 
     def _read_on(self) -> None:
         while (given := self._reads.get()) is not None:
@@ -166,12 +174,25 @@ class Mover:
             if job.kind == "seek":
                 job.good = self._sought(job.pieces)
             for at in chunk:
-                job.good[at] = self._guarded(self._brought, job.pieces[at])
+                if time.perf_counter() - self._stepped() < BESIDE:
+                    with self._resting:
+                        begin = time.thread_time()
+                        self._read_one(job, at)
+                        time.sleep((time.thread_time() - begin) / SHARE)
+                else:
+                    self._read_one(job, at)
             with self._idle:
                 job.left -= 1
                 last = not job.left
             if last:
                 self._end(job)
+
+    def _read_one(self, job: _Moving, at: int) -> None:
+        """Read one block, and tell the tier of those behind it, of each once."""
+        told, job.told = job.told, max(job.told, at + AHEAD)
+        for piece in job.pieces[told : at + AHEAD]:
+            self._tier.expect(piece.key, piece.group, piece.tenant)
+        job.good[at] = self._guarded(self._brought, job.pieces[at])
 
     def _write_on(self) -> None:
         _stand_back()
@@ -197,22 +218,25 @@ class Mover:
             log.exception("a tier could not be asked")
             return [False] * len(pieces)
 
+    def _kept(self, piece: KeyedBlock) -> Bytes | None:
+        size = self._places[piece.group].nbytes
+        return self._tier.read(piece.key, piece.group, piece.tenant, size, piece.age)
+
     def _brought(self, piece: KeyedBlock) -> bool:
-        parts = self._parts(piece)
-        return self._tier.read(piece.key, piece.group, piece.tenant, parts, piece.age)
+        kept = self._kept(piece)
+        if kept is None:
+            return False
+        self._places[piece.group].fill(piece.block, kept)
+        return True
 
     def _written(self, piece: KeyedBlock) -> bool:
-        parts = self._parts(piece)
+        parts = self._places[piece.group].parts(piece.block)
         return self._tier.write(piece.key, piece.group, piece.tenant, parts, piece.age)
 
     def _compared(self, piece: KeyedBlock) -> bool:
         """Equal bytes? A block that is gone says nothing against what was kept."""
-        mine = self._parts(piece)
-        kept = [bytearray(part.nbytes) for part in mine]
-        parts = [memoryview(part) for part in kept]
-        if not self._tier.read(piece.key, piece.group, piece.tenant, parts, piece.age):
-            return True
-        equal = all(part == whole for part, whole in zip(parts, mine, strict=True))
+        kept = self._kept(piece)
+        equal = kept is None or kept == b"".join(self._places[piece.group].parts(piece.block))
         if not equal:
             self._tier.drop(piece.key, piece.group, piece.tenant)
         return equal
@@ -227,7 +251,7 @@ class Mover:
 
     def _end(self, job: _Moving) -> None:
         seconds = time.perf_counter() - job.begun
-        sizes = [sum(view[0].nbytes for view in self._views[one.group]) for one in job.pieces]
+        sizes = [self._places[one.group].nbytes for one in job.pieces]
         nbytes = sum(size for size, good in zip(sizes, job.good, strict=True) if good)
         if job.kind == "seek":
             nbytes = 0
@@ -244,6 +268,7 @@ class Mover:
 def below(
     cache: Callable[[], KvCache],
     wake: Callable[[], None],
+    stepped: Callable[[], float],
     root: Path,
     engine: str,
     limit: int,
@@ -255,7 +280,7 @@ def below(
     tiers: list[Tier] = [DiskTier(root, engine, groups, limit)] if limit else []
     if remote is not None:
         tiers.append(RemoteTier(open_store(remote), engine, groups))
-    return Mover(Stack(tiers), cache, wake)
+    return Mover(Stack(tiers), cache, wake, stepped)
 
 
 def _stand_back() -> None:
@@ -263,11 +288,3 @@ def _stand_back() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-
-
-def _bytes_of(array: Array) -> npt.NDArray[np.uint8]:
-    """uint8 [blocks, bytes] over the same memory of the host, which `Mover._pool` keeps alive."""
-    if isinstance(array, np.ndarray):
-        return array.reshape(len(array), -1).view(np.uint8)
-    memory = (ctypes.c_uint8 * array.nbytes).from_address(address(array))
-    return np.frombuffer(memory, np.uint8).reshape(len(array), -1)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from ..base.errors import OptionError
 from .disk import HEAD_BYTES, block_head
+from .stack import Bytes
 
 log = logging.getLogger("headrace.cache")
 
@@ -75,28 +76,22 @@ class RemoteTier:
                 self._note(key, group)
         return found
 
-    def read(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
-    ) -> bool:
-        size = HEAD_BYTES + sum(part.nbytes for part in parts)
+    def read(self, key: bytes, group: int, tenant: str, size: int, age: int) -> Bytes | None:
         data = b""
         if self.answers:
             try:
-                data = self._store.read(self._name(key, group, tenant), size + 1)
+                data = self._store.read(self._name(key, group, tenant), HEAD_BYTES + size + 1)
             except Exception as refused:  # noqa: BLE001
                 self._refused(refused)
-        if len(data) != size:
+        if len(data) != HEAD_BYTES + size:
             self._known[group].pop(key, None)
-            return False
-        whole, at = memoryview(data), HEAD_BYTES
-        for part in parts:
-            part[:] = whole[at : at + part.nbytes]
-            at += part.nbytes
-        if whole[:HEAD_BYTES] != block_head(self._engine, key, group, parts):
+            return None
+        whole = memoryview(data)
+        if whole[:HEAD_BYTES] != block_head(self._engine, key, group, [whole[HEAD_BYTES:]]):
             log.warning("%s is damaged: it is computed again", self._name(key, group, tenant))
             self._known[group].pop(key, None)
-            return False
-        return True
+            return None
+        return whole[HEAD_BYTES:]
 
     def write(
         self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
@@ -111,6 +106,9 @@ class RemoteTier:
             return False
         self._note(key, group)
         return True
+
+    def expect(self, key: bytes, group: int, tenant: str) -> None:
+        """Another thread asks for it meanwhile."""
 
     def drop(self, key: bytes, group: int, tenant: str) -> None:
         """Forget that it is there: the next who computes it writes it anew."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Protocol
 
+Bytes = bytes | memoryview
+
 
 class Tier(Protocol):
     """The seam to anything that keeps blocks by key. Called from several threads."""
@@ -18,12 +20,16 @@ class Tier(Protocol):
     def exists(self, group: int) -> Container[bytes]:
         """Keys that are there, as far as is known without waiting."""
 
-    def read(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
-    ) -> bool: ...
+    def read(self, key: bytes, group: int, tenant: str, size: int, age: int) -> Bytes | None:
+        """The block's `size` bytes; they stay until the same thread reads again. None where there
+        are none that can be trusted; what is wrong is removed."""
+
     def write(
         self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
     ) -> bool: ...
+    def expect(self, key: bytes, group: int, tenant: str) -> None:
+        """It will be read in a moment."""
+
     def drop(self, key: bytes, group: int, tenant: str) -> None: ...
     def look(self, *, again: bool = False) -> None: ...
     def forget(self) -> None: ...
@@ -71,13 +77,13 @@ class Stack:
             found = [one or other for one, other in zip(found, tier.seek(wanted), strict=True)]
         return found
 
-    def read(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
-    ) -> bool:
-        return any(
-            key in tier.exists(group) and tier.read(key, group, tenant, parts, age)
-            for tier in self.tiers
-        )
+    def read(self, key: bytes, group: int, tenant: str, size: int, age: int) -> Bytes | None:
+        for tier in self.tiers:
+            if key in tier.exists(group):
+                found = tier.read(key, group, tenant, size, age)
+                if found is not None:
+                    return found
+        return None
 
     def write(
         self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
@@ -87,6 +93,12 @@ class Stack:
             for tier in self.tiers
         ]
         return any(kept)
+
+    def expect(self, key: bytes, group: int, tenant: str) -> None:
+        for tier in self.tiers:
+            if key in tier.exists(group):
+                tier.expect(key, group, tenant)
+                return
 
     def drop(self, key: bytes, group: int, tenant: str) -> None:
         for tier in self.tiers:

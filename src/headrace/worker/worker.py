@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -80,6 +81,8 @@ class Worker:
         self._speculation = speculation or speculate.Speculation(
             names=speculate.names_of(options.drafters)
         )
+        self.stepped = -math.inf
+        """The `perf_counter` at which the latest step ended; infinity while one runs."""
         self.options = options
         self.arch = files.arch
         self._pooling = files.pooling
@@ -321,12 +324,7 @@ class Worker:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Order: releases, admissions, block tables, copies, forward, sampling."""
-        begin = time.perf_counter()
-        try:
-            started = self._steps.launch(plan, begin)
-            return started if isinstance(started, StepResult) else started()
-        except Exception as error:  # noqa: BLE001 - the border, as in `launch`
-            return _failed(plan, begin, error)
+        return self.launch(plan)()
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Start a step; the function that comes back waits for its result.
@@ -336,6 +334,7 @@ class Worker:
         function may be called in any thread, once; launches stay in their own.
         """
         begin = time.perf_counter()
+        self.stepped = math.inf
         # The border of the data plane: whatever went wrong in a step ends that step's sequences
         # and no others.
         try:
@@ -344,6 +343,7 @@ class Worker:
             started = _failed(plan, begin, error)
         if isinstance(started, StepResult):
             result = started
+            self.stepped = time.perf_counter()
             return lambda: result
         finish = started
 
@@ -352,6 +352,8 @@ class Worker:
                 return finish()
             except Exception as error:  # noqa: BLE001 - the same border
                 return _failed(plan, begin, error)
+            finally:
+                self.stepped = time.perf_counter()
 
         return wait
 
@@ -385,7 +387,7 @@ class Worker:
         if self._masks is not None:
             self._masks.close()
         for name in list(self.__dict__):
-            if name not in ("options", "arch", "facts"):
+            if name not in ("options", "arch", "facts", "stepped"):
                 del self.__dict__[name]
 
 
