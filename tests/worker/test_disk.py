@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,3 +226,69 @@ def test_nobody_pushes_out_who_holds_less() -> None:
     assert {block.tenant for block in gone} == {"flood"}
     assert sum(block.nbytes for block in gone) == 850
     assert max(block.used for block in gone) < today + 85, "the oldest go first"
+
+
+def test_a_tenant_has_its_quota_and_the_others_what_they_had(tmp_path: Path) -> None:
+    size = HEAD_BYTES + PARTS * SIZE
+    tier = DiskTier(tmp_path, "engine", 2, 1 << 30, quota=10 * size)
+    small = "1" * 16
+    for number in range(3):
+        assert tier.write(key(100 + number), 0, small, content(number), 0)
+    for number in range(30):
+        assert tier.write(key(number), 0, TENANT, content(number), 30 - number)
+    held = [block.tenant for block in stored_blocks(tier.root)]
+    assert held.count(small) == 3
+    assert 9 <= held.count(TENANT) <= 10
+    assert read(tier, 29), "the oldest go first"
+    assert not read(tier, 0)
+
+
+def test_a_quota_goes_before_the_limit() -> None:
+    today = time.time() - 3600
+    blocks = [StoredBlock(Path(f"{n}"), f"{n % 2}", 10, today + n) for n in range(40)]
+    blocks += [StoredBlock(Path(f"s{n}"), "small", 10, today) for n in range(5)]
+    gone = room_for(blocks, 1000, quota=100)
+    assert [sum(block.tenant == name for block in gone) for name in ("0", "1", "small")] == [
+        10,
+        10,
+        0,
+    ]
+    assert max(block.used for block in gone) == today + 19
+
+
+READ_ONLY = """
+import logging, os, sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}]
+from test_disk import content, key, read, tier_of, TENANT
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+os.mkdir(sys.argv[1])
+assert os.system(f"mount -t tmpfs none {{sys.argv[1]}}") == 0
+tier = tier_of(Path(sys.argv[1]))
+for number in (1, 2):
+    assert tier.write(key(number), 0, TENANT, content(number), 0)
+assert os.system(f"mount -o remount,ro {{sys.argv[1]}}") == 0
+for number in (3, 4):
+    assert not tier.write(key(number), 0, TENANT, content(number), 0)
+assert read(tier, 1) and read(tier_of(Path(sys.argv[1])), 2)
+tier.make_room()
+tier.forget()
+print("read")
+"""
+
+
+def test_a_disk_that_may_only_be_read_is_read(tmp_path: Path) -> None:
+    """A file system of its own, mounted read-only under the tier."""
+    mounted = ["unshare", "--mount", "--map-root-user"]
+    if shutil.which("unshare") is None or subprocess.run([*mounted, "true"]).returncode:
+        pytest.skip("nothing may be mounted here")
+    code = READ_ONLY.format(tests=str(Path(__file__).parent))
+    done = subprocess.run(
+        [*mounted, sys.executable, "-c", code, str(tmp_path / "disk")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "read\n"
+    assert done.stderr.count("what is computed is not kept") == 1

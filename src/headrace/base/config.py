@@ -124,6 +124,16 @@ class EngineOptions:
         "A store that machines share, below the disk, for the KV of what was computed: "
         "redis://HOST:6379/0 (Redis, Valkey), s3://BUCKET/FOLDER or another of fsspec.",
     )
+    context_cache_quota: str | None = option(
+        None,
+        "Disk that the context cache of one caller takes at most, as in 1GiB; none: a caller has "
+        "what others leave.",
+    )
+    context_cache_keys: str | None = option(
+        None,
+        "Folder of a key for each caller, made when needed: with it what is kept of the context "
+        "cache on the disk and in the store is sealed, and who removes a key forgets a caller.",
+    )
     context_cache_trace: str | None = option(
         None,
         "A file for the names of the prefixes that requests ask for, as headrace plan --tiers "

@@ -15,7 +15,8 @@ from rich.table import Table
 from ..base.config import parse_size
 from ..base.errors import InvalidRequest
 from ..loader.cache import root
-from ..worker.disk import BLOCK_NAME, FOLDER, StoredBlock, intact, put, stored_blocks
+from ..worker.disk import BLOCK_NAME, FOLDER, StoredBlock, is_block, put, stored_blocks
+from ..worker.seal import forget_keys
 
 command = typer.Typer(
     add_completion=False,
@@ -28,6 +29,9 @@ CacheDir = Annotated[str | None, typer.Option(help="As of headrace serve.")]
 Engine = Annotated[str, typer.Option(help="Of this engine only: its first digits.")]
 Tenant = Annotated[str, typer.Option(help="Of this caller only: its first digits.")]
 UnusedDays = Annotated[float, typer.Option(min=0, help="Only what was not used for so long.")]
+Keys = Annotated[
+    Path | None, typer.Option(help="Folder of the keys: those of the callers go first.")
+]
 FIRST_LINE = b"headrace blocks 1\n"
 MOST_NAME = 128
 """Bytes of the longest line before a block."""
@@ -63,7 +67,7 @@ def measure(cache_dir: CacheDir = None, most: str = "1GiB") -> None:
         data = _content(block)
         if data is None:
             continue
-        whole = intact(_name(block), memoryview(data))
+        whole = is_block(_name(block), memoryview(data))
         spent += time.perf_counter() - begin
         left -= len(data)
         read += len(data)
@@ -107,7 +111,7 @@ def import_blocks(file: str, cache_dir: CacheDir = None, size: str = "8GiB") -> 
                     print("what follows is more than --size allows", file=sys.stderr)
                     break
                 data = source.read(nbytes)
-                if not intact(name, memoryview(data)):
+                if not is_block(name, memoryview(data)):
                     refused += 1
                     continue
                 put(folder, name, data)
@@ -124,9 +128,17 @@ def forget(
     engine: Engine = "",
     tenant: Tenant = "",
     unused_days: UnusedDays = 0.0,
+    keys: Keys = None,
 ) -> None:
     """Remove blocks: all, or those that the options select."""
     before, count = time.time() - unused_days * 86400, 0
+    if keys is not None:
+        if engine or unused_days:
+            raise InvalidRequest(
+                "a key seals what all engines keep of a caller: not with --engine or --unused-days",
+                param="keys",
+            )
+        print(f"{forget_keys(keys, tenant)} keys forgotten", file=sys.stderr)
     for block in _chosen(cache_dir, engine, tenant):
         if block.used <= before:
             block.path.unlink(missing_ok=True)
@@ -163,7 +175,7 @@ def _content(block: StoredBlock) -> bytes | None:
 
 def _export_one(out: BinaryIO, block: StoredBlock) -> bool:
     data = _content(block)
-    if data is None or not intact(_name(block), memoryview(data)):
+    if data is None or not is_block(_name(block), memoryview(data)):
         return False
     out.write(f"{_name(block)} {len(data)}\n".encode())
     out.write(data)

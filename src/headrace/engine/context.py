@@ -186,6 +186,7 @@ def open_context_cache(
     # Local: only a process with a worker pays for this import.
     from ..worker.mover import below
 
+    quota, keys = options.context_cache_quota, options.context_cache_keys
     worker = executor.worker
     if not isinstance(worker, _Paged):
         return None
@@ -196,7 +197,9 @@ def open_context_cache(
         root(options.cache_dir),
         kv.root.hex()[:32],
         int(decided.value),
+        parse_size(quota or "0", "context_cache_quota") or None,
         remote,
+        None if keys is None else Path(keys),
     )
     sizes = [block_bytes(group, pool.block_size) for group in pool.groups]
     tiers = kv.tiers = Tiers(kv, mover, sizes, seconds)

@@ -25,7 +25,15 @@ SCHEMA = "headrace.profile/1"
 PREDICATE = "urn:headrace:profile:v1"
 ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
 PANELS_TYPE = "application/vnd.headrace.panels.v1"
-UNBOUND = ("model", "cache_dir", "context_cache", "offline", "keep_packed")
+UNBOUND = (
+    "model",
+    "cache_dir",
+    "context_cache",
+    "context_cache_keys",
+    "context_cache_quota",
+    "offline",
+    "keep_packed",
+)
 """Options about the places and the disk of one machine, which change no answer."""
 
 

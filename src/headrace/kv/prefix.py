@@ -44,8 +44,9 @@ def root_of(pool: PoolShape, identity: str) -> bytes:
 
 
 def tenant_of(salt: str) -> str:
-    """A name for those who share a salt, which does not tell it: 16 hexadecimal digits."""
-    return _digest(f"tenant {salt}")[:8].hex()
+    """A name for those who share a salt, which does not tell it: 16 hexadecimal digits. Salts that
+    a key's requests name (`server.caller`) are one tenant: nobody has two shares by naming two."""
+    return _digest(f"tenant {salt.partition(chr(0))[0]}")[:8].hex()
 
 
 def _digest(text: str) -> bytes:

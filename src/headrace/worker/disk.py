@@ -1,17 +1,17 @@
 """Blocks of KV as files: the tier that outlives the process.
 
-    <root>/<engine>/<tenant>/<key>-<group>      64 bytes of head, digest of the rest; the bytes
+    <root>/<engine>/<tenant>/<key>-<group>      what is inside: `seal`
 
 A name says what must be inside: `engine` all that KV follows from (`kv.prefix.root_of`), `key` the
-content. A file gets its name when it is whole, and the digest covers name and bytes: one that is
-torn, rotten, cut off or under a wrong name is dropped when it is read. It finds damage, not malice
-(XXH3, 128 bits: whoever can write here could also make a SHA-256, which takes longer than to read
-the bytes). A file is not flushed to the disk: what a power cut takes is computed again.
+content. A file gets its name when it is whole: one that is torn, rotten, cut off or under a wrong
+name is dropped when it is read. It is not flushed to the disk: what a power cut takes is computed
+again.
 
 Any number of processes share a folder. Each knows what it found when it looked last; what another
-has removed meanwhile is a read that fails. When `limit` is passed, the tenant that holds most
-gives up what was not asked for longest, so that nobody can push out another's; times are kept to
-the minute, and within a minute the deepest blocks of a prefix are the oldest.
+has removed meanwhile is a read that fails. When `limit` is passed, the tenant that holds most gives
+up what was not asked for longest, so that nobody can push out another's; so does who holds more
+than a `quota`. Times are kept to the minute, and within a minute the deepest blocks of a prefix are
+the oldest.
 """
 
 from __future__ import annotations
@@ -20,23 +20,20 @@ import errno
 import logging
 import os
 import re
-import struct
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from xxhash import xxh3_128
+from .seal import HEAD_BYTES, TAG_BYTES, Form, Plain, intact
+from .stack import Bytes
 
 log = logging.getLogger("headrace.cache")
 
 FOLDER = "kv"
-_MAGIC = b"HRBLOCK2"
-_HEAD = struct.Struct("<8s16sQ16s16x")
-HEAD_BYTES = _HEAD.size
 _TEMPORARY = ".tmp"
 _KEPT = 0.9
 """Share of the limit that is left once room had to be made."""
@@ -48,7 +45,6 @@ _DAY = 86_400.0
 _MOST_PARTS = 512
 """Parts of one system call; Linux takes 1,024."""
 
-Bytes = memoryview
 _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """What is no file, put there by somebody, holds nobody up."""
 _WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -73,11 +69,23 @@ class DiskTier:
 
     rank = 0
 
-    def __init__(self, root: Path, engine: str, groups: int, limit: int) -> None:
-        """`limit`: bytes of all engines together."""
+    def __init__(
+        self,
+        root: Path,
+        form: str | Form,
+        groups: int,
+        limit: int,
+        quota: int | None = None,
+    ) -> None:
+        """`form`: of the files, or the engine's name for those with a digest. `limit`: bytes of all
+        engines together; `quota`: of one tenant at most."""
+        self._form = Plain(form) if isinstance(form, str) else form
         self.root = root / FOLDER
-        self.folder = self.root / engine
+        self.folder = self.root / self._form.folder
         self.limit = limit
+        self.quota = quota
+        self._held: Counter[str] = Counter()
+        """Bytes of each tenant, as far as this process knows."""
         self.nbytes = 0
         self.known: list[set[bytes]] = [set() for _ in range(groups)]
         self._mine = threading.local()
@@ -95,19 +103,21 @@ class DiskTier:
         path = self._path(key, group, tenant)
         # Whole, into a buffer that stays in the processor's cache: a digest piece by piece takes
         # three times as long as one of the whole, and longer than reading.
-        whole = self._buffer(HEAD_BYTES + size)
+        whole = self._buffer(HEAD_BYTES + size + TAG_BYTES)
         try:
             file = os.open(path, _READING)
             try:
-                got = os.preadv(file, [whole], 0)
+                got = os.preadv(file, [whole[:-TAG_BYTES]], 0)
             finally:
                 os.close(file)
         except OSError:
             self.known[group].discard(key)
             return None
-        data = whole[HEAD_BYTES:]
-        if got != whole.nbytes or whole[:HEAD_BYTES] != self._head(key, group, [data]):
-            log.warning("%s is damaged: it is removed and computed again", path)
+        data = None
+        if got == HEAD_BYTES + size:
+            data = self._form.opened(key, group, tenant, whole)
+        if data is None:
+            log.warning("%s is damaged, or its key is gone: it is removed and computed again", path)
             self.drop(key, group, tenant)
             return None
         with suppress(OSError):
@@ -124,7 +134,9 @@ class DiskTier:
                 finally:
                     os.close(file)
 
-    def write(self, key: bytes, group: int, tenant: str, parts: Sequence[Bytes], age: int) -> bool:
+    def write(
+        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
+    ) -> bool:
         """Keep the block. False where the disk refuses, which is said once."""
         if time.monotonic() < self._refused_until:
             return False
@@ -135,7 +147,7 @@ class DiskTier:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 file = os.open(fresh, _WRITING, 0o600)
                 try:
-                    _write_all(file, [memoryview(self._head(key, group, parts)), *parts])
+                    _write_all(file, self._form.closed(key, group, tenant, parts))
                 finally:
                     os.close(file)
                 _touch(fresh, age)
@@ -148,8 +160,10 @@ class DiskTier:
             self._refused(refused)
             return False
         self.known[group].add(key)
-        self.nbytes += HEAD_BYTES + sum(part.nbytes for part in parts)
-        if self.nbytes > self.limit:
+        size = HEAD_BYTES + sum(part.nbytes for part in parts)
+        self.nbytes += size
+        self._held[tenant] += size
+        if self.nbytes > self.limit or self._held[tenant] > (self.quota or self.limit):
             self.make_room()
         return True
 
@@ -166,20 +180,21 @@ class DiskTier:
             return
         self._looked = now
         known: list[set[bytes]] = [set() for _ in self.known]
-        total = 0
+        held: Counter[str] = Counter()
         for block in stored_blocks(self.root):
-            total += block.nbytes
+            held[block.tenant] += block.nbytes
             if block.path.parent.parent != self.folder:
                 continue
             name, _, group = block.path.name.partition("-")
             with suppress(ValueError, IndexError):
                 known[int(group)].add(bytes.fromhex(name))
-        self.known, self.nbytes = known, total
+        self.known, self._held, self.nbytes = known, held, held.total()
 
     def make_room(self) -> None:
         """Remove blocks until `_KEPT` of the limit are left."""
         blocks = stored_blocks(self.root)
-        gone = room_for(blocks, int(self.limit * _KEPT))
+        most = None if self.quota is None else int(self.quota * _KEPT)
+        gone = room_for(blocks, int(self.limit * _KEPT), most)
         for block in gone:
             with suppress(OSError):
                 block.path.unlink()
@@ -202,9 +217,6 @@ class DiskTier:
 
     def _path(self, key: bytes, group: int, tenant: str) -> Path:
         return self.folder / tenant / f"{key.hex()}-{group}"
-
-    def _head(self, key: bytes, group: int, parts: Sequence[Bytes]) -> bytes:
-        return block_head(self.folder.name, key, group, parts)
 
     def _refused(self, refused: OSError) -> None:
         self._refused_until = time.monotonic() + _TRY_AGAIN
@@ -233,14 +245,22 @@ def stored_blocks(root: Path) -> list[StoredBlock]:
     return found
 
 
-def room_for(blocks: Sequence[StoredBlock], limit: int) -> list[StoredBlock]:
+def room_for(
+    blocks: Sequence[StoredBlock], limit: int, quota: int | None = None
+) -> list[StoredBlock]:
     """What has to go so that at most `limit` bytes are left: what nobody wanted for a day, the
-    oldest first, then of the tenant that holds most the oldest, until it no longer does."""
+    oldest first, then of the tenant that holds most the oldest, until it no longer does. Before
+    that, of who holds more than `quota` the oldest."""
     mine: defaultdict[str, list[StoredBlock]] = defaultdict(list)
     for block in sorted(blocks, key=lambda block: -block.used):
         mine[block.tenant].append(block)
     sizes = {tenant: sum(block.nbytes for block in held) for tenant, held in mine.items()}
-    total, gone = sum(sizes.values()), []
+    gone: list[StoredBlock] = []
+    for tenant, held in mine.items():
+        while quota is not None and sizes[tenant] > quota:
+            gone.append(held.pop())
+            sizes[tenant] -= gone[-1].nbytes
+    total = sum(sizes.values())
     forgotten = time.time() - _DAY
     while total > limit:
         oldest = min((held[-1].used, tenant) for tenant, held in mine.items() if held)
@@ -254,15 +274,14 @@ def room_for(blocks: Sequence[StoredBlock], limit: int) -> list[StoredBlock]:
     return gone
 
 
-def intact(name: str, data: memoryview) -> bool:
-    """Is `data`, all of a file, the block that the last three parts of its path, `name`, promise?
-    False for a name that no tier gives."""
-    if not BLOCK_NAME.fullmatch(name) or data.nbytes < HEAD_BYTES:
+def is_block(name: str, data: memoryview) -> bool:
+    """Is `data`, all of a file, the block that the last three parts of its path, `name`, promise,
+    as far as one sees without its key? False for a name that no tier gives."""
+    if not BLOCK_NAME.fullmatch(name):
         return False
     engine, _, file = name.split("/")
     key, _, group = file.partition("-")
-    head = block_head(engine, bytes.fromhex(key), int(group), [data[HEAD_BYTES:]])
-    return head == data[:HEAD_BYTES]
+    return intact(engine, bytes.fromhex(key), int(group), data)
 
 
 def put(root: Path, name: str, data: bytes) -> None:
@@ -281,15 +300,6 @@ def put(root: Path, name: str, data: bytes) -> None:
         with suppress(OSError):
             fresh.unlink()
         raise
-
-
-def block_head(engine: str, key: bytes, group: int, parts: Sequence[Bytes]) -> bytes:
-    digest = xxh3_128(f"{engine} {group} ".encode() + key)
-    size = 0
-    for part in parts:
-        digest.update(part)
-        size += part.nbytes
-    return _HEAD.pack(_MAGIC, key, size, digest.digest())
 
 
 def _folders(root: Path) -> list[Path]:
@@ -312,5 +322,5 @@ def _touch(path: Path, age: int) -> None:
 def _write_all(file: int, parts: Sequence[Bytes]) -> None:
     for begin in range(0, len(parts), _MOST_PARTS):
         some = parts[begin : begin + _MOST_PARTS]
-        if os.writev(file, some) != sum(part.nbytes for part in some):
+        if os.writev(file, some) != sum(memoryview(part).nbytes for part in some):
             raise OSError(errno.ENOSPC, "a write was cut off")

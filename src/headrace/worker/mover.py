@@ -26,6 +26,7 @@ from .disk import DiskTier
 from .kv_tensors import arrays_of
 from .places import Places
 from .remote import RemoteTier, open_store
+from .seal import Form, Plain, Sealed, TenantKeys
 from .stack import Bytes, Stack, Tier
 
 log = logging.getLogger("headrace.cache")
@@ -272,14 +273,18 @@ def below(
     root: Path,
     engine: str,
     limit: int,
+    quota: int | None = None,
     remote: str | None = None,
+    keys: Path | None = None,
 ) -> Mover:
     """A mover between a pool and the disk, and the store of the URL `remote` below that; the other
-    arguments are those of `Mover` and `DiskTier`. With a limit of 0 there is no disk."""
+    arguments are those of `Mover` and `DiskTier`. With a limit of 0 there is no disk. `keys`:
+    the folder of the keys with which blocks are sealed."""
+    form: Form = Plain(engine) if keys is None else Sealed(engine, TenantKeys(keys))
     groups = max(cache().groups) + 1
-    tiers: list[Tier] = [DiskTier(root, engine, groups, limit)] if limit else []
+    tiers: list[Tier] = [DiskTier(root, form, groups, limit, quota)] if limit else []
     if remote is not None:
-        tiers.append(RemoteTier(open_store(remote), engine, groups))
+        tiers.append(RemoteTier(open_store(remote), form, groups))
     return Mover(Stack(tiers), cache, wake, stepped)
 
 

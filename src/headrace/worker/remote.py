@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ..base.errors import OptionError
-from .disk import HEAD_BYTES, block_head
+from .seal import HEAD_BYTES, TAG_BYTES, Form, Plain
 from .stack import Bytes
 
 log = logging.getLogger("headrace.cache")
@@ -47,9 +47,10 @@ class RemoteTier:
     nbytes = 0
     """Not known: the store counts for all who use it."""
 
-    def __init__(self, store: SharedStore, engine: str, groups: int) -> None:
+    def __init__(self, store: SharedStore, form: str | Form, groups: int) -> None:
+        """`form`: as of a `DiskTier`."""
         self._store = store
-        self._engine = engine
+        self._form = Plain(form) if isinstance(form, str) else form
         self._known: list[dict[bytes, None]] = [{} for _ in range(groups)]
         self._refused_until = 0.0
         self._said = False
@@ -86,20 +87,21 @@ class RemoteTier:
         if len(data) != HEAD_BYTES + size:
             self._known[group].pop(key, None)
             return None
-        whole = memoryview(data)
-        if whole[:HEAD_BYTES] != block_head(self._engine, key, group, [whole[HEAD_BYTES:]]):
+        whole = memoryview(bytearray(data + bytes(TAG_BYTES)))
+        block = self._form.opened(key, group, tenant, whole)
+        if block is None:
             log.warning("%s is damaged: it is computed again", self._name(key, group, tenant))
             self._known[group].pop(key, None)
             return None
-        return whole[HEAD_BYTES:]
+        return block
 
     def write(
         self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
     ) -> bool:
         if not self.answers:
             return False
-        data = b"".join([block_head(self._engine, key, group, parts), *parts])
         try:
+            data = b"".join(self._form.closed(key, group, tenant, parts))
             self._store.write(self._name(key, group, tenant), data)
         except Exception as refused:  # noqa: BLE001
             self._refused(refused)
@@ -121,12 +123,12 @@ class RemoteTier:
         for known in self._known:
             known.clear()
         try:
-            self._store.forget(f"headrace/{self._engine}")
+            self._store.forget(f"headrace/{self._form.folder}")
         except Exception as refused:  # noqa: BLE001
             self._refused(refused)
 
     def _name(self, key: bytes, group: int, tenant: str) -> str:
-        return f"headrace/{self._engine}/{tenant}/{key.hex()}-{group}"
+        return f"headrace/{self._form.folder}/{tenant}/{key.hex()}-{group}"
 
     def _note(self, key: bytes, group: int) -> None:
         known = self._known[group]
