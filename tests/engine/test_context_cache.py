@@ -20,6 +20,9 @@ from headrace.cli.main import main
 from headrace.engine.start import explain
 from headrace.loader import open_model
 from headrace.roofline.tiers import read_trace, savings
+from headrace.worker.seal import forget_keys
+from tiny import families
+from tiny.kept import Kept
 
 PROMPT = [(place * 7) % 250 for place in range(70)]
 
@@ -74,6 +77,46 @@ def test_a_restart_loads_what_was_computed(
         assert greedy(third, [*PROMPT, *answer], 4)[0] == more
         assert stats(third).checked >= 1
         assert stats(third).wrong == 0
+
+
+@pytest.mark.parametrize(("family", "groups"), [("deepseek_v3", 1), ("gemma3", 2)])
+def test_latents_and_windows_are_kept_too(
+    kept: Kept,
+    tiny: Path,
+    tmp_path: Path,
+    family: str,
+    groups: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A latent layer has one array, a window's group only the blocks that it still sees."""
+    monkeypatch.setattr("headrace.kv.tiers.CANARY", 1)
+    model = tmp_path / "model"
+    shutil.copytree(kept(families.make, family), model)
+    shutil.copy(tiny / "tokenizer.json", model)  # one that this face of the engine reads
+    with opened(model, tmp_path, max_context=256) as first:
+        answer, _ = greedy(first, PROMPT)
+        assert len(first._built.memory.pool.groups) == groups  # type: ignore[union-attr]
+        assert stats(first).written_blocks >= 5 * groups
+    for _ in range(2):
+        with opened(model, tmp_path, max_context=256) as again:
+            assert greedy(again, PROMPT) == (answer, 48)
+            assert stats(again).loads == 1
+            assert stats(again).checked == 1
+            assert stats(again).wrong == 0
+
+
+def test_what_was_sealed_comes_back_until_its_key_is_gone(tiny: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    for cached in (0, 64):
+        with opened(tiny, tmp_path, context_cache_keys=str(keys)) as engine:
+            answer, found = greedy(engine, PROMPT)
+            assert found == cached
+    with opened(tiny, tmp_path) as other:  # without keys: nothing to be found
+        assert greedy(other, PROMPT) == (answer, 0)
+    assert forget_keys(keys, "") == 1
+    with opened(tiny, tmp_path, context_cache_keys=str(keys)) as engine:
+        assert greedy(engine, PROMPT) == (answer, 0)
+        assert greedy(engine, [*PROMPT, *answer], 2)[1] == 93
 
 
 def test_another_machine_loads_from_the_store(tiny: Path, tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ class DiskTier:
 
     def _buffer(self, size: int) -> memoryview:
         """Room of this thread; what was in it is gone."""
-        kept: bytearray = getattr(self._mine, "buffer", b"")
+        kept: bytearray = getattr(self._mine, "buffer", bytearray())
         if len(kept) < size:
             kept = self._mine.buffer = bytearray(size)
         return memoryview(kept)[:size]
