@@ -31,21 +31,21 @@ CEILINGS = {
     "parameters of a Triton function": 36,
     "fields": 34,  # What a record can be explained as; public options and wire formats: `WIDE`.
     "own imports in functions": 51,  # Each hides an edge of the graph of modules.
-    "other imports in functions": 71,  # Each keeps a start without torch, or quick.
+    "other imports in functions": 73,  # Each keeps a start without torch, or quick.
     "class names with two meanings": 56,  # One word, one meaning (`docs/glossary.md`).
     "environment reads": 0,  # Outside `base/environment.py`, which lists every variable.
 }
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 5_528,
+    "base": 5_540,
     "bench": 9_540,
-    "cli": 5_637,
+    "cli": 5_649,
     "dist": 510,
-    "engine": 8_425,
-    "factory": 6_863,
+    "engine": 8_427,
+    "factory": 6_871,
     "kernels": 14_509,
-    "kv": 1_573,
+    "kv": 1_574,
     "layers": 385,
     "loader": 4_950,
     "media": 389,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
-    "worker": 5_408,
+    "worker": 5_711,
 }
 """Lines of Python in each package."""
-TOTAL = 99_243
+TOTAL = 99_585
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

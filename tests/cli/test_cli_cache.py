@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.worker.disk import DiskTier, stored_blocks
+from headrace.worker.seal import Sealed, TenantKeys
 
 ENGINE, OTHER, TENANT = "a" * 32, "b" * 32, "c" * 16
 
@@ -85,3 +86,18 @@ def test_what_is_no_export_is_refused(run: Any, tmp_path: Path) -> None:
     done = run("cache", "import", str(file), "--cache-dir", str(tmp_path))
     assert "0 blocks imported, 1 refused" in done.stderr
     assert count(tmp_path) == 0
+
+
+def test_a_caller_is_forgotten_with_the_key(run: Any, tmp_path: Path) -> None:
+    keys, where = tmp_path / "keys", ["--cache-dir", str(tmp_path)]
+    tier = DiskTier(tmp_path, Sealed(ENGINE, TenantKeys(keys)), 1, 1 << 20)
+    for tenant in (TENANT, "f" * 16):
+        assert tier.write(bytes(16), 0, tenant, [memoryview(bytes(800))], 0)
+    forget = ["cache", "forget", "--keys", str(keys), *where]
+    assert run(*forget, "--engine", "aa").returncode == 2
+    assert count(tmp_path) == 2
+    said = run(*forget, "--tenant", "ff").stderr
+    assert "1 keys forgotten" in said
+    assert "1 blocks forgotten" in said
+    assert [path.name for path in keys.iterdir()] == [f"{TENANT}.key"]
+    assert "1 blocks" in run("cache", "export", str(tmp_path / "file"), *where).stderr

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .seal import HEAD_BYTES, TAG_BYTES, Form, Plain, intact
+from .seal import HEAD_BYTES, TAG_BYTES, BlockForm, Plain, intact
 from .stack import Bytes
 
 log = logging.getLogger("headrace.cache")
@@ -72,7 +72,7 @@ class DiskTier:
     def __init__(
         self,
         root: Path,
-        form: str | Form,
+        form: str | BlockForm,
         groups: int,
         limit: int,
         quota: int | None = None,

@@ -1,7 +1,7 @@
 """Threads that move blocks between a pool in the host's memory and a tier below it.
 
 One thread writes and stands back for all others. Two read, and tell the system of the blocks that
-come next. Beside steps one of them reads, and rests after each block, so that it takes a small
+come next. Beside steps one of them reads, and rests after a few blocks, so that it takes a small
 share of one core; with the lowest priority in place of that a load would end when the steps do.
 """
 
@@ -26,7 +26,7 @@ from .disk import DiskTier
 from .kv_tensors import arrays_of
 from .places import Places
 from .remote import RemoteTier, open_store
-from .seal import Form, Plain, Sealed, TenantKeys
+from .seal import BlockForm, Plain, Sealed, TenantKeys
 from .stack import Bytes, Stack, Tier
 
 log = logging.getLogger("headrace.cache")
@@ -37,7 +37,10 @@ CHUNK = 8
 AHEAD = 8
 """Blocks that the system is told of before they are read."""
 SHARE = 0.05
-"""Share of a core that a reader takes beside steps."""
+"""Share of a core that readers take beside steps."""
+BURST = 1e-3
+"""Seconds of a core between two rests: a core that is taken is had again after milliseconds only,
+so that a rest after each block would be most of a load."""
 BESIDE = 0.01
 """Seconds after a step in which another is expected."""
 NICE = 19
@@ -80,6 +83,8 @@ class Mover:
         self._writes: queue.SimpleQueue[_Moving | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._resting = threading.Lock()
+        self._spent = 0.0
+        """Seconds of a core since the latest rest; under that lock."""
         self._open = 1
         """Orders under way, and the first look at what is there."""
         self._threads = [
@@ -179,7 +184,10 @@ class Mover:
                     with self._resting:
                         begin = time.thread_time()
                         self._read_one(job, at)
-                        time.sleep((time.thread_time() - begin) / SHARE)
+                        self._spent += time.thread_time() - begin
+                        if self._spent >= BURST:
+                            time.sleep(self._spent / SHARE)
+                            self._spent = 0.0
                 else:
                     self._read_one(job, at)
             with self._idle:
@@ -280,7 +288,7 @@ def below(
     """A mover between a pool and the disk, and the store of the URL `remote` below that; the other
     arguments are those of `Mover` and `DiskTier`. With a limit of 0 there is no disk. `keys`:
     the folder of the keys with which blocks are sealed."""
-    form: Form = Plain(engine) if keys is None else Sealed(engine, TenantKeys(keys))
+    form: BlockForm = Plain(engine) if keys is None else Sealed(engine, TenantKeys(keys))
     groups = max(cache().groups) + 1
     tiers: list[Tier] = [DiskTier(root, form, groups, limit, quota)] if limit else []
     if remote is not None:

@@ -23,7 +23,7 @@ class Places:
         self._views = [_bytes_of(array) for array in arrays]
         self.sizes = np.array([view.shape[1] for view in self._views], np.int64)
         self.nbytes = int(self.sizes.sum())
-        """Of one block."""
+        """Bytes of one block."""
         self._starts = np.array([address(view) for view in self._views], np.int64)
         self._library = library()
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ..base.errors import OptionError
-from .seal import HEAD_BYTES, TAG_BYTES, Form, Plain
+from .seal import HEAD_BYTES, TAG_BYTES, BlockForm, Plain
 from .stack import Bytes
 
 log = logging.getLogger("headrace.cache")
@@ -47,7 +47,7 @@ class RemoteTier:
     nbytes = 0
     """Not known: the store counts for all who use it."""
 
-    def __init__(self, store: SharedStore, form: str | Form, groups: int) -> None:
+    def __init__(self, store: SharedStore, form: str | BlockForm, groups: int) -> None:
         """`form`: as of a `DiskTier`."""
         self._store = store
         self._form = Plain(form) if isinstance(form, str) else form

@@ -28,11 +28,11 @@ _PLAIN, _SEALED = b"HRBLOCK2", b"HRSEALED"
 _HEAD = struct.Struct("<8s16sQ16s12s4x")
 HEAD_BYTES = _HEAD.size
 TAG_BYTES = 16
-"""Room behind a block that a reader leaves for `Form.opened`."""
+"""Room behind a block that a reader leaves for `BlockForm.opened`."""
 _KEY_BYTES = 32
 
 
-class Form(Protocol):
+class BlockForm(Protocol):
     """Makes and reads what is inside a block's file."""
 
     folder: str
@@ -43,8 +43,8 @@ class Form(Protocol):
     ) -> list[Bytes]:
         """All of the file."""
 
-    def opened(self, key: bytes, group: int, tenant: str, whole: memoryview) -> Bytes | None:
-        """The block in `whole`, a file and `TAG_BYTES` that hold anything, which may be written;
+    def opened(self, key: bytes, group: int, tenant: str, content: memoryview) -> Bytes | None:
+        """The block in `content`, a file and `TAG_BYTES` that hold anything, which may be written;
         None where it is not the one of that name."""
 
 
@@ -59,9 +59,9 @@ class Plain:
     ) -> list[Bytes]:
         return [block_head(self.folder, key, group, parts), *parts]
 
-    def opened(self, key: bytes, group: int, tenant: str, whole: memoryview) -> Bytes | None:
-        data = whole[HEAD_BYTES:-TAG_BYTES]
-        fine = whole[:HEAD_BYTES] == block_head(self.folder, key, group, [data])
+    def opened(self, key: bytes, group: int, tenant: str, content: memoryview) -> Bytes | None:
+        data = content[HEAD_BYTES:-TAG_BYTES]
+        fine = content[:HEAD_BYTES] == block_head(self.folder, key, group, [data])
         return data if fine else None
 
 
@@ -81,19 +81,17 @@ class Sealed:
         head = _HEAD.pack(_SEALED, key, len(plain), sealed[-TAG_BYTES:], nonce)
         return [head, memoryview(sealed)[:-TAG_BYTES]]
 
-    def opened(self, key: bytes, group: int, tenant: str, whole: memoryview) -> Bytes | None:
-        from cryptography.exceptions import InvalidTag  # Local: an extra.
-
+    def opened(self, key: bytes, group: int, tenant: str, content: memoryview) -> Bytes | None:
         cipher = self._keys.kept(tenant)
-        magic, named, _, tag, nonce = _HEAD.unpack(whole[:HEAD_BYTES])
+        magic, named, _, tag, nonce = _HEAD.unpack(content[:HEAD_BYTES])
         if cipher is None or magic != _SEALED or named != key:
             return None
-        whole[-TAG_BYTES:] = tag
+        content[-TAG_BYTES:] = tag
         try:
             opened: bytes = cipher.decrypt(
-                nonce, whole[HEAD_BYTES:], self._name(key, group, tenant)
+                nonce, content[HEAD_BYTES:], self._name(key, group, tenant)
             )
-        except InvalidTag:
+        except self._keys.refusal:
             return None
         return opened
 
@@ -107,7 +105,9 @@ class TenantKeys:
     def __init__(self, folder: Path) -> None:
         """Raises `OptionError` where it cannot be used, or no cipher is installed."""
         try:
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # Local: an extra.
+            # Local: an extra.
+            import cryptography.exceptions
+            import cryptography.hazmat.primitives.ciphers.aead as ciphers
 
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except ImportError:
@@ -118,7 +118,9 @@ class TenantKeys:
             raise OptionError(
                 f"{folder} cannot hold keys: {refused.strerror}", param="context_cache_keys"
             ) from None
-        self._folder, self._cipher = folder, AESGCM
+        self._folder, self._cipher = folder, ciphers.AESGCM
+        self.refusal: type[Exception] = cryptography.exceptions.InvalidTag
+        """Raised by a cipher whose key did not seal what it is given."""
         self._known: dict[str, tuple[tuple[int, int], Any]] = {}
 
     def kept(self, tenant: str) -> Any:
