@@ -113,7 +113,8 @@ def quantise(form: Form, matrix: torch.Tensor) -> tuple[dict[str, torch.Tensor],
         scales = np.abs(grouped).max(-1) / (middle - 1)
     else:
         scales = (grouped.max(-1) - grouped.min(-1)) / last
-    stored = torch.from_numpy(scales).to(form.scales)
+    # What is zero throughout has a scale all the same.
+    stored = torch.from_numpy(np.where(scales > 0, scales, 1)).to(form.scales)
     scales = stored.double().numpy()
     zeros = np.full_like(scales, middle)
     if not form.symmetric:
