@@ -216,6 +216,7 @@ def test_weights_are_mounted_where_the_cluster_can(
         assert where["panels"] == {"name": "panels", "mountPath": "/cache/panels", "readOnly": True}
         assert where["weights"] == {"name": "weights", "mountPath": "/weights", "readOnly": True}
         profile = "/profile/profile.dsse.json"
+        assert "--no-keep-packed" not in serve["args"], "panels are mounted"
         assert serve["args"][:5] == ["serve", "/weights", "--offline", "--profile", profile]
 
 
@@ -280,7 +281,9 @@ def test_pods_have_no_rights_and_know_what_they_serve(chart: Path) -> None:
         assert rights["capabilities"] == {"drop": ["ALL"]}
     assert pod["initContainers"][0]["args"] == ["factory", "load", REFERENCE]
     digest = values(chart)["profile"]["digest"]
-    assert pod["containers"][0]["args"][:4] == ["serve", "--offline", "--profile", digest]
+    args = pod["containers"][0]["args"]
+    assert args[:4] == ["serve", "--offline", "--profile", digest]
+    assert args[-1] == "--no-keep-packed", "a pod's cache ends with it"
     settings, trusted = [one["data"] for one in documents if one["kind"] == "ConfigMap"]
     assert settings["options.toml"] == 'host = "0.0.0.0"\nmax_body = 123456789\n'
     assert trusted == KEY

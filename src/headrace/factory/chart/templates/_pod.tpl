@@ -34,6 +34,8 @@ volumeMounts:
 {{- end }}
 {{- define "headrace.pod" -}}
 {{- $mounted := include "headrace.mounted" . -}}
+{{- /* A pod's cache ends with it: repacked weights that are written there are written for nobody. */ -}}
+{{- $alone := ternary "" ", --no-keep-packed" (and (eq $mounted "true") (ne .Values.weights.panels "")) }}
 automountServiceAccountToken: false
 terminationGracePeriodSeconds: {{ add 30 (int64 (dig "drain_seconds" 30 .Values.options)) }}
 {{- with .Values.imagePullSecrets }}
@@ -68,9 +70,9 @@ containers:
   - name: {{ ternary "kserve-container" "serve" (eq .Values.frame "InferenceService") }}
     image: {{ .Values.image | quote }}
     {{- if $mounted }}
-    args: [serve, {{ .Values.weights.path | quote }}, --offline, --profile, /profile/profile.dsse.json, --config, /etc/headrace/options.toml]
+    args: [serve, {{ .Values.weights.path | quote }}, --offline, --profile, /profile/profile.dsse.json, --config, /etc/headrace/options.toml{{ $alone }}]
     {{- else }}
-    args: [serve, --offline, --profile, {{ .Values.profile.digest | quote }}, --config, /etc/headrace/options.toml]
+    args: [serve, --offline, --profile, {{ .Values.profile.digest | quote }}, --config, /etc/headrace/options.toml{{ $alone }}]
     {{- end }}
     ports: [{name: http, containerPort: 8000}]
     startupProbe: {httpGet: {path: /v1/health/ready, port: http}, periodSeconds: 2, failureThreshold: 300}
