@@ -50,6 +50,7 @@ void say(uint64_t number) {
 }  // namespace
 
 namespace hr {
+extern const bool lines_are_asked_for = false;
 extern const Kernels k_bf16{"none", [](const HrRecord&, const Work&) { ++others; },
                             [](const HrRecord&, const HrStep&) -> int64_t { return 0; }, nullptr,
                             nullptr};

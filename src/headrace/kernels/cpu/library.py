@@ -110,7 +110,7 @@ def level(wish: str | None = None) -> str | None:
 
 
 def best_refused() -> str | None:
-    """Why the last of `LEVELS` cannot serve here, as half a sentence; None: it can.
+    """Why the last of `LEVELS` does not serve here, as half a sentence; None: it does.
 
     On x86-64 the first call in a process asks Linux for the permission to use tiles.
     """

@@ -107,7 +107,7 @@ HR_INLINE void panel_bounds(const uint8_t* panel, int units, Rows x, const Reach
   }
   for (int u = 0; u < units; ++u, ++x.six, panel += f.block_bytes(), reaches += M) {
     const uint8_t* q = panel + f.header;
-    if constexpr (M > 2) {
+    if (M > 2 || hr::lines_are_asked_for) {
 #pragma GCC unroll 6
       for (int i = 0; i < lines; ++i) prefetch_l2(panel + kAhead + 64 * i);
     }

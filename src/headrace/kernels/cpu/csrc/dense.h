@@ -9,6 +9,7 @@
 // fp32 operations a cycle and core on Zen 4 (one fma of 512 bits), twice that where there are two.
 #pragma once
 #include "chain.h"
+#include "levels.h"
 #include "target.h"
 
 namespace {
@@ -29,8 +30,10 @@ template <int K, int M, int P>
 void dense_streams(const HrLinear& op, const HrPart& part, int64_t panel) {
   alignas(64) float sums[M * HR_PANEL * P];
   const int64_t bytes = hr::panel_bytes(K, part.in);
-  chain<K, M, P>({op.dense, op.dense_stride, part.data + panel * bytes, bytes, part.in, sums,
-                  HR_PANEL * P});
+  const ChainTile of{op.dense, op.dense_stride, part.data + panel * bytes, bytes, part.in, sums,
+                     HR_PANEL * P};
+  if (hr::lines_are_asked_for) chain<K, M, P, true>(of);
+  else chain<K, M, P>(of);
   finish_tile<P>(part, sums, 0, M, panel);
 }
 

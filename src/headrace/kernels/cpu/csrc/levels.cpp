@@ -34,6 +34,8 @@ const Kernels* first_of(const Level (&levels)[N], const char* wish) {
 
 #if defined(__x86_64__)
 
+extern const bool lines_are_asked_for = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+
 const Kernels* choose_kernels(const char* wish) {
   __builtin_cpu_init();  // the builtin also checks that the system saves the registers
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -48,7 +50,7 @@ const Kernels* choose_kernels(const char* wish) {
       {&k_amx_emulated, bf16, true},
 #endif
 #if defined(HR_HAVE_AMX)
-      {&k_amx, bf16 && !tiles_refused(), false},
+      {&k_amx, bf16 && !tiles_refused(), true},
 #endif
       {&k_bf16, bf16, false}, {&k_vnni, vnni, false}, {&k_avx512, avx512, false},
       {&k_avx2, avx2, false}};
@@ -58,10 +60,13 @@ const Kernels* choose_kernels(const char* wish) {
 const char* amx_refused() {
   if (const char* why = tiles_refused()) return why;
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512bf16") ? nullptr : "beside AMX the CPU lacks AVX512-BF16";
+  if (!__builtin_cpu_supports("avx512bf16")) return "beside AMX the CPU lacks AVX512-BF16";
+  return "its tiles were slower than bf16 where both were measured";
 }
 
 #else
+
+extern const bool lines_are_asked_for = false;
 
 const Kernels* choose_kernels(const char* wish) {
   [[maybe_unused]] constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP

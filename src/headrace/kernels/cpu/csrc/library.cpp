@@ -91,7 +91,7 @@ HR_API const char* hr_level(const char* wish) {
   return kernels ? kernels->name : nullptr;
 }
 
-// Why the AMX level cannot serve here, as half a sentence; null: it can.
+// Why the AMX level is not the best here, as half a sentence.
 HR_API const char* hr_amx_refused() { return hr::amx_refused(); }
 
 HR_API void* hr_team_new(int32_t threads, const char* wish) {
