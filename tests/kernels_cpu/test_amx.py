@@ -1,6 +1,6 @@
 """The AMX level without a CPU that has AMX: emulated tiles, and the instructions in the library.
 
-`kernels_amx.h` is compiled twice: over instructions (level amx, by name, where CPU and system allow)
+`kernels_amx.h` is compiled twice: over instructions (level amx, by name where CPU and system allow)
 and, in a test build, over tiles in plain C++ that refuse what the architecture refuses (level
 amx-emulated, chosen by name only). The tests of products, programs and shapes then run on the
 latter, where any product of sixteen rows and more goes through tiles. docs/kernels.md tells how the
