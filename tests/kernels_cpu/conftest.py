@@ -25,8 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     try:
         library.load()
     except library.LibraryAbsent as absent:
-        if os.environ.get("KERNELS_UNDER_TEST"):
-            raise  # It was asked for by name: a run without it would prove nothing.
+        if os.environ.get("KERNELS_UNDER_TEST") or isinstance(absent, library.LibraryStale):
+            raise  # It was asked for by name, or built: a run without it would prove nothing.
         for item in items:
             if here in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason=str(absent)))

@@ -129,3 +129,19 @@ def test_a_machine_without_kernels_is_told_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(library.platform, "machine", lambda: "riscv64")
     with pytest.raises(library.LibraryAbsent, match="for x86_64 and aarch64, this is riscv64"):
         library.load.__wrapped__()
+
+
+def test_a_library_of_other_sources_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A build that failed leaves the one before, which computes garbage without an error."""
+    assert library.digest_of(library.SOURCES) == library.sources()
+    changed = tmp_path / "csrc"
+    shutil.copytree(library.SOURCES, changed)
+    with (changed / "pages.h").open("a") as header:
+        header.write("// Pages lie otherwise.\n")
+    monkeypatch.setattr(library, "SOURCES", changed)
+    with pytest.raises(library.LibraryStale, match="was built from other sources"):
+        library.load.__wrapped__()
+    monkeypatch.setattr(library, "SOURCES", tmp_path / "an installed wheel has none")
+    assert library.load.__wrapped__().hr_sources().decode() == library.sources()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import mmap
 import platform
 import sysconfig
@@ -31,6 +32,8 @@ VERSION = 8
 LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""
 FILE = Path(__file__).parent / "_headrace_cpu.so"
+SOURCES = Path(__file__).parent / "csrc"
+"""What it is built from, in a source checkout."""
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
 """Where an editable install put it."""
 LEVELS_OF = {
@@ -66,9 +69,14 @@ class LibraryAbsent(Exception):
     """Why the CPU kernels cannot serve, as half a sentence."""
 
 
+class LibraryStale(LibraryAbsent):
+    """The library is there, and was not built from the sources that lie here: its records may mean
+    something else, and its KV lie in another way, without an error."""
+
+
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, checked against this file. Raises `LibraryAbsent`."""
+    """The library, checked against this file and the sources. Raises `LibraryAbsent`."""
     if not LEVELS:
         raise LibraryAbsent(
             f"the CPU kernels are for {' and '.join(LEVELS_OF)}, this is {platform.machine()}"
@@ -89,13 +97,26 @@ def load() -> ctypes.CDLL:
     if library.hr_version() != VERSION or any(
         library.hr_sizeof(index) != ctypes.sizeof(mirror) for index, mirror in enumerate(MIRRORED)
     ):
-        raise LibraryAbsent(
+        raise LibraryStale(
             f"{file} belongs to another version of Headrace; "
             "`python -m headrace.kernels.cpu.build` builds it anew"
+        )
+    built_from = library.hr_sources().decode()
+    if SOURCES.is_dir() and built_from != (here := digest_of(SOURCES)):
+        raise LibraryStale(
+            f"{file} was built from other sources ({built_from}) than {SOURCES} holds ({here}): "
+            "the last build failed, or none came after the last change; install the package again"
         )
     if library.hr_level(None) is None:
         raise LibraryAbsent("this CPU lacks AVX2, FMA or F16C")
     return library
+
+
+def digest_of(folder: Path) -> str:
+    """What `hr_sources` says of a library that is built from a folder: CMakeLists.txt makes it."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in (".cpp", ".h"))
+    digests = "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+    return hashlib.sha256(digests.encode()).hexdigest()[:16]
 
 
 def sources() -> str:
