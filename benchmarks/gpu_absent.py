@@ -17,14 +17,12 @@ import torch
 from gpu_aot import Compiled, compiling
 from gpu_checks import all_checks
 from gpu_models import build, make_batch, make_cache, windows_of
-from gpu_paths import EARLY_STEPS, EARLY_SWITCHES, SMALL
+from gpu_paths import SMALL, STEPS
 from torch.fx.experimental import _config as fx_config
 from torch.overrides import TorchFunctionMode
 
 from headrace.kernels.reference import ReferenceOperators
-from headrace.kernels.triton.early import EarlyConfig
 from headrace.kernels.triton.operators import TritonOperators
-from headrace.kernels.triton.table import Table
 
 WORKERS = ("two steps in flight", "greedy tokens", "memory")
 """Checks that drive a whole worker, which asks torch for a GPU: the model of which they are stands
@@ -62,16 +60,7 @@ def names(architecture: str) -> list[str]:
     ]
 
 
-def switches(architecture: str) -> tuple[EarlyConfig, ...]:
-    """Early starts off and on, where the architecture has them."""
-    return EARLY_SWITCHES if architecture != "sm_80" else EARLY_SWITCHES[:1]
-
-
-def compiled(
-    architecture: str,
-    wanted: list[str],
-    switch: EarlyConfig,
-) -> Iterator[tuple[str, list[Compiled]]]:
+def compiled(architecture: str, wanted: list[str]) -> Iterator[tuple[str, list[Compiled]]]:
     """(check, what it launches), and the model of `WORKERS` where one of them is wanted."""
     known: dict[int, Compiled] = {}
     for name in wanted:
@@ -79,7 +68,6 @@ def compiled(
             enter = stack.enter_context
             enter(torch.inference_mode())
             enter(Unknown())
-            enter(patch.object(Table, "early", lambda _: switch))
             # Its values are not there, and how many rows an expert has depends on them.
             enter(patch.object(ReferenceOperators, "experts", lambda _, x, *given: x))
             enter(patch.object(fx_config, "meta_nonzero_assume_all_nonzero", True))
@@ -99,6 +87,6 @@ def forward(architecture: str) -> None:
         )
         model = build(SMALL, operators, device="meta", max_context=512)
         cache = make_cache(SMALL, 64, "meta")
-        for step in EARLY_STEPS:
+        for step in STEPS:
             model.forward(operators, make_batch(step, windows_of(SMALL), "meta"), cache)
         operators.warm_draws(torch.empty(8, SMALL.vocab_size, device="meta"))

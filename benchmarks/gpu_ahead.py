@@ -1,8 +1,8 @@
 """Fills Triton's cache for this machine's GPU from several processes, without touching the GPU.
 
-What the checks of `gpu_bench.py --smoke` launch comes first, taken from the checks themselves,
-started early and not (`gpu_absent.py`), so that their time is for running; then, unless `--checks`
-is given, every kernel of the dry run's models. Code is compiled and not read. How long a cold
+What the checks of `gpu_bench.py --smoke` launch comes first, taken from the checks themselves
+(`gpu_absent.py`), so that their time is for running; then, unless `--checks` is given, every kernel
+of the dry run's models. Code is compiled and not read. How long a cold
 machine takes is a number:
 
     TRITON_CACHE_DIR=$(mktemp -d) python benchmarks/gpu_ahead.py --checks --architecture sm_90
@@ -18,14 +18,13 @@ import sys
 import time
 
 import torch
-from gpu_absent import WORKERS, compiled, names, switches
-from gpu_checks import EARLY, SMOKE
+from gpu_absent import WORKERS, compiled, names
+from gpu_checks import SMOKE
 from gpu_dry import ARCHITECTURES, MODELS, launched
-from gpu_paths import EARLY_SWITCHES
 
-SHARDS = 8
-CHECKS = [f"checks {number}" for number in range(SHARDS * len(EARLY_SWITCHES))]
-"""Parts that compile the checks: for each switch `SHARDS` processes."""
+SHARDS = 16
+CHECKS = [f"checks {number}" for number in range(SHARDS)]
+"""Parts that compile the checks."""
 DRY = [f"model {number}" for number in range(len(MODELS))]
 
 
@@ -93,12 +92,9 @@ def compile_part(part: str, architecture: str) -> int:
     if kind == "model":
         steps = launched(architecture, MODELS[int(number) : int(number) + 1])
         return len({each.machine for _, _, found in steps for each in found})
-    switch, shard = divmod(int(number), SHARDS)
-    if switch >= len(switches(architecture)):
-        return 0
     there = [*names(architecture), *WORKERS]
-    wanted = [name for name in dict.fromkeys([*EARLY, *SMOKE]) if name in there][shard::SHARDS]
-    checks = compiled(architecture, wanted, EARLY_SWITCHES[switch])
+    wanted = [name for name in SMOKE if name in there][int(number) :: SHARDS]
+    checks = compiled(architecture, wanted)
     return len({each.machine for _, found in checks for each in found})
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import triton
+from gpu_bounds import lost_bounds
 from gpu_ptx import exponent_sources
 from gpu_sass import Code, read_code, read_codes, resident_blocks
 from triton.backends.compiler import GPUTarget
@@ -45,6 +46,8 @@ class Compiled:
     """To compile it, or to find it in Triton's cache."""
     exponents: list[dict[str, int]] = field(default_factory=list)
     """See `gpu_ptx.exponent_sources`."""
+    bounds: list[str] = field(default_factory=list)
+    """See `gpu_bounds.lost_bounds`."""
     grids: list[tuple[int, ...]] = field(default_factory=list)
     """One a launch."""
 
@@ -114,6 +117,7 @@ def compiling(
                 kernel.asm["cubin"],
                 time.perf_counter() - begin,
                 exponent_sources(kernel.asm["ptx"]),
+                lost_bounds(kernel.asm["ttir"], kernel.asm["ttgir"]),
             )
             listed.append(found[id(kernel)])
             known[id(kernel)] = found[id(kernel)]

@@ -3,9 +3,8 @@
     python benchmarks/gpu_bench.py [--smoke | --all DIR] [--only PART …] [--minutes M]
 
 Needs torch, triton and (for one part) transformers; no network, no weights: models have real
-configurations and random numbers. In order: do kernels that start early give the bits that they
-give otherwise (if not, the rest runs without, and the record says so); Triton's cache is filled
-from several processes; every kernel and path is checked against the reference on the device; the
+configurations and random numbers. In order: Triton's cache is filled from several
+processes; every kernel and path is checked against the reference on the device; the
 two ceilings, and every kernel's time and share of the ceiling that binds it; whole models through
 the real worker and the real scheduler; transformers on the same.
 
@@ -55,8 +54,6 @@ class Part:
 
 
 PARTS = (
-    Part("compile for early", 100),
-    Part("early", 60),
     Part("compile", 75),
     Part("checks", 100),
     Part("kernels", 75),
@@ -70,8 +67,7 @@ PARTS = (
 )
 """By worth: what comes last is what is left out."""
 SMALL_PARTS = (
-    Part("compile for early", 100),
-    Part("early", 60),
+    Part("compile", 100),
     Part("checks", 150),
     Part("kernels", 150),
     Part("small bf16", 150),
@@ -104,14 +100,12 @@ TINY_CHECKS = (
 class Bench:
     """The record being made, and the clock."""
 
-    def __init__(self, minutes: float, path: Path, size: str, *, early_off: bool = False) -> None:
+    def __init__(self, minutes: float, path: Path, size: str) -> None:
         self._begin = time.perf_counter()
         self._end = self._begin + 60 * minutes
         self._path, self.size = path, size
         self._over = threading.Event()
         """Set when the run is broken off: no process is begun any more, and none is left."""
-        self.early_off = early_off
-        """For every process from now on, see `_early`."""
         self.folder = Path(tempfile.mkdtemp(prefix="gpu_bench_"))
         self.record: dict[str, Any] = {
             "size": size,
@@ -135,12 +129,7 @@ class Bench:
         limit = min(part.seconds, self.left())
         begin = time.perf_counter()
         print(f"== {part.name} (up to {limit:.0f} s)", flush=True)
-        own = {
-            "early": self._early,
-            "checks": self._checks,
-            "compile": self._compile,
-            "compile for early": self._compile,
-        }
+        own = {"checks": self._checks, "compile": self._compile}
         work = own.get(part.name, self._alone)
         work(part.name, limit)
         self.record["seconds"][part.name] = round(time.perf_counter() - begin, 1)
@@ -148,10 +137,10 @@ class Bench:
     def run_all(self, parts: Sequence[Part]) -> None:
         """One after the other, with a record after each; `--smoke` at the same time."""
         if self.size == "small":
-            # What decides how the others run comes first.
-            for part in [part for part in parts if part.name.endswith("early")]:
+            # What spares the others their compiling comes first.
+            for part in [part for part in parts if part.name == "compile"]:
                 self.run(part)
-            parts = [part for part in parts if not part.name.endswith("early")]
+            parts = [part for part in parts if part.name != "compile"]
             # Nothing is measured, and most of it is starting and compiling. The record is saved at
             # the end only: it cannot be written out while others add to it.
             self._at_once(self.run, parts)
@@ -202,7 +191,6 @@ class Bench:
             ],
             limit,
             over=self._over,
-            early_off=self.early_off,
         )
         # What a part had found when it ended is in its file.
         found = json.loads(out.read_text()) if out.exists() else {}
@@ -214,35 +202,10 @@ class Bench:
                 self.record["wrong"].append(f"{row['kernel']}: {row.get('failure', row)}")
         self.record["left_out"] += found.get("left_out", [])
 
-    def _early(self, name: str, limit: float) -> None:
-        """Everything rests on it, and it has never run: where it is not right, it is turned off
-        for what follows, so that time on a GPU is not lost to it. What did not end in time is tried
-        once more, since a cold machine may have compiled for all of it; then it counts as hung."""
-        names = self._names("EARLY")
-        rows: list[dict[str, Any]] = []
-        for _ in range(2):
-            left = [each for each in names if each not in {row["check"] for row in rows}]
-            deadline = time.perf_counter() + limit
-            done = self._at_once(lambda each, end=deadline: self._shard([each], end), left)
-            rows += [row for found in done for row in found]
-        self.record["parts"][name] = rows
-        right = {row["check"] for row in rows if row["right"]}
-        if names and right == set(names):
-            self.record["early"] = "as the table says"
-            return
-        why = [f"{row['check']}: {row.get('failure', row)}" for row in rows if not row["right"]]
-        why += [
-            f"{each}: not done in two tries"
-            for each in names
-            if each not in {r["check"] for r in rows}
-        ]
-        self.early_off = True
-        self.record["early"] = "turned off for the rest"
-        self.record["wrong"] += why or ["early: no checks"]
-        print(f"!! early starts are turned off: {why}", flush=True)
-
     def _checks(self, name: str, limit: float) -> None:
-        names = list(TINY_CHECKS) if self.size == "tiny" else self._check_names()
+        names = list(TINY_CHECKS)
+        if self.size != "tiny":
+            names = self._names("SMOKE" if self.size == "small" else "all_checks()")
         deadline = time.perf_counter() + limit
         shards = [names[number::SHARDS] for number in range(SHARDS)]
         done = self._at_once(lambda shard: self._shard(shard, deadline), shards)
@@ -254,11 +217,6 @@ class Bench:
         missing = set(names) - {row["check"] for row in rows}
         self.record["left_out"] += [f"check {each}" for each in sorted(missing)]
         print(f"{sum(bool(row['right']) for row in rows)} of {len(names)} checks are right")
-
-    def _check_names(self) -> list[str]:
-        names = self._names("SMOKE" if self.size == "small" else "all_checks()")
-        done = {row["check"] for row in self.record["parts"].get("early", [])}
-        return [name for name in names if name not in done]
 
     def _names(self, which: str) -> list[str]:
         """The names of some checks; none, and a failure, where they cannot be imported."""
@@ -290,7 +248,6 @@ class Bench:
                 deadline - time.perf_counter(),
                 output,
                 over=self._over,
-                early_off=self.early_off,
             )
             lines = [json.loads(x) for x in output.read_text().splitlines() if x.startswith("{")]
             done = [line for line in lines if "check" in line]
@@ -310,12 +267,11 @@ class Bench:
     def _compile(self, name: str, limit: float) -> None:
         """Fill Triton's cache, so that the rest does not compile one by one."""
         begin = time.perf_counter()
-        checks = ["--checks"] if name.endswith("early") else []
+        checks = ["--checks"] if self.size == "small" else []
         code, tail = launch(
             [str(HERE / "gpu_ahead.py"), "--seconds", str(limit - 5), *checks],
             limit,
             over=self._over,
-            early_off=self.early_off,
         )
         # Nothing rests on it: what is not in the cache is compiled when it is used.
         self.record["parts"][name] = {
@@ -327,11 +283,10 @@ class Bench:
 
 def run_everything(minutes: float, folder: Path) -> int:
     """Smoke, bench and tuner, one after the other, each with what time is left: what one says is
-    in `folder` before the next begins, and what was found of early starts holds for all.
-    → the worst exit status; the parts that a stage had no time for are in its record."""
+    in `folder` before the next begins. → the worst exit status; the parts that a stage had no time
+    for are in its record."""
     end = time.perf_counter() + 60 * minutes
     stages: dict[str, dict[str, Any]] = {}
-    early_off = False
 
     def keep(name: str, status: int, begin: float, **found: object) -> None:
         seconds = round(time.perf_counter() - begin, 1)
@@ -340,18 +295,15 @@ def run_everything(minutes: float, folder: Path) -> int:
         (folder / "gpu_all.json").write_text(json.dumps(summary, indent=1) + "\n")
 
     folder.mkdir(parents=True, exist_ok=True)
-    # The smoke has asked about early starts already.
-    asked = tuple(part for part in PARTS if not part.name.endswith("early"))
     for name, size, parts, most in (
         ("smoke", "small", SMALL_PARTS, 5.0),
-        ("bench", "real", asked, 8.5),
+        ("bench", "real", PARTS, 8.5),
     ):
         begin = time.perf_counter()
         path = folder / f"gpu_{name}.json"
-        bench = Bench(min(most, (end - begin) / 60), path, size, early_off=early_off)
+        bench = Bench(min(most, (end - begin) / 60), path, size)
         bench.run_all(parts)
-        early_off = bench.early_off
-        keep(name, bench.finish(), begin, record=path.name, early_off=early_off)
+        keep(name, bench.finish(), begin, record=path.name)
     begin = time.perf_counter()
     if end - begin < TUNE_LEAST:
         keep("tune", 0, begin, left_out=f"{end - begin:.0f} s left")
@@ -359,22 +311,19 @@ def run_everything(minutes: float, folder: Path) -> int:
         # It writes after each bucket; what it is in the middle of at the limit is lost.
         table, limit = folder / "table.json", end - begin
         given = [*TUNER, "--write", str(table), "--seconds", str(limit - 15)]
-        code, tail = launch(given, limit, folder / "tune.txt", early_off=early_off)
+        code, tail = launch(given, limit, folder / "tune.txt")
         keep("tune", code and 1, begin, record=table.name, said=tail)
     print(json.dumps(stages, indent=1))
     return max(each["status"] for each in stages.values())
 
 
-def environment(size: str, *, early_off: bool = False) -> dict[str, str]:
-    """Environment of every process; `early_off` is read by `gpu_models`, which all of them
-    import."""
+def environment(size: str) -> dict[str, str]:
+    """Environment of every process."""
     source = str(HERE.parent / "src")
     path = os.pathsep.join(x for x in (source, os.environ.get("PYTHONPATH", "")) if x)
     extra = {"PYTHONPATH": path}
     if size == "tiny":
         extra |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    if early_off:
-        extra["GPU_BENCH_EARLY"] = "off"
     return {**os.environ, **extra}
 
 
@@ -384,7 +333,6 @@ def launch(
     output: Path | None = None,
     *,
     over: threading.Event | None = None,
-    early_off: bool = False,
 ) -> tuple[int, str]:
     """→ (exit status, the end of what it said); its output is shown, or goes to a file.
 
@@ -400,7 +348,7 @@ def launch(
             stdout=out,
             stderr=errors,
             start_new_session=True,
-            env=environment(size, early_off=early_off),
+            env=environment(size),
             cwd=HERE,
         )
         try:

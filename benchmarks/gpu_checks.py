@@ -422,8 +422,6 @@ def all_checks() -> dict[str, Check]:
     return {**PATHS, **found}
 
 
-EARLY = [name for name in PATHS if name.startswith("early")]
-"""What `gpu_bench` runs first."""
 SMOKE = (
     "norms",
     "codes",

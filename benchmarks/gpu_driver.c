@@ -22,7 +22,6 @@ struct launch {
   const char *name;
   unsigned grid[3];
   unsigned threads, shared;
-  int early; /* programmatic stream serialisation */
   int refused;
 };
 
@@ -149,17 +148,15 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
                           {config->gridDimX, config->gridDimY, config->gridDimZ},
                           threads,
                           config->sharedMemBytes};
-  for (unsigned each = 0; each < config->numAttrs; each++) {
-    if (config->attrs[each].id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
-      kept->refused = 1; /* No kernel of ours has another. */
-    else if (config->attrs[each].value.programmaticStreamSerializationAllowed == 1)
-      kept->early = 1;
-  }
+  /* Triton's launcher has one attribute that may say no. */
+  for (unsigned each = 0; each < config->numAttrs; each++)
+    kept->refused |=
+        config->attrs[each].id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
+        config->attrs[each].value.programmaticStreamSerializationAllowed;
   for (int axis = 0; axis < 3; axis++)
     kept->refused |= !kept->grid[axis] || kept->grid[axis] > (axis ? 65535u : 2147483647u);
   kept->refused |= !threads || threads > 1024;
   kept->refused |= config->sharedMemBytes > (unsigned)kernel->shared;
-  kept->refused |= kept->early && capability < 90;
   launched++;
   return kept->refused ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }

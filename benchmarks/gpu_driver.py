@@ -4,10 +4,9 @@
 
 `gpu_driver.c` becomes a libcuda.so.1, and the steps of the dry run's models go through
 `JITFunction.run`, the launcher and `cuLaunchKernelEx` as they would on a device; tensors have no
-memory. Refused are grids, blocks and shared memory over the limits, attributes that the
-architecture does not know, images that are none; it is a fault where a launch did not arrive, and
-where a kernel that waits for the one before it was launched without the attribute, or another with
-it. Beside the dry run's steps there are some as large as a server may make them.
+memory. Refused are grids, blocks and shared memory over the limits, attributes of a launch (no
+kernel of ours asks for one), images that are none; it is a fault where a launch did not arrive.
+Beside the dry run's steps there are some as large as a server may make them.
 
 The seconds are the host's in Triton's part of a launch on this machine: an attribute of the CPU
 and of Triton, measured; what torch takes around it, and the real driver, are not in it.
@@ -65,7 +64,6 @@ class _Launch(ctypes.Structure):
         ("grid", ctypes.c_uint * 3),
         ("threads", ctypes.c_uint),
         ("shared", ctypes.c_uint),
-        ("early", ctypes.c_int),
         ("refused", ctypes.c_int),
     )
 
@@ -104,8 +102,6 @@ class Driven:
     model: str
     step: str
     launches: int
-    early: int
-    """With the attribute of early starts."""
     grid: tuple[int, int, int]
     """The largest of each axis."""
     microseconds: float
@@ -150,11 +146,11 @@ def build_library(folder: Path) -> None:
 def drive(device: Driver, label: str, step: Step, run: Callable[[], None]) -> Driven:
     """Launch a step once to look at it, and `ROUNDS` times for its seconds."""
     launch = JITFunction.run
-    asked: list[tuple[str, bool]] = []
+    asked: list[str] = []
     seconds = 0.0
 
     def looked_at(self: Any, *args: Any, **options: Any) -> Any:
-        asked.append((self.fn.__name__, bool(options.get("EARLY"))))
+        asked.append(self.fn.__name__)
         return launch(self, *args, **options)
 
     def timed(self: Any, *args: Any, **options: Any) -> Any:
@@ -170,9 +166,9 @@ def drive(device: Driver, label: str, step: Step, run: Callable[[], None]) -> Dr
         try:
             run()
         except RuntimeError as error:
-            faults.append(f"{asked[-1][0]}: {error}")
+            faults.append(f"{asked[-1]}: {error}")
     found = device.launches()
-    arrived = [(each.name.decode(), bool(each.early)) for each in found]
+    arrived = [each.name.decode() for each in found]
     if not faults and arrived != asked:
         at = next(
             (n for n, pair in enumerate(zip(asked, arrived, strict=False)) if pair[0] != pair[1]),
@@ -186,9 +182,8 @@ def drive(device: Driver, label: str, step: Step, run: Callable[[], None]) -> Dr
             run()
             rounds.append(seconds * 1e6 / max(1, len(asked)))
     grid = tuple(max((each.grid[axis] for each in found), default=0) for axis in range(3))
-    early = sum(each.early for each in found)
     cost = round(min(rounds), 2) if rounds else 0.0
-    return Driven(label, step.name, len(found), early, grid, cost, faults)
+    return Driven(label, step.name, len(found), grid, cost, faults)
 
 
 def drive_models(architecture: str, numbers: list[int]) -> Iterator[Driven]:
@@ -227,11 +222,11 @@ def driver_table(rows: list[dict[str, Any]]) -> str:
     """The rows that `--json` writes, one a step, as a table."""
     lines = [
         "| launches that reach the driver (one layer of each kind, and drawing) | step | launches "
-        "| early | largest grid | host us a launch, measured |",
-        "|---|---|---:|---:|---|---:|",
+        "| largest grid | host us a launch, measured |",
+        "|---|---|---:|---|---:|",
     ]
     lines += [
-        f"| {row['model']} | {row['step']} | {row['launches']} | {row['early']} "
+        f"| {row['model']} | {row['step']} | {row['launches']} "
         f"| {' x '.join(f'{axis:,}' for axis in row['grid'])} | {row['microseconds']:.1f} |"
         for row in rows
     ]

@@ -41,10 +41,8 @@ from gpu_models import (
     windows_of,
 )
 from gpu_nodes import node_table, nodes
-from gpu_paths import EARLY_SWITCHES
 from gpu_sass import SHARED_LIMIT, Code
 
-from headrace.kernels.triton.early import EarlyConfig
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.roofline.composition import compose
 from headrace.roofline.counts import Case
@@ -123,13 +121,12 @@ class Part:
 
     architecture: str
     models: tuple[tuple[str, str, str, bool], ...]
-    switch: EarlyConfig | None = None
-    """How the checks' kernels are started; None: kernels of `models` instead."""
+    checks: bool = False
+    """The kernels of the checks instead."""
 
     @property
     def name(self) -> str:
-        what = "models" if self.switch is None else f"checks, {self.switch}"
-        return f"{self.architecture}, {what}"
+        return f"{self.architecture}, {'checks' if self.checks else 'models'}"
 
 
 @dataclass(slots=True)
@@ -149,8 +146,6 @@ class Row:
     stages: int
     resident: int
     matrix: str
-    early: bool
-    """Launched before the kernel before it has ended."""
     instructions: dict[str, int]
     loop: dict[str, float] | None
     """`gpu_loops.Loop`: what a turn of the loop that multiplies asks, for one warp."""
@@ -180,7 +175,7 @@ def main() -> int:
     wanted = (arguments.architecture,) if arguments.architecture else ARCHITECTURES
     parts = [Part(architecture, models) for architecture in wanted]
     if CHECKED in wanted and len(models) == len(MODELS):
-        parts += [Part(CHECKED, models, switch) for switch in EARLY_SWITCHES]
+        parts.append(Part(CHECKED, models, checks=True))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(parts), os.cpu_count() or 1), context) as pool:
         # Those of the checks take longest.
@@ -231,20 +226,20 @@ def main() -> int:
 def compile_part(part: Part) -> list[Row]:
     """In a process of its own."""
     torch.set_num_threads(1)
-    if part.switch is None:
-        rows = list(compile_all(part.architecture, part.models))
+    if part.checks:
+        rows = list(compile_checks(part.architecture))
     else:
-        rows = list(compile_checks(part.architecture, part.switch))
+        rows = list(compile_all(part.architecture, part.models))
     print(f"{part.name}: {len(rows)} kernels", file=sys.stderr, flush=True)
     return rows
 
 
-def compile_checks(architecture: str, switch: EarlyConfig) -> Iterator[Row]:
+def compile_checks(architecture: str) -> Iterator[Row]:
     """Kernels of the checks that a device will run first, each once."""
     from gpu_absent import WORKERS, compiled, names
 
     first: dict[bytes | Code, tuple[str, Compiled]] = {}
-    for name, found in compiled(architecture, [*names(architecture), *WORKERS[:1]], switch):
+    for name, found in compiled(architecture, [*names(architecture), *WORKERS[:1]]):
         for each in found:
             first.setdefault(each.machine, (name, each))
     read_all(each for _, each in first.values())
@@ -320,7 +315,6 @@ def make_row(compiled: Compiled, model: str, step: Step) -> Row:
         compiled.stages,
         compiled.resident,
         code.tensor_core,
-        bool(compiled.constants.get("EARLY")),
         code.instructions,
         loop and asdict(loop),
         [loop.share(*cut, hoped=hoped) for hoped in (True, False)] if loop else [],
@@ -339,8 +333,7 @@ def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
     # The checks' odd widths and caps cost registers that no model's shapes do; `main` counts them.
     if code.spills and step.name != CHECKED_STEP and compiled.kernel not in SPILLS_EXPLAINED:
         yield f"{compiled.code.spills} spills"
-    if compiled.constants.get("EARLY") and code.unwaited != ():
-        yield f"launched early, and before it waits: {code.unwaited}"
+    yield from compiled.bounds
     # A row's bits: see `gpu_ptx`.
     loops = {str(sources) for sources in scored(compiled)}
     if compiled.kernel == "attention_prefill._prefill_kernel" and len(loops) > 1:

@@ -93,6 +93,7 @@ def cases(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
         for form in ("dense", "deterministic", "fp8", "int4", "q6_k"):
             yield product(sizes, rows, form, device, dtype)
         yield from fused_products(sizes, rows, device, dtype)
+    yield from layer(sizes, device, dtype)
     for rows in sizes.rows[:: max(1, len(sizes.rows) - 1)]:
         for form in ("dense", "fp8", "int4"):
             yield experts(sizes, rows, form, device, dtype)
@@ -224,6 +225,42 @@ def fused_products(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> 
         lambda w: ops.linear_around(x, w, None, norm, "silu", None),
         lambda w: ref.gated(normed @ w.T, "silu"),
     )
+
+
+def layer(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
+    """The kernels of a layer at one row, one after the other: what lies between them beside what
+    they read."""
+    ops, width, hidden = TritonOperators(dtype), sizes.head_dim, sizes.hidden
+    few = DenseWeight(torch.empty(16, 16, dtype=dtype, device=device))
+    if ops.plan_product(few, 1) != "around":
+        return
+    queries = sizes.heads * width
+    qkv, output, gate_up, down = (
+        DenseWeight((torch.randn(out, into, device=device) * into**-0.5).to(dtype))
+        for out, into in (
+            (queries + 2 * sizes.kv_heads * width, hidden),
+            (hidden, queries),
+            (2 * sizes.inner, hidden),
+            (hidden, sizes.inner),
+        )
+    )
+    norm = Norm(torch.rand(hidden, device=device).to(dtype), 1e-5, 0.0)
+    x = torch.randn(1, hidden, device=device).to(dtype)
+    step = decode(1, max(context for _, context in sizes.decodes) // 8)
+    batch = make_batch(step, [None], device)
+    shape = int(batch.groups[0].tables.max()) + 1, sizes.kv_heads, BLOCK, width
+    cache = KvLayer(*(torch.randn(shape, device=device).to(dtype) for _ in range(2)))
+
+    def run() -> torch.Tensor:
+        q = ops.linear_around(x, qkv, None, norm, "", None)[:, :queries]
+        out = attend(ops, q.view(1, sizes.heads, width), cache, batch, width**-0.5)
+        y = ops.linear_around(out.view(1, queries), output, None, None, "", x)
+        acted = ops.linear_around(y, gate_up, None, norm, "silu", None)
+        return ops.linear_around(acted, down, None, None, "", y)
+
+    weights = sum(weight.nbytes for weight in (qkv, output, gate_up, down))
+    read = weights + cache.k.nbytes + cache.v.nbytes
+    yield Kernel("a layer, 1 rows", run, read, 2.0 * weights / dtype.itemsize)
 
 
 def experts(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype) -> Kernel:

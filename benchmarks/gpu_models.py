@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -15,17 +14,11 @@ from headrace.base.arch import ModelArch, Rope
 from headrace.base.graph import AttentionSpec, RouteSpec
 from headrace.kernels.model import Model
 from headrace.kernels.operators import GroupBatch, HostStep, KvCache, KvLayer, Operators, StepBatch
-from headrace.kernels.triton.early import OFF
-from headrace.kernels.triton.table import Table
 from headrace.kernels.weights import Fp8Weight, PackedWeight, Weight
 from headrace.loader.prepare import prepare
 from headrace.loader.weight_source import Named, WeightSource
 from headrace.models.registry import describe
 from headrace.roofline.known import KNOWN
-
-if os.environ.get("GPU_BENCH_EARLY") == "off":
-    # `gpu_bench` found early starts wrong on this device: its other parts go on without.
-    Table.early = lambda self: OFF  # type: ignore[method-assign]
 
 BLOCK = 16
 GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128, "mxfp4": 32}

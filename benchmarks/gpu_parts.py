@@ -38,8 +38,6 @@ from gpu_worker import Filled, Setup, block_bytes, make_worker, pool_of, run_loa
 from headrace.base.arch import ModelArch
 from headrace.base.step import StepPlan
 from headrace.kernels.program import LOGITS
-from headrace.kernels.triton.table import Table, architecture
-from headrace.kernels.triton.tune import Shapes, early_starts
 from headrace.roofline.composition import compose
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.operators import Case
@@ -178,17 +176,6 @@ def kernels(record: Record, size: str, device: str, dtype: torch.dtype, path: Pa
     path.write_text(json.dumps(asdict(ceilings)))
     record.put(facts=facts(device), ceilings=asdict(ceilings))
     print(f"copy {ceilings.bandwidth / 1e9:.0f} GB/s, product {ceilings.rate / 1e12:.1f} TFLOP/s")
-    try:
-        early(record, size, device, dtype, ceilings)
-    except Exception as fault:  # noqa: BLE001 - as with a kernel: a row that says so
-        failed = {
-            "kernel": "early",
-            "right": False,
-            "failure": f"{type(fault).__name__}: {fault}"[:500],
-        }
-        record.append("kernels", failed)
-        if "CUDA error" in str(fault):
-            return 3  # The context is lost with it.
     sizes = {"real": Sizes(), "small": SMALL_SIZES, "tiny": TINY}[size]
     for kernel in cases(sizes, device, dtype):
         if record.left() < 5:
@@ -226,29 +213,6 @@ def kernels(record: Record, size: str, device: str, dtype: torch.dtype, path: Pa
             flush=True,
         )
     return 0
-
-
-def early(record: Record, size: str, device: str, dtype: torch.dtype, ceilings: Ceilings) -> None:
-    """A layer at one row as a graph, its kernels one after the other or started early."""
-    shapes = {
-        "real": Shapes(),
-        "small": replace(Shapes(), out=4096, width=1024, heads=8, kv_heads=2),
-        "tiny": Shapes(out=64, width=256, heads=2, kv_heads=1, context=80),
-    }[size]
-    table = Table(architecture(torch.device(device)))
-    if not table.early().early:
-        record.put(early="off in the table")
-        return
-    problem = early_starts(table, shapes, device, dtype)
-    width = shapes.width // shapes.heads
-    outs = (shapes.heads + 2 * shapes.kv_heads) * width + shapes.width + 3 * shapes.out // 2
-    limit = outs * shapes.width * dtype.itemsize / ceilings.bandwidth
-    for config in problem.candidates:
-        seconds = measure(lambda c=config: problem.run(c), device)  # type: ignore[misc]
-        record.append(
-            "early", {**asdict(config), "us": seconds * 1e6, "weights_share": limit / seconds}
-        )
-        print(f"layer of one row, {say(record.values['early'][-1])}", flush=True)
 
 
 def model(record: Record, setup: Setup, plan: Plan, ceilings: Ceilings) -> int:

@@ -44,37 +44,9 @@ KINDS = {
 }
 """Instructions by what they say of a kernel."""
 
-ACCESSES = (
-    "LDG",
-    "LD",
-    "LDGSTS",
-    "STG",
-    "ST",
-    "ATOM",
-    "ATOMG",
-    "RED",
-    "REDG",
-    "UBLKCP",
-    "UTMALDG",
-    "UTMASTG",
-    "UTMAREDG",
-    "UBLKRED",
-)
-"""Instructions that read or write global memory. Hints (CCTL) are none."""
-WAIT = "ACQBULK"
-"""griddepcontrol.wait."""
-FOLLOWED = ("BRA", "CALL")
-"""Jumps to a label; others may go anywhere."""
-UNKNOWN = ("BRX", "BRXU", "JMP", "JMX", "JMXU")
-
 _OPCODE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)")
-_LINE = re.compile(
-    r"^\s*/\*[0-9a-f]+\*/\s+(?P<guard>@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9]*)"
-    r"(?:.*`\((?P<target>[^)]+)\))?"
-)
 _ADDRESS = re.compile(r"^\s*/\*([0-9a-f]+)\*/")
 _JUMP = re.compile(r"\b(?:BRA|CALL|BSSY)\b[^;]*?\b(0x[0-9a-f]+)\s*;")
-_LABEL = re.compile(r"^(?P<label>[.$\w]+):")
 _USAGE = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
 
 
@@ -88,9 +60,6 @@ class Code:
     """Bytes per thread in local memory: what does not fit into registers, and arrays."""
     instructions: dict[str, int]
     """Count in the code (not in a run) by `KINDS`; "all" is their total."""
-    unwaited: tuple[str, ...] | None = None
-    """What a run may come to before it waits for the kernels before this one: accesses to memory,
-    the end, jumps to nobody knows where. None: there is no wait. See `early`."""
     loop: Loop | None = None
     """The loop that multiplies, if one does."""
 
@@ -128,8 +97,8 @@ def read_codes(cubins: Sequence[bytes], architecture: str) -> list[Code]:
             said = _run("cuobjdump", "-res-usage", file.name)
         usage = _USAGE.search(said)
         assert usage, f"cuobjdump said: {said[:200]}"
-        counts, unwaited = count_instructions(listing), find_unwaited(listing)
-        found.append(Code(int(usage[1]), int(usage[2]), counts, unwaited, main_loop(listing)))
+        counts = count_instructions(listing)
+        found.append(Code(int(usage[1]), int(usage[2]), counts, main_loop(listing)))
     return found
 
 
@@ -178,37 +147,6 @@ def _labelled(lines: list[str], targets: set[int]) -> Iterator[str]:
         if address and int(address[1], 16) in targets:
             yield f".L_{int(address[1], 16):x}:"
         yield line
-
-
-def find_unwaited(listing: str) -> tuple[str, ...] | None:
-    """Accesses that nothing waited for in nvdisasm's listing of a kernel (`Code.unwaited`): every
-    way from its beginning is followed up to a wait that is under no predicate."""
-    code: list[re.Match[str]] = []
-    labels: dict[str, int] = {}
-    for line in listing.splitlines():
-        if label := _LABEL.match(line):
-            labels[label["label"]] = len(code)
-        elif instruction := _LINE.match(line):
-            code.append(instruction)
-    if all(instruction["opcode"] != WAIT for instruction in code):
-        return None
-    found: set[str] = set()
-    seen: set[int] = set()
-    ways = [0]
-    while ways:
-        at = ways.pop()
-        if at in seen or at >= len(code):
-            continue
-        seen.add(at)
-        opcode, sure = code[at]["opcode"], code[at]["guard"] is None
-        if opcode in FOLLOWED and code[at]["target"] in labels:
-            ways.append(labels[code[at]["target"]])
-        elif opcode in (*ACCESSES, *FOLLOWED, *UNKNOWN, "EXIT"):
-            found.add(opcode)
-        # A call comes back; what lies behind a sure jump, an end or the wait is not reached so.
-        if not (sure and opcode in (WAIT, "BRA", "EXIT", "RET")):
-            ways.append(at + 1)
-    return tuple(sorted(found))
 
 
 def count_instructions(listing: str) -> dict[str, int]:

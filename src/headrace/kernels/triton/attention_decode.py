@@ -35,7 +35,6 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import SHORTEST, AttentionPlan
 from ..operators import GroupBatch, KvLayer
-from .early import launch_options, wait_for_inputs
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
 from .support import INTERPRETED, LOG2E, few_product, sink_mass, soft_cap
 
@@ -211,11 +210,9 @@ def _split_kernel(
     HALVES: tl.constexpr,
     PADDED: tl.constexpr,
     JOINED: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """HALVES: codes are multiplied as fp16, with `scale` in the query already."""
-    wait_for_inputs(EARLY)
     head = tl.program_id(0)
     number = tl.program_id(1)
     # Columns: see `attention_plan.COLUMNS`.
@@ -357,7 +354,6 @@ def attention_decode(
     tickets: torch.Tensor,
     *,
     sinks: torch.Tensor | None = None,
-    early: bool = False,
 ) -> None:
     """Fill `out` [N, H, E] for the entries that `plan` cuts in pieces; rows of others are left
     alone. `group_number`: whose pieces. `sinks` [H]: see `Operators.attend`.
@@ -422,5 +418,4 @@ def attention_decode(
         num_warps=config.warps,
         num_stages=config.stages,
         maxnreg=config.registers if short and q.dtype != torch.float32 else None,
-        **launch_options(early),
     )

@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .early import launch_options, wait_for_inputs
 from .quantise import CODES, store_groups, to_codes
 from .support import INTERPRETED
 
@@ -70,9 +69,7 @@ def _gated_kernel(
     width,
     ACTIVATION: tl.constexpr,
     TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     values = _act(gate_up, biases, chosen, row, columns, width, ACTIVATION)
@@ -91,10 +88,8 @@ def _gated_codes_kernel(
     ACTIVATION: tl.constexpr,
     TILE: tl.constexpr,
     HIGH: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     peak = 0.0
     for at in range(0, width, TILE):
@@ -124,11 +119,9 @@ def _gated_groups_kernel(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
     HIGH: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """`_gated_kernel` with codes: a group lies in one tile, so nothing is read twice."""
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TILE
     columns = first + tl.arange(0, TILE)
@@ -141,8 +134,6 @@ def gated(
     activation: str,
     biases: torch.Tensor | None = None,
     chosen: torch.Tensor | None = None,
-    *,
-    early: bool = False,
 ) -> torch.Tensor:
     """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu, gelu_tanh or clamped.
 
@@ -160,7 +151,6 @@ def gated(
         ACTIVATION=activation,
         TILE=TILE,
         num_warps=4,
-        **launch_options(early),
     )
     return out
 
@@ -172,8 +162,6 @@ def gated_codes(
     group: int = 0,
     biases: torch.Tensor | None = None,
     chosen: torch.Tensor | None = None,
-    *,
-    early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`gated` as (codes [N, I] in fp8 or int8, scales fp32 [N, 1] or [N, ceil(I / group)])."""
     rows, double = gate_up.shape
@@ -197,7 +185,6 @@ def gated_codes(
             HIGH=high,
             INTERPRET=INTERPRETED,
             num_warps=4,
-            **launch_options(early),
         )
         return out, scales
     _gated_codes_kernel[(rows,)](
@@ -212,6 +199,5 @@ def gated_codes(
         HIGH=high,
         INTERPRET=INTERPRETED,
         num_warps=8,
-        **launch_options(early),
     )
     return out, scales

@@ -31,7 +31,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .early import launch_options, wait_for_inputs
 from .gated import gated, gated_codes
 from .moe_packed import grouped_packed
 from .moe_products import MoeConfig, grouped_product
@@ -63,9 +62,7 @@ def _route_kernel(
     EXPERTS: tl.constexpr,
     ACTIVE: tl.constexpr,
     NORMALISE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS)
     logits = tl.load(router + token * experts + expert, mask=expert < experts, other=float("-inf"))
@@ -105,10 +102,8 @@ def _count_kernel(
     tiles,
     EXPERTS: tl.constexpr,
     TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """counts [parts, EXPERTS]: of each TILE assignments, how many chose an expert."""
-    wait_for_inputs(EARLY)
     part = tl.program_id(0)
     index = part * TILE + tl.arange(0, TILE)
     if part * TILE < assignments:
@@ -133,11 +128,9 @@ def _place_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """The place of an assignment: behind all experts before its own, each in whole tiles, and
     behind those of its expert that stand before it."""
-    wait_for_inputs(EARLY)
     own = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
     count = tl.zeros([EXPERTS], tl.int32)
@@ -176,10 +169,8 @@ def _gather_kernel(
     width,
     ACTIVE: tl.constexpr,
     TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """`biases` [experts, width] of those that a token chose are part of what they give."""
-    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)
@@ -195,9 +186,7 @@ def _gather_kernel(
     tl.store(y + token * width + column, total.to(y.dtype.element_ty), mask=column < width)
 
 
-def route(
-    router: torch.Tensor, active: int, normalise: bool, *, early: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+def route(router: torch.Tensor, active: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Router logits [N, experts] → experts [N, active] int32 in ascending order, shares fp32."""
     tokens, experts = router.shape
     chosen = torch.empty(tokens, active, dtype=torch.int32, device=router.device)
@@ -211,12 +200,11 @@ def route(
         ACTIVE=active,
         NORMALISE=normalise,
         num_warps=1,
-        **launch_options(early),
     )
     return chosen, shares
 
 
-def place(chosen: torch.Tensor, experts: int, rows: int, *, early: bool = False) -> Tiles:
+def place(chosen: torch.Tensor, experts: int, rows: int) -> Tiles:
     """experts [N, active] → assignments listed by expert, in tiles of `rows`."""
     assignments = chosen.numel()
     if len(chosen) <= SINGLE_TOKENS:
@@ -228,7 +216,6 @@ def place(chosen: torch.Tensor, experts: int, rows: int, *, early: bool = False)
     counts = torch.empty(parts, padded, dtype=torch.int32, device=device)
     listed = torch.empty(tiles * rows, dtype=torch.int32, device=device)
     tile_expert = torch.empty(tiles, dtype=torch.int32, device=device)
-    options = launch_options(early)
     # There are more places than assignments, and than tiles.
     _count_kernel[(triton.cdiv(tiles * rows, TILE),)](
         chosen,
@@ -241,7 +228,6 @@ def place(chosen: torch.Tensor, experts: int, rows: int, *, early: bool = False)
         EXPERTS=padded,
         TILE=TILE,
         num_warps=4,
-        **options,
     )
     _place_kernel[(parts,)](
         chosen,
@@ -255,7 +241,6 @@ def place(chosen: torch.Tensor, experts: int, rows: int, *, early: bool = False)
         TILE=TILE,
         PARTS=max(1, COUNTED // padded),
         num_warps=4,
-        **options,
     )
     return Tiles(listed, tile_expert, assignments, rows, experts, single=False)
 
@@ -272,8 +257,6 @@ def experts(
     packed: PackedSkinnyConfig | None = None,
     tickets: torch.Tensor | None = None,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
-    *,
-    early: bool = False,
 ) -> torch.Tensor:
     """x [N, D], what `route` gave, tables of [2I, D] and [D, I] of `count` experts → [N, D].
 
@@ -285,21 +268,17 @@ def experts(
     active = chosen.shape[1]
     few = packed if gate_up.bits and down.bits else None
     rows = config.rows if few is None else few.rows
-    tiles = place(chosen, count, rows, early=early)
+    tiles = place(chosen, count, rows)
     of_gate_up, of_down = biases or (None, None)
     if few is not None:
         within = activation if of_gate_up is None else ""
-        acted = grouped_packed(x, gate_up, tiles, active, few, tickets, within, early=early)
+        acted = grouped_packed(x, gate_up, tiles, active, few, tickets, within)
         if not within:
-            acted = gated(acted, activation, of_gate_up, chosen, early=early)
-        parts = grouped_packed(acted, down, tiles, 1, few, tickets, early=early)
+            acted = gated(acted, activation, of_gate_up, chosen)
+        parts = grouped_packed(acted, down, tiles, 1, few, tickets)
     else:
-        acted, scales = _gate_up(
-            x, gate_up, down, tiles, chosen, activation, config, of_gate_up, early=early
-        )
-        parts = grouped_product(
-            acted, down, tiles, 1, config, dtype=x.dtype, scales=scales, early=early
-        )
+        acted, scales = _gate_up(x, gate_up, down, tiles, chosen, activation, config, of_gate_up)
+        parts = grouped_product(acted, down, tiles, 1, config, dtype=x.dtype, scales=scales)
     y = torch.empty_like(x)
     _gather_kernel[(tokens, triton.cdiv(width, 1024))](
         parts,
@@ -311,7 +290,6 @@ def experts(
         ACTIVE=active,
         TILE=1024,
         num_warps=4,
-        **launch_options(early),
     )
     return y
 
@@ -325,22 +303,18 @@ def _gate_up(
     activation: str,
     config: MoeConfig,
     biases: torch.Tensor | None,
-    *,
-    early: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What the products of `down` multiply: act(gate) · up [assignments, I]; or its codes, and
     their scales."""
     values, scales, dtype, active = x, None, x.dtype, chosen.shape[1]
     if gate_up.blocked is not None:
-        values, scales = quantise_rows(x, blocked=gate_up.blocked, early=early)
+        values, scales = quantise_rows(x, blocked=gate_up.blocked)
     dense = gate_up.blocked is None and not gate_up.bits
     if dense and down.blocked is None and config.rows <= GATE_ROWS and biases is None:
-        gate = grouped_product(x, gate_up, tiles, active, config, activation, early=early)
+        gate = grouped_product(x, gate_up, tiles, active, config, activation)
         return gate, None
-    inner = grouped_product(
-        values, gate_up, tiles, active, config, dtype=dtype, scales=scales, early=early
-    )
+    inner = grouped_product(values, gate_up, tiles, active, config, dtype=dtype, scales=scales)
     if down.blocked is None:
-        return gated(inner, activation, biases, chosen, early=early), None
+        return gated(inner, activation, biases, chosen), None
     group = BLOCK if down.blocked else 0
-    return gated_codes(inner, activation, "fp8", group, biases, chosen, early=early)
+    return gated_codes(inner, activation, "fp8", group, biases, chosen)

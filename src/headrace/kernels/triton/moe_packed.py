@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .early import launch_options, wait_for_inputs
 from .gated import activate
 from .moe_tiles import ExpertTable, Tiles, tile_rows
 from .packed import BYTES, planes_of
@@ -65,7 +64,6 @@ def _few_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
@@ -74,7 +72,6 @@ def _few_kernel(
     grid's last axis are parts of the input.
     """
     STEP: tl.constexpr = unpack_step(BITS, GROUP)
-    wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -149,8 +146,6 @@ def grouped_packed(
     config: PackedSkinnyConfig,
     tickets: torch.Tensor | None,
     activation: str = "",
-    *,
-    early: bool = False,
 ) -> torch.Tensor:
     """x [assignments / shared, in] → [assignments, out], or with an `activation`, for a table of
     gate over up [2 · I, in], act(gate) · up [assignments, I].
@@ -215,6 +210,5 @@ def grouped_packed(
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
-        **launch_options(early),
     )
     return y

@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .early import launch_options, wait_for_inputs
 from .gated import activate
 from .moe_tiles import ExpertTable, Tiles, tile_rows
 from .packed import BYTES, planes_of
@@ -51,13 +50,11 @@ def _dense_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
 
     GATE: the activation, or "": the weight is gate over up, with `outs` outputs each."""
-    wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -116,10 +113,8 @@ def _packed_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     STEP: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -178,11 +173,9 @@ def _fp8_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """BLOCKED: OUTS divides 128."""
-    wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -232,7 +225,6 @@ def grouped_product(
     *,
     dtype: torch.dtype | None = None,
     scales: torch.Tensor | None = None,
-    early: bool = False,
 ) -> torch.Tensor:
     """x [assignments / shared, in] → [assignments, out] in `dtype` (x's unless given). For a table
     of fp8 x are codes with `scales`.
@@ -256,7 +248,6 @@ def grouped_product(
         "INTERPRET": INTERPRETED,
         "num_warps": config.warps,
         "num_stages": config.stages,
-        **launch_options(early),
     }
     assert (scales is None) == (table.blocked is None), "codes are for codes"
     y = torch.empty(assignments, outs, dtype=dtype or x.dtype, device=x.device)

@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .early import launch_options, wait_for_inputs
 from .quantise import CODES, store_groups, store_row
 from .support import INTERPRETED
 
@@ -34,10 +33,8 @@ def _norm_kernel(
     QUANTISED: tl.constexpr,
     GROUP: tl.constexpr,
     HIGH: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     mask = columns < width
@@ -68,7 +65,6 @@ def _launch(
     offset: float,
     codes: str | None,
     group: int = 0,
-    early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     rows, width = x.shape
     groups = triton.cdiv(width, group) if group else 1
@@ -97,16 +93,13 @@ def _launch(
         HIGH=high,
         INTERPRET=INTERPRETED,
         num_warps=max(1, min(16, columns // 512)),
-        **launch_options(early),
     )
     return out, scales, total
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, *, early: bool = False
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
     """x [N, D] → x / rms(x) · (weight + offset) [N, D], in x's dtype."""
-    return _launch(x, None, weight, eps, offset, None, 0, early)[0]
+    return _launch(x, None, weight, eps, offset, None, 0)[0]
 
 
 def add_rms_norm(
@@ -115,11 +108,9 @@ def add_rms_norm(
     weight: torch.Tensor,
     eps: float,
     offset: float,
-    *,
-    early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """→ (rms_norm(residual + x), residual + x); the sum is rounded to x's dtype first."""
-    out, _, total = _launch(x, residual, weight, eps, offset, None, 0, early)
+    out, _, total = _launch(x, residual, weight, eps, offset, None, 0)
     return out, total
 
 
@@ -131,13 +122,11 @@ def rms_norm_codes(
     offset: float,
     codes: str,
     group: int = 0,
-    *,
-    early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """→ (codes [N, D] in fp8 or int8, scales fp32, residual + x).
 
     Scales are [N, 1], or [N, ceil(D / group)] for groups of so many columns (a power of two).
     """
-    out, scales, total = _launch(x, residual, weight, eps, offset, codes, group, early)
+    out, scales, total = _launch(x, residual, weight, eps, offset, codes, group)
     assert scales is not None
     return out, scales, total

@@ -31,7 +31,6 @@ from ..weights import (
 from . import gated, moe, norm, rope_cache, sampling
 from .attention_decode import attention_decode
 from .attention_prefill import attention_prefill
-from .early import EarlyConfig
 from .library import ScaledProducts, WideProducts
 from .moe_tiles import ExpertTables
 from .packed import merge_neighbours, merge_tiled, tile_weight
@@ -80,7 +79,7 @@ class TritonOperators(ReferenceOperators):
         self._quantise = quantise
         self._architecture = architecture
         self.deterministic = deterministic
-        self.drawing = Drawing(self._draw, self._argmax)
+        self.drawing = Drawing(sampling.draw, sampling.argmax)
         """Without a sort, and without asking the device anything: the host never waits."""
         self._tables: dict[torch.device, Table] = {}
         self._experts = ExpertTables(dtype)
@@ -142,10 +141,10 @@ class TritonOperators(ReferenceOperators):
     def warm_draws(self, logits: torch.Tensor) -> None:
         """Every kernel that turns logits [R, V] into tokens, by which filters a step has."""
         one = torch.ones(len(logits), device=logits.device)
-        self._argmax(logits)
+        sampling.argmax(logits)
         for top_k in (None, one.long()):
             for top_p in (None, one):
-                self._draw(logits, DrawParameters(one, top_k, top_p, one, one.double()))
+                sampling.draw(logits, DrawParameters(one, top_k, top_p, one, one.double()))
 
     def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
         """What the graphs of `compile` will take of the device, from a few of them."""
@@ -157,7 +156,7 @@ class TritonOperators(ReferenceOperators):
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
     ) -> torch.Tensor:
-        return norm.rms_norm(x, weight, eps, offset, early=self._early(x).early)
+        return norm.rms_norm(x, weight, eps, offset)
 
     def add_rms_norm(
         self,
@@ -167,8 +166,7 @@ class TritonOperators(ReferenceOperators):
         eps: float,
         offset: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        early = self._early(x).early
-        return norm.add_rms_norm(x, residual, weight, eps, offset, early=early)
+        return norm.add_rms_norm(x, residual, weight, eps, offset)
 
     def plan_product(self, weight: Weight, rows: int) -> Way:
         """How `linear` of this weight and so many rows is computed: see `kernels.fuse`."""
@@ -189,16 +187,12 @@ class TritonOperators(ReferenceOperators):
     def norm_codes(
         self, x: torch.Tensor, residual: torch.Tensor | None, norm_of: Norm, consumer: Weight
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return norm.rms_norm_codes(
-            x, residual, *norm_of, "fp8", _code_group(consumer), early=self._early(x).early
-        )
+        return norm.rms_norm_codes(x, residual, *norm_of, "fp8", _code_group(consumer))
 
     def gated_codes(
         self, gate_up: torch.Tensor, activation: str, consumer: Weight
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return gated.gated_codes(
-            gate_up, activation, "fp8", _code_group(consumer), early=self._early(gate_up).early
-        )
+        return gated.gated_codes(gate_up, activation, "fp8", _code_group(consumer))
 
     def linear_codes(
         self,
@@ -210,29 +204,13 @@ class TritonOperators(ReferenceOperators):
     ) -> torch.Tensor:
         """`dtype`: of the result, where it is not that of activations."""
         assert isinstance(weight, Fp8Weight)
-        dtype, early = dtype or self.dtype, self._early(codes)
+        dtype = dtype or self.dtype
         skinny = self._skinny(weight, len(codes))
         if skinny is not None:
-            return product_skinny(
-                codes,
-                weight,
-                bias,
-                skinny,
-                self._ticket(codes.device),
-                dtype,
-                scales=scales,
-                early=early,
-            )
-        return product_codes(
-            codes,
-            scales,
-            weight,
-            bias,
-            self._table(codes.device).fp8(self._rows(codes)),
-            dtype,
-            library=self._library(codes),
-            early=early,
-        )
+            tickets = self._ticket(codes.device)
+            return product_skinny(codes, weight, bias, skinny, tickets, dtype, scales=scales)
+        config, library = self._table(codes.device).fp8(self._rows(codes)), self._library(codes)
+        return product_codes(codes, scales, weight, bias, config, dtype, library=library)
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         return self._product(x, weight, bias, x.dtype)
@@ -248,8 +226,7 @@ class TritonOperators(ReferenceOperators):
         group: int,
     ) -> torch.Tensor:
         assert rope is not None, "no kernel for layers without positions"
-        early = self._early(qkv).early
-        return rope_cache.rope_and_cache(qkv, spec, norms, rope, kv, batch, group, early=early)
+        return rope_cache.rope_and_cache(qkv, spec, norms, rope, kv, batch, group)
 
     def attend(
         self,
@@ -298,19 +275,17 @@ class TritonOperators(ReferenceOperators):
             table.decode(width, coded=coded),
             self._ticket(q.device),
             sinks=sinks,
-            early=self._early(q).early,
         )
         return out.view_as(flat)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        return gated.gated(gate_up, activation, early=self._early(gate_up).early)
+        return gated.gated(gate_up, activation)
 
     def route(
         self, logits: torch.Tensor, spec: RouteSpec, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert bias is None, "no kernel for a bias of the choice"
-        early = self._early(logits).early
-        return moe.route(logits, spec.active, spec.normalise, early=early)
+        return moe.route(logits, spec.active, spec.normalise)
 
     def experts(
         self,
@@ -339,7 +314,6 @@ class TritonOperators(ReferenceOperators):
             packed if packed.serves else None,
             None if self.deterministic else self._ticket(x.device),
             biases,
-            early=self._early(x).early,
         )
 
     def logits(
@@ -361,7 +335,7 @@ class TritonOperators(ReferenceOperators):
         home: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`home` [N, out] of `dtype`, without gaps: where the result may be written."""
-        table, early = self._table(x.device), self._early(x)
+        table = self._table(x.device)
         if isinstance(weight, StackedWeight | TiledWeight):
             y = x.new_empty(len(x), weight.shape[0], dtype=dtype) if home is None else home
             low = 0
@@ -372,15 +346,15 @@ class TritonOperators(ReferenceOperators):
             return y
         if isinstance(weight, Fp8Weight):
             if self._skinny(weight, len(x)) is not None:
-                codes, scales = quantise_rows(x, blocked=False, early=early.early)
+                codes, scales = quantise_rows(x, blocked=False)
                 return self.linear_codes(codes, scales, weight, bias, dtype)
             config, library = table.fp8(self._rows(x)), self._library(x)
-            return product_fp8(x, weight, bias, config, dtype, library=library, early=early)
+            return product_fp8(x, weight, bias, config, dtype, library=library)
         skinny = self._skinny(weight, len(x))
         if skinny is not None:
             assert isinstance(weight, DenseWeight)
             tickets = self._ticket(x.device)
-            return product_skinny(x, weight, bias, skinny, tickets, dtype, y=home, early=early)
+            return product_skinny(x, weight, bias, skinny, tickets, dtype, y=home)
         if self.deterministic:
             return product_dense(x, _data(weight), bias, table.dense(), dtype, y=home)
         return self._wide.linear(x, _data(weight), bias, dtype, home)
@@ -390,13 +364,13 @@ class TritonOperators(ReferenceOperators):
     ) -> None:
         """A weight or one part of a stacked one, into its columns of the result."""
         if isinstance(weight, TiledWeight):
-            skinny, early = self._packed_skinny(weight, len(x)), self._early(x)
+            skinny = self._packed_skinny(weight, len(x))
             if skinny is not None:
                 tickets = self._ticket(x.device)
-                product_packed_skinny(x, weight, bias, skinny, tickets, y=y, early=early)
+                product_packed_skinny(x, weight, bias, skinny, tickets, y=y)
             else:
                 config = self._table(x.device).packed(self._rows(x))
-                product_packed(x, weight, bias, config, y=y, early=early.early)
+                product_packed(x, weight, bias, config, y=y)
         else:
             y.copy_(self._product(x, weight, bias, y.dtype))
 
@@ -409,21 +383,14 @@ class TritonOperators(ReferenceOperators):
         activation: str,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        tickets, early = self._ticket(x.device), self._early(x)
+        tickets = self._ticket(x.device)
         if isinstance(weight, TiledWeight):
             packed = self._packed_skinny(weight, len(x))
             assert packed is not None, "see `plan_product`"
             if norm is not None:
                 x = self.rms_norm(x, *norm)
             return product_packed_skinny(
-                x,
-                weight,
-                bias,
-                packed,
-                tickets,
-                residual=residual,
-                activation=activation,
-                early=early,
+                x, weight, bias, packed, tickets, residual=residual, activation=activation
             )
         assert isinstance(weight, DenseWeight), "see `plan_product`"
         config = self._skinny(weight, len(x))
@@ -440,7 +407,6 @@ class TritonOperators(ReferenceOperators):
             norm=norm,
             residual=residual,
             activation=activation,
-            early=early,
         )
 
     def _skinny(self, weight: Weight, rows: int) -> SkinnyConfig | None:
@@ -465,16 +431,6 @@ class TritonOperators(ReferenceOperators):
         if device not in self._tickets:
             self._tickets[device] = make_tickets(device)
         return self._tickets[device]
-
-    def _draw(self, logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
-        return sampling.draw(logits, parameters, early=self._early(logits).early)
-
-    def _argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        return sampling.argmax(logits, early=self._early(logits).early)
-
-    def _early(self, x: torch.Tensor) -> EarlyConfig:
-        """How kernels on `x`'s device are launched."""
-        return self._table(x.device).early()
 
     def _library(self, x: torch.Tensor) -> ScaledProducts | None:
         """The library, where it may take products of 8-bit numbers with a scale per row."""

@@ -22,7 +22,6 @@ import triton
 import triton.language as tl
 
 from ..weights import Fp8Weight, Weight
-from .early import OFF, EarlyConfig, ask_ahead, launch_options, wait_for_inputs
 from .library import ScaledProducts
 from .quantise import code_product, to_codes
 from .split import FEW_ROWS, add_parts, count_splits
@@ -57,11 +56,9 @@ def _quantise_kernel(
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     HIGH: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """One group of one row; GROUP 0: the whole row, read twice, the second time from L2."""
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     if GROUP > 0:
         columns = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
@@ -109,8 +106,6 @@ def _product_kernel(
     INNER: tl.constexpr,
     GROUPED: tl.constexpr,
     BIAS: tl.constexpr,
-    AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """BLOCKED: OUTS divides 128."""
@@ -123,9 +118,6 @@ def _product_kernel(
     first_out = (program % per_group) // size * OUTS
     # Either one part, of many programs, or all of them in order.
     split = tl.program_id(1)
-    if EARLY and AHEAD > 0:
-        ask_ahead(weight, first_out, outs, width, split * per_split * INNER, width, OUTS, AHEAD)
-    wait_for_inputs(EARLY)
     out = first_out + tl.arange(0, OUTS)
     inner = tl.arange(0, INNER)
     x_at = x + row.to(tl.int64)[:, None] * width + inner[None, :]
@@ -166,9 +158,7 @@ def _product_kernel(
         tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
 
 
-def quantise_rows(
-    x: torch.Tensor, *, blocked: bool, early: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise_rows(x: torch.Tensor, *, blocked: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """x [N, in] → codes [N, in] e4m3 and scales fp32: [N, 1], or [N, in / 128] if `blocked`."""
     rows, width = x.shape
     assert x.stride(1) == 1
@@ -187,7 +177,6 @@ def quantise_rows(
         HIGH=HIGH,
         INTERPRET=INTERPRETED,
         num_warps=1 if blocked else 8,
-        **launch_options(early),
     )
     return codes, scales
 
@@ -200,16 +189,13 @@ def product_fp8(
     dtype: torch.dtype | None = None,
     *,
     library: ScaledProducts | None = None,
-    early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """x [N, in] in the model's dtype → x · wᵀ + bias [N, out] in `dtype` (x's unless given).
 
     `library`: takes the sizes that it serves.
     """
-    codes, x_scales = quantise_rows(x, blocked=weight.blocked, early=early.early)
-    return product_codes(
-        codes, x_scales, weight, bias, config, dtype or x.dtype, library=library, early=early
-    )
+    codes, x_scales = quantise_rows(x, blocked=weight.blocked)
+    return product_codes(codes, x_scales, weight, bias, config, dtype or x.dtype, library=library)
 
 
 def product_codes(
@@ -221,7 +207,6 @@ def product_codes(
     dtype: torch.dtype,
     *,
     library: ScaledProducts | None = None,
-    early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """`product_fp8` from codes [N, in] with scales as `quantise_rows` gives them."""
     rows, width = codes.shape
@@ -266,17 +251,15 @@ def product_codes(
         INNER=BLOCK,
         GROUPED=8,
         BIAS=bias is not None,
-        AHEAD=early.ahead if early.early and rows <= FEW_ROWS else 0,
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
         # A part is rounded before it is added, be it in this program or by `add_parts`: no fused
         # multiply-add of the scale and the sum. Blocks are scaled inside their part, alike in both.
         enable_fp_fusion=weight.blocked,
-        **launch_options(early.early),
     )
     if apart:
-        add_parts(target, bias, y, early=early.early)
+        add_parts(target, bias, y)
     return y
 
 

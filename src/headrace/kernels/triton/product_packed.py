@@ -28,7 +28,6 @@ import triton
 import triton.language as tl
 
 from ..weights import TiledWeight
-from .early import launch_options, wait_for_inputs
 from .packed import BYTES, CHUNK
 from .split import add_parts, count_splits
 from .support import INTERPRETED, matrix_product
@@ -176,10 +175,8 @@ def _product_kernel(
     OUTS: tl.constexpr,
     STEP: tl.constexpr,
     SPLIT: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    wait_for_inputs(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     split = tl.program_id(2)
@@ -230,8 +227,6 @@ def product_packed(
     config: ProductConfig,
     dtype: torch.dtype | None = None,
     y: torch.Tensor | None = None,
-    *,
-    early: bool = False,
 ) -> torch.Tensor:
     """x [N, in] → x · wᵀ + bias [N, out] in `dtype` (x's unless given), or into `y`."""
     rows, width = x.shape
@@ -277,10 +272,9 @@ def product_packed(
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
-        **launch_options(early),
     )
     if splits > 1:
-        add_parts(target, bias, y, early=early)
+        add_parts(target, bias, y)
     return y
 
 

@@ -36,7 +36,6 @@ import triton
 import triton.language as tl
 
 from ..weights import TiledWeight
-from .early import OFF, EarlyConfig, ask_ahead, launch_options, wait_for_inputs
 from .gated import activate
 from .packed import BYTES
 from .split import count_splits, join_parts
@@ -317,8 +316,6 @@ def _product_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each.
@@ -332,10 +329,6 @@ def _product_kernel(
     stride = outs * 2 if GATE != "" else outs
     first = split * per_split
     last = tl.minimum(first + per_split, chunks)
-    if EARLY and AHEAD > 0:
-        # A chunk of the tile is one run of bytes; of four the beginning.
-        ask_ahead(codes, first, last, stride * BYTES, tile * OUTS * BYTES, stride * BYTES, 4, AHEAD)
-    wait_for_inputs(EARLY)
     row = tl.arange(0, ROWS)
     out = tile * OUTS + tl.arange(0, OUTS)
     # The last output again rather than a mask: it is not stored.
@@ -431,7 +424,6 @@ def product_packed_skinny(
     residual: torch.Tensor | None = None,
     activation: str = "",
     y: torch.Tensor | None = None,
-    early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (or x's), or into `y`.
 
@@ -490,11 +482,8 @@ def product_packed_skinny(
         ROWS=config.rows,
         OUTS=tile,
         STAGES=config.stages,
-        # Twice as many programs as `product_skinny` has ask for half as much each.
-        AHEAD=early.ahead // 2 if early.early else 0,
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
-        **launch_options(early.early),
     )
     return y

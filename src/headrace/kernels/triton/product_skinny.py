@@ -32,7 +32,6 @@ import triton.language as tl
 
 from ..fuse import Norm
 from ..weights import DenseWeight, Fp8Weight
-from .early import OFF, EarlyConfig, ask_ahead, launch_options, wait_for_inputs
 from .gated import activate
 from .quantise import code_product
 from .split import count_splits
@@ -134,29 +133,12 @@ def _product_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     start = split * per_split
-    if EARLY and AHEAD > 0:
-        BOTH: tl.constexpr = 1 if GATE == "" else 2
-        ask_ahead(weight, tile * OUTS, outs, weight_stride, start, width, OUTS, AHEAD // BOTH)
-        if GATE != "":
-            ask_ahead(
-                weight,
-                outs + tile * OUTS,
-                2 * outs,
-                weight_stride,
-                start,
-                width,
-                OUTS,
-                AHEAD // BOTH,
-            )
-    wait_for_inputs(EARLY)
     row = tl.arange(0, ROWS)
     out = tile * OUTS + tl.arange(0, OUTS)
     inner = tl.arange(0, INNER)
@@ -280,7 +262,6 @@ def product_skinny(
     residual: torch.Tensor | None = None,
     activation: str = "",
     y: torch.Tensor | None = None,
-    early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (x's unless given); N ≤ 16.
     `y`: the result's memory, without gaps.
@@ -338,10 +319,8 @@ def product_skinny(
         ROWS=config.rows,
         OUTS=config.outs,
         INNER=config.inner,
-        AHEAD=early.ahead if early.early else 0,
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
-        **launch_options(early.early),
     )
     return y

@@ -17,7 +17,6 @@ import triton.language as tl
 from ...base.graph import AttentionSpec
 from ..operators import KvLayer, StepBatch
 from ..prepared import RopeTable
-from .early import launch_options, wait_for_inputs
 from .quantise import to_codes
 from .support import INTERPRETED
 
@@ -99,10 +98,8 @@ def _rope_kernel(
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     TOP: tl.constexpr,
-    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     # Programs of queries come first, then those of keys and of values.
     queries = tl.cdiv(heads, HEADS)
@@ -206,8 +203,6 @@ def rope_and_cache(
     kv: KvLayer,
     batch: StepBatch,
     group: int,
-    *,
-    early: bool = False,
 ) -> torch.Tensor:
     """See `Operators.write`: qkv [N, (H + 2G) · E] → q [N, H · E]."""
     heads, kv_heads, width, tokens = spec.heads, spec.kv_heads, spec.size, len(qkv)
@@ -249,6 +244,5 @@ def rope_and_cache(
         TOP=top,
         INTERPRET=INTERPRETED,
         num_warps=4,
-        **launch_options(early),
     )
     return out

@@ -31,7 +31,6 @@ import triton
 import triton.language as tl
 
 from ..draws import DrawParameters
-from .early import launch_options, wait_for_inputs
 
 TILE = 4096
 """Logits of a program."""
@@ -50,11 +49,8 @@ def _ordered(value):
 
 
 @triton.jit
-def _peaks_kernel(
-    logits, peaks, places, width, stride, tiles, TILE: tl.constexpr, EARLY: tl.constexpr
-):
+def _peaks_kernel(logits, peaks, places, width, stride, tiles, TILE: tl.constexpr):
     """Write the largest logit of each tile of a row, and where it first is."""
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     columns = tile * TILE + tl.arange(0, TILE)
@@ -65,7 +61,7 @@ def _peaks_kernel(
     tl.store(places + row * tiles + tile, first)
 
 
-def _peaks(logits: torch.Tensor, early: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _peaks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [R, V] → the largest of each tile [R, tiles] fp32, and its place in the row."""
     rows, width = logits.shape
     assert logits.stride(1) == 1
@@ -81,7 +77,6 @@ def _peaks(logits: torch.Tensor, early: bool) -> tuple[torch.Tensor, torch.Tenso
         tiles,
         TILE=TILE,
         num_warps=8,
-        **launch_options(early),
     )
     return peaks, places
 
@@ -174,14 +169,12 @@ def _digit_kernel(
     TOP_K: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One digit of the threshold of top-k, or with MASS of top-p.
 
     `before`, `before_sums`: prefixes and sums of the digit before; for the first digit of top-p
     those of the last of top-k, if that was done (TOP_K), whose threshold is among the `floors` from
     then on."""
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     factor, peak, floor = _begin(peaks, temperatures, min_ps, row, tiles, TILES)
@@ -242,11 +235,9 @@ def _mass_kernel(
     TOP_P: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Write the mass `kept` [rows, tiles] that all filters leave in each tile. TOP_K, TOP_P: which
     of them were done, `before` and `before_sums` are the last digit of the last."""
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     factor, peak, floor = _begin(peaks, temperatures, min_ps, row, tiles, TILES)
@@ -287,10 +278,8 @@ def _token_kernel(
     tiles,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """The tile in which the mass passes the uniform number, and there the token."""
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     factor, peak, floor = _begin(peaks, temperatures, min_ps, row, tiles, TILES)
     floor = _load_code(floors + tl.num_programs(0), row)
@@ -313,7 +302,7 @@ def _token_kernel(
     tl.store(tokens + row, tl.where(first < 2147483647, first, last).to(tl.int64))
 
 
-def draw(logits: torch.Tensor, parameters: DrawParameters, *, early: bool = False) -> torch.Tensor:
+def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
     """logits [R, V] fp32 → tokens [R] int64, one draw per row; see `kernels.draws.draw`."""
     rows, width = logits.shape
     assert logits.stride(1) == 1
@@ -322,7 +311,7 @@ def draw(logits: torch.Tensor, parameters: DrawParameters, *, early: bool = Fals
     def made(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype, device=logits.device)
 
-    peaks, _ = _peaks(logits, early)
+    peaks, _ = _peaks(logits)
     filters = [parameters.top_k is not None, parameters.top_p is not None]
     # By filter and digit, each at a multiple of 16 bytes: other addresses would compile another
     # kernel, in the middle of service. Floors before and behind top-p.
@@ -338,7 +327,7 @@ def draw(logits: torch.Tensor, parameters: DrawParameters, *, early: bool = Fals
         parameters.temperature if parameters.top_p is None else parameters.top_p,
     )
     size = width, logits.stride(0), tiles
-    cut = {"TILE": TILE, "TILES": triton.next_power_of_2(tiles), **launch_options(early)}
+    cut = {"TILE": TILE, "TILES": triton.next_power_of_2(tiles)}
     before, before_sums = prefixes[0, 0], sums[0, 0]
     number = 0
     for mass in (False, True):
@@ -386,9 +375,8 @@ def draw(logits: torch.Tensor, parameters: DrawParameters, *, early: bool = Fals
 
 
 @triton.jit
-def _best_kernel(peaks, places, tokens, tiles, TILES: tl.constexpr, EARLY: tl.constexpr):
+def _best_kernel(peaks, places, tokens, tiles, TILES: tl.constexpr):
     """Find the most likely token; of equal logits the smallest id wins, as in the reference."""
-    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, TILES)
     there = tile < tiles
@@ -399,14 +387,14 @@ def _best_kernel(peaks, places, tokens, tiles, TILES: tl.constexpr, EARLY: tl.co
     tl.store(tokens + row, tl.where(first < 2147483647, first, 0).to(tl.int64))
 
 
-def argmax(logits: torch.Tensor, *, early: bool = False) -> torch.Tensor:
+def argmax(logits: torch.Tensor) -> torch.Tensor:
     """logits [R, V] fp32 → the most likely token [R] int64; of equals the smallest id.
 
     Two kernels: one program of a row alone would go through its 500 kB in 32 turns of a
     microsecond each, and nothing else runs at that time.
     """
     rows, _ = logits.shape
-    peaks, places = _peaks(logits, early)
+    peaks, places = _peaks(logits)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     tiles = peaks.shape[1]
     _best_kernel[(rows,)](
@@ -416,6 +404,5 @@ def argmax(logits: torch.Tensor, *, early: bool = False) -> torch.Tensor:
         tiles,
         TILES=triton.next_power_of_2(tiles),
         num_warps=1,
-        **launch_options(early),
     )
     return tokens

@@ -13,8 +13,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .early import launch_options, wait_for_inputs
-
 FEW_ROWS = 64
 """Up to so many rows the parts are programs of their own."""
 TICKETS = 1 << 16
@@ -88,10 +86,8 @@ def _sum_kernel(
     SPLITS: tl.constexpr,
     BIAS: tl.constexpr,
     TILE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Partial sums [SPLITS, elements], added in order."""
-    wait_for_inputs(EARLY)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     mask = at < elements
     total = tl.zeros([TILE], tl.float32)
@@ -105,9 +101,7 @@ def _sum_kernel(
     tl.store(y + row.to(tl.int64) * y_stride + out, total.to(y.dtype.element_ty), mask=mask)
 
 
-def add_parts(
-    partial: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, *, early: bool = False
-) -> None:
+def add_parts(partial: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
     """partial [splits, N, out] fp32, summed in order, + bias → y [N, out]."""
     splits, rows, outs = partial.shape
     elements = rows * outs
@@ -122,5 +116,4 @@ def add_parts(
         BIAS=bias is not None,
         TILE=512,
         num_warps=4,
-        **launch_options(early),
     )

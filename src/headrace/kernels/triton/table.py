@@ -18,7 +18,6 @@ import torch
 
 from .attention_decode import DecodeConfig
 from .attention_prefill import PrefillConfig
-from .early import EarlyConfig
 from .moe_products import MoeConfig
 from .product_dense import DenseConfig
 from .product_fp8 import Fp8Config
@@ -90,10 +89,6 @@ class Table:
     def skinny(self, rows: int, *, coded: bool = False) -> SkinnyConfig:
         """By rows; `coded`: of an fp8 weight with a scale per row."""
         return self._find(SkinnyConfig, "product_skinny" + "_coded" * coded, rows)
-
-    def early(self) -> EarlyConfig:
-        """One for all."""
-        return self._find(EarlyConfig, "early", 0)
 
     def packed_skinny(self, rows: int) -> PackedSkinnyConfig:
         """By rows."""

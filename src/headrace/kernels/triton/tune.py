@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,11 @@ from torch.nn import functional
 
 from ..attention_lists import plan_step
 from ..attention_plan import Planner
-from ..cuda_graphs import CudaGraphMaker
 from ..fuse import Norm
 from ..operators import GroupBatch, HostStep, KvLayer, StepBatch
 from ..weights import DenseWeight, PackedWeight
 from .attention_decode import DecodeConfig, attention_decode
 from .attention_prefill import PrefillConfig, attention_prefill
-from .early import OFF, EarlyConfig
 from .gated import gated
 from .library import ScaledProducts
 from .norm import rms_norm
@@ -96,7 +93,6 @@ def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> I
     yield from _skinny(table, shapes, device, dtype)
     yield from _coded_skinny(table, shapes, device)
     yield from _packed_skinny(table, shapes, device, dtype)
-    yield early_starts(table, shapes, device, dtype)
     for width, up_to in ((64, 64), (128, 128), (256, None)):
         for coded in (False, True):
             yield from _attention(table, shapes, width, up_to, device, dtype, coded)
@@ -191,66 +187,6 @@ def _packed_skinny(
 
         away = PackedSkinnyConfig(serves=False)
         yield Problem("product_packed_skinny", rows, _with(now, [*tried, away]), run)
-
-
-def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Problem:
-    """The kernels of a layer at one row, as a CUDA graph: what lies between them is what counts."""
-    hidden, inner, width = shapes.width, shapes.out // 2, shapes.width // shapes.heads
-    made = [
-        DenseWeight((torch.randn(out, into, device=device) * into**-0.5).to(dtype))
-        for out, into in (
-            ((shapes.heads + 2 * shapes.kv_heads) * width, hidden),
-            (hidden, hidden),
-            (2 * inner, hidden),
-            (hidden, inner),
-        )
-    ]
-    qkv, output, gate_up, down = made
-    gain = torch.rand(hidden, device=device).to(dtype)
-    x = torch.randn(1, hidden, device=device).to(dtype)
-    tickets = make_tickets(torch.device(device))
-    batch, kv = _batch(shapes, [(shapes.context // 4 - 1, 1)], width, device, dtype)
-    plan = plan_step(batch, Planner(shapes.kv_heads, [None]))
-    cut, decode = replace(table.skinny(1), library=False), table.decode(width)
-
-    def layer(early: EarlyConfig) -> None:
-        def normed(x: torch.Tensor, weight: DenseWeight, activation: str = "") -> torch.Tensor:
-            norm = Norm(gain, 1e-5, 0.0)
-            if not cut.norm:
-                x = rms_norm(x, *norm, early=early.early)
-            return product_skinny(
-                x,
-                weight,
-                None,
-                cut,
-                tickets,
-                norm=norm if cut.norm else None,
-                activation=activation,
-                early=early,
-            )
-
-        q = normed(x, qkv)
-        heads = q[:, :hidden].view(1, shapes.heads, width)
-        out = torch.empty_like(heads)
-        view = batch.groups[0]
-        attention_decode(
-            heads, kv, plan, 0, view, out, 0.1, None, decode, tickets, early=early.early
-        )
-        y = product_skinny(out.view(1, hidden), output, None, cut, tickets, residual=x, early=early)
-        acted = normed(y, gate_up, "silu")
-        product_skinny(acted, down, None, cut, tickets, residual=y, early=early)
-
-    replays: dict[EarlyConfig, Callable[[], object]] = {}
-
-    def run(config: EarlyConfig) -> object:
-        if config not in replays:
-            maker = CudaGraphMaker(torch.device(device)) if device == "cuda" else None
-            captured = partial(layer, config)
-            replays[config] = captured if maker is None else maker.capture(captured)
-        return replays[config]()
-
-    tried = [OFF, *(EarlyConfig(True, ahead) for ahead in (0, 16_384, 32_768, 65_536))]
-    return Problem("early", None, _with(table.early(), tried), run)
 
 
 def _attention(
