@@ -3,10 +3,10 @@
     python benchmarks/gpu_bench.py [--smoke | --all DIR] [--only PART …] [--minutes M]
 
 Needs torch, triton and (for one part) transformers; no network, no weights: models have real
-configurations and random numbers. In order: Triton's cache is filled from several
-processes; every kernel and path is checked against the reference on the device; the
-two ceilings, and every kernel's time and share of the ceiling that binds it; whole models through
-the real worker and the real scheduler; transformers on the same.
+configurations and random numbers. In order: Triton's cache is filled from several processes; every
+kernel and path is checked against the reference on the device; the two ceilings, and every kernel's
+time and share of the ceiling that binds it; whole models through the real worker and the real
+scheduler; transformers on the same.
 
 Every part is a process of its own with a limit of its own: what faults, hangs or takes the CUDA
 context with it ends that part and no other, and the record says so. `--smoke` touches every part

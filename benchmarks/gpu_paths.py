@@ -64,6 +64,7 @@ STEPS = (
 )
 """Alternating: whoever reads before it was written finds the numbers of another step and not its
 own again, in the inputs of a graph and in the memory that all of them share."""
+LIMITS = StepLimits(tokens=64, entries=24, max_context=512)
 ROUNDS = 20
 
 
@@ -83,7 +84,7 @@ def graphs(arch: ModelArch, weights: str, kv: str) -> Callable[[str, torch.dtype
         _fill(*caches)
         plain, calls = (CallByCall(model, ops, cache, ops.drawing) for cache in caches)
         maker: GraphMaker = CudaGraphMaker(torch.device(device)) if cuda else Rerun()
-        program = GraphProgram(calls, StepLimits(tokens=64, entries=24, max_context=512), maker)
+        program = GraphProgram(calls, LIMITS, maker)
         program.capture()
         asked, worst = want(logits=True, hidden="sampled"), 0.0
         for batch in batches * (ROUNDS if cuda else 1):

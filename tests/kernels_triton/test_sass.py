@@ -56,19 +56,6 @@ def test_a_product_that_the_compiler_made_nothing_of_is_a_fault() -> None:
         assert len(list(gpu_dry.find_faults(compiled, step))) == wanted
 
 
-def test_a_kernel_that_starts_early_must_wait() -> None:
-    counts = dict.fromkeys((*KINDS, "all"), 0)
-    for early, unwaited, wanted in (
-        (True, (), 0),
-        (True, None, 1),
-        (True, ("LDG",), 1),
-        (False, None, 0),
-    ):
-        code = Code(4, 0, counts, unwaited)
-        compiled = Compiled("norm._norm_kernel", "sm_90", 8, 3, {"EARLY": early}, 0, code, 0.0)
-        assert len(list(gpu_dry.find_faults(compiled, gpu_dry.STEPS[0]))) == wanted
-
-
 LOOPS = """
         /*0000*/                   IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;
 .L_x_0:

@@ -63,8 +63,6 @@ def test_kernels_of_a_model_compile_without_faults(tmp_path: Path) -> None:
     prefill = [r for r in found["kernels"] if r["kernel"] == "attention_prefill._prefill_kernel"]
     assert {row["matrix"] for row in prefill} == {"warpgroup"}
     assert all(row["spills"] == 0 for row in found["kernels"])
-    early = {row["kernel"] for row in found["kernels"] if row["early"]}
-    assert {"attention_decode._split_kernel", "product_skinny._product_kernel"} <= early
 
 
 @pytest.mark.slow
@@ -78,7 +76,7 @@ def test_sampling_compiles_nothing_for_another_number_of_rows() -> None:
         "    for rows in (2, 1, 3, 4, 16, 33):\n"
         "        logits = torch.empty(rows, 9000, device='meta')\n"
         "        TritonOperators.warm_draws(operators, logits)\n"
-        "        print(rows, len(found), {kernel.code.unwaited for kernel in found})\n"
+        "        print(rows, len(found))\n"
     )
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -89,7 +87,7 @@ def test_sampling_compiles_nothing_for_another_number_of_rows() -> None:
         env={**environment, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'benchmarks'}"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [line.partition(" ")[2] for line in done.stdout.splitlines()] == ["13 {()}"] * 6
+    assert [line.partition(" ")[2] for line in done.stdout.splitlines()] == ["13"] * 6
 
 
 @pytest.mark.slow
@@ -143,88 +141,25 @@ def test_a_wrong_result_and_a_process_that_dies_are_failures_of_their_own(tmp_pa
     assert not found["left_out"]
 
 
-@pytest.mark.parametrize(
-    ("does", "said"),
-    [
-        ("right = True", "as the table says"),
-        ("right = name != 'early b'", "turned off for the rest"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "turned off for the rest"),
-        ("time.sleep(600)", "turned off for the rest"),
-    ],
-)
-def test_what_starts_early_is_tried_first_and_turned_off_if_it_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
-) -> None:
-    (tmp_path / "gpu_checks.py").write_text(
-        "import json, sys, time, os, signal\n"
-        "EARLY, SMOKE = ['early a', 'early b'], ['early b', 'norms']\n"
-        "names = json.loads(sys.argv[-1]) if len(sys.argv) > 1 else []\n"
-        "for name in names:\n"
-        "    print(json.dumps({'begins': name}), flush=True)\n"
-        f"    {does}\n"
-        "    print(json.dumps({'check': name, 'right': right}), flush=True)\n"
-    )
-    monkeypatch.setattr(gpu_bench, "HERE", tmp_path)
-    bench = gpu_bench.Bench(10, tmp_path / "bench.json", "small")
-    bench.run(gpu_bench.Part("early", 8 if "sleep" in does else 300, 1))
-    assert bench.record["early"] == said
-    on = said == "as the table says"
-    assert bool(bench.record["wrong"]) is not on
-    # Whoever comes after it hears of it.
-    (tmp_path / "gpu_ahead.py").write_text("import os; print(os.environ.get('GPU_BENCH_EARLY'))")
-    seen = tmp_path / "seen"
-    gpu_bench.launch([str(tmp_path / "gpu_ahead.py")], 300, seen, early_off=bench.early_off)
-    assert seen.read_text().strip() == ("None" if on else "off")
-    # What was asked already is not asked again.
-    asked = {row["check"] for row in bench.record["parts"]["early"]}
-    assert ("early b" in bench._check_names()) is ("early b" not in asked)
-
-
-def test_a_cold_machine_is_no_reason_to_turn_early_starts_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What compiled for all of its time is tried again and then right."""
-    bench = gpu_bench.Bench(1, tmp_path / "bench.json", "small")
-    tries: list[list[str]] = []
-
-    def shard(names: list[str], deadline: float) -> list[dict[str, Any]]:
-        tries.append(names)
-        late = names == ["early b"] and len(tries) < 3
-        return [] if late else [{"check": names[0], "right": True}]
-
-    monkeypatch.setattr(bench, "_names", lambda which: ["early a", "early b"])
-    monkeypatch.setattr(bench, "_shard", shard)
-    bench.run(gpu_bench.Part("early", 30, 1))
-    assert sorted(tries) == [["early a"], ["early b"], ["early b"]]
-    assert bench.record["early"] == "as the table says"
-    assert not bench.record["wrong"]
-
-
 def longest_shard(delay: float) -> float:
     """Seconds of the process of `gpu_ahead --checks` that compiles longest, with `delay` more for
     each kernel, by the seconds of the last dry run on its busy machine; a core for each."""
     rows = json.loads((ROOT / "benchmarks/results/gpu_dry.json").read_text())["kernels"]
     checks = [row for row in rows if row["model"].startswith("check: ")]
-    names = list(dict.fromkeys([*gpu_checks.EARLY, *gpu_checks.SMOKE]))
     shards = [
         [
             row["seconds"] + delay
             for row in checks
-            if row["model"].removeprefix("check: ") in names[number :: gpu_ahead.SHARDS]
+            if row["model"].removeprefix("check: ") in gpu_checks.SMOKE[number :: gpu_ahead.SHARDS]
         ]
         for number in range(gpu_ahead.SHARDS)
     ]
     assert sum(map(len, shards)) > 200
-    # Both ways of starting kernels are in the file, each a process of its own.
-    return max(map(sum, shards)) / 2
+    return max(map(sum, shards))
 
 
 def test_half_a_second_more_for_each_kernel_is_within_the_limit() -> None:
-    (limit,) = {
-        part.seconds
-        for part in (*gpu_bench.PARTS, *gpu_bench.SMALL_PARTS)
-        if part.name == "compile for early"
-    }
+    (limit,) = [part.seconds for part in gpu_bench.SMALL_PARTS if part.name == "compile"]
     assert longest_shard(0.0) < longest_shard(0.5) < limit - 5
 
 
@@ -241,8 +176,6 @@ def test_every_check_is_compiled_ahead() -> None:
     assert sorted([*gpu_absent.names("sm_90"), *gpu_absent.WORKERS]) == sorted(checks)
     assert "rope and cache, bf16, normed" in gpu_absent.names("sm_80")
     assert not [name for name in gpu_absent.names("sm_80") if "fp8" in name]
-    assert len(gpu_absent.switches("sm_90")) == 2
-    assert len(gpu_absent.switches("sm_80")) == 1
 
 
 @pytest.mark.slow
@@ -251,11 +184,8 @@ def test_checks_are_compiled_without_a_gpu(tmp_path: Path) -> None:
     code = (
         "import gpu_absent\n"
         "wanted = ['norms', 'experts, dense, 1 tokens']\n"
-        "for switch in gpu_absent.switches('sm_90'):\n"
-        "    checks = dict(gpu_absent.compiled('sm_90', wanted, switch))\n"
-        "    assert list(checks) == wanted and all(checks.values())\n"
-        "    early = [bool(each.constants.get('EARLY')) for each in checks[wanted[1]]]\n"
-        "    assert any(early) == switch.early, (switch, early)\n"
+        "checks = dict(gpu_absent.compiled('sm_90', wanted))\n"
+        "assert list(checks) == wanted and all(checks.values())\n"
     )
     environment = {
         name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
@@ -293,7 +223,7 @@ def test_what_is_late_is_ended_with_what_it_started(
 
     monkeypatch.setattr(gpu_ahead, "__file__", str(script))
     monkeypatch.setattr(gpu_ahead, "time", Clock())
-    assert gpu_ahead.run_parts(["early 0"], "sm_90", 0.0) == 1
+    assert gpu_ahead.run_parts(["checks 0"], "sm_90", 0.0) == 1
     state = Path(f"/proc/{note.read_text()}/stat")
     while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
         time.sleep(0.02)
@@ -335,7 +265,7 @@ def test_a_smoke_run_saves_when_nobody_adds_any_more(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             saves = []
             patch.setattr(bench, "save", lambda saves=saves: saves.append(1))
-            for work in ("_early", "_checks", "_alone"):
+            for work in ("_compile", "_checks", "_alone"):
                 patch.setattr(bench, work, lambda name, limit: None)
             bench.run_all(parts)
         assert len(saves) == expected
@@ -349,45 +279,42 @@ def test_a_smoke_run_saves_when_nobody_adds_any_more(tmp_path: Path) -> None:
 def test_smoke_bench_and_tuner_are_one_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: bool, minutes: float
 ) -> None:
-    """Real processes, of which each says what it was told."""
+    """Real processes, of which each says its name."""
     told = tmp_path / "told"
-    say = f"open({str(told)!r}, 'a').write(' '.join((NAME, *FACTS)) + chr(10))\n"
+    say = f"import sys\nopen({str(told)!r}, 'a').write(NAME() + chr(10))\n"
     (tmp_path / "gpu_checks.py").write_text(
         "import json, sys\n"
-        "EARLY, SMOKE = ['early a'], ['early a', 'norms']\n"
+        "SMOKE = ['norms']\n"
         "for name in json.loads(sys.argv[-1]) if len(sys.argv) > 1 else []:\n"
         "    print(json.dumps({'begins': name}), flush=True)\n"
         f"    print(json.dumps({{'check': name, 'right': {right}}}), flush=True)\n"
     )
-    facts = "import os, sys\nFACTS = [os.environ.get('GPU_BENCH_EARLY', 'on')]\n"
-    (tmp_path / "gpu_ahead.py").write_text(f"{facts}NAME = 'ahead'\n{say}")
     (tmp_path / "gpu_parts.py").write_text(
-        f"{facts}NAME = sys.argv[sys.argv.index('--size') + 1]\n{say}"
+        f"NAME = lambda: sys.argv[sys.argv.index('--size') + 1]\n{say}"
         "open(sys.argv[sys.argv.index('--out') + 1], 'w').write('{}')\n"
     )
     (tmp_path / "tuner.py").write_text(
-        f"{facts}NAME = 'tuner'\n{say}"
+        f"NAME = lambda: 'tuner'\n{say}"
         "open(sys.argv[sys.argv.index('--write') + 1], 'w').write('{}')\n"
     )
     monkeypatch.setattr(gpu_bench, "HERE", tmp_path)
     monkeypatch.setattr(gpu_bench, "TUNER", (str(tmp_path / "tuner.py"),))
-    monkeypatch.setattr(gpu_bench, "SMALL_PARTS", (gpu_bench.Part("early", 300, 1), *SHORT))
-    monkeypatch.setattr(gpu_bench, "PARTS", (gpu_bench.Part("early", 300, 1), *SHORT))
+    monkeypatch.setattr(gpu_bench, "SMALL_PARTS", (gpu_bench.Part("checks", 300, 1), *SHORT))
+    monkeypatch.setattr(gpu_bench, "PARTS", SHORT)
     out = tmp_path / "out"
     assert gpu_bench.run_everything(minutes, out) == (0 if right else 1)
     found = json.loads((out / "gpu_all.json").read_text())["stages"]
     assert [stage["status"] for stage in found.values()] == ([0, 0, 0] if right else [1, 0, 0])
-    early = "on" if right else "off"
-    lines = [f"small {early}", f"real {early}"]
+    lines = ["small", "real"]
     if minutes > 1:
-        lines.append(f"tuner {early}")
+        lines.append("tuner")
         assert (out / found["tune"]["record"]).exists()
     else:
         assert found["tune"]["left_out"].endswith("s left")
     assert told.read_text().splitlines() == lines
     for stage in ("smoke", "bench"):
         parts = json.loads((out / found[stage]["record"]).read_text())["parts"]
-        assert ("early" in parts) is (stage == "smoke")
+        assert ("checks" in parts) is (stage == "smoke")
 
 
 SHORT = (gpu_bench.Part("kernels", 300, 1),)
@@ -503,7 +430,7 @@ def test_the_scripts_need_no_more_than_a_gpu_machine_has() -> None:
         "assert len(gpu_checks.all_checks()) > 80\n"
         "assert set(gpu_checks.SMOKE) <= set(gpu_checks.all_checks())\n"
         "names = {part.name for part in (*gpu_bench.PARTS, *gpu_bench.SMALL_PARTS)}\n"
-        "own = {'compile for early', 'early', 'compile', 'checks', 'kernels', 'transformers'}\n"
+        "own = {'compile', 'checks', 'kernels', 'transformers'}\n"
         "assert names - own <= set(gpu_parts.SETUPS)\n"
     )
     done = subprocess.run(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.kernels.triton.early import OFF
 from headrace.kernels.triton.table import Table, load_table
 from headrace.kernels.triton.tune import Problem, Shapes, merge, problems, tune, tune_all
 
@@ -29,13 +28,9 @@ def test_the_first_candidates_of_every_bucket_run() -> None:
         "attention_decode_coded",
         "attention_prefill",
         "attention_prefill_coded",
-        "early",
     }
     for problem in found:
         assert len(set(problem.candidates)) == len(problem.candidates) > 4
-        if problem.kernel == "early":
-            assert OFF in problem.candidates
-            problem.run(OFF)
         if problem.up_to in (4, 16, 64):
             assert torch.isfinite(problem.run(problem.candidates[0])).all()
     # A bound on registers is what one bucket has and a tuner might lose.
@@ -70,12 +65,12 @@ def test_what_was_tuned_is_kept_when_time_is_over(tmp_path: Path) -> None:
         run()
         return -float(len(ran))
 
-    some = [problem("early", None), problem("attention_decode", 128)]
+    some = [problem("attention_prefill", None), problem("attention_decode", 128)]
     tune_all(iter(some), "sm_90", last_wins, file, ["attention_decode"], 60.0)
     assert ran == [now, other], "the other kernel was not asked for"
     written = json.loads(file.read_text())
     assert written["sm_90"]["attention_decode"][0]["tile"] == other.tile
-    assert written["sm_90"]["early"] == load_table()["sm_90"]["early"]
+    assert written["sm_90"]["attention_prefill"] == load_table()["sm_90"]["attention_prefill"]
     file.unlink()
     tune_all(iter(some), "sm_90", last_wins, file, None, -1.0)
     assert not file.exists()
