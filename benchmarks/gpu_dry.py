@@ -111,8 +111,14 @@ MATRIX = (
 """These multiply: without a matrix instruction the compiler has made nothing of them."""
 E4M3 = ("product_fp8._product_kernel", "moe_products._fp8_kernel")
 """These multiply codes, as `product_skinny` does where it is SCALED."""
-SPILLS_EXPLAINED: dict[str, str] = {}
-"""Kernel → why its spills do no harm."""
+SPILLS_EXPLAINED = {
+    "product_skinny._product_kernel": (
+        9,
+        "sm_90, 16 rows with norm and gate, Triton 3.7 alone: three registers put away before the "
+        "loop and taken back behind it, none in it",
+    )
+}
+"""Kernel → up to how many spills, and why they do no harm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +337,8 @@ def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
     elif compiled.resident == 0:
         yield f"{compiled.code.registers} registers x {compiled.warps} warps: it would not start"
     # The checks' odd widths and caps cost registers that no model's shapes do; `main` counts them.
-    if code.spills and step.name != CHECKED_STEP and compiled.kernel not in SPILLS_EXPLAINED:
+    explained, _ = SPILLS_EXPLAINED.get(compiled.kernel, (0, ""))
+    if code.spills > explained and step.name != CHECKED_STEP:
         yield f"{compiled.code.spills} spills"
     yield from compiled.bounds
     # A row's bits: see `gpu_ptx`.

@@ -170,6 +170,20 @@ def test_spills_of_a_checks_odd_shapes_are_counted_and_no_fault() -> None:
         assert len(list(gpu_dry.find_faults(compiled, step))) == wanted
 
 
+def test_spills_are_explained_up_to_a_number() -> None:
+    kernel, step = "product_skinny._product_kernel", gpu_dry.STEPS[0]
+    for spills, wanted in ((9, 0), (10, 1)):
+        counts = dict.fromkeys((*KINDS, "all"), 0) | {"warpgroup": 1, "spill": spills}
+        compiled = Compiled(kernel, "sm_90", 4, 3, {}, 0, Code(128, 0, counts), 0.0)
+        assert len(list(gpu_dry.find_faults(compiled, step))) == wanted
+
+
+def test_bounds_that_are_lost_are_a_fault() -> None:
+    code = Code(40, 0, dict.fromkeys((*KINDS, "all"), 0))
+    compiled = Compiled("norm._norm_kernel", "sm_90", 4, 3, {}, 0, code, 0.0, bounds=["lost"])
+    assert list(gpu_dry.find_faults(compiled, gpu_dry.STEPS[0])) == ["lost"]
+
+
 def test_jumps_to_addresses_become_labels() -> None:
     """An image of two kernels, as nvdisasm lists it: each has its own lines and labels."""
     listing = (

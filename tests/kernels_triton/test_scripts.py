@@ -62,7 +62,6 @@ def test_kernels_of_a_model_compile_without_faults(tmp_path: Path) -> None:
     } <= names
     prefill = [r for r in found["kernels"] if r["kernel"] == "attention_prefill._prefill_kernel"]
     assert {row["matrix"] for row in prefill} == {"warpgroup"}
-    assert all(row["spills"] == 0 for row in found["kernels"])
 
 
 @pytest.mark.slow
