@@ -114,9 +114,13 @@ E4M3 = ("product_fp8._product_kernel", "moe_products._fp8_kernel")
 SPILLS_EXPLAINED = {
     "product_skinny._product_kernel": (
         9,
-        "sm_90, 16 rows with norm and gate, Triton 3.7 alone: three registers put away before the "
-        "loop and taken back behind it, none in it",
-    )
+        "sm_90, 16 rows with a gate, Triton 3.7: registers put away before the loop and taken back "
+        "behind it, none in it",
+    ),
+    "attention_prefill._prefill_kernel": (
+        6,
+        "sm_90, heads of 128, Triton 3.7: three registers, before both loops and behind them",
+    ),
 }
 """Kernel → up to how many spills, and why they do no harm."""
 
