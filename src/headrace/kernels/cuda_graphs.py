@@ -172,12 +172,12 @@ class GraphProgram:
         """Captures nothing yet: see `capture`."""
         self._plain, self._limits, self._maker = plain, limits, maker
         cache = plain.cache
-        self._block_size = cache.layers[0].block_size
+        self._block_size = cache.first.block_size
         self._entries = _up_to(ENTRIES, min(limits.entries, ENTRIES[-1]))
         largest = min(limits.tokens, limits.max_context)
         self._mixed = [size for size in MIXED if size <= largest]
         self._planner = plain.operators.planner(cache, limits.drafts)
-        self._inputs = self._make_inputs(cache.windows, cache.layers[0].k.device)
+        self._inputs = self._make_inputs(cache.windows, cache.first.k.device)
         self._drawn = False
         """Do the inputs say that rows are drawn?"""
         self._replays: dict[Bucket, Replay] = {}
@@ -474,7 +474,7 @@ def null_step(tokens: int, cache: KvCache, max_context: int, *, decodes: int = 0
 
     `decodes`: so many of them are each the last of a context as long as may be.
     """
-    device, block_size = cache.layers[0].k.device, cache.layers[0].block_size
+    device, block_size = cache.first.k.device, cache.first.block_size
     rest = tokens - decodes
     chunks = [max_context] * (rest // max_context)
     chunks += [rest % max_context] * (rest % max_context > 0)

@@ -179,6 +179,12 @@ class KvCache:
     states: Mapping[int, StateLayer] = field(default_factory=dict)
     """Layers that keep a state in place of KV."""
 
+    @property
+    def first(self) -> KvLayer:
+        """The first layer that has KV: all have its device, block size and number of heads."""
+        layers = self.layers
+        return next(iter(layers.values())) if isinstance(layers, Mapping) else layers[0]
+
     def kept(self) -> Iterator[tuple[KvLayer | StateLayer, int]]:
         """Every layer with its group."""
         numbers = self.layers if isinstance(self.layers, Mapping) else range(len(self.layers))

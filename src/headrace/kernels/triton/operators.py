@@ -93,7 +93,7 @@ class TritonOperators(ReferenceOperators):
     def planner(self, cache: KvCache, drafts: int = 0) -> Planner:
         # One kernel for every entry where rows must be invariant: the two sum in other orders.
         few = 1 + drafts if drafts < FEW_TOKENS else 1
-        heads = cache.layers[0].k.shape[1]
+        heads = cache.first.k.shape[1]
         return Planner(heads, cache.windows, 0 if self.deterministic else few)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
@@ -125,16 +125,17 @@ class TritonOperators(ReferenceOperators):
         return weight
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
-        """CUDA graphs; and every kernel that steps without a graph need is compiled here."""
+        """CUDA graphs; and every kernel that steps without a graph need is compiled here. Graphs
+        have no states: models with them go call by call."""
         cache = plain.cache
-        if cache.layers[0].k.device.type != "cuda":
+        if cache.states or cache.first.k.device.type != "cuda":
             return None
         for tokens in sorted({min(count, limits.tokens) for count in WARM_UP}):
             found = plain.step(null_step(tokens, cache, limits.max_context), LOGITS)
             if tokens == 1:
                 assert found.logits is not None
                 self.warm_draws(found.logits)
-        program = GraphProgram(plain, limits, CudaGraphMaker(cache.layers[0].k.device))
+        program = GraphProgram(plain, limits, CudaGraphMaker(cache.first.k.device))
         program.capture()
         return program
 
@@ -148,8 +149,8 @@ class TritonOperators(ReferenceOperators):
 
     def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
         """What the graphs of `compile` will take of the device, from a few of them."""
-        device = plain.cache.layers[0].k.device
-        if device.type != "cuda":
+        device = plain.cache.first.k.device
+        if plain.cache.states or device.type != "cuda":
             return 0
         return GraphProgram(plain, limits, CudaGraphMaker(device)).estimate()
 
