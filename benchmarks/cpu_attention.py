@@ -1,19 +1,24 @@
-"""Attention alone, by two builds of the CPU library in turns in one process.
+"""Attention alone, over types of KV and by builds of the CPU library, in turns in one process.
 
-Run: `python benchmarks/cpu_attention.py OLD.so NEW.so [--heads 4 --kv-heads 1 --size 256] CASE…`.
+Run: `python benchmarks/cpu_attention.py [--kv bfloat16 int8 k8v4] [--against OLD.so] CASE…`; the
+shape (--heads, --kv-heads, --size, --layers) is the default model's.
 A case is ROWSxCONTEXT (decoding) or COUNT@START (a part of a prompt), with wWINDOW behind it where
-only the latest so many positions are seen. Each layer has KV of its own (bf16, blocks of 16 in a
-random order), and other memory is read between the runs, as weights are in a step.
+only the latest so many positions are seen. Each layer has KV of its own (by chance, blocks of 16 in
+a random order), and other memory is read between the runs, as weights are in a step.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
+import os
 import random
 import re
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,12 +26,18 @@ from cpu_libraries import team_of
 
 from headrace.kernels.cpu import emit
 from headrace.kernels.cpu.emit import NOT_QUANTISED, matrix
-from headrace.kernels.cpu.library import allocate
+from headrace.kernels.cpu.library import Team, allocate
 from headrace.kernels.cpu.records import ROWS_N, HrStep
 from headrace.kernels.cpu.step import fill_step
 from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
 
 BLOCK = 16
+BYTES: dict[str, Callable[[int], float]] = {
+    "bfloat16": lambda size: 4 * size,
+    "int8": lambda size: 2 * size + 4,
+    "k8v4": lambda size: 1.5 * size + 4,
+}
+"""What K and V of a position and KV head take, by the head's size."""
 
 
 def batch_of(case: str) -> tuple[StepBatch, int]:
@@ -55,85 +66,101 @@ def batch_of(case: str) -> tuple[StepBatch, int]:
     return batch, rows * each + 1
 
 
-def on_huge_pages(data: torch.Tensor) -> torch.Tensor:
-    """A copy where the engine keeps its KV."""
-    copy = torch.from_numpy(allocate(data.nbytes)).view(data.dtype).view(data.shape)
-    return copy.copy_(data)
+def on_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Memory such as the engine keeps its KV in."""
+    size = torch.empty((), dtype=dtype).element_size()
+    room = torch.from_numpy(allocate(size * math.prod(shape)))
+    return room.view(dtype).view(shape)
+
+
+def layer_of(kv: str, blocks: int, kv_heads: int, size: int) -> KvLayer:
+    """KV by chance: of codes any bytes, and scales that are all one."""
+    shape = (blocks, kv_heads, BLOCK, size)
+    if kv == "bfloat16":
+        return KvLayer(*(on_huge_pages(shape, torch.bfloat16).normal_() for _ in range(2)))
+    k = on_huge_pages(shape, torch.int8).random_(-128, 128)
+    if kv == "int8":
+        v = on_huge_pages(shape, torch.int8).random_(-128, 128)
+    else:
+        v = on_huge_pages((*shape[:-1], size // 2), torch.uint8).random_(0, 256)
+    scales = [on_huge_pages(shape[:-1], torch.bfloat16).fill_(1 / 128) for _ in range(2)]
+    return KvLayer(k, v, *scales)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("old", type=Path)
-    parser.add_argument("new", type=Path)
     parser.add_argument("cases", nargs="+", metavar="CASE")
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--kv-heads", type=int, default=1)
-    parser.add_argument("--size", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--against", type=Path, help="another build, in turns with the one here")
+    parser.add_argument("--kv", nargs="+", default=["bfloat16"], choices=BYTES)
+    parser.add_argument("--heads", type=int, default=14)
+    parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="append what was measured to this list")
     arguments = parser.parse_args()
-    teams = {each: team_of(getattr(arguments, each)) for each in ("old", "new")}
+    teams = {"here": Team(os.cpu_count() or 1)}
+    if arguments.against:
+        teams["against"] = team_of(arguments.against)
     other = allocate(128 << 20)
     other[:] = 1
     measured = []
-    heads, size = arguments.heads, arguments.size
-    bandwidth = teams["new"].read_bandwidth(other) / 1e9
-    print(f"one read of 128 MiB: {bandwidth:.0f} GB/s")
+    heads, kv_heads, size = arguments.heads, arguments.kv_heads, arguments.size
     for case in arguments.cases:
         batch, blocks = batch_of(case)
-        shape = (blocks, arguments.kv_heads, BLOCK, size)
-        pages = [torch.randn(shape).bfloat16() for _ in range(2)]
-        layers = [
-            KvLayer(*(on_huge_pages(page) for page in pages)) for _ in range(arguments.layers)
-        ]
         q = torch.randn(len(batch.positions), heads * size)
         y = torch.empty_like(q)
-        records = [
-            emit.attention(
-                emit.kv(layer, heads, arguments.kv_heads, 0),
-                matrix(q),
-                matrix(y),
-                NOT_QUANTISED,
-                size**-0.5,
-                None,
-                ROWS_N,
-            )
-            for layer in layers
-        ]
-        program, step = emit.program(records), fill_step(HrStep(), batch)
-        times: dict[str, list[float]] = {name: [] for name in teams}
-        results = {}
+        programs = {}
+        for kv in arguments.kv:
+            layers = [layer_of(kv, blocks, kv_heads, size) for _ in range(arguments.layers)]
+            records = [
+                emit.attention(
+                    emit.kv(layer, heads, kv_heads, 0),
+                    matrix(q),
+                    matrix(y),
+                    NOT_QUANTISED,
+                    None,
+                    size**-0.5,
+                    None,
+                    ROWS_N,
+                )
+                for layer in layers
+            ]
+            programs[kv] = emit.program(records), layers
+        step = fill_step(HrStep(), batch)
+        ways = list(itertools.product(arguments.kv, teams))
+        times: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
+        rates = []
         for number in range(1 + arguments.rounds):
-            for name in random.sample(list(teams), len(teams)):
+            for way in random.sample(ways, len(ways)):
                 other.max()
                 began = time.perf_counter()
-                teams[name].run(program, len(records), step)
+                teams[way[1]].run(programs[way[0]][0], arguments.layers, step)
                 if number:  # The first round only warms up.
-                    times[name].append(1e3 * (time.perf_counter() - began))
-                results[name] = y.clone()
-        old, new = (statistics.median(times[name]) for name in teams)
-        ratios = sorted(b / a for a, b in zip(*times.values(), strict=True))
-        away = float((results["old"] - results["new"]).abs().max() / results["old"].std())
-        print(
-            f"{case:<14}{old:9.3f}{new:9.3f} ms  x{new / old:.3f} "
-            f"(rounds {ratios[len(ratios) // 4]:.3f} to {ratios[3 * len(ratios) // 4]:.3f}), "
-            f"largest difference {away:.2g} of the deviation",
-            flush=True,
-        )
-        measured.append(
-            {
+                    times[way].append(1e3 * (time.perf_counter() - began))
+            rates.append(teams["here"].read_bandwidth(other) / 1e9)
+        rate = statistics.median(rates)
+        first = times[ways[0]]
+        for (kv, build), taken in times.items():
+            read = arguments.layers * int(batch.lengths.sum()) * kv_heads * BYTES[kv](size)
+            ratios = sorted(b / a for a, b in zip(first, taken, strict=True))
+            found = {
                 "case": case,
-                "heads": heads,
-                "kv_heads": arguments.kv_heads,
-                "size": size,
-                "layers": arguments.layers,
-                "rounds": arguments.rounds,
-                "old_ms": round(old, 4),
-                "new_ms": round(new, 4),
-                "gigabytes_a_second": round(bandwidth, 1),
+                "kv": kv,
+                "build": build,
+                "ms, median": round(statistics.median(taken), 4),
+                "ms, least": round(min(taken), 4),
+                "of the first, median": round(statistics.median(ratios), 3),
+                "of the first, quarters": [
+                    round(ratios[len(ratios) * part // 4], 3) for part in (1, 3)
+                ],
+                "KV, MB": round(read / 1e6, 2),
+                "ms at one read's rate": round(read / rate / 1e6, 4),
+                "one read, GB/s": round(rate, 1),
             }
-        )
+            print(json.dumps(found), flush=True)
+            shape = {"heads": heads, "kv_heads": kv_heads, "size": size}
+            measured.append(found | shape | {"layers": arguments.layers})
     if arguments.json:
         before = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
         arguments.json.write_text(json.dumps([*before, *measured], indent=1) + "\n")

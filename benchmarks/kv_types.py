@@ -1,7 +1,7 @@
 """What each type of KV costs the default model: perplexity, bytes a token, decoding a long context.
 
     python benchmarks/kv_types.py [--json FILE] [--only perplexity|decoding] [--contexts 8192 32768]
-        [--rows 1] [--steps 40] [--large N]
+        [--types int8 k8v4] [--rows 1] [--steps 40] [--large N]
 
 Perplexity is over windows of 512 tokens of Python's library, docstrings and code, each beside that
 of fp32 KV (mean and standard error of the windows' differences). Decoding is a token of each row
@@ -20,7 +20,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,27 +104,30 @@ def surprise(worker: Worker, tokens: list[int]) -> float:
     return float((total - logits[np.arange(len(logits)), tokens[1:]]).mean())
 
 
-def perplexities() -> dict[str, dict[str, float]]:
-    texts = list(windows())
-    means = {}
-    for kv_dtype in TYPES:
-        worker = start(kv_dtype, WINDOW)
-        means[kv_dtype] = np.array([surprise(worker, text) for text in texts])
+def perplexities(types: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Window by window all types, so that what is said after any number of them compares alike."""
+    workers = {kv_dtype: start(kv_dtype, WINDOW) for kv_dtype in dict.fromkeys(["float32", *types])}
+    lost: dict[str, list[float]] = {kv_dtype: [] for kv_dtype in workers}
+    found: dict[str, dict[str, float]] = {}
+    for text in windows():
+        for kv_dtype, worker in workers.items():
+            lost[kv_dtype].append(surprise(worker, text))
+        for kv_dtype, each in lost.items():
+            off = np.array(each) - np.array(lost["float32"])
+            found[kv_dtype] = {
+                "windows": len(each),
+                "perplexity": math.exp(statistics.fmean(each)),
+                "above fp32, %": 100 * math.expm1(off.mean()),
+                "standard error, %": 100 * float(off.std()) / len(each) ** 0.5,
+            }
+        said = {kv_dtype: round(one["above fp32, %"], 3) for kv_dtype, one in found.items()}
+        print(len(lost["float32"]), json.dumps(said), flush=True)
+    for worker in workers.values():
         worker.close()
-        off = means[kv_dtype] - means["float32"]
-        print(f"{kv_dtype}: {100 * math.expm1(off.mean()):+.3f} %", flush=True)
-    return {
-        kv_dtype: {
-            "windows": len(texts),
-            "perplexity": math.exp(each.mean()),
-            "above fp32, %": 100 * math.expm1((each - means["float32"]).mean()),
-            "standard error, %": 100 * float((each - means["float32"]).std()) / len(texts) ** 0.5,
-        }
-        for kv_dtype, each in means.items()
-    }
+    return found
 
 
-def decoding(contexts: list[int], rows: int, steps: int) -> dict[str, Any]:
+def decoding(types: Sequence[str], contexts: list[int], rows: int, steps: int) -> dict[str, Any]:
     """Steps of `rows` rows behind so many tokens each, the types in turns, step by step; and what
     the bytes say: a step behind one block, and the KV at the rate of one read of a buffer."""
     found: dict[str, Any] = {}
@@ -132,13 +135,13 @@ def decoding(contexts: list[int], rows: int, steps: int) -> dict[str, Any]:
     buffer[:] = 1
     for context in contexts:
         room = context + -(-2 * (steps + 8) // BLOCK) * BLOCK
-        workers = {kv_dtype: start(kv_dtype, room, rows) for kv_dtype in LONG}
+        workers = {kv_dtype: start(kv_dtype, room, rows) for kv_dtype in types}
         for worker in workers.values():
             fill(worker)
             for row in range(rows):
                 admit(worker, [1] * context, steps + 8, row)
-        took: dict[str, list[float]] = {kv_dtype: [] for kv_dtype in LONG}
-        short: dict[str, list[float]] = {kv_dtype: [] for kv_dtype in LONG}
+        took: dict[str, list[float]] = {kv_dtype: [] for kv_dtype in types}
+        short: dict[str, list[float]] = {kv_dtype: [] for kv_dtype in types}
         rates = []
         for turn in range(steps):
             for kv_dtype, worker in workers.items():
@@ -146,15 +149,15 @@ def decoding(contexts: list[int], rows: int, steps: int) -> dict[str, Any]:
                 short[kv_dtype].append(step(worker, BLOCK, rows, turn))
             rates.append(team.read_bandwidth(buffer))
         rate = statistics.median(rates)
-        for kv_dtype in LONG:
+        for kv_dtype in types:
             each = token_bytes(kv_dtype)
             below = statistics.median(short[kv_dtype])
-            ratios = [a / b for a, b in zip(took[kv_dtype], took["bfloat16"], strict=True)]
+            ratios = [a / b for a, b in zip(took[kv_dtype], took[types[0]], strict=True)]
             found.setdefault(kv_dtype, {})[str(context)] = {
                 "step, ms, median": statistics.median(took[kv_dtype]),
                 "step, ms, least": min(took[kv_dtype]),
                 "behind one block, ms, median": below,
-                "of bf16's step, median": statistics.median(ratios),
+                "of the first type's step, median": statistics.median(ratios),
                 "KV, MB": rows * context * each / 1e6,
                 "what the bytes say, ms": below + 1e3 * rows * context * each / rate,
                 "one read, GB/s": rate / 1e9,
@@ -199,6 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", choices=("perplexity", "decoding"))
+    parser.add_argument("--types", nargs="+", choices=TYPES)
     parser.add_argument("--contexts", type=int, nargs="+", default=[8192])
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--steps", type=int, default=40)
@@ -209,11 +213,12 @@ def main() -> None:
         kv_dtype: {"bytes a token": token_bytes(kv_dtype)} for kv_dtype in TYPES
     }
     if options.only != "decoding":
-        for kv_dtype, each in perplexities().items():
+        for kv_dtype, each in perplexities(options.types or TYPES).items():
             found[kv_dtype] |= each
     if options.only != "perplexity":
-        for kv_dtype, steps in decoding(options.contexts, options.rows, options.steps).items():
-            found[kv_dtype] |= {f"decoding {options.rows} rows": steps}
+        types, rows = options.types or LONG, options.rows
+        for kv_dtype, steps in decoding(types, options.contexts, rows, options.steps).items():
+            found[kv_dtype] |= {f"decoding {rows} rows": steps}
     for kv_dtype in TYPES:
         print(kv_dtype, json.dumps(found[kv_dtype]))
     if options.json:

@@ -6,35 +6,33 @@ import torch
 
 from headrace.kernels.operators import KvLayer
 
-IN_PAIRS = (torch.bfloat16, torch.int8)
+TOGETHER = {torch.bfloat16: 2, torch.int8: 4}
+"""How many numbers lie side by side."""
 
 
 def as_pages(kv: KvLayer) -> KvLayer:
-    """K pages [E][S], of pairs [E/2][S][2]; V pages [S][E], of pairs [S/2][E][2], in four bits as
-    declared."""
-    shape = blocks, heads, size, width = kv.k.shape
-    if kv.k.dtype in IN_PAIRS:
-        k = kv.k.view(blocks, heads, size, width // 2, 2).transpose(2, 3)
-        v = kv.v if kv.v.dtype == torch.uint8 else _pairs(kv.v)
-    else:
-        k, v = kv.k.transpose(2, 3), kv.v
-    v = v.contiguous().view(kv.v.shape)
-    return KvLayer(k.contiguous().view(shape), v, kv.k_scale, kv.v_scale)
-
-
-def _pairs(v: torch.Tensor) -> torch.Tensor:
-    blocks, heads, size, width = v.shape
-    return v.view(blocks, heads, size // 2, 2, width).transpose(3, 4)
+    """K pages [E][S], of pairs [E/2][S][2], of codes [E/4][S][4] with 128 added; V pages [S][E],
+    [S/2][E][2], [S/4][E][4]."""
+    wide = TOGETHER.get(kv.k.dtype, 1)
+    k = _apart(kv.k, -1, wide).transpose(-2, -3).contiguous().view(kv.k.shape)
+    v = _apart(kv.v, -2, wide).transpose(-1, -2).contiguous().view(kv.v.shape)
+    return KvLayer(_offset(k), v, kv.k_scale, kv.v_scale)
 
 
 def from_pages(kv: KvLayer) -> KvLayer:
-    shape = blocks, heads, size, width = kv.k.shape
-    if kv.k.dtype in IN_PAIRS:
-        k = kv.k.view(blocks, heads, width // 2, size, 2).transpose(2, 3)
-        v = kv.v
-        if v.dtype != torch.uint8:
-            v = v.view(blocks, heads, size // 2, width, 2).transpose(3, 4)
-    else:
-        k, v = kv.k.view(blocks, heads, width, size).transpose(2, 3), kv.v
-    v = v.contiguous().view(kv.v.shape)
-    return KvLayer(k.contiguous().view(shape), v, kv.k_scale, kv.v_scale)
+    wide = TOGETHER.get(kv.k.dtype, 1)
+    blocks, heads, size, width = kv.k.shape
+    k = _offset(kv.k).view(blocks, heads, width // wide, size, wide).transpose(-2, -3)
+    v = kv.v.view(blocks, heads, size // wide, kv.v.shape[-1], wide).transpose(-1, -2)
+    return KvLayer(
+        k.contiguous().view(kv.k.shape), v.contiguous().view(kv.v.shape), kv.k_scale, kv.v_scale
+    )
+
+
+def _apart(x: torch.Tensor, axis: int, wide: int) -> torch.Tensor:
+    """[…, n, …] → […, n / wide, wide, …]."""
+    return x.unflatten(axis, (x.shape[axis] // wide, wide))
+
+
+def _offset(k: torch.Tensor) -> torch.Tensor:
+    return k if k.dtype != torch.int8 else k ^ -128

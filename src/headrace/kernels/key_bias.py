@@ -8,7 +8,8 @@ R_p W x, and who reads the key of position p adds R_p b.
 
 Which numbers have a large bias is decided once, when the model is loaded; the others stay in their
 codes, where they cost nothing. Positions are turned from tile to tile: R_(s + j) b = R_j (R_s b),
-and the table of R_j for the positions of a tile is small enough for a core's first cache.
+and the table of R_j for the positions of a tile is small enough for a core's first cache. The
+kernels add q · R_p b to the scores.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class KeyBias:
     interleaved: bool
     """Pairs are (2i, 2i + 1), else (i, i + rotated / 2)."""
     turns: Floats
-    """[2, E / 2, `TILE`, 2]: cosine and sine of the angle by which position j of a tile turns each
-    number further than the tile's first; 1 and 0 where nothing is rotated."""
+    """[2, E, `TILE`]: cosine and sine of the angle by which position j of a tile turns each number
+    further than the tile's first; 1 and 0 where nothing is rotated."""
 
     def at(self, positions: npt.NDArray[np.int64]) -> Floats:
         """[G, n, E]: what each of the positions [n] turns it to; behind the table's end anything,
@@ -93,17 +94,15 @@ def _angles(
 
 
 def _turns(rope: RopeTable | None, size: int, *, interleaved: bool) -> Floats:
-    turns = np.zeros((2, size // 2, TILE, 2), np.float32)
+    turns = np.zeros((2, size, TILE), np.float32)
     turns[0] = 1
     if rope is None:
         return turns
-    half = rope.cos.shape[1]
+    rotated = 2 * rope.cos.shape[1]
     # A table may be scaled as a whole (YaRN); its first row, of angle zero, says by how much.
     factor = floats(rope.cos[:1])
+    angle, _ = _angles(size, rotated, interleaved=interleaved)
     for table, to in zip((rope.cos, rope.sin), turns, strict=True):
         rows = (floats(table[:TILE]) / factor).T
-        angle, _ = _angles(size, 2 * half, interleaved=interleaved)
-        by_number = np.moveaxis(to, 1, 2).reshape(size, TILE).copy()
-        by_number[: 2 * half, : rows.shape[1]] = rows[angle[: 2 * half]]
-        to[:] = np.moveaxis(by_number.reshape(size // 2, 2, TILE), 1, 2)
+        to[:rotated, : rows.shape[1]] = rows[angle[:rotated]]
     return turns

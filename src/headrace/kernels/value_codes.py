@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import torch
 
-MAGNITUDES = (8.0, 25.0, 42.0, 60.0, 80.0, 104.0, 132.0, 175.0)
-"""The levels above zero, in 1/64 of the deviation: bf16 holds them exactly."""
+MAGNITUDES = (6.0, 18.0, 31.0, 44.0, 58.0, 75.0, 96.0, 127.0)
+"""The levels above zero, in 1/`DEVIATION` of the deviation: whole numbers of a signed byte."""
+DEVIATION = 46.5
 
 
 def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,7 +21,7 @@ def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     turned = hadamard(values.float())
     magnitudes = torch.tensor(MAGNITUDES, device=values.device)
     limits = (magnitudes[1:] + magnitudes[:-1]) / 2
-    unit = turned.square().mean(-1, keepdim=True).sqrt() / 64
+    unit = turned.square().mean(-1, keepdim=True).sqrt() / DEVIATION
     place = (turned.abs().unsqueeze(-1) > unit.unsqueeze(-1) * limits).sum(-1)
     levels = torch.where(turned < 0, -magnitudes[place], magnitudes[place])
     codes = torch.where(turned < 0, 7 - place, 8 + place)

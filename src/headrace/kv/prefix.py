@@ -29,9 +29,9 @@ from headrace.base.spec import InputSpan
 from headrace.base.step import PoolShape
 
 KEY_BYTES = 16
-FORMAT = 3
+FORMAT = 4
 """Raised when keys are made of something else, and when the bytes of a block mean something else
-while its arrays stay: 3 is for int8 keys that are kept without their biases."""
+while its arrays stay: 4 is for codes that lie four by four."""
 _MARK = -1
 """Begins what a link says of an input; token ids are never negative."""
 

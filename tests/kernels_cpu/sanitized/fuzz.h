@@ -359,8 +359,14 @@ inline void attentions(void* const* teams, int count) {
   Codes codes(rows, heads * size / 32 * 32, any(0, 2));
   qkv.fill(any(0, 1));
   const Bytes before = qkv.bytes();
+  const bool biased = in_codes && any(0, 1), pairs = any(0, 1);
+  const int turned = biased ? 2 * any(0, size / 2) : 0;
+  Block<float> bias(biased ? kv_heads * size : 0), turns(biased ? 2 * size * 64 : 0);
+  for (int i = 0; i < bias.bytes / 4; ++i) bias.data[i] = any(0, 3) ? 0 : random_float();
+  for (int i = 0; i < turns.bytes / 4; ++i) turns.data[i] = random_float();
   const HrKv kv{k.data, v.data, scales ? k_scale.data : nullptr, scales ? v_scale.data : nullptr,
-                kind, block, heads, kv_heads, size, 0};
+                kind, block, heads, kv_heads, size, 0, biased ? bias.data : nullptr, cos.data,
+                sin.data, biased ? turns.data : nullptr, turned, pairs};
   HrRope rope{kv, qkv.block.data, qkv.stride, normed ? q_norm.data : nullptr,
               normed ? k_norm.data : nullptr, cos.data, sin.data, 1e-6f, 1.0f};
   HrAttention op{kv, qkv.block.data, qkv.stride, !coded || any(0, 1) ? y.block.data : nullptr,

@@ -46,6 +46,8 @@ class CpuBackend:
         for size in question.head_sizes():
             if size % 16:
                 return f"the head size {size} is no multiple of 16"
+            if size > 1024 and question.kv_dtype in ("int8", "k8v4"):
+                return f"a sum over a head of {size} codes is no int32 (1,024 are the most)"
         for each in question.graph.recurrent():
             if isinstance(each, DeltaSpec | SsmSpec) and (each.key_size | each.value_size) % 16:
                 head = f"{each.key_size} × {each.value_size}"

@@ -27,7 +27,7 @@ from ..arrays import address
 from .records import HrStep
 from .state_records import MIRRORED
 
-VERSION = 8
+VERSION = 9
 """Version of the C ABI: `hr_version`."""
 LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""

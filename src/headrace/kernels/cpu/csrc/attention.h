@@ -57,7 +57,12 @@ void take_queries(const HrAttention& op, const HrStep& step, const Wanted& wante
             within = 0;
             s.groups[groups++] = {r, static_cast<int32_t>(m), -1, 0};
           }
-          for (int64_t e = 0; e < size; e += 16) T::store(s.one + e, f_mul(f_load(q + e), scale));
+          if constexpr (T::wide == 4) {
+            float* plain = s.plain ? s.plain + r * size : nullptr;
+            s.query[r] = take_codes(q, size, scale, s.one, plain);
+          } else {
+            for (int64_t e = 0; e < size; e += 16) T::store(s.one + e, f_mul(f_load(q + e), scale));
+          }
           typename T::Row* to = s.q + (r - within) * size + within * T::wide;
           for (int64_t e = 0; e < size; e += T::wide, to += m * T::wide)
             memcpy(to, s.one + e, sizeof(*to) * T::wide);
@@ -196,12 +201,11 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
   go_far();
   for (int turn = 0; at.here(); at.next(), go_far(), turn ^= 1) {
     Tile<T>& tile = tiles[turn];
-    if (units[side ^ 1].m && units[side ^ 1].tile == &tile) finish(&units[side ^ 1], s.p, size);
+    if constexpr (T::wide != 4)
+      if (units[side ^ 1].m && units[side ^ 1].tile == &tile) finish(&units[side ^ 1], s.p, size);
     const int64_t start = kTile * at.tile;
     const auto span = static_cast<int32_t>(at.tile / kSpanTiles);
-    FarCodes codes;
-    if (far.here()) codes = far_codes(kv, far.table(), far.head, kTile * far.tile, far.length());
-    open_tile(kv, at.table(), at.head, start, at.length(), codes, s.room[turn], &tile);
+    open_tile(kv, at.table(), at.head, start, at.length(), s.room[turn], &tile);
     ahead = tile;
     if (far.here()) look_ahead(kv, far.table(), far.head, kTile * far.tile, far.length(), &ahead);
     const int32_t* begins = s.begins + (at.head - item.head) * entries;
@@ -214,7 +218,8 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
       if (position[m - 1] < start) continue;  // in these rows' future
       if (window > 0 && position[0] - window + 1 >= start + kTile) continue;  // behind
       RowGroup& of = s.groups[i];
-      const bool enters = span != of.span;
+      const bool enters = span != of.span, leaves = enters && of.spans;
+      if (T::wide == 4 && leaves) leave(of, false);
       const Sums now = sums_of(s, enters ? of.spans : of.spans - 1, r, size);
       if (enters) f_store(now.highest, f_set(kFloor));
       Unit<T>& u = units[side];
@@ -222,6 +227,7 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
       u.fresh = enters;
       u.tile = &tile;
       u.q = s.q + r * size;
+      u.query = s.query + r;
       u.highest = now.highest;
       u.total = now.total;
       u.out = now.out;
@@ -231,19 +237,22 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
       switch (m) {
 #define HR_CASE(M)                                                                             \
   case M:                                                                                      \
-    advance<T, M>(&u, &units[side], op.softcap, window, position, start, size, next, s.p);     \
+    if constexpr (T::wide == 4)                                                                \
+      code_rows<M>(&u, op.softcap, window, position, start, size, next, s.p);                  \
+    else                                                                                       \
+      advance<T, M>(&u, &units[side], op.softcap, window, position, start, size, next, s.p);   \
     break;
         HR_ROWS7(HR_CASE)
 #undef HR_CASE
       }
       if (!enters) continue;
       // The span before is summed up now, and of this one there are the maxima alone.
-      if (of.spans) leave(of, false);
+      if (T::wide != 4 && leaves) leave(of, false);
       of.span = span;
       ++of.spans;
     }
   }
-  finish(&units[side ^ 1], s.p, size);
+  if constexpr (T::wide != 4) finish(&units[side ^ 1], s.p, size);
   for (int32_t i = 0; i < s.begins[(item.head_end - item.head) * entries]; ++i)
     if (s.groups[i].spans) leave(s.groups[i], true);
   if (part && !join_parts(kv, window, item, work, s)) return;
@@ -255,7 +264,8 @@ void op_attention(const HrAttention& op, const hr::Work& work) {
   const HrStep& step = *work.step;
   const Wanted wanted(op, step);
   const auto compute = [&](const Item& item, const Item* behind) {
-    if (in_pairs(op.kv.kind)) attend<Pairs>(op, step, wanted, item, behind, work);
+    if (in_codes(op.kv.kind)) attend<Codes>(op, step, wanted, item, behind, work);
+    else if (op.kv.kind == HR_BF16) attend<Pairs>(op, step, wanted, item, behind, work);
     else attend<Floats>(op, step, wanted, item, behind, work);
   };
   int64_t mine = work.next(), number = 0;

@@ -1,7 +1,7 @@
 // The work space of attention: what a thread needs for an item, and where sums wait to be joined.
 #pragma once
+#include "code_rows.h"
 #include "parts.h"
-#include "tile_rows.h"
 
 namespace {
 
@@ -12,6 +12,8 @@ struct Scratch {
   typename T::Row* p;   // [7][64]
   typename T::Row* q;   // [rows][E], group by group
   typename T::Row* one; // [E]
+  QueryCodes* query;    // [rows], of queries in codes
+  float* plain;         // [rows][E], where keys are kept without a bias
   Sums sums[2];         // over the span that a row is in, and over those before: in turns
   float* highest[3];    // the maxima of those, and of a span that begins before they are joined
   int64_t* position;    // [rows]
@@ -22,8 +24,9 @@ struct Scratch {
 // All sizes as if of floats: bf16 takes less.
 HR_INLINE int64_t attention_scratch(const HrKv& kv) {
   const int64_t rows = rows_of_item(kv), size = kv.head_dim;
-  return 4 * (3 * kTile * size + 4 * kTile + 3 * kRowsA * kTile + size + 3 * rows * size +
-              87 * rows + 1) + 64 * 20;
+  const int64_t plain = kv.bias ? rows * size : 0;
+  return 4 * (3 * kTile * size + 2 * floats_beside(size) + 3 * kRowsA * kTile + size +
+              3 * rows * size + plain + 91 * rows + 1) + 64 * 20;
 }
 
 HR_INLINE hr::Room attention_room(const HrAttention& op, const HrStep& step, int threads) {
@@ -43,13 +46,14 @@ HR_INLINE Scratch<T> carve(const HrKv& kv, uint8_t* at) {
   s.room[0].k = s.room[1].k = reinterpret_cast<typename T::Cell*>(take(kTile * size));
   for (TileRoom<T>& room : s.room) {
     room.v = reinterpret_cast<typename T::Cell*>(take(kTile * size));
-    room.k_scale = floats(kTile);
-    room.v_scale = floats(kTile);
+    room.beside = floats(floats_beside(size));
   }
   s.scores = floats(2 * kRowsA * kTile);
   s.p = reinterpret_cast<typename T::Row*>(take(kRowsA * kTile));
   s.q = reinterpret_cast<typename T::Row*>(take(rows * size));
   s.one = reinterpret_cast<typename T::Row*>(take(size));
+  s.query = reinterpret_cast<QueryCodes*>(take(4 * rows));
+  s.plain = kv.bias ? floats(rows * size) : nullptr;
   for (float*& highest : s.highest) highest = floats(16 * rows);
   for (Sums& sums : s.sums) sums = {s.highest[0], floats(16 * rows), floats(rows * size)};
   s.position = reinterpret_cast<int64_t*>(take(2 * rows));

@@ -66,7 +66,7 @@ void peak_share(void* context, int thread, int) {
 HR_API const char* hr_sources() { return HR_SOURCES; }
 
 // Raised whenever a record or a function changes its meaning (how panels lie: `LAYOUT`, library.py).
-HR_API int32_t hr_version() { return 8; }
+HR_API int32_t hr_version() { return 9; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
 HR_API int64_t hr_sizeof(int32_t index) {

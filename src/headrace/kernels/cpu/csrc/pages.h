@@ -2,19 +2,21 @@
 //
 // The products want lanes that are never summed with one another: scores have positions as lanes,
 // results have E as lanes. So K lies transposed in its page and V does not, and where two values
-// make one product (bf16, and int8 that is widened to it) they lie side by side:
+// make one product (bf16), or four (codes), they lie side by side:
 //
 //   kind        K page           V page           scales
 //   F32, F16    [E][S]           [S][E]
 //   BF16        [E/2][S][2]      [S/2][E][2]
-//   I8          [E/2][S][2]      [S/2][E][2]      [S] bf16 for K, [S] for V: max|x| / 127 a head
-//   K8V4        [E/2][S][2]      [S][E/2]         the same for K; of V see value_codes.h
+//   I8          [E/4][S][4]      [S/4][E][4]      [S] bf16 for K, [S] for V: max|x| / 127 a head
+//   K8V4        [E/4][S][4]      [S/4][E/2][4]    the same for K; of V see value_codes.h
 //
+// Codes of K have 128 added, as vpdpbusd wants one side without a sign; those of V have theirs.
 // Of latent attention K is V too: there is no V page (`HrKv.v` is null).
 //
 // A page is written a token at a time and two threads may write neighbouring tokens: every store
 // below covers the bytes of its own token and no others.
 #pragma once
+#include "codes.h"
 #include "pairs.h"
 #include "value_codes.h"
 #include "work.h"
@@ -22,7 +24,6 @@
 namespace {
 
 HR_INLINE bool in_codes(int kind) { return kind == HR_I8 || kind == HR_K8V4; }
-HR_INLINE bool in_pairs(int kind) { return kind == HR_BF16 || in_codes(kind); }
 
 // Index of the first value of the page of head g in block `block`; the scales' page has S values.
 HR_INLINE int64_t page_of(const HrKv& kv, int64_t block, int64_t g) {
@@ -55,7 +56,7 @@ HR_INLINE uint16_t quantise_head(const float* x, int64_t size, int8_t* codes) {
   return f_sum(bad) == 0 ? kept : kNotANumber;  // in the scale it stays one
 }
 
-// K and V [E] of head g to slot block · S + offset. `room`: 4 · E bytes of work space.
+// K and V [E] of head g to slot block · S + offset. `room`: 5 · E bytes of work space.
 HR_INLINE void write_kv(const HrKv& kv, int64_t slot, int64_t g, const float* k, const float* v,
                         uint8_t* room) {
   const int64_t size = kv.head_dim, block = kv.block_size, at = slot % block;
@@ -71,15 +72,18 @@ HR_INLINE void write_kv(const HrKv& kv, int64_t slot, int64_t g, const float* k,
       auto* codes = reinterpret_cast<int8_t*>(room);
       const int64_t scale = (slot / block * kv.kv_heads + g) * block + at;
       kv.k_scale[scale] = quantise_head(k, size, codes);
-      put(static_cast<int8_t*>(kv.k), page + 2 * at, codes, size, 2 * block, 2);
+      for (int64_t i = 0; i < size; ++i) room[i] ^= kCellZero;
+      put(static_cast<uint8_t*>(kv.k), page + 4 * at, room, size, 4 * block, 4);
       if (!kv.v) return;
       if (kv.kind == HR_K8V4) {
-        auto* to = static_cast<uint8_t*>(kv.v) + page / 2 + at * size / 2;
-        kv.v_scale[scale] = quantise_values(v, size, to, reinterpret_cast<float*>(room));
+        uint8_t* packed = room + 4 * size;
+        kv.v_scale[scale] = quantise_values(v, size, packed, reinterpret_cast<float*>(room));
+        const int64_t first = page / 2 + at / 4 * 2 * size + at % 4;
+        put(static_cast<uint8_t*>(kv.v), first, packed, size / 2, 4, 1);
         return;
       }
       kv.v_scale[scale] = quantise_head(v, size, codes);
-      put(static_cast<int8_t*>(kv.v), pair_at, codes, size, 2, 1);
+      put(static_cast<int8_t*>(kv.v), page + at / 4 * 4 * size + at % 4, codes, size, 4, 1);
       return;
     }
     default: {

@@ -1,4 +1,4 @@
-// Products of bf16 in pairs, fp32 sums: what attention over bf16 and int8 KV is made of.
+// Products of bf16 in pairs, fp32 sums: what attention over bf16 KV is made of.
 //
 // A cell vector holds sixteen lanes of two bf16; a dot adds both products to each lane. AVX512-BF16
 // does it in one instruction (vdpbf16ps): twice the multiply-adds of fp32 a cycle. It adds the odd
@@ -80,32 +80,6 @@ HR_INLINE uint16_t bf16_above(float x) {  // the least that is no less than x �
   uint32_t bits;
   memcpy(&bits, &x, 4);
   return x == x ? static_cast<uint16_t>((bits + 0xffff) >> 16) : kNotANumber;
-}
-
-// Sixteen values as bf16 in a tile's cells.
-HR_INLINE void store_cells(uint16_t* to, F x) {
-#if HR_LEVEL >= 5
-  b_round(to, x);
-#else
-  f_store_bf16(to, x);
-#endif
-}
-
-// 32 int8 codes as bf16: exact, since bf16 has eight bits of mantissa. So it is the upper half of
-// fp32, and to take that is one exchange where rounding two vectors takes four operations.
-HR_INLINE void b_widen(uint16_t* to, const int8_t* codes) {
-  const F low = f_from_i(i_s8(codes)), high = f_from_i(i_s8(codes + 16));
-#if HR_LEVEL >= 5
-  alignas(64) static constexpr int16_t kUpper[32] = {
-      1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-  _mm512_storeu_si512(to, _mm512_permutex2var_epi16(_mm512_castps_si512(low.v),
-                                                    _mm512_load_si512(kUpper),
-                                                    _mm512_castps_si512(high.v)));
-#else
-  store_cells(to, low);
-  store_cells(to + 16, high);
-#endif
 }
 
 // 2^x for x ≤ 0: below −100 exactly 0; NaN stays NaN, and 2^0 is exactly 1. A polynomial on [0, 1)

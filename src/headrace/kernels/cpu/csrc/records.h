@@ -250,7 +250,7 @@ typedef struct {
   const float* bias;     // [G, E]: what keys in codes are kept without; or null
   const float* bias_cos; // [max_context, rotated / 2]: where a position turns it to
   const float* bias_sin;
-  const float* turns;    // [2, E / 2, 64, 2]: cosines and sines of the turns within a tile
+  const float* turns;    // [2, E, 64]: cosines and sines of the turns within a tile
   int32_t rotated;       // the first numbers of a head that are, 0 … E
   int32_t interleaved;   // pairs are (2i, 2i + 1), else (i, i + rotated / 2)
 } HrKv;

@@ -25,6 +25,12 @@ constexpr float kLog2e = 1.44269504088896341f;
 template <int M>
 constexpr int kAtOnce = M <= 3 ? 4 : 2;
 
+struct QueryCodes {  // what is beside a query's codes
+  float unit;        // what one counts
+  int32_t zero;      // what the cells' 128 add to a product
+  const float* plain;  // [E] in fp32, where keys are kept without a bias
+};
+
 template <class T>
 struct Unit {
   int m = 0;            // rows; 0: there is none
@@ -36,6 +42,7 @@ struct Unit {
   float* total;         // [M][16]
   float* out;           // [M][E]
   float* scores;        // [M][64]
+  const QueryCodes* query;  // [M], of rows in codes
   float factor[16];     // what the rows' sums so far are multiplied by
 
   HR_ALWAYS void add_to_total(int row, F sum) const {
@@ -54,9 +61,6 @@ HR_INLINE void weigh(const Unit<T>& u, int row, int first, typename T::Row* p, F
     e[i] = T::exp2(f_sub(f_load(u.scores + row * kTile + 16 * (first + i)), high));
     *sum = f_add(*sum, e[i]);
   }
-  if (u.tile->v_scale)
-#pragma GCC unroll 4
-    for (int i = 0; i < N; ++i) e[i] = f_mul(e[i], f_load(u.tile->v_scale + 16 * (first + i)));
 #pragma GCC unroll 4
   for (int i = 0; i < N; i += 2) T::store2(p + row * kTile + 16 * (first + i), e[i], e[i + 1]);
 }
@@ -123,11 +127,10 @@ void weigh_alone(const Unit<T>& u, typename T::Row* p) {
 template <class T, int M>
 HR_INLINE void settle(Unit<T>* u, float softcap, int64_t window, const int64_t* position,
                       int64_t start) {
-  const Tile<T>& tile = *u->tile;
   F best[M];
   int count = 0;
   const int64_t seen = position[0] + 1 - start;  // of the tile by the first row, who sees the least
-  if (seen >= kTile && window <= 0 && softcap <= 0 && !tile.k_scale) {
+  if (seen >= kTile && window <= 0 && softcap <= 0) {
     count = kTile;
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
@@ -147,7 +150,6 @@ HR_INLINE void settle(Unit<T>* u, float softcap, int64_t window, const int64_t* 
 #pragma GCC unroll 4
       for (int i = 0; i < kVectors; ++i) {
         F x = f_load(s + 16 * i);
-        if (tile.k_scale) x = f_mul(x, f_load(tile.k_scale + 16 * i));
         if (softcap > 0) x = f_mul(f_set(softcap * kLog2e), f_tanh(f_div(x, f_set(softcap))));
         x = f_range(x, from - 16 * i, to - 16 * i, -__builtin_inff());
         f_store(s + 16 * i, x);

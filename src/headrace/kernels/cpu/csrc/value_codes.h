@@ -3,22 +3,24 @@
 // What a few large numbers would take from the rest a rotation spreads over all: y = H v, with H the
 // Hadamard matrix of as many numbers as the largest power of two that divides E (QuaRot, Ashkboos et
 // al. 2024). What comes of it is close to normally distributed, so the levels are those of Lloyd and
-// Max for the normal distribution, in 1/64 of its deviation: whole numbers of eight bits, which bf16
-// holds exactly. Sums over positions are of rotated values; H v is turned back once, in the result.
+// Max for the normal distribution, in 2/93 of its deviation: whole numbers of a signed byte, so that
+// products take them as they take codes of int8. Sums over positions are of rotated values; H v is
+// turned back once, in the result.
 //
-// Byte j of a token has number j in its low half and number j + E / 2 in its high one.
+// Byte j of a token has number j in its low half and number j + E / 2 in its high one; the bytes j of
+// four tokens lie side by side.
 #pragma once
 #include "pairs.h"
 
 namespace {
 
 constexpr int kMagnitudes = 8;
-constexpr float kMagnitude[kMagnitudes] = {8, 25, 42, 60, 80, 104, 132, 175};
+constexpr float kMagnitude[kMagnitudes] = {6, 18, 31, 44, 58, 75, 96, 127};
+constexpr float kDeviation = 46.5f;
 
-// The code is the place in the ascending row −175 … 175.
-HR_INLINE uint16_t level_of(int code) {
-  return bf16_of(code < 8 ? -kMagnitude[7 - code] : kMagnitude[code - 8]);
-}
+// The code is the place in this ascending row.
+alignas(16) constexpr int8_t kLevels[16] = {-127, -96, -75, -58, -44, -31, -18, -6,
+                                            6,    18,  31,  44,  58,  75,  96,  127};
 
 HR_INLINE int64_t turned_at_once(int64_t size) { return size & -size; }
 
@@ -41,7 +43,7 @@ HR_INLINE uint16_t quantise_values(const float* v, int64_t size, uint8_t* codes,
   hadamard(room, size);
   float squares = 0;
   for (int64_t e = 0; e < size; ++e) squares = __builtin_fmaf(room[e], room[e], squares);
-  const float unit = __builtin_sqrtf(squares / static_cast<float>(size)) / 64.0f;
+  const float unit = __builtin_sqrtf(squares / static_cast<float>(size)) / kDeviation;
   float limits[kMagnitudes - 1];
   for (int i = 0; i < kMagnitudes - 1; ++i)
     limits[i] = unit * (kMagnitude[i] + kMagnitude[i + 1]) / 2;
@@ -60,32 +62,25 @@ HR_INLINE uint16_t quantise_values(const float* v, int64_t size, uint8_t* codes,
   return bf16_of(along / (length * static_cast<float>(turned_at_once(size))));
 }
 
-// Codes a and b of two tokens, side by side as the products read them: to [E][2].
-HR_INLINE void widen_values(uint16_t* to, const uint8_t* a, const uint8_t* b, int64_t size) {
+// Bytes [E / 2][4] of four tokens to cells of V, [E][4].
+HR_INLINE void look_up(const uint8_t* bytes, int64_t size, uint8_t* to) {
+  const auto* levels = reinterpret_cast<const uint8_t*>(kLevels);
   const int64_t half = size / 2;
-  int64_t e = 0;
-#if HR_LEVEL >= 5
-  alignas(64) static constexpr uint16_t kLevels[32] = {
-      0xc32f, 0xc304, 0xc2d0, 0xc2a0, 0xc270, 0xc228, 0xc1c8, 0xc100,  // −175 … −8
-      0x4100, 0x41c8, 0x4228, 0x4270, 0x42a0, 0x42d0, 0x4304, 0x432f,
-      0xc32f, 0xc304, 0xc2d0, 0xc2a0, 0xc270, 0xc228, 0xc1c8, 0xc100,  // whatever bit 4 says
-      0x4100, 0x41c8, 0x4228, 0x4270, 0x42a0, 0x42d0, 0x4304, 0x432f};
-  const __m512i levels = _mm512_load_si512(kLevels);
-  const auto words = [](const uint8_t* codes) {
-    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-  };
-  for (; e + 16 <= half; e += 16) {
-    const __m512i both = _mm512_or_si512(words(a + e), _mm512_slli_epi32(words(b + e), 16));
-    _mm512_storeu_si512(to + 2 * e, _mm512_permutexvar_epi16(both, levels));
-    _mm512_storeu_si512(to + 2 * (half + e),
-                        _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), levels));
+  if (half < 16) {
+    for (int64_t i = 0; i < 4 * half; ++i) {
+      to[i] = levels[bytes[i] & 15];
+      to[4 * half + i] = levels[bytes[i] >> 4];
+    }
+    return;
   }
-#endif
-  for (; e < half; ++e) {
-    to[2 * e] = level_of(a[e] & 15);
-    to[2 * e + 1] = level_of(b[e] & 15);
-    to[2 * (half + e)] = level_of(a[e] >> 4);
-    to[2 * (half + e) + 1] = level_of(b[e] >> 4);
+  const C low = c_set(15);
+  for (int64_t e = 0; e < half; e += 16) {
+    if (e + 16 > half) e = half - 16;  // some twice
+    const C both = c_load(bytes + 4 * e);
+    const C first = c_find(levels, c_and(both, low));
+    const C second = c_find(levels, c_and(c_shift<-4>(both), low));
+    memcpy(to + 4 * e, &first, 64);
+    memcpy(to + 4 * (half + e), &second, 64);
   }
 }
 
