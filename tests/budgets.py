@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 8_427,
     "factory": 6_871,
-    "kernels": 14_175,
+    "kernels": 14_184,
     "kv": 1_574,
     "layers": 385,
     "loader": 4_950,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_711,
 }
 """Lines of Python in each package."""
-TOTAL = 99_252
+TOTAL = 99_261
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
