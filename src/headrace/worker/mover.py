@@ -43,6 +43,8 @@ BURST = 1e-3
 so that a rest after each block would be most of a load."""
 BESIDE = 0.01
 """Seconds after a step in which another is expected."""
+NAP = 0.002
+"""Seconds after which a reader that rests looks whether steps still run."""
 NICE = 19
 LOOK = 10.0
 """Seconds without a write after which the tier looks what others wrote."""
@@ -180,13 +182,13 @@ class Mover:
             if job.kind == "seek":
                 job.good = self._sought(job.pieces)
             for at in chunk:
-                if time.perf_counter() - self._stepped() < BESIDE:
+                if self._beside():
                     with self._resting:
                         begin = time.thread_time()
                         self._read_one(job, at)
                         self._spent += time.thread_time() - begin
                         if self._spent >= BURST:
-                            time.sleep(self._spent / SHARE)
+                            self._rest(self._spent / SHARE)
                             self._spent = 0.0
                 else:
                     self._read_one(job, at)
@@ -195,6 +197,16 @@ class Mover:
                 last = not job.left
             if last:
                 self._end(job)
+
+    def _beside(self) -> bool:
+        """Does a step run, or is one expected?"""
+        return time.perf_counter() - self._stepped() < BESIDE
+
+    def _rest(self, seconds: float) -> None:
+        """Until then, or until the engine is idle."""
+        end = time.perf_counter() + seconds
+        while (left := end - time.perf_counter()) > 0 and self._beside():
+            time.sleep(min(left, NAP))
 
     def _read_one(self, job: _Moving, at: int) -> None:
         """Read one block, and tell the tier of those behind it, of each once."""
