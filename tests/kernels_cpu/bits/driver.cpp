@@ -40,7 +40,7 @@ void products(void* const* teams, int count) {
         if (rows > 5) x.at(5)[i] = any_float();
       }
       HrPart part = weight.part(y.block.data, y.stride, nullptr, false);
-      HrQuantise quantise{x.block.data, x.stride, codes.q, in, HR_ROWS_N};
+      HrQuantise quantise{x.block.data, x.stride, codes.q, nullptr, in, HR_ROWS_N};
       HrLinear linear{codes.q, x.block.data, x.stride, &part, 1, HR_ROWS_N};
       HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_LINEAR, 0, &linear}};
       fuzz::by_all(teams, count, records + dense, 2 - dense, fuzz::rows_of(rows, 0), [] {},

@@ -24,6 +24,8 @@ void hr_team_free(void* team);
 namespace hr {
 const Kernels* choose_kernels(const char*) { return &HR_DRIVEN; }
 const char* amx_refused() { return "one level was built"; }
+/// As on the processors where it makes a difference.
+extern const bool lines_are_asked_for = true;
 }  // namespace hr
 
 namespace {
@@ -38,7 +40,7 @@ void run(void* team, const HrRecord* records, int count, int rows) {
 void product(void* team, const Weight& w, const float* x, const float* bias, int rows, float* y) {
   Codes codes(rows, (w.in + 31) / 32 * 32);
   const bool dense = w.kind >= HR_F32;
-  HrQuantise quantise{x, w.in, codes.q, w.in, HR_ROWS_N};
+  HrQuantise quantise{x, w.in, codes.q, nullptr, w.in, HR_ROWS_N};
   HrPart part = w.part(y, w.out, bias, false);
   HrLinear linear{codes.q, dense ? x : nullptr, w.in, &part, 1, HR_ROWS_N};
   HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_LINEAR, 0, &linear}};
@@ -72,7 +74,7 @@ void gates(void* team) {
       Block<float> x(rows * kIn);
       for (int i = 0; i < rows * kIn; ++i) x.data[i] = random_float();
       Codes codes(rows, kIn), inner(rows, kOut);
-      HrQuantise quantise{x.data, kIn, codes.q, kIn, HR_ROWS_N};
+      HrQuantise quantise{x.data, kIn, codes.q, nullptr, kIn, HR_ROWS_N};
       HrGateUp op{codes.q, gate.part(nullptr, 0, nullptr, false),
                   up.part(nullptr, 0, nullptr, false), inner.q, rows % 3, 0};
       HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_GATE_UP, 0, &op}};
@@ -96,7 +98,7 @@ void heads(void* team, int threads) {
       Block<int64_t> tokens(rows);
       for (int i = 0; i < rows * kIn; ++i) x.data[i] = random_float();
       Codes codes(rows, kIn);
-      HrQuantise quantise{x.data, kIn, codes.q, kIn, HR_ROWS_N};
+      HrQuantise quantise{x.data, kIn, codes.q, nullptr, kIn, HR_ROWS_N};
       HrPart part = weight.part(y.data, kOut, nullptr, false);
       HrLinear linear{codes.q, x.data, kIn, &part, 1, HR_ROWS_N};
       HrHead head{linear,      best.data,  kStride,    tokens.data,

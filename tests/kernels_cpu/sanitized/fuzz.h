@@ -164,7 +164,7 @@ inline void linears(void* const* teams, int count) {
                                biased ? bias.data + first : nullptr, summed);
   }
   const int32_t which = sampled ? HR_ROWS_R : HR_ROWS_N;
-  HrQuantise quantise{x.block.data, x.stride, codes.q, in, which};
+  HrQuantise quantise{x.block.data, x.stride, codes.q, nullptr, in, which};
   HrLinear linear{codes.q, x.block.data, x.stride, list, parts, which};
   HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_LINEAR, 0, &linear}};
   const HrStep step = step_of(sampled, rows);
@@ -181,7 +181,7 @@ inline void gate_ups(void* const* teams, int count) {
   Grid x(rows, in);
   Codes codes(rows, in, any(0, 2)), inner(rows, out, any(0, 2));
   x.fill(true);
-  HrQuantise quantise{x.block.data, x.stride, codes.q, in, which};
+  HrQuantise quantise{x.block.data, x.stride, codes.q, nullptr, in, which};
   HrGateUp op{codes.q, gate.part(nullptr, 0, nullptr, false), up.part(nullptr, 0, nullptr, false),
               inner.q, any(0, 2), which};
   HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_GATE_UP, 0, &op}};
@@ -206,7 +206,7 @@ inline void heads(void* const* teams, int count) {
   Block<int64_t> tokens(rows);
   const int32_t which = sampled ? HR_ROWS_R : HR_ROWS_N;
   HrPart part = weight.part(nullptr, 0, nullptr, false);
-  HrQuantise quantise{x.block.data, x.stride, codes.q, in, which};
+  HrQuantise quantise{x.block.data, x.stride, codes.q, nullptr, in, which};
   HrLinear linear{codes.q, x.block.data, x.stride, &part, 1, which};
   const int bounded = planes ? any(0, HR_BOUNDED) : 0;
   Block<float> bounds(static_cast<int64_t>(bounded) * ((weight.out + 15) / 16));
