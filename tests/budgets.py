@@ -59,10 +59,10 @@ LINES = {
     "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
-    "worker": 5_711,
+    "worker": 5_723,
 }
 """Lines of Python in each package."""
-TOTAL = 99_261
+TOTAL = 99_273
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -234,7 +234,7 @@ def kuberay(cells: list[Cell], asked: WorkflowOptions, text: str) -> dict[str, A
     mounts = [{"name": "cache", "mountPath": "/cache"}, {"name": "tmp", "mountPath": "/tmp"},
               {"name": "fleet", "mountPath": "/etc/headrace", "readOnly": True}]  # fmt: skip
 
-    def group(labels: str, gpu: bool = False, **started: str) -> dict[str, Any]:
+    def group(labels: str, started: dict[str, str], *, gpu: bool = False) -> dict[str, Any]:
         limits = {"limits": {"nvidia.com/gpu": "1"}} if gpu else {}
         container = {
             "name": "ray",
@@ -258,9 +258,9 @@ def kuberay(cells: list[Cell], asked: WorkflowOptions, text: str) -> dict[str, A
         # One unit, so one cell at once; a shell reads it.
         started = {"resources": shlex.quote(json.dumps({kind: 1}))} if kind else {"num-cpus": "1"}
         count = {"groupName": f"kind-{number}", "replicas": 1, "minReplicas": 1, "maxReplicas": 1}
-        workers.append({**count, **group(labels, gpu, **started)})
+        workers.append({**count, **group(labels, started, gpu=gpu)})
     command = "python3 -m headrace factory fleet /etc/headrace/fleet.toml --on ray"
-    head = group("", **{"num-cpus": "0"})
+    head = group("", {"num-cpus": "0"})
     job = {"entrypoint": f"{command} --store /cache/store", "shutdownAfterJobFinishes": True,
            "rayClusterSpec": {"headGroupSpec": head, "workerGroupSpecs": workers}}  # fmt: skip
     items = [
