@@ -153,7 +153,7 @@ def longest_shard(delay: float) -> float:
         ]
         for number in range(gpu_ahead.SHARDS)
     ]
-    assert sum(map(len, shards)) > 200
+    assert sum(map(len, shards)) > 100
     return max(map(sum, shards))
 
 
