@@ -121,8 +121,9 @@ def test_it_says_what_plain_torch_says(pair: Pair, kernels: str) -> None:
     plain, worker = pair.plain(), pair.worker(kernels=kernels)
     driver = Driver(worker, blocks=300, step_tokens=100, drafts=DRAFTS)
     said = told(worker)
-    for length in (9, READ + 2 * KEPT):
-        driver.ask(prompt(2, length), SamplingParams(temperature=0, max_tokens=16))
+    # Of different beginnings: what is not computed, a head does not read.
+    for place, length in ((2, 9), (3, READ + 2 * KEPT)):
+        driver.ask(prompt(place, length), SamplingParams(temperature=0, max_tokens=16))
     assert len(said) > 8
     assert any(len(drafts) == DRAFTS for _, drafts in said)
     for text, drafts in [*said[:5], *said[-3:]]:
@@ -135,10 +136,12 @@ def test_it_begins_where_the_target_computes(kept: Kept) -> None:
     plain, worker = pair.plain(), pair.worker(draft_slots=1)
     driver = Driver(worker, blocks=300, drafts=DRAFTS)
     text = prompt(3, 64)
-    for ending, begin in ((text[:50], 0), (prompt(5, 40), 0), (text, 48)):
+    for ending, least in ((text[:50], 0), (prompt(5, 40), 0), (text, 48)):
         said = told(worker)
-        driver.ask(ending, SamplingParams(temperature=0, max_tokens=12))
+        begin = driver.ask(ending, SamplingParams(temperature=0, max_tokens=12)).cached
         assert said
+        assert bool(begin) == bool(least)
+        assert begin >= least
         for known, drafts in said[:4]:
             assert max(rolled(plain, known, drafts, begin), default=0.0) < 2e-2
 
@@ -151,7 +154,7 @@ def test_the_next_turn_goes_on_in_its_slot(kept: Kept) -> None:
     first = driver.ask(text, SamplingParams(temperature=0, max_tokens=4))
     said = told(worker)
     turn = [*text, *first.tokens, 7, 8, 9]
-    assert driver.ask(turn, SamplingParams(temperature=0, max_tokens=12)).cached == 64
+    assert driver.ask(turn, SamplingParams(temperature=0, max_tokens=12)).cached >= 64
     assert said
     for known, drafts in said[:4]:
         assert max(rolled(plain, known, drafts), default=0.0) < 2e-2

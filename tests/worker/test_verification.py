@@ -315,7 +315,7 @@ def test_who_has_no_drafts_decodes(workers) -> None:
     assert answer == Driver(workers()).ask([1, 2, 3], sampling)
 
 
-@pytest.mark.parametrize("workers", ["cpu"], indirect=True)
+@pytest.mark.parametrize("workers", [("cpu", "qwen2")], ids="-".join, indirect=True)
 def test_draws_behind_drafts_have_the_targets_odds(workers) -> None:
     """Temperature 1 and six tokens, drafted by chance: how often each is drawn behind a text,
     against its odds as the model gives them for that text as a prompt (chi-squared)."""
