@@ -99,8 +99,8 @@ def test_more_adapters_than_slots_in_one_batch(
             llm.generate("a", greedy(), adapter="one")
         with pytest.raises(InvalidRequest, match="in use"):
             llm.load_adapter("two", root / "three")
-        # Another adapter under an old name: nothing of the old one is left, not even its KV (that of
-        # `four` may serve: it is the same adapter).
+        # Another adapter under an old name: nothing of the old one is left, not even its KV. That
+        # of `four` may serve: it is the same adapter.
         llm.load_adapter("one", root / "four")
         again = llm.generate(PROMPTS, greedy(), adapter="one")
         assert [output.outputs[0].token_ids for output in again] == expected["four"]
