@@ -40,6 +40,7 @@ TOOLS: Any = [
 FORM: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
 TEMPLATE = (
     "{# It writes <tool_call> </tool_call> and <think> </think>. #}"
+    "{% for tool in tools or [] %}{{ tool.function.name + '\n' }}{% endfor %}"
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n'"
     " + (message.content or '') + '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
     "{% if think %}{{ '<think>\n' }}{% endif %}"

@@ -39,8 +39,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, OpenAI-compatible. MODEL is downloaded where it is not on disk.
 
-    A speech model (whisper-base, or a folder of Whisper) serves /v1/audio/transcriptions,
-    /v1/audio/translations and sessions over a websocket at /v1/realtime.
+    A speech model (whisper-base) serves /v1/audio and sessions at /v1/realtime.
     """
     speech = hears(engine.model)
     admitted = None
