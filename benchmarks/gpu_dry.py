@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--architecture", choices=ARCHITECTURES, help="this one only")
     parser.add_argument("--model", type=int, help="the model of this number only")
     parser.add_argument("--json", type=Path, help="write everything there")
-    parser.add_argument("--brief", action="store_true", help="print no tables of kernels")
+    parser.add_argument("--brief", action="store_true", help="print no tables")
     parser.add_argument("--table", type=Path, help="replace the tables of this page")
     arguments = parser.parse_args()
     begin = time.perf_counter()

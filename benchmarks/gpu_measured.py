@@ -105,9 +105,9 @@ def line(name: str, step: str, milliseconds: float, limit: float, said: float) -
 
 
 def tables(record: dict[str, Any]) -> str:
-    device = record["device"].removeprefix("NVIDIA ")
     ceilings = record["parts"]["kernels"]["ceilings"]
     facts = record["parts"]["kernels"]["facts"]
+    device = facts["device"].removeprefix("NVIDIA ").split()[0]
     right = [row["right"] for row in record["parts"]["checks"]]
     lines = [
         f"One {device}, torch {facts['torch']}, Triton {facts['triton']}, {record['began']}, "

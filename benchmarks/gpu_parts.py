@@ -383,7 +383,8 @@ def execute(worker: Worker, plan: StepPlan) -> None:
 
 
 def limit_seconds(setup: Setup, starts: list[int], counts: list[int], ceilings: Ceilings) -> float:
-    """The roofline with the ceilings measured in this run; fp8 products at twice the rate."""
+    """The roofline with the ceilings measured in this run, fp8 products at twice the rate;
+    caches of an H200, which an H100 has, too."""
     hardware = replace(
         DEVICES["H200"],
         bandwidth=ceilings.bandwidth,

@@ -44,7 +44,7 @@ def write(folder: Path, seed: int) -> Path:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapters")
-    for seed, name in enumerate(NAMES):
+    for seed, name in enumerate([*NAMES, "never served"]):
         write(folder / name, seed)
     return folder
 
@@ -99,11 +99,16 @@ def test_more_adapters_than_slots_in_one_batch(
             llm.generate("a", greedy(), adapter="one")
         with pytest.raises(InvalidRequest, match="in use"):
             llm.load_adapter("two", root / "three")
-        # Another adapter under an old name: nothing of the old one is left, not even its KV. That
-        # of `four` may serve: it is the same adapter.
+        # Another adapter under an old name: nothing of the old one is left, not even its KV.
+        llm.load_adapter("one", root / "never served")
+        again = llm.generate(PROMPTS, greedy(), adapter="one")
+        assert again[0].cached_tokens == 0
+        # KV belongs to what an adapter holds, under whatever name.
+        llm.unload_adapter("one")
         llm.load_adapter("one", root / "four")
         again = llm.generate(PROMPTS, greedy(), adapter="one")
         assert [output.outputs[0].token_ids for output in again] == expected["four"]
+        assert again[0].cached_tokens == 8
 
 
 def test_preempted_rows_find_their_adapter_again(

@@ -227,6 +227,8 @@ def test_why_there_is_none_is_explained(tiny: Path) -> None:
     assert decided(context_cache="1MiB")[0] == str(2**20)
     assert decided(context_cache="1MiB", prefix_cache=False) == ("0", "prefix_cache is off")
     assert decided(context_cache="0") == ("0", "asked for")
+    with pytest.raises(OptionError, match="context_cache_quota"):
+        decided(context_cache="0", context_cache_quota="much")
     with pytest.raises(OptionError, match="is no URL"):
         decided(context_cache_remote="somewhere")
 

@@ -126,7 +126,7 @@ def test_the_panels_hold_the_formats_numbers(best: CpuOperators, case: Any, kind
 @pytest.mark.parametrize("rows", [1, OUT])
 @pytest.mark.parametrize("width", [96, 128, 300])
 @pytest.mark.parametrize("by", ["tensor", "row", "block"])
-def test_fp8(ops: CpuOperators, rows: int, width: int, by: str) -> None:
+def test_fp8(ops: CpuOperators, best: CpuOperators, rows: int, width: int, by: str) -> None:
     """Every byte but the two that are no numbers; widths that blocks do not fill."""
     generator = np.random.default_rng(width)
     finite = np.setdiff1d(np.arange(256), [127, 255]).astype(np.uint8)
@@ -145,6 +145,7 @@ def test_fp8(ops: CpuOperators, rows: int, width: int, by: str) -> None:
     assert np.abs(whole - x @ wanted.T).max() < 2e-6 * np.abs(x @ wanted.T).max() + 1e-9
     for few in (1, 2, 3, 5, 8, 13):
         assert same(ops.linear(x[:few], panels, None), whole[:few])
+    assert same(best.linear(x, prepared(best, Fp8Weight(codes, scales)), None), whole)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -14,6 +14,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.base.spec import InputSpan, RequestSpec
 from headrace.base.step import ArrayShape, PoolShape
 from headrace.kv import KvManager, PrefixChain, root_of
+from headrace.kv.prefix import tenant_of
 
 ARCH = ModelArch(
     family="qwen2",
@@ -208,3 +209,8 @@ def test_keys_do_not_change_between_versions() -> None:
         keys([1, 2, 3, 4], root=root, inputs=[IMAGE._replace(first=0)])[0].hex()
         == "dc266ab112f1e0838251abb27f2c4a7e"
     )
+
+
+def test_salts_of_one_key_are_one_tenant() -> None:
+    assert tenant_of("key a\0x") == tenant_of("key a\0y") == tenant_of("key a")
+    assert tenant_of("key a\0x") != tenant_of("key b\0x")

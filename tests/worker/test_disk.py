@@ -123,7 +123,6 @@ def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-import time
 from pathlib import Path
 sys.path[:0] = [{tests!r}]
 from test_disk import content, key, tier_of, TENANT

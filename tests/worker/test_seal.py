@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_disk import PARTS, SIZE, TENANT, content, key
@@ -97,6 +98,24 @@ def test_plain_and_sealed_files_lie_apart(tmp_path: Path) -> None:
     assert path_of(tier, 1) != path_of(plain, 1)
     path_of(plain, 1).replace(path_of(tier, 1))  # a file that anybody could have made
     assert read(tier, 1) is None
+
+
+def test_a_key_that_another_process_made_meanwhile_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = TenantKeys(tmp_path), TenantKeys(tmp_path)
+    kept, made = mine.kept, iter([True])
+
+    def late(tenant: str) -> Any:
+        if next(made, False):
+            theirs.made(tenant)
+            return None
+        return kept(tenant)
+
+    monkeypatch.setattr(mine, "kept", late)
+    secret = mine.made(TENANT).encrypt(bytes(12), b"bytes", None)
+    assert theirs.made(TENANT).decrypt(bytes(12), secret, None) == b"bytes"
+    assert [path.name for path in tmp_path.iterdir()] == [f"{TENANT}.key"]
 
 
 def test_two_processes_make_one_key(tmp_path: Path) -> None:

@@ -213,10 +213,9 @@ def workflow(
     out: Annotated[typer.FileTextWrite, typer.Option(help="The file; -: standard output.")] = "-",  # type: ignore[assignment]
 ) -> None:
     """Write a workflow that builds, verifies, publishes and promotes every cell of SOURCE."""
-    cells, text = (
-        [Cell(EngineOptions(model=source), BuildOptions())],
-        f"models = [{json.dumps(source)}]\n",
-    )
     if source.endswith(".toml"):
         cells, text = read_fleet(Path(source)), Path(source).read_text(encoding="utf-8")
+    else:
+        cells = [Cell(EngineOptions(model=source), BuildOptions())]
+        text = f"models = [{json.dumps(source, ensure_ascii=False)}]\n"
     out.write(write_workflow(platform, cells, asked, text))

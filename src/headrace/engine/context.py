@@ -47,6 +47,7 @@ def context_cache(options: EngineOptions, files: ModelFiles, device: str) -> Dec
     """How many bytes of disk keep KV; "0" for none. Raises `OptionError` for what is no size."""
     wish, obstacle = options.context_cache, ""
     size = 0 if wish == "auto" else parse_size(wish, "context_cache")
+    parse_size(options.context_cache_quota or "0", "context_cache_quota")
     if files.arch.task != "tokens":
         obstacle = "an encoder keeps nothing between two steps"
     elif files.arch.recurrence is not None:
@@ -181,15 +182,13 @@ def open_context_cache(
     remote = options.context_cache_remote
     if decided.value == "0" and (remote is None or decided.reason not in _BUT_A_DISK):
         return None
-    if not isinstance(executor, InlineExecutor):
+    if not isinstance(executor, InlineExecutor) or not isinstance(executor.worker, _Paged):
         return None
     # Local: only a process with a worker pays for this import.
     from ..worker.mover import below
 
     quota, keys = options.context_cache_quota, options.context_cache_keys
     worker = executor.worker
-    if not isinstance(worker, _Paged):
-        return None
     mover = below(
         lambda: worker.cache,
         executor.wake.ring,

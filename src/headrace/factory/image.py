@@ -193,9 +193,8 @@ class ImageBuild:
             )
         found = wheel(wheels[0], SITE) if wheels else folder(PACKAGE, f"{SITE}/headrace")
         built = Path(sysconfig.get_path("platlib"), "headrace")
-        if (
-            not wheels and built != PACKAGE
-        ):  # An editable install leaves the sources where they are.
+        # An editable install leaves the sources where they are.
+        if not wheels and built != PACKAGE:
             found = {**folder(built, f"{SITE}/headrace"), **found}
         if f"{SITE}/headrace/kernels/cpu/{FILE.name}" not in found:
             raise InvalidRequest(

@@ -79,8 +79,7 @@ class CellTask:
     @property
     def selector(self) -> dict[str, Any]:
         """The nodes that may run it, where that was said."""
-        chosen = dict(one.split("=") for one in self.labels)
-        return {"nodeSelector": chosen} if chosen else {}
+        return _selector(self.labels)
 
 
 def workflow(
@@ -230,26 +229,22 @@ def kuberay(cells: list[Cell], asked: WorkflowOptions, text: str) -> dict[str, A
     name = f"headrace-{digest_of(canonical([text, asked.image, nodes]))[7:19]}"
     shared = _fixed("pod")
     fleet = {"name": "fleet", "configMap": {"name": name}}
-    volumes = [*(one for one in shared["volumes"] if one["name"] in ("cache", "tmp")), fleet]
-    mounts = [{"name": "cache", "mountPath": "/cache"}, {"name": "tmp", "mountPath": "/tmp"},
-              {"name": "fleet", "mountPath": "/etc/headrace", "readOnly": True}]  # fmt: skip
+    mine = ("cache", "tmp")
+    volumes = [*(one for one in shared["volumes"] if one["name"] in mine), fleet]
+    mounts = [one for one in shared["volumeMounts"] if one["name"] in mine]
+    mounts.append({"name": "fleet", "mountPath": "/etc/headrace", "readOnly": True})
 
     def group(labels: str, started: dict[str, str], *, gpu: bool = False) -> dict[str, Any]:
-        limits = {"limits": {"nvidia.com/gpu": "1"}} if gpu else {}
         container = {
             "name": "ray",
             "image": asked.image,
             "volumeMounts": mounts,
             **shared["container"],
+            "env": [one for one in shared["container"]["env"] if one["name"] == "HEADRACE_CACHE"],
+            "resources": {"limits": {"nvidia.com/gpu": "1"}} if gpu else {},
         }
-        container |= {"env": [{"name": "HEADRACE_CACHE", "value": "/cache"}], "resources": limits}
-        chosen = dict(one.split("=") for one in labels.split(",") if one)
-        spec = {
-            **shared["pod"],
-            "volumes": volumes,
-            "containers": [container],
-            "nodeSelector": chosen,
-        }
+        spec = shared["pod"] | {"volumes": volumes, "containers": [container]}
+        spec |= _selector([one for one in labels.split(",") if one])
         return {"rayStartParams": started, "template": {"spec": spec}}
 
     workers = []
@@ -276,6 +271,11 @@ def kuberay(cells: list[Cell], asked: WorkflowOptions, text: str) -> dict[str, A
 
 
 WRITERS = {"github": github, "gitlab": gitlab, "argo": argo, "tekton": tekton}
+
+
+def _selector(labels: Iterable[str]) -> dict[str, Any]:
+    chosen = dict(one.split("=") for one in labels)
+    return {"nodeSelector": chosen} if chosen else {}
 
 
 def _fixed(name: str) -> dict[str, Any]:

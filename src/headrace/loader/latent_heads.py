@@ -25,16 +25,16 @@ WHOLE = ".self_attn.kv_b_proj.weight"
 Host = npt.NDArray[Any]
 
 
-class _LastRead:
-    """The last quantised matrix that was read: its heads are taken one after the other."""
+class _Once:
+    """One quantised matrix in fp32, read when its first head is taken: all others follow."""
 
     def __init__(self) -> None:
-        self._last: Host | None = None
+        self._values: Host | None = None
 
     def __call__(self, matrix: QuantisedMatrix) -> Host:
-        if self._last is None:
-            self._last = matrix.values()
-        return self._last
+        if self._values is None:
+            self._values = matrix.values()
+        return self._values
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class QuantisedHead:
 
     source: QuantisedMatrix
     rows: tuple[int, int]
-    reads: _LastRead = field(compare=False)
+    reads: _Once = field(compare=False)
     host_dtype = "float32"
 
     @property
@@ -96,7 +96,7 @@ def stored(
     name: str, tensor: StoredTensor | QuantisedMatrix, arch: ModelArch
 ) -> Iterator[tuple[str, StoredTensor | QuantisedHead | Transposed]]:
     """The matrices of all heads of a tensor, yet to be read."""
-    reads = _LastRead()
+    reads = _Once()
     for each, part, rows in _parts(name, arch):
         if isinstance(tensor, QuantisedMatrix):
             head = QuantisedHead(tensor, rows, reads)

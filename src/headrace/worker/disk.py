@@ -64,8 +64,7 @@ class StoredBlock:
 
 
 class DiskTier:
-    """The three calls of a tier, for one engine. Thread-safe: nothing here is remembered but the
-    set of known names and the size, which may be late."""
+    """A tier for one engine. Thread-safe: names and sizes that are remembered may be late."""
 
     rank = 0
 
@@ -191,7 +190,7 @@ class DiskTier:
         self.known, self._held, self.nbytes = known, held, held.total()
 
     def make_room(self) -> None:
-        """Remove blocks until `_KEPT` of the limit are left."""
+        """Remove blocks until `_KEPT` of the limit, and of each quota, is left."""
         blocks = stored_blocks(self.root)
         most = None if self.quota is None else int(self.quota * _KEPT)
         gone = room_for(blocks, int(self.limit * _KEPT), most)

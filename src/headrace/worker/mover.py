@@ -76,7 +76,7 @@ class Mover:
         stepped: Callable[[], float],
     ) -> None:
         """`cache`: the pool as it lies now; `wake`: called in any thread when a read has ended;
-        `stepped`: the `perf_counter` at which the latest step ended, infinity while one runs."""
+        `stepped`: see `Worker.stepped`."""
         self._tier, self._cache, self._wake, self._stepped = tier, cache, wake, stepped
         self._pool: KvCache | None = None
         self._places: list[Places] = []

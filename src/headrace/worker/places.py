@@ -16,13 +16,13 @@ from .stack import Bytes
 class Places:
     """Arrays [blocks, …] in the host's memory, in the order in which a block's bytes are kept.
 
-    Whoever has one keeps the arrays alive.
+    Who makes one has to keep the arrays alive.
     """
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self._views = [_bytes_of(array) for array in arrays]
-        self.sizes = np.array([view.shape[1] for view in self._views], np.int64)
-        self.nbytes = int(self.sizes.sum())
+        self._sizes = np.array([view.shape[1] for view in self._views], np.int64)
+        self.nbytes = int(self._sizes.sum())
         """Bytes of one block."""
         self._starts = np.array([address(view) for view in self._views], np.int64)
         self._library = library()
@@ -40,9 +40,9 @@ class Places:
             for view in self._views:
                 view[block] = source[at : (at := at + view.shape[1])]
             return
-        targets = self._starts + block * self.sizes
+        targets = self._starts + block * self._sizes
         self._library.hrt_spread(
-            source.ctypes.data, targets.ctypes.data, self.sizes.ctypes.data, len(targets)
+            source.ctypes.data, targets.ctypes.data, self._sizes.ctypes.data, len(targets)
         )
 
 

@@ -110,7 +110,7 @@ class RemoteTier:
         return True
 
     def expect(self, key: bytes, group: int, tenant: str) -> None:
-        """Another thread asks for it meanwhile."""
+        """Nothing: to ask twice would be to wait twice."""
 
     def drop(self, key: bytes, group: int, tenant: str) -> None:
         """Forget that it is there: the next who computes it writes it anew."""

@@ -12,6 +12,7 @@ disk and in each store, from the next read on.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Sequence
@@ -154,7 +155,7 @@ class TenantKeys:
                 fresh.unlink()
             found = self.kept(tenant)
         if found is None:
-            raise PermissionError(f"{tenant}.key holds no key")
+            raise PermissionError(errno.EACCES, f"{tenant}.key holds no key")
         return found
 
 

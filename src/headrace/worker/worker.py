@@ -82,7 +82,7 @@ class Worker:
             names=speculate.names_of(options.drafters)
         )
         self.stepped = -math.inf
-        """The `perf_counter` at which the latest step ended; infinity while one runs."""
+        """When (`perf_counter`) a step ended last; infinity from a step's begin to an end."""
         self.options = options
         self.arch = files.arch
         self._pooling = files.pooling

@@ -16,7 +16,7 @@ KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4")
 _KINDS = """embed norm add linear write attend gated activate multiply route experts
     part absorb unpack short_conv delta_rule ssm"""
 SERVED = frozenset(_KINDS.split())
-PLAIN = {"float32", "float16", "bfloat16", "packed4", "packed8", "fp8"}
+OUTSIDE_GGUF = {"float32", "float16", "bfloat16", "packed4", "packed8", "fp8"}
 """Kinds of weights that are not in blocks of GGUF."""
 
 
@@ -52,13 +52,13 @@ class CpuBackend:
             if isinstance(each, DeltaSpec | SsmSpec) and (each.key_size | each.value_size) % 16:
                 head = f"{each.key_size} × {each.value_size}"
                 return f"a state of {head} numbers a head, which are no multiples of 16"
-        blocks = question.weights - PLAIN
+        blocks = question.weights - OUTSIDE_GGUF
         for spec in {node.spec for node in question.nodes("absorb")}:
             assert isinstance(spec, LatentSpec)
             sizes = spec.rope_size, spec.rank, spec.plain_size
             if blocks and any(size % 32 for size in sizes):
                 return f"the sizes {sizes} of latents and weights in blocks are not multiples of 32"
-        unknown = sorted(question.weights - PLAIN - set(KINDS))
+        unknown = sorted(question.weights - OUTSIDE_GGUF - set(KINDS))
         if unknown:
             return f"no kernel for weights of type {', '.join(unknown)}"
         return None

@@ -69,8 +69,8 @@ def pack(
     target = allocate(size) if room is None else room
     out, width = weight.shape
     if isinstance(weight, CodedWeight):
-        scales, zeros = in_order(weight.scales), weight.zeros
-        at = address(data), address(scales), None if zeros is None else address(in_order(zeros))
+        held = [None if each is None else in_order(each) for each in (weight.scales, weight.zeros)]
+        at = address(data), *(None if each is None else address(each) for each in held)
         given = KINDS[kind], *at, weight.group, out, width, address(target)
         load().hr_pack_coded(team.handle, *given)
         return PanelWeight(kind, target, weight.shape, weight.order)

@@ -7,16 +7,16 @@
 // 0.77 s and 0.38 s. Beside them stands one exp per score, 0.7 · 10⁹ of them: about ten
 // vector operations for sixteen, half of them on other ports: 0.06 to 0.1 s.
 // Decode reads the KV: default model, bf16, 12 KiB a position, against 391 MB of weights a token
-// (1 % per 325 positions); int8 half of that and 6 % for the scales.
+// (1 % per 325 positions); int8 half of that and 3 % for the scales.
 //
 // The R = H / G query heads of a KV head are rows of one small product, so K and V are read once
 // per KV head, not per query head. Rows go in groups of up to seven over tiles of 64 positions
-// (tiles.h, tile_rows.h): all rows of an item (items.h) over one tile, which lies in L1 then
+// (tiles.h, tile_rows.h, code_rows.h): all rows of an item (items.h) over one tile, which lies in L1 then
 // (16 KB), before the next. Scores are sums over E with positions as lanes, results sums over
 // positions with E as lanes: no lane is ever summed with another but in the softmax's denominator.
 //
 // Online softmax (Milakov and Gimelshein 2018) in base 2: queries are multiplied by scale · log2 e
-// (by scale alone under a soft cap) when they are packed, and rounded to bf16 where K is. Which
+// (by scale alone under a soft cap) when they are packed, and rounded as K is (codes: code_rows.h). Which
 // tiles a row sees and the order of every sum depend on its position alone; positions that it must
 // not see get the weight exactly zero, and a tile without a visible one changes nothing. So a
 // row's bits are the same in a chunk of 512, in a chunk of one, and in any batch.
@@ -219,6 +219,7 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
       if (window > 0 && position[0] - window + 1 >= start + kTile) continue;  // behind
       RowGroup& of = s.groups[i];
       const bool enters = span != of.span, leaves = enters && of.spans;
+      // Codes are summed up at once, into the room of the span before the last, which has to leave.
       if (T::wide == 4 && leaves) leave(of, false);
       const Sums now = sums_of(s, enters ? of.spans : of.spans - 1, r, size);
       if (enters) f_store(now.highest, f_set(kFloor));

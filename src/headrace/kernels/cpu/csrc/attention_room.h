@@ -21,7 +21,7 @@ struct Scratch {
   int32_t* begins;      // [rows + 1]: the first group of each KV head and entry
 };
 
-// All sizes as if of floats: bf16 takes less.
+// All sizes as if of floats: bf16 and codes take less.
 HR_INLINE int64_t attention_scratch(const HrKv& kv) {
   const int64_t rows = rows_of_item(kv), size = kv.head_dim;
   const int64_t plain = kv.bias ? rows * size : 0;

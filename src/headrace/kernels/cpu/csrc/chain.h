@@ -1,6 +1,7 @@
 // A tile of fp32 sums in registers: M rows by P panels of 16 outputs, a plain fma chain over K.
 //
-// Each sum is one chain, k after k (of E4M3 one for each 128, and one of those times their scales), so a row's bits do not depend on how many rows or panels came
+// Each sum is one chain, k after k (of E4M3 one for each 128, and one of those times their
+// scales), so a row's bits do not depend on how many rows or panels came
 // with it, nor on the level. What bounds a chain is the fma's latency (four cycles); a tile holds
 // enough of them for one or two fma a cycle, and its loads, P + M for M · P fma, stay below what a
 // core can load beside.
@@ -43,7 +44,8 @@ struct ChainTile {
 };
 
 // kFetch: the weights come from memory, P streams of them, whose lines are asked for kEarly bytes
-// before. At the end of its panel a stream goes on with the next tile's, P panels further.
+// before. At the end of its panel a stream goes on with the next tile's, P panels further
+// (E4M3 with what lies behind its panel).
 template <int K, int M, int P, bool kFetch = false>
 __attribute__((noinline)) void chain(const ChainTile& t) {
   constexpr int kThrees = (M + 2) / 3;

@@ -4,12 +4,11 @@
 // with a key is an exact whole number, and the score that number times both units. Weights are
 // 2^(score − the tile's highest), in [0, 1] with a one among them in whatever context, flat or
 // peaked: so fifteen bits are relative to a row's largest weight in the tile, and what the tile
-// counts beside others goes to its results as a float. The sum of weights is of the floats. bf16, which
-// codes were widened to before, kept eight bits of each query and weight.
+// counts beside others goes to its results as a float. The sum of weights is of the floats.
 //
 // A unit of seven rows and E numbers is 2 · 7 · 64 · E / 64 dots each for scores and results where
-// VNNI is (codes.h), 896 for E = 64, as many as vdpbf16ps takes with bf16; 28 vectors of
-// exponentials; and no widening. It reads 64 · 2 · E bytes and 256 of scales (int8), 0.52 of bf16's.
+// VNNI is (codes.h), 896 for E = 64, as many as vdpbf16ps takes with bf16, and 28 vectors of
+// exponentials. It reads 64 · 2 · E bytes and 256 of scales (int8), 0.52 of bf16's.
 //
 // Every operation is the same at all levels and for all ways to cut a step: products are exact, the
 // others elementwise, and what a row sees of a tile follows from its position alone.
@@ -19,7 +18,7 @@
 
 namespace {
 
-// Codes of a query [E] · scale to `codes`; where keys are kept without a bias the products to `plain`.
+// Codes of a query [E] · scale to `codes`; where keys have biases apart the products to `plain`.
 HR_INLINE QueryCodes take_codes(const float* q, int64_t size, F scale, int16_t* codes,
                                 float* plain) {
   F top = f_zero(), bad = f_zero();
@@ -115,10 +114,9 @@ struct Sight {
 
   HR_ALWAYS Sight(int rows, const int64_t* position, int64_t window, int64_t start) {
     for (int m = 0; m < rows; ++m) {
-      const int64_t first = window > 0 ? position[m] - window + 1 - start : 0;
-      const int64_t behind = position[m] + 1 - start;
-      from[m] = first < 0 ? 0 : first > kTile ? kTile : static_cast<int>(first);
-      to[m] = behind < 0 ? 0 : behind > kTile ? kTile : static_cast<int>(behind);
+      const InTile seen = seen_by(position[m], window, start);
+      from[m] = seen.from;
+      to[m] = seen.to;
       if (to[m] > count) count = to[m];
       whole &= from[m] == 0 && to[m] == kTile;
     }

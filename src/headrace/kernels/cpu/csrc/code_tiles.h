@@ -117,10 +117,8 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
     const int64_t position = start + 16 * i;
     const int64_t have = length - position < 16 ? length - position : 16;
     uint8_t *k = room.k + 64 * i, *v = room.v + 16 * i * size;
-    tile->k[i] = k;
-    tile->v[i] = v;
-    if (have <= 0) {  // never read but by the products of K, whose scores are replaced
-      tile->k[i] = tile->k[0];
+    begin_sixteen(room, i, size, have, tile);
+    if (have <= 0) {
       f_store(k_scale + 16 * i, f_zero());
       f_store(v_scale + 16 * i, f_zero());
       continue;

@@ -20,7 +20,9 @@ namespace {
 constexpr float kRowCodes = 16383;      // of a query's largest number, either sign
 constexpr float kWeightCodes = 32767;   // of a weight of one
 constexpr int kCellZero = 128;          // the code zero in a cell of K
-constexpr int64_t kMostCodes = 1024;    // numbers of a head: 127 · kRowCodes · 1024 < 2^31
+// Numbers of a head, at most 1,024 (backend.py): such a product is exact in int32, and so is what
+// the code zero of its keys adds.
+static_assert(127ll * 16383 * 1024 < 1ll << 31 && kCellZero * 16383ll * 1024 < 1ll << 31);
 
 #if HR_LEVEL >= 4  // two planes
 

@@ -1,10 +1,11 @@
-// Dense panels [k][16] in fp32, fp16 or bf16, activations in fp32: tiles of chains over K (chain.h).
+// Dense panels [k][16] in fp32, fp16, bf16 or fp8, activations in fp32: tiles of chains over K
+// (chain.h).
 //
 // One row of bf16 by one panel is 32 bytes for every four cycles that its chain waits for an fma: 8
 // bytes a cycle, no more than a core reads from memory, so that nothing hides a wait. One or two
 // rows go over four panels at once, four streams that the hardware's prefetcher follows; asking
-// for their lines was slower, and so were two panels or eight. With more rows there is too much
-// arithmetic between the loads for it: their first tile asks for every line of its two panels
+// for their lines was slower but on Intel's (levels.h), and so were two panels or eight. With more
+// rows there is too much arithmetic between the loads for it: their first tile asks for every line of its two panels
 // 8 KiB before (two was too late). Tiles behind it find them in L1 or L2, where the limit is 32
 // fp32 operations a cycle and core on Zen 4 (one fma of 512 bits), twice that where there are two.
 #pragma once

@@ -18,8 +18,8 @@ extern const Kernels k_amx_emulated;  // in test builds
 const Kernels* choose_kernels(const char* wish);
 
 // Whether one or two rows ask for the lines of their weights, too, which they read at full speed. An
-// Intel processor's prefetcher loses such a stream (Sapphire Rapids and later: a step of one row
-// takes 0.6 of the time by asking), Zen 4's keeps it.
+// Intel processor's prefetcher loses such a stream (family 6, model 207: a step of one row takes 0.6
+// of the time by asking), Zen 4's keeps it.
 extern const bool lines_are_asked_for;
 
 // Why the AMX level, which serves by name only, is not the best here: half a sentence.

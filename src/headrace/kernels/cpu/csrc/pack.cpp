@@ -1,4 +1,4 @@
-// From GGUF blocks to panels, and from GGUF blocks to float rows.
+// From GGUF blocks and checkpoints' codes to panels, and from GGUF blocks to float rows.
 //
 // Once per weight and machine: reads 18 to 210 bytes a block, writes as many. The block formats
 // are ggml's (their definition is the format's documentation); nothing here rounds.
@@ -39,7 +39,7 @@ struct Parts {
   uint8_t codes[256];
   uint16_t d = 0, m = 0;
   float wide = 0;      // INT4, INT8: their d
-  uint8_t scales[16];  // K formats: per 32 (Q4_K, Q5_K) or per 16 (Q6_K, signed)
+  uint8_t scales[16];  // K formats: per 32 or 16 (Q6_K, signed); [0]: MXFP4's e, INT4's z
   uint8_t mins[8];
 };
 

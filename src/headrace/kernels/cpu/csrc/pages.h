@@ -61,7 +61,6 @@ HR_INLINE void write_kv(const HrKv& kv, int64_t slot, int64_t g, const float* k,
                         uint8_t* room) {
   const int64_t size = kv.head_dim, block = kv.block_size, at = slot % block;
   const int64_t page = page_of(kv, slot / block, g);
-  const int64_t pair_at = page + at / 2 * 2 * size + at % 2;
   switch (kv.kind) {
     case HR_F32:
       put(static_cast<float*>(kv.k), page + at, k, size, block, 1);
@@ -97,7 +96,7 @@ HR_INLINE void write_kv(const HrKv& kv, int64_t slot, int64_t g, const float* k,
       for (int64_t i = 0; i < size; i += 16)
         half ? f_store_half(narrow + i, f_load(v + i)) : f_store_bf16(narrow + i, f_load(v + i));
       if (half) put(static_cast<uint16_t*>(kv.v), page + at * size, narrow, size, size, size);
-      else put(static_cast<uint16_t*>(kv.v), pair_at, narrow, size, 2, 1);
+      else put(static_cast<uint16_t*>(kv.v), page + at / 2 * 2 * size + at % 2, narrow, size, 2, 1);
     }
   }
 }

@@ -123,6 +123,18 @@ void weigh_alone(const Unit<T>& u, typename T::Row* p) {
   }
 }
 
+struct InTile {  // [from, to)
+  int from, to;
+};
+
+// What the row at `position` sees of the tile that begins at `start`.
+HR_INLINE InTile seen_by(int64_t position, int64_t window, int64_t start) {
+  const int64_t first = window > 0 ? position - window + 1 - start : 0;
+  const int64_t behind = position + 1 - start;
+  return {first < 0 ? 0 : first > kTile ? kTile : static_cast<int>(first),
+          behind < 0 ? 0 : behind > kTile ? kTile : static_cast<int>(behind)};
+}
+
 // Scores as they count, the rows' maxima, and the factor of what is summed so far.
 template <class T, int M>
 HR_INLINE void settle(Unit<T>* u, float softcap, int64_t window, const int64_t* position,
@@ -139,11 +151,7 @@ HR_INLINE void settle(Unit<T>* u, float softcap, int64_t window, const int64_t* 
     }
   } else {
     for (int m = 0; m < M; ++m) {
-      // Positions that row m sees: [from, to) of the tile.
-      const int64_t first = window > 0 ? position[m] - window + 1 - start : 0;
-      const int64_t behind = position[m] + 1 - start;
-      const int from = first < 0 ? 0 : first > kTile ? kTile : static_cast<int>(first);
-      const int to = behind < 0 ? 0 : behind > kTile ? kTile : static_cast<int>(behind);
+      const auto [from, to] = seen_by(position[m], window, start);
       if (to > count) count = to;
       float* s = u->scores + m * kTile;
       best[m] = f_set(-__builtin_inff());

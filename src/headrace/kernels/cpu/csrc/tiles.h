@@ -152,6 +152,15 @@ HR_INLINE void zero_one(uint16_t* v, int64_t size, int64_t at) {  // v: [8][E][2
   for (int64_t e = 0; e < size; ++e) v[at / 2 * 2 * size + 2 * e + at % 2] = 0;
 }
 
+// Sixteen positions of a tile, of which `have` exist: in the room, unless they are found elsewhere.
+// Of none K is never read but by products whose scores are replaced.
+template <class T>
+HR_INLINE void begin_sixteen(const TileRoom<T>& room, int i, int64_t size, int64_t have,
+                             Tile<T>* tile) {
+  tile->k[i] = i == 0 || have > 0 ? room.k + 16 * T::wide * i : tile->k[0];
+  tile->v[i] = room.v + 16 * i * size;
+}
+
 HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
                          int64_t length, const TileRoom<Pairs>& room, Tile<Pairs>* tile) {
   const int64_t size = kv.head_dim, block = kv.block_size;
@@ -159,13 +168,9 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
   for (int i = 0; i < kVectors; ++i) {
     const int64_t position = start + 16 * i;
     const int64_t have = length - position < 16 ? length - position : 16;
-    uint16_t *k = room.k + 32 * i, *v = room.v + 16 * i * size;
-    tile->k[i] = k;
-    tile->v[i] = v;
-    if (have <= 0) {  // never read but by the products of K, whose scores are replaced
-      tile->k[i] = tile->k[0];
-      continue;
-    }
+    uint16_t* v = room.v + 16 * i * size;
+    begin_sixteen(room, i, size, have, tile);
+    if (have <= 0) continue;
     if (block % 16) {
       gather_few(kv, table, g, position, have, 16 * i, room);
     } else {
