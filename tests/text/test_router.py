@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.text import IncrementalDetokenizer, Tokenizer
+from headrace.server.speech import Speech
+from headrace.text import Foreign, IncrementalDetokenizer, Tokenizer
 from headrace.text.dialects import DIALECTS, Dialect, detect_dialect
 from headrace.text.dialects.listed import COMMAND
 from headrace.text.dialects.mistral import MISTRAL_V11
@@ -429,10 +430,13 @@ def test_hidden_markers_never_show() -> None:
 def test_markers_that_are_special_tokens(byte_level: Tokenizer) -> None:
     """From ids to calls: the markers survive detokenising, other special tokens do not."""
     text = "<think>hm</think>Sure.<|im_start|>[TOOL_CALLS]add[ARGS]{}<|end|>"
-    markers = MISTRAL_V11.special_markers(byte_level.special_tokens, THINK)
-    assert set(markers) == {"<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"}
-    detokenizer = IncrementalDetokenizer(byte_level, keep=frozenset(markers.values()))
-    router = StreamRouter(MISTRAL_V11, reasoning=THINK, hidden=frozenset(markers))
+    special = byte_level.special_tokens
+    speech = Speech(MISTRAL_V11, THINK, special, Foreign(special))
+    markers = speech.hidden(tools=True)
+    assert markers == {"<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"}
+    detokenizer = IncrementalDetokenizer(byte_level, keep=frozenset(speech.ids(markers)))
+    router = speech.router(opened=False, tools={}, hidden=markers, held=False)
+    assert router is not None
     message = Message()
     for index in byte_level.encode(text):
         message.take(router.feed(detokenizer.feed([index]), tokens=1))

@@ -11,7 +11,6 @@ from typing import Any
 
 from ..calls import Calls, SectionReader
 from ..lark import Rules
-from ..reasoning import ReasoningMarks
 from ..tools import Tool
 
 Value = Callable[[Any], str]
@@ -86,14 +85,3 @@ class Dialect:
     head: str = ""
     """What stands before content: then no message is read without the dialect."""
     new_id: Callable[[], str] = long_id
-
-    def special_markers(
-        self, special: Mapping[str, int], reasoning: ReasoningMarks | None = None
-    ) -> dict[str, int]:
-        """The markers that are special tokens of this model, text → id (`special` is
-        `Tokenizer.special_tokens`): their ids are what detokenising must keep
-        (`IncrementalDetokenizer(keep=…)`), their texts what the router must never show as content
-        (`StreamRouter(hidden=…)`). The marks of reasoning count among them.
-        """
-        markers = self.markers | ({reasoning.open, reasoning.close} if reasoning else set())
-        return {marker: special[marker] for marker in sorted(markers) if marker in special}
