@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from base.published import PUBLISHED
 from headrace.base.arch import Rope
 from headrace.base.arch_families import FAMILIES
 from headrace.base.arch_reader import NEUTRAL, from_hf
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
 from headrace.models.registry import describe
+from headrace.roofline.known import KNOWN
 
 FLIPS: dict[str, Any] = {
     "partial_rotary_factor": 0.75,
@@ -63,6 +63,8 @@ FLIPS: dict[str, Any] = {
     "first_k_dense_replace": 2,
     "swiglu_limit": 7.0,
     "index_topk": 64,
+    "lm_head_bias": True,
+    "attn_output_gate": True,
     "linear_num_value_heads": 4,
     "mamba_d_state": 16,
     "conv_L_cache": 5,
@@ -80,6 +82,7 @@ SAME: dict[str, tuple[str, ...]] = {
     "n_group": ("deepseek_v2",),
     "topk_group": ("deepseek_v2",),
     "swiglu_limit": ("gpt_oss",),
+    "attn_output_gate": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
 }
 """Where the flipped value is the family's own, or what it counts is not read."""
 SMALL = {
@@ -127,15 +130,67 @@ def test_a_key_of_another_family_is_refused_or_heard(kind: str) -> None:
     assert not deaf
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+def published(name: str) -> dict[str, Any]:
+    return dict(KNOWN[name]["config"])
+
+
+@pytest.mark.parametrize("name", KNOWN)
 def test_a_published_model_has_the_parameters_that_its_authors_count(name: str) -> None:
-    config, parameters = PUBLISHED[name]
-    tensors = describe(from_hf(config)).tensors()
-    assert sum(map(math.prod, tensors.values())) == pytest.approx(parameters, rel=5e-3)
+    """Rounded or cut off, as the number is written."""
+    stated = KNOWN[name]["parameters"].removesuffix("B")
+    unit = 10.0 ** -len(stated.partition(".")[2])
+    counted = sum(map(math.prod, describe(from_hf(published(name))).tensors().values())) / 1e9
+    assert float(stated) - unit / 2 <= counted < float(stated) + unit
+
+
+class Heard(dict[str, Any]):
+    """A config that notes which of its keys are asked for, those of the text model within too."""
+
+    def __init__(self, config: dict[str, Any], asked: set[str]) -> None:
+        inner = {k: Heard(v, asked) for k, v in config.items() if k == "text_config"}
+        super().__init__({**config, **inner})
+        self.asked = asked
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
+INERT = """
+    attention_dropout aux_loss_alpha block_mlp_init_scale block_out_init_scale block_use_xavier_init
+    bos_token_id cache_implementation conv_use_xavier_init dtype embd_pdrop eos_token_id ep_size
+    image_token_id initializer_range mamba_chunk_size mamba_ssm_dtype output_router_logits
+    pad_token_id pretraining_tp quantization_config resid_pdrop router_aux_loss_coef seq_aux
+    torch_dtype transformers_version use_cache video_token_id vision_end_token_id
+    vision_start_token_id
+"""
+"""Keys of training, of generation and of the loader, which no architecture depends on."""
+TOLD_ELSEWHERE = """
+    block_dim block_norm_eps block_use_swiglu conv_dim conv_dim_out experts_per_token
+    full_attention_interval full_attn_mod hidden_act initial_context_length intermediate_size
+    interpolate_factor layer_switch max_window_layers mtp_num_hidden_layers mtp_transformer_layers
+    mtp_use_dedicated_embeddings no_rope_layer_interval norm_type num_experts_per_tok num_heads
+    num_key_value_heads num_mtp_modules num_nextn_predict_layers sliding_window_pattern use_mtp
+    use_pos_enc use_sliding_window
+"""
+"""Keys that say once more what another of the same config says, or that their own family's code
+does not read."""
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_no_key_of_a_published_config_is_unknown(name: str) -> None:
+    asked = {*INERT.split(), *TOLD_ELSEWHERE.split()}
+    config = published(name)
+    from_hf(Heard(config, asked))
+    assert {*config, *config.get("text_config", ())} <= asked
 
 
 def test_what_is_particular_to_a_published_model() -> None:
-    read = {name: from_hf(config) for name, (config, _) in PUBLISHED.items()}
+    read = {name: from_hf(published(name)) for name in KNOWN}
     phi = read["phi-4-mini"]
     assert phi.rope.rotated(phi.head_dim) == 96
     assert (phi.rope.kind, len(phi.rope.long), phi.windows) == ("long", 48, ())
@@ -163,20 +218,21 @@ def test_what_is_particular_to_a_published_model() -> None:
     assert oss.moe is not None
     assert (oss.moe.experts, oss.moe.clamped, oss.moe.normalise) == (32, True, True)
     assert (oss.rope.kind, oss.rope.factor, oss.rope.truncate) == ("yarn", 32.0, False)
-    minimax = read["minimax-m2"]
+    minimax = read["minimax-m2.5"]
     assert minimax.moe is not None
     assert (minimax.moe.scores, minimax.moe.bias, minimax.rope.share) == ("sigmoid", True, 0.5)
 
 
 def test_only_full_layers_of_olmo3_are_stretched() -> None:
-    arch = from_hf(PUBLISHED["olmo-3-7b"][0])
+    arch = from_hf(published("olmo-3-7b"))
     assert arch.windows == (4096, 4096, 4096, None) * 8
     assert (arch.rope.kind, arch.rope.factor) == ("yarn", 8.0)
     assert arch.local_rope == Rope(theta=5e5)
 
 
-LONG = PUBLISHED["phi-4-mini"][0]["rope_scaling"]
-OSS_ROPE = PUBLISHED["gpt-oss-20b"][0]["rope_scaling"]
+LONG = published("phi-4-mini")["rope_scaling"]
+SPELT = {"layer_types": None}
+OSS_ROPE = published("gpt-oss-20b")["rope_scaling"]
 
 
 @pytest.mark.parametrize(
@@ -191,17 +247,17 @@ OSS_ROPE = PUBLISHED["gpt-oss-20b"][0]["rope_scaling"]
         ("glm-4-9b-0414", {"partial_rotary_factor": 0.001}, "partial_rotary_factor"),
         ("command-r7b", {"use_parallel_block": False}, "use_parallel_block"),
         ("command-r7b", {"layer_types": ["sliding_attention"]}, "layer_types"),
-        ("exaone-4-32b", {"sliding_window_pattern": "LXG"}, "sliding_window_pattern"),
-        ("exaone-4-32b", {"sliding_window_pattern": ""}, "sliding_window_pattern"),
+        ("exaone-4-32b", {**SPELT, "sliding_window_pattern": "LXG"}, "sliding_window_pattern"),
+        ("exaone-4-32b", {**SPELT, "sliding_window_pattern": ""}, "sliding_window_pattern"),
         ("command-r", {"use_qk_norm": True}, "use_qk_norm"),
         ("gemma-2b", {"hidden_act": "silu"}, "hidden_act"),
         ("ernie-4.5-0.3b", {"use_bias": True}, "use_bias"),
         ("seed-oss-36b", {"mlp_bias": True}, "mlp_bias"),
         ("starcoder2-3b", {"norm_epsilon": 0.0}, "norm_epsilon"),
         ("granite-3-1b-a400m", {"num_experts_per_tok": 33}, "num_experts_per_tok"),
-        ("minimax-m2", {"scoring_func": "softmax"}, "scoring_func"),
-        ("minimax-m2", {"use_routing_bias": False}, "use_routing_bias"),
-        ("minimax-m2", {"rotary_dim": 63}, "partial_rotary_factor"),
+        ("minimax-m2.5", {"scoring_func": "softmax"}, "scoring_func"),
+        ("minimax-m2.5", {"use_routing_bias": False}, "use_routing_bias"),
+        ("minimax-m2.5", {"rotary_dim": 63}, "partial_rotary_factor"),
         ("gpt-oss-20b", {"swiglu_limit": 8.0}, "swiglu_limit"),
         ("gpt-oss-20b", {"swiglu_alpha": 1.0}, "swiglu_alpha"),
         ("gpt-oss-20b", {"rope_scaling": {**OSS_ROPE, "truncate": 1}}, "truncate"),
@@ -209,17 +265,19 @@ OSS_ROPE = PUBLISHED["gpt-oss-20b"][0]["rope_scaling"]
         ("gpt-oss-20b", {"num_experts_per_tok": 33}, "num_experts_per_tok"),
         ("qwen3-30b-a3b", {"mlp_only_layers": ["1"]}, "mlp_only_layers"),
         ("qwen3-30b-a3b", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ("qwen3-next-80b-a3b", {"attn_output_gate": False}, "attn_output_gate"),
+        ("phi-4-mini", {"lm_head_bias": True}, "lm_head_bias"),
     ],
 )
 def test_a_value_that_is_not_run_is_named(name: str, values: dict[str, Any], key: str) -> None:
-    config, _ = PUBLISHED[name]
+    config = published(name)
     with pytest.raises((UnsupportedModel, ModelFileError)) as caught:
         from_hf({**config, **values})
     assert caught.value.param == key
 
 
 def test_which_layers_of_qwen3_mixtures_are_dense() -> None:
-    config = PUBLISHED["qwen3-30b-a3b"][0]
+    config = published("qwen3-30b-a3b")
     values = {"num_hidden_layers": 6, "mlp_only_layers": [1], "decoder_sparse_step": 3}
     moe = from_hf({**config, **values}).moe
     assert moe is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from headrace.cli.roofline import command
 from headrace.engine.described import describe_model, make_case
 from headrace.loader import open_model
 from headrace.loader.catalog import CATALOG
+from headrace.models.registry import describe
 from headrace.roofline.composition import compose, decode_step, prefill_step
 from headrace.roofline.config import read_config
 from headrace.roofline.counts import Case, Layout
@@ -22,78 +24,17 @@ from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.fit import StepRecord, fit_efficiency, honest
 from headrace.roofline.fits import verify_fits
 from headrace.roofline.hardware import DEVICES, find_hardware
-from headrace.roofline.known import KNOWN, PUBLISHED
+from headrace.roofline.known import KNOWN, known
 from headrace.roofline.machine import gpu_named
+from headrace.roofline.memory import plan_memory
+from headrace.roofline.planner import formats_of, search
 from headrace.roofline.prices import PRICES
+from headrace.roofline.steady import Demand, Goal
 from headrace.roofline.step import StepModel, step_time
 from headrace.roofline.weights import parameters, parse_format, total_bytes
 
 from .archs import LLAMA_8B, QWEN_05B
 
-DEEPSEEK: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "intermediate_size": 18_432,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "vocab_size": 129_280,
-    "max_position_embeddings": 163_840,
-    "num_nextn_predict_layers": 1,
-    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-}
-KIMI = {
-    **DEEPSEEK,
-    "model_type": "kimi_k2",
-    "num_attention_heads": 64,
-    "n_routed_experts": 384,
-    "first_k_dense_replace": 1,
-    "vocab_size": 163_840,
-}
-GPT_OSS: dict[str, Any] = {
-    "model_type": "gpt_oss",
-    "hidden_size": 2880,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "intermediate_size": 2880,
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 18,
-    "vocab_size": 201_088,
-    "max_position_embeddings": 131_072,
-    "attention_bias": True,
-    "quantization_config": {"quant_method": "mxfp4"},
-}
-GLM_AIR: dict[str, Any] = {
-    "model_type": "glm4_moe",
-    "hidden_size": 4096,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 10_944,
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 128,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 1,
-    "vocab_size": 151_552,
-    "max_position_embeddings": 131_072,
-    "torch_dtype": "bfloat16",
-}
 SCOUT: dict[str, Any] = {
     "hidden_size": 5120,
     "num_hidden_layers": 48,
@@ -116,10 +57,6 @@ MAVERICK = {**SCOUT, "num_local_experts": 128, "interleave_moe_layer_step": 2}
 @pytest.mark.parametrize(
     ("config", "billions"),
     [
-        (DEEPSEEK, 671.0),
-        (KIMI, 1026.4),
-        (GPT_OSS, 116.8),
-        (GLM_AIR, 106.8),
         ({"model_type": "llama4", "text_config": SCOUT}, 107.8),
         ({"model_type": "llama4", "text_config": MAVERICK}, 400.7),
     ],
@@ -131,27 +68,55 @@ def test_a_config_has_the_parameters_that_its_makers_publish(
     assert sum(parameters(arch).values()) / 1e9 == pytest.approx(billions, rel=0.01)
 
 
-def test_known_architectures_are_what_their_configs_say() -> None:
-    for name, config in (("deepseek-v3", DEEPSEEK), ("gpt-oss-120b", GPT_OSS)):
-        arch, weights = read_config(config)
-        step = decode_step(arch, 8, 2048)
-        known = Case(KNOWN[name], PUBLISHED[name])
-        mine = step_time(Case(arch, weights), DEVICES["H200"], step)
-        other = step_time(known, DEVICES["H200"], decode_step(known.arch, 8, 2048))
-        assert mine.bytes == pytest.approx(other.bytes, rel=1e-9), name
-        assert mine.flops == pytest.approx(other.flops, rel=1e-9), name
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_published_config_is_priced_and_placed(name: str) -> None:
+    """The roofline counts what the graph has; a step has a time, and a device the room."""
+    arch, weights = known(name)
+    counted = sum(map(math.prod, describe(arch).tensors().values()))
+    assert sum(parameters(arch).values()) == pytest.approx(counted, rel=1e-3)
+    held = total_bytes(arch, weights)
+    time = step_time(Case(arch, weights), DEVICES["H200"], decode_step(arch, 8, 2048))
+    assert held / DEVICES["H200"].bandwidth / 500 < time.seconds < 1
+    placed = plan_memory(
+        arch,
+        weight_bytes=int(held),
+        available=int(held * 1.5) + 40 * 2**30,
+        rows=16,
+        step_tokens=512,
+        max_context=4096,
+        device="cuda",
+    )
+    assert (placed.rows, placed.max_context) == (16, 4096)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_published_config_is_planned(name: str) -> None:
+    arch, weights = known(name)
+    most = 2 ** math.ceil(math.log2(1 + total_bytes(arch, weights) / 1e11))
+    found = search(
+        arch,
+        Demand(2.0, 200, 50),
+        Goal(1.0, 0.05),
+        PRICES,
+        devices=[DEVICES["H200"]],
+        formats=formats_of(weights)[:1],
+        pools=False,
+        max_devices=most,
+    )
+    assert found.candidates
 
 
 @pytest.mark.parametrize("key", ["linear_num_value_heads", "mamba_d_state", "index_topk"])
 def test_what_is_not_priced_is_named(key: str) -> None:
     with pytest.raises(UnsupportedModel, match=key):
-        read_config({**DEEPSEEK, key: 32})
+        read_config({**KNOWN["deepseek-v3"]["config"], key: 32})
     with pytest.raises(UnsupportedModel, match="gate"):
-        read_config({**GLM_AIR, "model_type": "falcon"})
+        read_config({**KNOWN["llama-3.1-8b"]["config"], "model_type": "falcon"})
 
 
 def test_a_config_alone_is_enough(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(GLM_AIR))
+    (tmp_path / "config.json").write_text(json.dumps(KNOWN["glm-4.5-air"]["config"]))
     folder, file = (describe_model(str(p)) for p in (tmp_path, tmp_path / "config.json"))
     assert folder == file
     assert folder.weights.format == "bfloat16"
@@ -195,7 +160,7 @@ def test_mixed_widths() -> None:
 
 def test_the_published_gpt_oss_by_hand() -> None:
     """36 layers of 4 of 128 experts in MXFP4 (4.25 bits), all else in BF16, at one sequence."""
-    arch, weights = KNOWN["gpt-oss-120b"], PUBLISHED["gpt-oss-120b"]
+    arch, weights = known("gpt-oss-120b")
     time = step_time(Case(arch, weights), DEVICES["H100"], decode_step(arch, 1, 2048))
     experts = 36 * 4 * 3 * 2880 * 2880 * 4.25 / 8
     rest = 36 * (2880 * 64 * (64 + 16) + 64 * 64 * 2880 + 2880 * 128) + 2880 * 201_088
@@ -205,17 +170,16 @@ def test_the_published_gpt_oss_by_hand() -> None:
 
 def test_what_does_not_fit_is_said() -> None:
     for case, hardware, step in (
-        (Case(KNOWN["deepseek-v3"], PUBLISHED["deepseek-v3"]), "H100", None),
-        (Case(KNOWN["llama-3.1-405b"]), "THOR", None),
+        (Case(*known("deepseek-v3")), "H100", None),
+        (Case(known("llama-3.1-405b")[0]), "THOR", None),
         (Case(LLAMA_8B), "H200", decode_step(LLAMA_8B, 4096, 100_000)),
     ):
         step = step or decode_step(case.arch, 1, 1024)
         with pytest.raises(DoesNotFit, match=r"GB of weights and .* GB of KV"):
             verify_fits(case, DEVICES[hardware], step)
+    large = known("llama-3.1-70b")[0]
     with pytest.raises(DoesNotFit, match="--tp 2"):
-        verify_fits(
-            Case(KNOWN["llama-3.1-70b"]), DEVICES["H100"], decode_step(KNOWN["llama-3.1-70b"], 1, 9)
-        )
+        verify_fits(Case(large), DEVICES["H100"], decode_step(large, 1, 9))
     verify_fits(Case(LLAMA_8B), DEVICES["H100"], decode_step(LLAMA_8B, 64, 2048))
     for given in (["--context", "5000000"], ["--prompt", "200000"]):
         done = CliRunner().invoke(command, ["llama-3.1-8b", "--hardware", "H200", *given])

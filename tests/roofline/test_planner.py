@@ -14,7 +14,7 @@ from headrace.cli.plan import demand_of, percentile, plan, simulate, steady_part
 from headrace.engine.draft_law import draft_law
 from headrace.roofline.counts import Layout, device_bytes
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.known import KNOWN, PUBLISHED
+from headrace.roofline.known import known
 from headrace.roofline.planner import (
     LOADS,
     Found,
@@ -28,8 +28,8 @@ from headrace.roofline.prices import PRICES, read_prices
 from headrace.roofline.steady import Demand, Engine, Goal
 from headrace.roofline.weights import WeightBytes, parse_format
 
-LLAMA, LARGE = KNOWN["llama-3.1-8b"], KNOWN["llama-3.1-70b"]
-QWEN_MOE, DEEPSEEK = KNOWN["qwen3-30b-a3b"], KNOWN["deepseek-v3"]
+LLAMA, LARGE = (known(name)[0] for name in ("llama-3.1-8b", "llama-3.1-70b"))
+QWEN_MOE, DEEPSEEK = (known(name)[0] for name in ("qwen3-30b-a3b", "deepseek-v3"))
 DEMAND, GOAL = Demand(20.0, 1024, 256), Goal(1.0, 0.05)
 
 
@@ -221,12 +221,12 @@ def test_prices(tmp_path: Path) -> None:
 
 def test_formats_are_the_published_ones_or_as_good() -> None:
     assert formats_of(WeightBytes()) == ("bfloat16", "fp8")
-    assert formats_of(PUBLISHED["gpt-oss-120b"]) == ("bfloat16,experts=mxfp4",)
-    assert formats_of(PUBLISHED["deepseek-v3"]) == ("fp8",)
-    for weights in (PUBLISHED["gpt-oss-120b"], PUBLISHED["deepseek-v3"], WeightBytes()):
+    oss, narrow = known("gpt-oss-120b")
+    assert formats_of(narrow) == ("bfloat16,experts=mxfp4",)
+    assert formats_of(known("deepseek-v3")[1]) == ("fp8",)
+    for weights in (narrow, known("deepseek-v3")[1], WeightBytes()):
         assert parse_format(weights.name) == weights
-    oss = KNOWN["gpt-oss-120b"]
-    found = few(oss, formats=formats_of(PUBLISHED["gpt-oss-120b"]), devices=("H100",), pools=False)
+    found = few(oss, formats=formats_of(narrow), devices=("H100",), pools=False)
     assert {one.case.weights.bits("experts") for one in found.candidates} == {4.25}
     narrow = few(kv_dtype="bfloat16", formats=("fp8",), devices=("H100",), pools=False)
     kept = {one.case.kv_dtype for one in narrow.candidates}
@@ -261,7 +261,7 @@ HOST = replace(
 
 
 def test_drafts_that_hold_make_a_token_cheaper() -> None:
-    law, arch = draft_law("code-edit"), KNOWN["qwen2.5-0.5b"]
+    law, arch = draft_law("code-edit"), known("qwen2.5-0.5b")[0]
     demand = Demand(0.2, 512, 128)
     case = make_case(arch, "int8", HOST, Layout())
     plain = Engine(case, HOST, demand)
@@ -275,7 +275,7 @@ def test_drafts_that_hold_make_a_token_cheaper() -> None:
 
 @pytest.mark.slow
 def test_a_plan_with_drafts_is_simulated_with_drafts() -> None:
-    law, arch = draft_law("code-edit"), KNOWN["qwen2.5-0.5b"]
+    law, arch = draft_law("code-edit"), known("qwen2.5-0.5b")[0]
     demand = Demand(0.2, 512, 128, accepted=law.accepted)
     goal = Goal(5.0, 0.2)
     search_of = lambda demand: search(  # noqa: E731

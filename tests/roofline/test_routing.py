@@ -13,7 +13,7 @@ from headrace.cli.roofline import command
 from headrace.roofline.composition import decode_step
 from headrace.roofline.counts import Case, Layout
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.known import KNOWN
+from headrace.roofline.known import known
 from headrace.roofline.operators import count_step
 from headrace.roofline.routing import EVEN, busiest, padding, popularity, typical_skew
 from headrace.roofline.step import StepModel
@@ -93,7 +93,7 @@ def test_uneven_experts_need_more_tiles() -> None:
 
 def test_uneven_routing_makes_steps_longer_where_ranks_wait() -> None:
     """The busiest rank and its exchange; a single device reads fewer experts instead."""
-    arch = KNOWN["deepseek-v3"]
+    arch = known("deepseek-v3")[0]
     case = Case(arch, WeightBytes("fp8"), kv_dtype="fp8", layout=Layout(1, 1, True, 8))
     uneven = replace(case, skew=typical_skew(arch))
     step = decode_step(arch, 512, 2000)
@@ -111,9 +111,9 @@ def test_uneven_routing_makes_steps_longer_where_ranks_wait() -> None:
 
 
 def test_dense_models_have_no_skew() -> None:
-    assert typical_skew(KNOWN["llama-3.1-8b"]) == EVEN
-    assert typical_skew(KNOWN["deepseek-v3"]) == 1.01
-    assert typical_skew(KNOWN["mixtral-8x7b"]) == 1.2
+    assert typical_skew(known("llama-3.1-8b")[0]) == EVEN
+    assert typical_skew(known("deepseek-v3")[0]) == 1.01
+    assert typical_skew(known("mixtral-8x7b")[0]) == 1.2
 
 
 def test_the_command_takes_another_skew() -> None:

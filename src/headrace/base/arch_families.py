@@ -125,7 +125,7 @@ _DELTA = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
-_DELTA_OWN = ("linear_num_value_heads", "partial_rotary_factor")
+_DELTA_OWN = ("linear_num_value_heads", "partial_rotary_factor", "attn_output_gate")
 _QWEN35 = Family(
     "qwen3_5",
     ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),

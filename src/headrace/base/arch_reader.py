@@ -40,6 +40,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "embedding_multiplier": (1.0,),
     "attention_multiplier": (),
     "mlp_bias": (False,),
+    "lm_head_bias": (False,),
+    "attn_output_gate": (False,),
     "use_qk_norm": (False,),
     "qk_layernorm": (False,),
     "kv_lora_rank": (),

@@ -26,6 +26,7 @@ def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, A
         case "olmoe" | "olmo2" | "olmo3":
             return {"whole_qk_norm": True}
         case "qwen3_next" | "qwen3_5" | "qwen3_5_moe":
+            fields.expect("attn_output_gate", True)
             return {"norm_offset": 1.0, "attention_gate": True}
         case "smollm3":
             return {"nope": _nope(fields, layers)}

@@ -23,7 +23,6 @@ from ..roofline.counts import Case, Layout, device_bytes
 from ..roofline.fit import fit_efficiency, honest, prediction_errors, read_records
 from ..roofline.fits import verify_fits
 from ..roofline.hardware import DEVICES, Hardware, find_hardware, save_hardware
-from ..roofline.known import KNOWN
 from ..roofline.machine import calibration_path
 from ..roofline.plot import write_png
 from ..roofline.report import COLUMNS, as_json, html_page, roofline_chart, rows, share_chart
@@ -34,7 +33,9 @@ from ..roofline.weights import total_bytes
 def roofline(
     model: Annotated[
         str | None,
-        typer.Argument(help="Model, config.json, hub id, or one of: " + ", ".join(KNOWN)),
+        typer.Argument(
+            help="Model, config.json, hub id, or a known name: an unknown one lists them."
+        ),
     ] = None,
     hardware: Annotated[
         str, typer.Option(help="this, a .json file, or one of: " + ", ".join(DEVICES))

@@ -32,7 +32,7 @@ from ..roofline.config import read_config
 from ..roofline.counts import Case, Layout
 from ..roofline.gguf import Stored, read_gguf
 from ..roofline.hardware import Hardware
-from ..roofline.known import KNOWN, PUBLISHED
+from ..roofline.known import KNOWN, known
 from ..roofline.routing import typical_skew
 from ..roofline.weights import WeightBytes, parse_format
 from .prediction import serving_types, stored_weights
@@ -60,9 +60,8 @@ def describe_model(name: str) -> Described:
         return _of_config(path)
     if path.is_dir() and (path / "config.json").is_file() and not _has_weights(path):
         return _of_config(path / "config.json")
-    known = KNOWN.get(name.lower())
-    if known is not None and not path.exists():
-        return Described(known, PUBLISHED.get(name.lower(), WeightBytes()), "known architecture")
+    if name.lower() in KNOWN and not path.exists():
+        return Described(*known(name.lower()), "known architecture")
     hub = split_hub_name(name)
     if hub is not None and not path.exists() and name not in CATALOG:
         return _of_hub(name, *hub)
