@@ -38,7 +38,7 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 5_540,
+    "base": 5_543,
     "bench": 9_540,
     "cli": 5_649,
     "dist": 510,
@@ -52,7 +52,7 @@ LINES = {
     "models": 510,
     "obs": 1_767,
     "quant": 1_011,
-    "roofline": 4_789,
+    "roofline": 4_737,
     "route": 955,
     "sched": 1_578,
     "server": 15_736,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_723,
 }
 """Lines of Python in each package."""
-TOTAL = 99_273
+TOTAL = 99_224
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
