@@ -26,11 +26,13 @@ from ..factory.sources import take_source
 from .bench import Measure
 from .factory_parts import AsJson
 
+command = typer.Typer()
 Into = Annotated[
     Path | None, typer.Option("--into", help="The fleet's store; none: in the cache folder.")
 ]
 
 
+@command.command()
 def ingest(
     sources: Annotated[
         list[str] | None,
@@ -66,6 +68,7 @@ def ingest(
     lake.merge(before)
 
 
+@command.command()
 def page(
     out: Annotated[Path, typer.Argument(help="HTML file.")] = Path("fleet.html"), into: Into = None
 ) -> None:
@@ -73,6 +76,7 @@ def page(
     print(write_text(out, fleet_page(Lake(lake_folder(into)))))
 
 
+@command.command()
 def watch(
     before: Annotated[str | None, typer.Option(help="Address of what was there before.")] = None,
     after: Annotated[str | None, typer.Option(help="Address of what is there now.")] = None,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ..base.errors import NotFound
-from ..factory.build import store_folder
-from ..factory.graph import Step
 from ..factory.stage import Outcome
-from ..factory.store import Store
+from ..factory.store import Store, store_folder
+
+if TYPE_CHECKING:
+    from ..factory.graph import Step
 
 COLOURS = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_EVALUATED: "yellow"}
 

@@ -1,11 +1,10 @@
-"""Commands that carry and repeat: image, publish, bundle, load, chart, fleet, workflow."""
+"""`headrace factory image`, `chart`, `fleet` and `workflow`: what is made of profiles and cells."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import Counter
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,23 +13,25 @@ import typer
 from rich.console import Console
 
 from ..base.config import EngineOptions
-from ..base.errors import NotFound, OptionError
+from ..base.errors import OptionError
 from ..factory.artifact import panels_manifest, weights_manifest
-from ..factory.build import BuildOptions, store_folder
-from ..factory.bundle import beside, panels, read_bundle, shipped, take_in, write_bundle
+from ..factory.build import BuildOptions
 from ..factory.chart import write_chart
 from ..factory.fleet import Cell, locally, read_fleet, run_fleet
 from ..factory.image import ImageBuild
 from ..factory.release import Rings
 from ..factory.revoke import FILE, trusted
 from ..factory.sign import key_folder, signer
-from ..factory.store import Descriptor, Store
+from ..factory.store import Store, store_folder
 from ..factory.workflow import Platform, WorkflowOptions
 from ..factory.workflow import workflow as write_workflow
 from .configured import configured
-from .factory_parts import AsJson, At, Signing, Trusted, existing, tell
+from .factory_parts import AsJson, At, Signing, existing, tell
+
+command = typer.Typer()
 
 
+@command.command()
 def image(
     architectures: Annotated[str, typer.Option(help="Processors, by OCI's names.")] = "amd64,arm64",
     lock: Annotated[
@@ -66,83 +67,7 @@ def image(
     console.print(f"{build.name} {digest}: {len(ran)} of {len(steps)} stages ran")
 
 
-def publish(
-    name: Annotated[str, typer.Argument(help="Ring, profile or image of the store.")],
-    reference: Annotated[str, typer.Argument(help="host/repository:tag of a registry.")],
-    store: At = None,
-) -> None:
-    """Bring a profile with its weights, or the image, to a registry; what is there is not sent."""
-    # Local: other commands do without its packages.
-    from ..factory.registry import Remote, tag_beside
-
-    place, moved = existing(store), Moved()
-    root = shipped(place, rings := Rings(place, trusted(None)), name)
-    remote = Remote(reference)
-    remote.push(place, root, moved)
-    if (attested := beside(place, root)) is not None:
-        remote.push(place, attested, moved, tag_beside(root))
-    if (kept := panels(place, rings, name)) is not None:
-        remote.push(place, kept, moved, tag_beside(root, "panels"))
-    print(f"{reference} {root.digest}: {moved}")
-
-
-def bundle(
-    file: Annotated[Path, typer.Argument(help="The file to be written.")],
-    names: Annotated[list[str], typer.Argument(help="Rings, profiles or images of the store.")],
-    store: At = None,
-) -> None:
-    """Write profiles, weights and images into one file, for a place without a network."""
-    place = existing(store)
-    rings = Rings(place, trusted(None))
-    things = {}
-    for name in names:
-        things[name] = root = shipped(place, rings, name)
-        if (attested := beside(place, root)) is not None:
-            things[f"{name}.att"] = attested
-        if (kept := panels(place, rings, name)) is not None:
-            things[f"{name}.panels"] = kept
-    size = write_bundle(place, things, file)
-    print(f"{file}: {size:,} bytes")
-
-
-def load(
-    source: Annotated[str, typer.Argument(help="A bundle, or host/repository:tag of a registry.")],
-    with_panels: Annotated[
-        bool, typer.Option("--panels", help="Of a registry, also its weights as kernels need them.")
-    ] = False,
-    store: At = None,
-    key: Trusted = None,
-) -> None:
-    """Take what a bundle or a registry holds into the store, once its signature was checked."""
-    place, moved = Store(store_folder(store)), Moved()
-    if Path(source).is_file():
-        things = read_bundle(place, Path(source))
-    else:
-        from ..factory.registry import Remote, tag_beside  # Local, as above.
-
-        remote = Remote(source)
-        things = {source.rpartition("/")[2]: (root := remote.pull(place, moved))}
-        with suppress(NotFound):
-            things["attestation"] = remote.pull(place, moved, tag_beside(root))
-        if with_panels:
-            things["panels"] = remote.pull(place, moved, tag_beside(root, "panels"))
-    print(f"{', '.join(take_in(place, things, trusted(key)))}: taken in")
-
-
-class Moved:
-    """Counts what went over a network."""
-
-    def __init__(self) -> None:
-        self._count = self._bytes = self._there = 0
-
-    def __call__(self, one: Descriptor, moved: bool) -> None:
-        self._count, self._there = self._count + moved, self._there + (not moved)
-        self._bytes += one.size if moved else 0
-
-    def __str__(self) -> str:
-        return f"{self._count} blobs, {self._bytes:,} bytes sent; {self._there} were there"
-
-
+@command.command()
 def chart(
     folder: Annotated[Path, typer.Argument(help="The folder to be written.")],
     profile: Annotated[str, typer.Argument(help="Ring, name, digest or file of a profile.")],
@@ -173,6 +98,7 @@ def chart(
 Where = Literal["local", "ray"]
 
 
+@command.command()
 def fleet(
     file: Annotated[Path, typer.Argument(help="TOML: models, recipes, hardware, build.")],
     workers: Annotated[int, typer.Option(min=1, help="Processes at once on this machine.")] = 1,
@@ -205,6 +131,7 @@ def fleet(
         raise typer.Exit(1)
 
 
+@command.command()
 @partial(configured, argument=False)
 def workflow(
     platform: Annotated[Platform, typer.Argument(help="Who is to run it.")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as changed
@@ -15,9 +16,7 @@ from ..engine.face import ServingEngine
 from ..loader.panelfile import TEMPORARY
 from ..loader.panels import panel_folder
 from ..server.served_profile import ServedProfile
-from .build import store_folder
 from .key import hardware_class
-from .measure import seconds_per_token
 from .profile import (
     Compatibility,
     ProfileFile,
@@ -33,7 +32,8 @@ from .release import Rings
 from .revoke import trusted
 from .sign import key_folder
 from .source import model_folder, model_path
-from .store import Descriptor, Store
+from .speed import seconds_per_token
+from .store import Descriptor, Store, store_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,13 @@ def admit(wanted: str, options: EngineOptions) -> Admitted:
     fits, why = compatibility(body, hardware_class())
     if fits is Compatibility.INCOMPATIBLE:
         raise OptionError(f"the profile {body.name} cannot serve here: {why}", param="profile")
-    place = _place(profile, options, store)
+    with ThreadPoolExecutor(1, "headrace-panels") as beside:  # Hashing does not hold Python's lock.
+        panels = body.model.panels if options.keep_packed else None
+        found = panels and beside.submit(_find_panels, panels, store, panel_folder(cache))
+        place = _place(profile, options, store)
+        if found:
+            found.result()
     bound = with_profile(options, body, model_path(place, [one.path for one in body.model.files]))
-    if body.model.panels is not None and options.keep_packed:
-        _find_panels(body.model.panels, store, panel_folder(cache))
     outcomes = {name: gate.outcome for name, gate in body.gates.items()}
     served = ServedProfile(
         body.name, profile.digest, str(fits), why, outcomes, profile.seconds_per_token

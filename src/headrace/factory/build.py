@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..base.config import EngineOptions, option, verify_options
-from ..base.environment import cache_root
 from ..base.errors import InvalidRequest
 from ..base.version import VERSION
 from ..bench.accuracy import stdlib_corpus
@@ -31,7 +30,7 @@ from .sbom import LOCK, MATERIALS
 from .sign import signer, until
 from .source import Source, find_source
 from .stage import Outcome, Stage
-from .store import Descriptor, Store
+from .store import Descriptor, Store, store_folder
 
 Made = TypeVar("Made")
 RECIPES = {**CHECKS, **QUANTISING, **MEASUREMENTS, **MATERIALS, **HELD, **BINDING, **ATTESTING}
@@ -178,13 +177,6 @@ class Build:
         html = page(self.cell, steps, profile, hardware_class())
         self.store.put(html, "text/html")
         return CellResult(steps, profile, self.store.export(f"evidence/{self.cell}.html", html))
-
-
-def store_folder(named: str | None, cache_dir: str | None = None) -> Path:
-    """The store that is meant: in the cache folder where none is named."""
-    if named:
-        return Path(named).expanduser()
-    return (Path(cache_dir) if cache_dir else cache_root()) / "factory" / "store"
 
 
 def cell_name(source: Source, engine: EngineOptions, quantised: str | None = None) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.config import EngineOptions
 from ..base.errors import ModelFileError
-from ..bench.reference import Reference
 from ..loader.partial import file_sha256
 from .source import WEIGHTS, Source, model_folder
 from .stage import Outcome, Recipe, Result, Work
@@ -16,6 +15,8 @@ from .store import Descriptor
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
+
+    from ..bench.reference import Reference
 
 FILE_TYPE = "application/vnd.headrace.model.file"
 OPEN_LICENCES = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "isc", "cc0-1.0", "cc-by-4.0")

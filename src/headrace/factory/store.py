@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ..base.environment import cache_root
 from ..base.errors import OptionError, Untrusted
 from ..loader.partial import file_sha256
 from .key import canonical, digest_of, is_digest
@@ -324,6 +325,13 @@ class Store:
                 "--store",
                 param="store",
             ) from None
+
+
+def store_folder(named: str | None, cache_dir: str | None = None) -> Path:
+    """The store that is meant: in the cache folder where none is named."""
+    if named:
+        return Path(named).expanduser()
+    return (Path(cache_dir) if cache_dir else cache_root()) / "factory" / "store"
 
 
 @contextmanager

@@ -1,0 +1,146 @@
+"""What is believed of a store, and which profile its rings point to: verify, profiles, promote,
+rollback, revoke."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..base.errors import Untrusted
+from ..factory.attest import attestation_problems, check
+from ..factory.audit import problems
+from ..factory.key import hardware_class, is_digest
+from ..factory.profile import (
+    Compatibility,
+    compatibility,
+    envelopes,
+    find_profile,
+    profile_problems,
+    read_profile,
+)
+from ..factory.release import Ring, Rings
+from ..factory.revoke import revoke, take_list, trusted
+from ..factory.sign import public_keys, signer, until
+from .factory_parts import AsJson, At, Signing, Trusted, existing, show
+
+command = typer.Typer()
+Until = Annotated[
+    str | None, typer.Option(help="Day of UTC, as in 2027-01-31, from which on it is refused.")
+]
+InRing = Annotated[Ring, typer.Argument(help="Which pointer.")]
+
+
+@command.command()
+def verify(
+    profile: Annotated[
+        str | None,
+        typer.Argument(help="Ring, file, name or digest of a profile; none: the whole store."),
+    ] = None,
+    store: At = None,
+    key: Trusted = None,
+) -> None:
+    """Check every digest and signature of the store, or one profile; name what does not match."""
+    keys = trusted(key)
+    place = existing(store)
+    if profile is not None:
+        found = Rings(place, keys).find(profile)
+        print(f"{found.body.name} {found.digest}: the signature holds")
+        if (attested := place.attested(found.digest)) is not None:
+            bound = [(one.path, one.digest) for one in found.body.model.files]
+            check(place, keys, attested, found.digest, bound)
+            print("provenance: of the files that the profile binds")
+        for name, gate in found.body.gates.items():
+            print(f"{name}: {gate.outcome}" + (f": {gate.reason}" if gate.reason else ""))
+        return
+    wrong = [*problems(place), *profile_problems(place, keys), *Rings(place, keys).problems()]
+    if not wrong:  # Whatever is told above, names and envelopes among it, this relies on.
+        wrong = [*attestation_problems(place, keys)]
+    for line in wrong:
+        print(line)
+    if wrong:
+        raise Untrusted(f"{len(wrong)} things in {place.root} are not what they should be")
+    held = envelopes(place)
+    if lacking := [name for name, digest in held.items() if not place.attested(digest)]:
+        print(f"without provenance: {', '.join(lacking)}")
+    blobs = sum(1 for _ in (place.root / "blobs" / "sha256").iterdir())
+    print(f"{blobs} blobs, {len(held)} profiles: all are what they should be")
+
+
+@command.command()
+def profiles(store: At = None, key: Trusted = None, as_json: AsJson = False) -> None:
+    """List the rings and profiles of the store: which of them this machine can serve, and why."""
+    keys, place, here = trusted(key), existing(store), hardware_class()
+    rows = []
+    for name, digest in [*dict.fromkeys(Ring, "").items(), *envelopes(place).items()]:
+        try:
+            if name in list(Ring):
+                if (now := Rings(place, keys).read(name)) is None:
+                    continue
+                digest = now.profile
+            fits, why = compatibility(read_profile(place.read(digest), keys).body, here)
+        except Untrusted as error:
+            fits, why = Compatibility.INCOMPATIBLE, error.message
+        shown = digest if as_json else digest[:19]
+        rows.append({"profile": name, "digest": shown, "fit": str(fits), "why": why})
+    show(rows, as_json)
+
+
+@command.command()
+def promote(
+    profile: Annotated[str, typer.Argument(help="Name or digest of a profile, or another ring.")],
+    ring: InRing,
+    unevaluated: Annotated[
+        str | None, typer.Option(help="Gates that may be open, as in accuracy,performance.")
+    ] = None,
+    valid_until: Until = None,
+    store: At = None,
+    key: Signing = None,
+) -> None:
+    """Let RING point to PROFILE, where its gates have passed and a rollback would succeed."""
+    place, own, end = existing(store), signer(key), until(valid_until)
+    accepted = (unevaluated or "").split(",")
+    now = Rings(place, trusted(None)).promote(profile, ring, own, accepted, end)
+    print(f"{ring} {now.counter}: {now.profile}")
+
+
+@command.command()
+def rollback(
+    ring: InRing, valid_until: Until = None, store: At = None, key: Signing = None
+) -> None:
+    """Let RING point to what it had before; again: back to what it has now."""
+    place, own = existing(store), signer(key)
+    now = Rings(place, trusted(None)).rollback(ring, own, until(valid_until))
+    print(f"{ring} {now.counter}: {now.profile}")
+
+
+@command.command("revoke")
+def revoke_command(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(help="Profiles, digests of what they bind, public keys (PEM); none: list."),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="What is said to whoever is refused.")] = "revoked",
+    take: Annotated[
+        Path | None, typer.Option("--take", help="A newer list, instead of the one here.")
+    ] = None,
+    valid_until: Until = None,
+    store: At = None,
+    key: Signing = None,
+) -> None:
+    """Sign that these are believed no more; the list is factory/trusted/revoked.json."""
+    if take is not None:
+        take_list(take)
+    elif what or valid_until:
+        own, found = signer(key), [_revocable(one, store) for one in what or ()]
+        revoke(dict.fromkeys(found, reason), own, valid_until=until(valid_until))
+    for one, why in trusted(None).revoked.items():
+        print(f"{one} {why}")
+
+
+def _revocable(what: str, store: str | None) -> str:
+    """A key's id, a digest, or that of the profile of this name."""
+    if what.endswith(".pem"):
+        return str(public_keys([Path(what)])[0].keyid)
+    return what if is_digest(what) else find_profile(what, existing(store), trusted(None)).digest
