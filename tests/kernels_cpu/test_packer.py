@@ -12,8 +12,16 @@ from cpu_cases import KINDS, random_blocks
 from headrace.kernels.cpu.coded import CodedWeight
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.narrow import NarrowWeight
+from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.panels import PLANES, Packer, Source, low_bytes, pack, packed_bytes
-from headrace.kernels.weights import BlockWeight, DenseWeight
+from headrace.kernels.weights import (
+    BlockWeight,
+    DenseWeight,
+    LateWeight,
+    PackedWeight,
+    PanelWeight,
+    StackedWeight,
+)
 from headrace.loader.prepare import Expansion
 
 encode = Expansion().encode
@@ -26,6 +34,10 @@ class Shelf:
         self.kept: dict[str, np.ndarray] = {}
         self.replace: dict[str, Callable[[np.ndarray], None]] = {}
         self.refused = ""
+
+    def kind(self, name: str) -> str | None:
+        found = [key.split()[1] for key in self.kept if key.split()[0] == name]
+        return found[0] if found and not self.refused else None
 
     def find(self, name: str, kind: str, shape: tuple[int, int], size: int) -> np.ndarray | None:
         found = None if self.refused else self.kept.get(f"{name} {kind} {shape}")
@@ -76,6 +88,55 @@ def test_found_weights_are_those_that_packing_gives() -> None:
         kept = shelf.kept[f"{weight.name} {found.kind} {weight.shape}"]
         assert found.data.ctypes.data == kept.ctypes.data
     assert not shelf.refused
+
+
+def late(name: str, seed: int, order: np.ndarray | None, reads: list[str]) -> LateWeight:
+    """A matrix in codes of five bits' range, whose readings are counted."""
+    draws = np.random.default_rng(seed)
+    codes = draws.integers(0, 16, (19, 256), np.uint8)
+    scales = draws.random((19, 2), np.float32)
+    zeros = draws.integers(0, 16, (19, 2))
+
+    def read() -> PackedWeight:
+        reads.append(name)
+        offsets = -(zeros * scales).astype(np.float32)
+        return PackedWeight(codes, scales, offsets, 4, 128, codes.shape, order=order, name=name)
+
+    return LateWeight(name, codes.shape, order, read)
+
+
+def test_codes_whose_panels_are_kept_are_not_unpacked() -> None:
+    """All were, before anybody looked for their panels."""
+    order, team, shelf = np.arange(256, dtype=np.int32)[::-1].copy(), Team(1), Shelf()
+    reads: list[str] = []
+    stacked = StackedWeight(tuple(late(f"part{n}", n, order, reads) for n in range(3)))
+    crossed = StackedWeight((late("one", 3, order, reads), late("other", 4, None, reads)))
+    given = [stacked, crossed, late("alone", 5, None, reads)]
+
+    def prepared() -> list[PanelWeight]:
+        ops = CpuOperators(1, shelf=shelf, team=team)
+        found = [ops.prepare(weight, "linear", Expansion()) for weight in given]
+        told.append(ops.told)
+        return [part for one in found for part in getattr(one, "parts", (one,))]
+
+    told: list[Any] = []
+    first = prepared()
+    assert reads == ["part0", "part1", "part2", "one", "other", "alone"]
+    assert [one.kind for one in first] == ["INT4"] * 3 + ["F32", "INT4", "INT4"]
+    reads.clear()
+    again = prepared()
+    assert reads == ["part0", "one"], "the first of each kind alone, which is proven"
+    assert told[0] == told[1]
+    for one, other in zip(first, again, strict=True):
+        assert (one.kind, one.shape) == (other.kind, other.shape)
+        assert np.array_equal(one.order, other.order)
+        assert np.array_equal(one.data, other.data)
+    for kept in shelf.kept.values():
+        kept[:] = np.roll(kept, 64)
+    reads.clear()
+    assert all(np.array_equal(a.data, b.data) for a, b in zip(first, prepared(), strict=True))
+    assert shelf.refused
+    assert set(reads) == {"part0", "part1", "part2", "one", "other", "alone"}
 
 
 def test_what_was_packed_can_move_to_the_shelf() -> None:

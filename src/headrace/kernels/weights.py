@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -133,6 +134,20 @@ class Fp8Weight:
 
 
 @dataclass(slots=True)
+class LateWeight:
+    """A matrix of a checkpoint that is read when its numbers are needed: where its panels are kept
+    they are not."""
+
+    name: str
+    shape: tuple[int, int]
+    order: Array | None
+    """As of `PackedWeight`."""
+    read: Callable[[], PackedWeight | Fp8Weight]
+    """Raises `ModelFileError`."""
+    nbytes = 0
+
+
+@dataclass(slots=True)
 class PanelWeight:
     """A weight in the CPU kernels' panels of 16 outputs: opaque bytes, `cpu/csrc/layout.h`.
 
@@ -177,9 +192,7 @@ class TiledWeight:
 class StackedWeight:
     """Rows of several weights one below the other (q, k and v; gate and up), each as it came."""
 
-    parts: tuple[
-        DenseWeight | BlockWeight | PackedWeight | PanelWeight | TiledWeight | Fp8Weight, ...
-    ]
+    parts: tuple[Matrix, ...]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -190,9 +203,10 @@ class StackedWeight:
         return sum(part.nbytes for part in self.parts)
 
 
-Weight = (
-    DenseWeight | BlockWeight | PackedWeight | PanelWeight | TiledWeight | Fp8Weight | StackedWeight
+Matrix = (
+    DenseWeight | BlockWeight | PackedWeight | Fp8Weight | LateWeight | PanelWeight | TiledWeight
 )
+Weight = Matrix | StackedWeight
 
 
 @dataclass(slots=True)

@@ -70,6 +70,11 @@ class PanelShelf:
             return
         self._file = self._open()
 
+    def kind(self, name: str) -> str | None:
+        """The kind of what is kept under a name, None where nothing is."""
+        entry = self._file.entries.get(name) if self._file else None
+        return None if entry is None else entry.kind
+
     def find(
         self, name: str, kind: str, shape: tuple[int, int], size: int
     ) -> npt.NDArray[Any] | None:

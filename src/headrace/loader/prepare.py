@@ -22,6 +22,7 @@ from ..kernels.weights import (
     BlockWeight,
     DenseWeight,
     Fp8Weight,
+    LateWeight,
     PackedWeight,
     PanelWeight,
     StackedWeight,
@@ -151,13 +152,15 @@ class _Preparing:
         """A matrix as the file holds it, on the model's device."""
         if name in self._ends:
             return self._ends[name]
-        taken = self._place(self._source.take_matrix(name, rows, ref.width))
-        if ref.role in ("embed", "logits"):
+        end = ref.role in ("embed", "logits")
+        late = self._operators.host and not end
+        taken = self._place(self._source.take_matrix(name, rows, ref.width, late=late))
+        if end:
             self._ends[name] = taken
         return taken
 
     def _place(self, weight: Matrix) -> Matrix:
-        if self._operators.host:
+        if self._operators.host or isinstance(weight, LateWeight):
             return weight
         if isinstance(weight, DenseWeight | BlockWeight):
             return replace(weight, data=tensor(weight.data).to(self._device))

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from ..base.errors import UnsupportedModel
 from ..kernels.checkpoint_values import values
-from ..kernels.weights import FP8_BLOCK, Fp8Weight, PackedWeight
-from ..quant.checkpoint import LAYOUTS, load, shape_of
+from ..kernels.weights import FP8_BLOCK, Fp8Weight, LateWeight, PackedWeight
+from ..quant.checkpoint import LAYOUTS, load, order_of, shape_of
 from ..quant.schemes import Scheme
 from .safetensors_file import StoredTensor
 
@@ -48,6 +48,17 @@ class QuantisedMatrix:
         stored = {suffix: each.read() for suffix, each in self.parts.items()}
         found = load(self.scheme, stored, self.name)
         return found if self.order is None else _picked(found, self.order, self.name)
+
+    def late(self, name: str) -> LateWeight:
+        """Itself under the model's `name`, of which the order of its inputs alone is read now.
+        Raises `ModelFileError`."""
+        named = {key: one.read() for key, one in self.parts.items() if key.endswith("g_idx")}
+
+        def read() -> PackedWeight | Fp8Weight:
+            return replace(self.read(), name=name)
+
+        order = order_of(self.scheme, named, self.shape[1], self.name)
+        return LateWeight(name, self.shape, order, read)
 
     def values(self) -> npt.NDArray[np.float32]:
         """What it stands for [shape], in fp32; raises `ModelFileError`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..base.errors import ModelFileError
 from ..kernels.arrays import Array, dtype_name
-from ..kernels.weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight
+from ..kernels.weights import BlockWeight, DenseWeight, Fp8Weight, LateWeight, PackedWeight
 from .interleaved_experts import ExpertPart
 from .latent_heads import QuantisedHead, Transposed
 from .quantised_safetensors import QuantisedMatrix
@@ -18,7 +18,7 @@ Stored = StoredTensor | Transposed | PickedRows | ExpertPart | QuantisedMatrix |
 Named = Array | Stored | BlockWeight | PackedWeight | Fp8Weight
 _STORED = (StoredTensor, Transposed, PickedRows, ExpertPart, QuantisedMatrix, QuantisedHead)
 _QUANTISED = (BlockWeight, PackedWeight, Fp8Weight)
-Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight
+Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight | LateWeight
 
 
 class WeightSource:
@@ -48,14 +48,18 @@ class WeightSource:
 
     def take_vector(self, name: str, *shape: int) -> Array:
         """The vector `name` [size], or the taps [channels, taps]; raises `ModelFileError`."""
-        weight = self._take(name, shape)
+        weight = _read(self._take(name, shape))
         if isinstance(weight, _QUANTISED):
             raise ModelFileError(f"{name} is a vector, but it is stored as {_kind(weight)}")
         return weight
 
-    def take_matrix(self, name: str, rows: int, width: int) -> Matrix:
-        """The matrix `name` [rows, width]; raises `ModelFileError`."""
-        weight = self._take(name, (rows, width))
+    def take_matrix(self, name: str, rows: int, width: int, *, late: bool = False) -> Matrix:
+        """The matrix `name` [rows, width]; raises `ModelFileError`. `late`: one in codes may be
+        read when it is needed."""
+        taken = self._take(name, (rows, width))
+        if late and isinstance(taken, QuantisedMatrix):
+            return taken.late(name)
+        weight = _read(taken)
         if isinstance(weight, _QUANTISED):
             weight.name = name
         return weight if isinstance(weight, _QUANTISED) else DenseWeight(weight, name)
@@ -80,7 +84,11 @@ class WeightSource:
             raise ModelFileError(f"the model lacks the weight {name}")
         if tuple(weight.shape) != shape:
             raise ModelFileError(f"{name} has shape {tuple(weight.shape)}, expected {shape}")
-        return weight.read() if isinstance(weight, _STORED) else weight
+        return weight
+
+
+def _read(weight: Named) -> Array | BlockWeight | PackedWeight | Fp8Weight:
+    return weight.read() if isinstance(weight, _STORED) else weight
 
 
 def _kind(weight: Named) -> str:

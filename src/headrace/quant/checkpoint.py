@@ -82,9 +82,9 @@ def pack(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight:
         raise ModelFileError(f"{name}: {layout.scales} holds numbers that are not finite")
     try:
         codes, zeros = layout.decode(scheme, tensors, (out, width))
-        order = _order(tensors, width, group)
     except (ModelFileError, UnsupportedModel) as error:
         raise type(error)(f"{name}: {error}") from None
+    order = order_of(scheme, tensors, width, name)
     offsets = -(np.broadcast_to(zeros, scales.shape) * scales)
     size = group
     if group > MAX_GROUP:
@@ -101,18 +101,21 @@ def pack(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight:
     )
 
 
-def _order(t: Tensors, width: int, group: int) -> Host | None:
-    """int32 [in]: the inputs group by group, by `g_idx`; None where they lie so."""
-    stored = t.get("g_idx", t.get("weight_g_idx"))
+def order_of(scheme: Scheme, tensors: Tensors, width: int, name: str) -> Host | None:
+    """int32 [in]: the inputs group by group, by `g_idx`; None where they lie so. Raises
+    `ModelFileError`."""
+    stored, group = tensors.get("g_idx", tensors.get("weight_g_idx")), scheme.group or width
     # compressed-tensors fills it with -1 where it means nothing.
     if stored is None or (stored == -1).all():
         return None
     groups = width // group
     sound = stored.shape == (width,) and stored.dtype.kind == "i"
     if not sound or stored.min() < 0 or stored.max() >= groups:
-        raise ModelFileError(f"g_idx must name a group below {groups} for each of {width} inputs")
+        raise ModelFileError(
+            f"{name}: g_idx must name a group below {groups} for each of {width} inputs"
+        )
     if (np.bincount(stored, minlength=groups) != group).any():
-        raise ModelFileError(f"g_idx must name each group for {group} inputs")
+        raise ModelFileError(f"{name}: g_idx must name each group for {group} inputs")
     if (np.diff(stored) >= 0).all():
         return None
     return np.argsort(stored, kind="stable").astype(np.int32)

@@ -14,7 +14,7 @@ The first that fits is taken, by what a matrix holds: bf16 scales are mostly num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,10 +22,12 @@ import numpy.typing as npt
 
 from ..arrays import Array
 from ..checkpoint_values import block_scales, values
-from ..weights import FP8_BLOCK, DenseWeight, Fp8Weight, PackedWeight, Weight
+from ..weights import FP8_BLOCK, DenseWeight, Fp8Weight, LateWeight, PackedWeight, Weight
 
 Host = npt.NDArray[np.uint8]
 UNIT = 32
+EXACT = "Q4_0", "Q5_0", "Q8_0", "INT4", "INT8", "E4M3", "F32"
+"""Kinds of panels that `coded` gives."""
 
 
 @dataclass(slots=True)
@@ -50,6 +52,23 @@ class CodedWeight:
         return replace(self, data=self.data[:rows], scales=self.scales[:rows], zeros=zeros)
 
 
+@dataclass(slots=True)
+class KeptWeight:
+    """A weight of which panels are kept: it is read to prove the first of its kind, or where they
+    are not right."""
+
+    kind: str
+    name: str
+    shape: tuple[int, int]
+    order: npt.NDArray[np.int32] | None
+    read: Callable[[], CodedWeight | DenseWeight]
+
+    def first(self, rows: int) -> CodedWeight | DenseWeight:
+        """Its first rows."""
+        made = self.read()
+        return made.first(rows) if isinstance(made, CodedWeight) else DenseWeight(made.data[:rows])
+
+
 def coded(weight: PackedWeight | Fp8Weight, *, ordered: bool) -> CodedWeight | DenseWeight:
     """The weight as the kind of panels that holds it exactly; `ordered`: its inputs may be read in
     an order of their own."""
@@ -72,7 +91,7 @@ def coded(weight: PackedWeight | Fp8Weight, *, ordered: bool) -> CodedWeight | D
 
 def one_order(parts: Sequence[Weight]) -> bool:
     """Do all that come in codes have their inputs in the same order?"""
-    orders = [part.order for part in parts if isinstance(part, PackedWeight)]
+    orders = [part.order for part in parts if isinstance(part, PackedWeight | LateWeight)]
     return all(_same(order, orders[0]) for order in orders)
 
 

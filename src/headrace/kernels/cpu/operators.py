@@ -52,7 +52,7 @@ class CpuOperators:
         self.team = team or Team(threads, level)
         self._packer = Packer(self.team, shelf)
         self.drawing = drawing(self.team)
-        self._sources = PanelSources(quantise, self._expand)
+        self._sources = PanelSources(quantise, self._expand, shelf)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         if role == "embed":

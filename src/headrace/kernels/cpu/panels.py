@@ -10,13 +10,14 @@ import numpy.typing as npt
 from ..arrays import Array, address, contiguous, dtype_name
 from ..backend import Shelf
 from ..weights import BlockWeight, DenseWeight, PanelWeight
-from .coded import CodedWeight
+from .coded import CodedWeight, KeptWeight
 from .library import Team, allocate, forget, load
 from .narrow import NarrowWeight
 from .records import KINDS
 
 Bytes = npt.NDArray[np.uint8]
-Source = DenseWeight | BlockWeight | CodedWeight | NarrowWeight
+Made = DenseWeight | BlockWeight | CodedWeight | NarrowWeight
+Source = Made | KeptWeight
 DENSE_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 PLANES = "Q8_0_PLANES"
 """Q8_0 with its three low bits apart: a head's (csrc/bound.h)."""
@@ -43,7 +44,8 @@ def packed_bytes(kind: str, shape: tuple[int, int]) -> int:
 def panel_kind(weight: Source, planes: bool) -> str:
     """The kind of its panels; `planes`: in two planes where its kind can be."""
     kind = kind_of(weight)
-    return PLANES if planes and kind == "Q8_0" and not isinstance(weight, CodedWeight) else kind
+    apart = planes and kind == "Q8_0" and not isinstance(weight, CodedWeight | KeptWeight)
+    return PLANES if apart else kind
 
 
 def low_bytes(panels: PanelWeight) -> int:
@@ -52,7 +54,7 @@ def low_bytes(panels: PanelWeight) -> int:
 
 
 def pack(
-    weight: Source,
+    weight: Made,
     team: Team,
     room: Bytes | None = None,
     *,
@@ -97,6 +99,8 @@ class Packer:
         found = self._find(weight, kind, shape)
         if found is not None:
             return found
+        if isinstance(weight, KeptWeight):
+            return self.pack(weight.read(), planes=planes)
         room = self._room(max(packed_bytes(kind, shape), 0))
         packed = pack(weight, self._team, room, planes=planes)
         if isinstance(weight, BlockWeight) and weight.mapped:
@@ -118,7 +122,7 @@ class Packer:
         kept = shelf.find(weight.name, kind, shape, packed_bytes(kind, shape))
         if kept is None:
             return None
-        order = weight.order if isinstance(weight, CodedWeight) else None
+        order = weight.order if isinstance(weight, CodedWeight | KeptWeight) else None
         panels = PanelWeight(kind, kept, shape, order)
         if kind not in self._proven:
             # Whoever changes the layout and forgets its version number is found out here.
@@ -131,8 +135,8 @@ class Packer:
     def _proof(self, weight: Source, panels: PanelWeight) -> bool:
         """Is the first panel what packing gives?"""
         rows = min(OUTPUTS, weight.shape[0])
-        first: Source
-        if isinstance(weight, CodedWeight | NarrowWeight):
+        first: Made
+        if isinstance(weight, CodedWeight | NarrowWeight | KeptWeight):
             first = weight.first(rows)
         elif isinstance(weight, BlockWeight):
             first = BlockWeight(weight.kind, in_order(weight.data[:rows]), (rows, weight.shape[1]))

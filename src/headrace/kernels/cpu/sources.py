@@ -7,17 +7,19 @@ from collections.abc import Callable
 from ...base.config import Decision
 from ...base.graph import Role
 from ..arrays import Array
+from ..backend import Shelf
 from ..checkpoint_values import values
 from ..operators import Dequantise
 from ..weights import (
     BlockWeight,
     DenseWeight,
     Fp8Weight,
+    LateWeight,
     PackedWeight,
     StackedWeight,
     Weight,
 )
-from .coded import coded, one_order
+from .coded import EXACT, CodedWeight, KeptWeight, coded, one_order
 from .narrow import NARROW, Narrowing, NarrowWeight
 from .panels import Source, in_order
 
@@ -34,8 +36,11 @@ def table(weight: Weight) -> BlockWeight | DenseWeight:
 class PanelSources:
     """What the panels of one model's products are made of, and what came of it."""
 
-    def __init__(self, quantise: str, expand: Callable[[BlockWeight], Array]) -> None:
+    def __init__(
+        self, quantise: str, expand: Callable[[BlockWeight], Array], shelf: Shelf | None = None
+    ) -> None:
         """`quantise`: what becomes of dense matrices; `expand` gives the numbers of blocks."""
+        self._shelf = shelf
         self._narrowing = Narrowing(quantise) if quantise in NARROW else None
         self._expand = expand
         self._in_floats: list[str] = []
@@ -48,11 +53,8 @@ class PanelSources:
         return [self._one(part, role, dequantise, ordered) for part in parts]
 
     def _one(self, weight: Weight, role: Role, dequantise: Dequantise, ordered: bool) -> Source:
-        if isinstance(weight, PackedWeight | Fp8Weight):
-            source = coded(weight, ordered=ordered)
-            if isinstance(source, DenseWeight):
-                self._in_floats.append(weight.name)
-            return source
+        if isinstance(weight, PackedWeight | Fp8Weight | LateWeight):
+            return self._exact(weight, ordered)
         assert isinstance(weight, DenseWeight | BlockWeight)
         if self._narrowing is not None and isinstance(weight, DenseWeight):
             kind = self._narrowing.kind(weight, role)
@@ -61,6 +63,24 @@ class PanelSources:
                 self._narrowing.measure(narrow, self._expand)
                 return narrow
         return weight
+
+    def _exact(self, weight: PackedWeight | Fp8Weight | LateWeight, ordered: bool) -> Source:
+        """What holds the numbers of codes. A `LateWeight` whose panels are kept is not read."""
+
+        def read() -> CodedWeight | DenseWeight:
+            stored = weight.read() if isinstance(weight, LateWeight) else weight
+            return coded(stored, ordered=ordered)
+
+        source: CodedWeight | DenseWeight | KeptWeight | None = None
+        if isinstance(weight, LateWeight) and self._shelf is not None:
+            kind, shape = self._shelf.kind(weight.name), weight.shape
+            order = None if kind == "F32" else weight.order
+            if kind in EXACT and (order is None or ordered):
+                source = KeptWeight(kind, weight.name, shape, order, read)
+        source = source or read()
+        if isinstance(source, DenseWeight) or source.kind == "F32":
+            self._in_floats.append(weight.name)
+        return source
 
     @property
     def told(self) -> list[Decision]:
