@@ -13,8 +13,7 @@ import typer.main
 HOMES = {
     "build": ("build", "explain"),
     "ship": ("fleet", "image", "chart", "workflow"),
-    "rings": ("verify", "profiles", "promote", "rollback", "revoke"),
-    "carry": ("publish", "bundle", "load"),
+    "store": ("verify", "profiles", "promote", "rollback", "revoke", "publish", "bundle", "load"),
     "fleet": ("ingest", "page", "watch"),
 }
 """Commands of each module `factory_…`."""

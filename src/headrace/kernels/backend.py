@@ -18,7 +18,7 @@ class Shelf(Protocol):
     """Where a backend's repacked weights are kept between starts (`loader.panels.PanelShelf`)."""
 
     def kind(self, name: str) -> str | None:
-        """Of what kind the panels are that are kept under a name; None: there are none."""
+        """Kind of the panels that are kept under a name; None where none are."""
 
     def find(
         self, name: str, kind: str, shape: tuple[int, int], size: int

@@ -141,7 +141,7 @@ class LateWeight:
     name: str
     shape: tuple[int, int]
     order: Array | None
-    """As of `PackedWeight`."""
+    """int32 [in], see `PackedWeight.order`."""
     read: Callable[[], PackedWeight | Fp8Weight]
     """Raises `ModelFileError`."""
     nbytes = 0
