@@ -1,4 +1,4 @@
-"""Autoscaling on the simulator: violated minutes and replica-hours of three rules at a burst.
+"""Autoscaling on the simulator: violated minutes and replica-hours of four rules at a burst.
 
 Run: `python benchmarks/autoscale.py [COLD…]`, seconds until a replica serves (120 15 2); the result
 is `results/autoscale.json`, written after each rule. Seventy minutes of Poisson arrivals, five
@@ -15,17 +15,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headrace.engine.described import make_case
-from headrace.engine.sim import ReplicaSpec, SimRequest
-from headrace.factory.autoscale import (
+from replicas import (
     Rule,
     Scaler,
     by_demand,
     by_queue,
+    by_root,
     carried,
     foreseen,
     scale,
 )
+
+from headrace.engine.described import make_case
+from headrace.engine.sim import ReplicaSpec, SimRequest
 from headrace.roofline.counts import Layout
 from headrace.roofline.hardware import find_hardware
 
@@ -66,6 +68,7 @@ def main(colds: list[float]) -> None:
         "demand": by_demand(capacity),
         "demand, 1.25 headroom": by_demand(capacity, 1.25),
         "demand, 1.5 headroom": by_demand(capacity, 1.5),
+        "demand and its root": by_root(capacity),
         "queue wait, 1 s": by_queue(1.0),
         "queue wait, 0.25 s": by_queue(0.25),
     }

@@ -40,18 +40,18 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 5_543,
     "bench": 9_540,
-    "cli": 5_649,
+    "cli": 5_716,
     "dist": 510,
     "engine": 8_427,
-    "factory": 6_871,
-    "kernels": 14_184,
+    "factory": 6_678,
+    "kernels": 14_244,
     "kv": 1_574,
     "layers": 385,
-    "loader": 4_950,
+    "loader": 4_977,
     "media": 389,
     "models": 510,
     "obs": 1_767,
-    "quant": 1_011,
+    "quant": 1_014,
     "roofline": 4_737,
     "route": 955,
     "sched": 1_578,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_723,
 }
 """Lines of Python in each package."""
-TOTAL = 99_224
+TOTAL = 99_174
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

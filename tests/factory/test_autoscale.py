@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from headrace.engine.described import make_case
 from headrace.engine.sim import ReplicaSpec, SimRequest
-from headrace.factory.autoscale import (
-    LoadSeen,
-    Scaler,
-    by_demand,
-    by_queue,
-    carried,
-    foreseen,
-    scale,
-)
 from headrace.roofline.counts import Layout
 from headrace.roofline.hardware import find_hardware
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from replicas import LoadSeen, Scaler, by_demand, by_queue, carried, foreseen, scale
 
 TTFT, PROMPT = 2.0, [2] * 2048
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..engine.sim import Clock, Cluster, Replica, ReplicaSpec, SimAnswer, SimRequest
+from headrace.engine.sim import Clock, Cluster, Replica, ReplicaSpec, SimAnswer, SimRequest
 
 TICK = 15.0
 """Seconds between two looks of Kubernetes' autoscaler (HPA)."""
@@ -52,15 +52,29 @@ def by_demand(capacity: float, headroom: float = 1.0) -> Rule:
     return lambda seen: headroom * (seen.arrivals + seen.waiting / DRAIN) / capacity
 
 
+def by_root(capacity: float) -> Rule:
+    """The demand and its square root more: what comes by chance beside many is in
+    proportion less. A step of a tenth is none, as HPA has it."""
+
+    def rule(seen: LoadSeen) -> float:
+        mean = (seen.arrivals + seen.waiting / DRAIN) / capacity
+        return _stepped(seen, mean + math.sqrt(mean))
+
+    return rule
+
+
 def by_queue(target: float) -> Rule:
     """Replicas times predicted wait over `target` seconds, as KEDA does with a value."""
 
     def rule(seen: LoadSeen) -> float:
         wait = seen.waiting / max(seen.served, 0.1)
-        ratio = wait / target
-        return seen.replicas * (1.0 if abs(ratio - 1) <= TOLERANCE else ratio)
+        return _stepped(seen, seen.replicas * wait / target)
 
     return rule
+
+
+def _stepped(seen: LoadSeen, wanted: float) -> float:
+    return seen.replicas if abs(wanted / seen.replicas - 1) <= TOLERANCE else wanted
 
 
 def foreseen(rate: Callable[[float], float], capacity: float, cold: float) -> Rule:
