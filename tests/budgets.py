@@ -55,11 +55,11 @@ LINES = {
     "roofline": 4_737,
     "route": 955,
     "sched": 1_578,
-    "server": 15_736,
+    "server": 15_931,
     "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
-    "worker": 5_723,
+    "worker": 5_760,
 }
 """Lines of Python in each package."""
 TOTAL = 99_174

@@ -105,6 +105,43 @@ def test_latents_and_windows_are_kept_too(
             assert stats(again).wrong == 0
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "granitemoehybrid-dense"])
+def test_states_are_kept_too(
+    kept: Kept, tiny: Path, tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint comes back with the KV before it, and whoever goes on from it says the same."""
+    model = tmp_path / "model"
+    shutil.copytree(kept(families.make, family), model)
+    shutil.copy(tiny / "tokenizer.json", model)
+    with opened(model, tmp_path, max_context=256) as first:
+        answer, cached = greedy(first, PROMPT)
+        assert cached == 0
+        assert stats(first).written_blocks >= 5
+        group = first._built.memory.pool.groups[-1]  # type: ignore[union-attr]
+        assert group.state
+    number = max(first_groups(tmp_path))
+    for _ in range(2):
+        with opened(model, tmp_path, max_context=256) as again:
+            assert greedy(again, PROMPT) == (answer, 64)
+            assert stats(again).loads == 1
+            assert stats(again).damaged == 0
+    monkeypatch.setattr("headrace.kv.tiers.CANARY", 1)
+    with opened(model, tmp_path, max_context=256) as third:
+        assert greedy(third, PROMPT) == (answer, 0)
+        assert stats(third).checked == 1
+        assert stats(third).wrong == 0
+    monkeypatch.setattr("headrace.kv.tiers.CANARY", 16)
+    for path in (tmp_path / "kv").rglob(f"*-{number}"):
+        path.unlink()  # KV without a state is of no use.
+    with opened(model, tmp_path, max_context=256) as fourth:
+        assert greedy(fourth, PROMPT) == (answer, 0)
+
+
+def first_groups(folder: Path) -> set[str]:
+    """The groups of which there are files."""
+    return {path.name.rpartition("-")[2] for path in (folder / "kv").rglob("*-[0-9]")}
+
+
 def test_what_was_sealed_comes_back_until_its_key_is_gone(tiny: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     for cached in (0, 64):

@@ -176,6 +176,7 @@ class ServerOptions:
     keys: str | None = option(
         None, "File of API keys (headrace keys); with it every route but health needs a key."
     )
+    pinned_prompts: str | None = option(None, "File of prompts that stay in the context cache.")
     operator_port: int | None = option(
         None, "Port of the operator's routes; none: they are not served.", low=0, high=65535
     )

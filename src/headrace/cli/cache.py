@@ -8,12 +8,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
+import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ..base.config import parse_size
-from ..base.errors import InvalidRequest
+from ..base.errors import InvalidRequest, Unreachable
 from ..loader.cache import root
 from ..worker.disk import BLOCK_NAME, FOLDER, StoredBlock, is_block, put, stored_blocks
 from ..worker.seal import forget_keys
@@ -32,6 +33,7 @@ UnusedDays = Annotated[float, typer.Option(min=0, help="Only what was not used f
 Keys = Annotated[
     Path | None, typer.Option(help="Folder of the keys: those of the callers go first.")
 ]
+PIN = ("name", "key", "tokens", "cached_tokens", "problem")
 FIRST_LINE = b"headrace blocks 1\n"
 MOST_NAME = 128
 """Bytes of the longest line before a block."""
@@ -53,6 +55,31 @@ def show(cache_dir: CacheDir = None) -> None:
         size = sum(block.nbytes for block in blocks) / MEBI
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(b.used for b in blocks)))
         table.add_row(engine[:12], tenant[:12], str(len(blocks)), f"{size:.1f}", used)
+    Console().print(table)
+
+
+@command.command()
+def pins(
+    url: Annotated[str, typer.Argument(help="The operator's port of a server.")],
+    key: Annotated[
+        str | None, typer.Option(help="Of an operator.", envvar="HEADRACE_API_KEY")
+    ] = None,
+) -> None:
+    """List the prompts that a server keeps, with what of each was there when it was last asked."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/operate/pins", headers=headers)
+        answer.raise_for_status()
+        found = answer.json()["pins"]
+    except httpx.HTTPStatusError as refused:
+        raise InvalidRequest(f"{url} answers {refused.response.status_code}", param="url") from None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as wrong:
+        raise Unreachable(f"{url} is no operator's port of a server: {wrong}") from None
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in PIN:
+        table.add_column(name.replace("_", " "))
+    for pin in found:
+        table.add_row(*(str(pin[name]) for name in PIN))
     Console().print(table)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ from ..base.errors import InvalidRequest
 from ..base.sampling import SamplingParams
 from ..engine.context import served_size
 from ..server.caller import Caller
+from ..server.pins import read_prompts
 from .cache import command
 from .configured import configured
 from .start import engine_of
@@ -46,7 +45,7 @@ def precompute(engine: EngineOptions, prompts: Prompts, key: Key = "") -> None:
     """
     if engine.context_cache == "auto":
         engine = replace(engine, context_cache=served_size(engine))
-    given = list(_read(prompts))
+    given = list(read_prompts(prompts, "prompts"))
     salt = Caller(key, f"key {key}").salt(None) if key else ""
     tokens, found = asyncio.run(_compute(engine, given, salt))
     print(f"{len(given)} prompts, {tokens} tokens; {found} were there", file=sys.stderr)
@@ -75,22 +74,3 @@ async def _compute(
             tokens += len(output.prompt_token_ids)
             found += output.cached_tokens
     return tokens, found
-
-
-def _read(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        lines = file.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise InvalidRequest(f"{file} cannot be read: {wrong}", param="prompts") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            one = json.loads(line)
-        except ValueError:
-            one = None
-        if not isinstance(one, dict) or not ({"prompt", "messages"} & one.keys()):
-            raise InvalidRequest(
-                f"{file}, line {number}, is no object with prompt or messages", param="prompts"
-            )
-        yield one

@@ -29,6 +29,7 @@ from .executor import Executor, InlineExecutor
 
 if TYPE_CHECKING:
     from ..kernels.operators import KvCache
+    from ..worker.gaps import Gaps
     from ..worker.mover import Mover
 
 SERVED = 8 << 30
@@ -50,8 +51,6 @@ def context_cache(options: EngineOptions, files: ModelFiles, device: str) -> Dec
     parse_size(options.context_cache_quota or "0", "context_cache_quota")
     if files.arch.task != "tokens":
         obstacle = "an encoder keeps nothing between two steps"
-    elif files.arch.recurrence is not None:
-        obstacle = "states of a sequence have no tier below their pool yet"
     elif device != "cpu":
         obstacle = f"a pool on {device} has no tier below it yet"
     elif not options.prefix_cache:
@@ -167,7 +166,7 @@ class _Paged(Protocol):
     @property
     def cache(self) -> KvCache: ...
     @property
-    def stepped(self) -> float: ...
+    def gaps(self) -> Gaps: ...
 
 
 def open_context_cache(
@@ -192,7 +191,7 @@ def open_context_cache(
     mover = below(
         lambda: worker.cache,
         executor.wake.ring,
-        lambda: worker.stepped,
+        worker.gaps,
         root(options.cache_dir),
         kv.root.hex()[:32],
         int(decided.value),

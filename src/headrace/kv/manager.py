@@ -76,7 +76,6 @@ class KvManager:
         self.prefix_hits = 0
         """Tokens of these that were found."""
         self.tiers: LowerTiers | None = None
-        self.windows = [group.window for group in pool.groups]
         self.states: StateBlocks | None = None
         for at, group in enumerate(pool.groups):
             if group.state:
@@ -338,9 +337,9 @@ class KvManager:
 
     def settle(self, step: int) -> None:
         """A step succeeded: what it entered is there."""
+        entered = self.unsettled.pop(step, [])
         if self.states is not None:
-            self.states.settle(step)
-        entered = self.unsettled.pop(step, None)
+            entered += self.states.settle(step)
         if entered:
             self._fresh.difference_update(piece.key for piece in entered)
             if self.tiers is not None:
@@ -417,7 +416,7 @@ class KvManager:
         (see the module's text)."""
         hit = self._longest_paged(keys, limit, found)
         while self.states is not None and hit:
-            lower = self.states.longest(keys, hit)
+            lower = self.states.longest(keys, hit, found[self.states.group])
             if lower == hit:
                 break
             hit = self._longest_paged(keys, lower, found)

@@ -16,18 +16,13 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Iterator
 
 from headrace.base.step import MOST_KEEPS, BlockCopy, StateKeep, StepPlan
+from headrace.base.tiers import KeyedBlock
 
 from .pool import BlockPool
 from .table import BlockTable
-
-
-class _Filling(NamedTuple):
-    key: bytes
-    block: int
 
 
 class StateBlocks:
@@ -36,12 +31,13 @@ class StateBlocks:
     def __init__(self, group: int, pool: BlockPool, block_size: int) -> None:
         self.group, self.pool = group, pool
         self._size = block_size
-        self._coming: dict[int, list[_Filling]] = {}
+        self._coming: dict[int, list[KeyedBlock]] = {}
         """Per step: checkpoints that it makes."""
 
-    def longest(self, keys: list[bytes], most: int) -> int:
-        """The largest number of blocks, up to `most`, behind which there is a checkpoint."""
-        while most and keys[most - 1] not in self.pool.index:
+    def longest(self, keys: list[bytes], most: int, found: Container[bytes]) -> int:
+        """The largest number of blocks, up to `most`, behind which there is a checkpoint, which
+        `found` has."""
+        while most and keys[most - 1] not in found:
             most -= 1
         return most
 
@@ -74,24 +70,28 @@ class StateBlocks:
         for at in table.keeps:
             if not start < at <= end or table.chain is None:
                 continue
-            key = table.chain.extend(at // self._size)[at // self._size - 1]
+            chain, last = table.chain, at // self._size - 1
+            key = chain.extend(last + 1)[last]
             if key not in self.pool.index and self.pool.free:
                 block = self.pool.take()
-                self._coming.setdefault(plan.number, []).append(_Filling(key, block))
+                made = KeyedBlock(self.group, block, key, last, chain.tenant, chain.kept_for(last))
+                self._coming.setdefault(plan.number, []).append(made)
                 plan.keeps.append(StateKeep(row, at, block))
         table.keeps = tuple(at for at in table.keeps if at > end)
 
-    def settle(self, step: int) -> None:
-        """A step succeeded: its checkpoints can be found."""
-        for key, block in self._coming.pop(step, ()):
-            self.pool.enter(key, block)
-            self.pool.give_back(block)
+    def settle(self, step: int) -> list[KeyedBlock]:
+        """A step succeeded: its checkpoints, which can be found from now on."""
+        made = self._coming.pop(step, [])
+        for one in made:
+            self.pool.enter(one.key, one.block, one.tenant)
+            self.pool.give_back(one.block)
+        return made
 
     def forget(self, step: int) -> None:
         """A step failed: nothing that it and later ones copied means anything."""
         for number in [number for number in self._coming if number >= step]:
-            for _, block in self._coming.pop(number):
-                self.pool.give_back(block)
+            for one in self._coming.pop(number):
+                self.pool.give_back(one.block)
 
     def reset(self) -> None:
         """Nothing that is being copied is to be found."""
@@ -99,5 +99,5 @@ class StateBlocks:
 
     def held(self, tables: Iterable[BlockTable]) -> Iterator[int]:
         """Blocks that steps in flight fill, and checkpoints that tables are to begin with."""
-        yield from (block for coming in self._coming.values() for _, block in coming)
+        yield from (one.block for coming in self._coming.values() for one in coming)
         yield from (table.restores for table in tables if table.restores is not None)

@@ -13,9 +13,9 @@ that other machines share is asked first what it has.
 computes from the front, while blocks are loaded from the back; when it reaches the first of those
 that came, it is admitted anew and finds them all (`meets`).
 
-**The canary**: of each `CANARY` prefixes that are loaded one leaves its last block out. The request
-computes that block, as it would have without the tier, and what it computed is compared, bit for
-bit, with what had been kept.
+**The canary**: of each `CANARY` prefixes that are loaded one leaves its last block out, or all of
+them where the model keeps states. The request computes it, as it would have without the tier, and
+what it computed of that block is compared, bit for bit, with what had been kept.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class Tiers:
         if work in self._loading:
             return False
         kv, size = self.kv, self.kv.block_size
-        limit = known // size  # Of a last block that is full, all tokens but one are taken.
+        # Of a last block that is full, all tokens but one are taken; of a state, none.
+        limit = (known if kv.states is None else known - 1) // size
         keys = chain.extend(limit)
         hit = kv.longest(keys, limit, [pool.index for pool in kv.pools])
         views = [_Either(pool.index, self.store.known(at)) for at, pool in enumerate(kv.pools)]
@@ -135,14 +136,20 @@ class Tiers:
             return False
         witness = most - 1
         compares = self._canary + 1 >= CANARY and witness > hit
-        if compares:
+        if compares and kv.states is None:
             most = kv.longest(keys, witness, views)
         if most <= hit:
             return True
+        if compares and kv.states is not None and keys[witness] not in kv.pools[0].index:
+            # Nothing comes before a state that is computed: all of the prefix is.
+            self._canary = 0
+            self._watch(keys[witness])
+            self._answer(work, 0)
+            return True
         needed = [
             (group, at)
-            for group, window in enumerate(kv.windows)
-            for at in range(kv.first_visible(window, most * size), most)
+            for group, of in enumerate(kv.groups)  # Of states the last, as with a window of two.
+            for at in range(kv.first_visible(2 if of.state else of.window, most * size), most)
         ]
         missing = [(group, at) for group, at in needed if keys[at] not in kv.pools[group].index]
         # What is continued must still be there when the rest has come, and is held, too.
@@ -158,7 +165,8 @@ class Tiers:
         loading = LATENCY + self._seconds(missing, keys)
         computing = self._computing(hit * size, (most - hit) * size)
         both = loading * computing / (loading + computing) if computing < float("inf") else loading
-        if both < (1 - WORTH) * min(loading, computing) and len(missing) == most - hit > PIECE:
+        met = kv.states is None and len(missing) == most - hit > PIECE
+        if met and both < (1 - WORTH) * min(loading, computing):
             # Of blocks that all groups lack, so much that both end at the same time.
             front = hit + max(1, round((most - hit) * both / computing))
             self._meeting[work] = keys[:most]

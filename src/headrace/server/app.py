@@ -33,6 +33,7 @@ from .openapi import document
 from .origin import Origins, read_origins
 from .page.route import router as page
 from .paths import Paths
+from .pins import Pins
 from .refusal import refusal
 from .routes.adapters import router as adapters
 from .routes.audio import router as audio
@@ -196,7 +197,7 @@ def create_app(
     """The HTTP application. Without an engine it answers 503 until `state.service.attach`.
 
     Its state: `service`, `meter`, `store`, `responses`, `accounts` (None: no keys are set, so
-    every route is open), `files` and `batches` (None: none are kept).
+    every route is open), `pins`, `files` and `batches` (None: none are kept).
 
     Raises `OptionError` where the keys, the store or the folder of files cannot be used.
     """
@@ -217,6 +218,7 @@ def create_app(
     app.state.store = store
     app.state.accounts = accounts
     app.state.responses = Responses(service, store)
+    app.state.pins = Pins(app, Path(given.pinned_prompts) if given.pinned_prompts else None)
     app.state.files = app.state.batches = None
     if given.files:
         _keep_files(app, Path(given.files))
@@ -233,7 +235,7 @@ def create_app(
 def create_operator_app(public: Application) -> Application:
     """The operator's routes for a port of their own, around the same service."""
     app = Application(OPERATOR_ROUTERS)
-    for name in ("service", "meter", "store", "accounts"):
+    for name in ("service", "meter", "store", "accounts", "pins"):
         setattr(app.state, name, getattr(public.state, name))
     accounts, meter = public.state.accounts, public.state.meter
     app.guard(

@@ -228,6 +228,8 @@ class ServerProcess:
                     app.state.meter.certified(self._served)
                 if app.state.batches is not None:
                     app.state.batches.start()
+                if not self._hears:
+                    habits.append(keep("pins", app.state.pins.keep))
                 # What a start makes stays: to walk over it takes 50 ms, each time.
                 gc.freeze()
                 service.loop.longest = 0.0  # What a start does holds nobody up.

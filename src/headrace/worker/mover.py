@@ -1,8 +1,7 @@
 """Threads that move blocks between a pool in the host's memory and a tier below it.
 
-One thread writes and stands back for all others. Two read, and tell the system of the blocks that
-come next. Beside steps one of them reads, and rests after a few blocks, so that it takes a small
-share of one core; with the lowest priority in place of that a load would end when the steps do.
+One thread writes and stands back for all others. Two read, between steps (`gaps`), and tell the
+system of the blocks that come next, so that the disk works while they wait.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from ..base.tiers import KeyedBlock, Movement, OrderEnd
 from ..kernels.arrays import Array
 from ..kernels.operators import KvCache
 from .disk import DiskTier
+from .gaps import Gaps
 from .kv_tensors import arrays_of
 from .places import Places
 from .remote import RemoteTier, open_store
@@ -34,17 +34,8 @@ log = logging.getLogger("headrace.cache")
 READERS = 2
 CHUNK = 8
 """Blocks that a thread reads before another may take the next ones."""
-AHEAD = 8
+AHEAD = 16
 """Blocks that the system is told of before they are read."""
-SHARE = 0.05
-"""Share of a core that readers take beside steps."""
-BURST = 1e-3
-"""Seconds of a core between two rests: a core that is taken is had again after milliseconds only,
-so that a rest after each block would be most of a load."""
-BESIDE = 0.01
-"""Seconds after a step in which another is expected."""
-NAP = 0.002
-"""Seconds after which a reader that rests looks whether steps still run."""
 NICE = 19
 LOOK = 10.0
 """Seconds without a write after which the tier looks what others wrote."""
@@ -73,20 +64,17 @@ class Mover:
         tier: Stack,
         cache: Callable[[], KvCache],
         wake: Callable[[], None],
-        stepped: Callable[[], float],
+        gaps: Gaps,
     ) -> None:
         """`cache`: the pool as it lies now; `wake`: called in any thread when a read has ended;
-        `stepped`: see `Worker.stepped`."""
-        self._tier, self._cache, self._wake, self._stepped = tier, cache, wake, stepped
+        `gaps`: those of the worker's steps."""
+        self._tier, self._cache, self._wake, self._gaps = tier, cache, wake, gaps
         self._pool: KvCache | None = None
         self._places: list[Places] = []
         self._ended: deque[OrderEnd] = deque()
         self._reads: queue.SimpleQueue[tuple[_Moving, range] | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[_Moving | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
-        self._resting = threading.Lock()
-        self._spent = 0.0
-        """Seconds of a core since the latest rest; under that lock."""
         self._open = 1
         """Orders under way, and the first look at what is there."""
         self._threads = [
@@ -117,6 +105,7 @@ class Mover:
 
     def read(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self._begin()
+        self._gaps.order_begins()
         chunks = [range(at, min(at + CHUNK, len(pieces))) for at in range(0, len(pieces), CHUNK)]
         job = _Moving(
             ticket, "read", pieces, time.perf_counter(), len(chunks), [False] * len(pieces)
@@ -182,31 +171,13 @@ class Mover:
             if job.kind == "seek":
                 job.good = self._sought(job.pieces)
             for at in chunk:
-                if self._beside():
-                    with self._resting:
-                        begin = time.thread_time()
-                        self._read_one(job, at)
-                        self._spent += time.thread_time() - begin
-                        if self._spent >= BURST:
-                            self._rest(self._spent / SHARE)
-                            self._spent = 0.0
-                else:
-                    self._read_one(job, at)
+                self._gaps.wait()
+                self._read_one(job, at)
             with self._idle:
                 job.left -= 1
                 last = not job.left
             if last:
                 self._end(job)
-
-    def _beside(self) -> bool:
-        """Does a step run, or is one expected?"""
-        return time.perf_counter() - self._stepped() < BESIDE
-
-    def _rest(self, seconds: float) -> None:
-        """Until then, or until the engine is idle."""
-        end = time.perf_counter() + seconds
-        while (left := end - time.perf_counter()) > 0 and self._beside():
-            time.sleep(min(left, NAP))
 
     def _read_one(self, job: _Moving, at: int) -> None:
         """Read one block, and tell the tier of those behind it, of each once."""
@@ -276,6 +247,8 @@ class Mover:
         nbytes = sum(size for size, good in zip(sizes, job.good, strict=True) if good)
         if job.kind == "seek":
             nbytes = 0
+        if job.kind == "read":
+            self._gaps.order_ended()
         self._ended.append(OrderEnd(job.ticket, job.kind, tuple(job.good), nbytes, seconds))
         self._close_one()
         self._wake()
@@ -289,7 +262,7 @@ class Mover:
 def below(
     cache: Callable[[], KvCache],
     wake: Callable[[], None],
-    stepped: Callable[[], float],
+    gaps: Gaps,
     root: Path,
     engine: str,
     limit: int,
@@ -305,7 +278,7 @@ def below(
     tiers: list[Tier] = [DiskTier(root, form, groups, limit, quota)] if limit else []
     if remote is not None:
         tiers.append(RemoteTier(open_store(remote), form, groups))
-    return Mover(Stack(tiers), cache, wake, stepped)
+    return Mover(Stack(tiers), cache, wake, gaps)
 
 
 def _stand_back() -> None:

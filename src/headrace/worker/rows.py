@@ -104,8 +104,12 @@ class Rows:
             -1,
         )
         self.held[row] = True
-        self.computed[row] = self._settled[row] = UNKNOWN
+        self.begin_anew(row)
         self.version += 1
+
+    def begin_anew(self, row: int) -> None:
+        """Where the row's next step starts, there is what is computed of it."""
+        self.computed[row] = self._settled[row] = UNKNOWN
 
     def check_starts(self, plan: StepPlan) -> None:
         """Assert that a plan's starts are what is computed, as they are while nobody drafts."""

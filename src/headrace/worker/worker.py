@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from .draft_head import DraftHead
 from .draft_model import DraftModel
 from .features import Features, RowFeature
 from .filters import Filters
+from .gaps import Gaps
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
 from .kv_tensors import allocate_kv, clear_null_blocks, leave_biases_out
@@ -81,8 +81,8 @@ class Worker:
         self._speculation = speculation or speculate.Speculation(
             names=speculate.names_of(options.drafters)
         )
-        self.stepped = -math.inf
-        """When (`perf_counter`) a step ended last; infinity from a step's begin to an end."""
+        self.gaps = Gaps()
+        """Between its steps, for those who read blocks into the pool."""
         self.options = options
         self.arch = files.arch
         self._pooling = files.pooling
@@ -313,6 +313,7 @@ class Worker:
         with self._inference():
             for count in (1, min(16, self.options.step_tokens, self.options.max_context)):
                 plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
+                self._rows.begin_anew(0)
                 batch = self._batch(plan, None)
                 self._program.step(batch, BEST if self._model.generates else EVERY)
             clear_null_blocks(self.cache)
@@ -333,8 +334,8 @@ class Worker:
         the device, where the next step finds them, and only a copy of them comes to the host. The
         function may be called in any thread, once; launches stay in their own.
         """
+        self.gaps.step_begins()
         begin = time.perf_counter()
-        self.stepped = math.inf
         # The border of the data plane: whatever went wrong in a step ends that step's sequences
         # and no others.
         try:
@@ -343,7 +344,7 @@ class Worker:
             started = _failed(plan, begin, error)
         if isinstance(started, StepResult):
             result = started
-            self.stepped = time.perf_counter()
+            self.gaps.step_ended()
             return lambda: result
         finish = started
 
@@ -353,7 +354,7 @@ class Worker:
             except Exception as error:  # noqa: BLE001 - the same border
                 return _failed(plan, begin, error)
             finally:
-                self.stepped = time.perf_counter()
+                self.gaps.step_ended()
 
         return wait
 
@@ -387,7 +388,7 @@ class Worker:
         if self._masks is not None:
             self._masks.close()
         for name in list(self.__dict__):
-            if name not in ("options", "arch", "facts", "stepped"):
+            if name not in ("options", "arch", "facts", "gaps"):
                 del self.__dict__[name]
 
 

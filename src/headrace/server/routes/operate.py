@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...base.errors import NotFound
+from ...base.errors import InvalidRequest, NotFound
 from ..body import read_model
-from ..fields import Body
+from ..fields import Body, TokenId
 from ..openapi import replies, takes
+from ..pins import FIELDS, Pin
 from ..service import of
 from ..wire import json_response
 
 router = APIRouter(tags=["operator"])
+
+
+class PinBody(Body):
+    name: str = Field(pattern=r"^[\w.-]{1,64}$", description="A name for it, new or to replace.")
+    key: str = Field("", description="Name of the API key whose callers find it; none: no keys.")
+    prompt: str | list[TokenId] | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class AbortBody(Body):
@@ -73,9 +83,44 @@ async def abort(request: Request) -> Response:
     return json_response({"aborted": body.request_id})
 
 
+@router.get("/operate/pins")
+async def pins(request: Request) -> Response:
+    """The prompts that stay in the context cache."""
+    return json_response({"pins": [_shown(pin) for pin in request.app.state.pins]})
+
+
+@router.post("/operate/pins", responses=replies(dict[str, Any]))
+@takes(PinBody)
+async def pin(request: Request) -> Response:
+    """Compute or load a prompt, and keep it in the context cache."""
+    body = await read_model(request, PinBody, of(request).options.max_body)
+    wanted = body.model_dump(include=FIELDS, exclude_none=True)
+    if ("prompt" in wanted) == ("messages" in wanted):
+        raise InvalidRequest("give prompt or messages, one of them", param="prompt")
+    one = Pin(body.name, body.key, wanted)
+    answer = await request.app.state.pins.add(one)
+    if answer.status != 200:
+        return Response(answer.body, answer.status, media_type="application/json")
+    return json_response(_shown(one))
+
+
+@router.delete("/operate/pins/{name}", responses=replies(dict[str, str], body=False))
+async def unpin(request: Request, name: str) -> Response:
+    """Let a prompt go as any other does."""
+    if not request.app.state.pins.remove(name):
+        raise NotFound(f"no prompt {name[:128]!r} is pinned", param="name")
+    return json_response({"unpinned": name})
+
+
 @router.post("/operate/drain")
 async def drain(request: Request) -> Response:
     """Refuse new work and report not ready; what runs is finished. A signal ends the process."""
     service = of(request)
     service.draining = True
     return json_response({"draining": True, "in_work": service.in_work})
+
+
+def _shown(pin: Pin) -> dict[str, Any]:
+    shown = asdict(pin)
+    del shown["request"]
+    return shown
