@@ -54,5 +54,6 @@ class Gaps:
 
     def wait(self) -> None:
         """Return when a block may be read."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._runs)
+        if self._runs:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._runs)
