@@ -59,7 +59,7 @@ LINES = {
     "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
-    "worker": 5_762,
+    "worker": 5_760,
 }
 """Lines of Python in each package."""
 TOTAL = 99_174
