@@ -38,14 +38,14 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 5_543,
+    "base": 5_544,
     "bench": 9_540,
-    "cli": 5_716,
+    "cli": 5_723,
     "dist": 510,
     "engine": 8_427,
     "factory": 6_678,
     "kernels": 14_244,
-    "kv": 1_574,
+    "kv": 1_581,
     "layers": 385,
     "loader": 4_977,
     "media": 389,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_760,
 }
 """Lines of Python in each package."""
-TOTAL = 99_174
+TOTAL = 99_420
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
