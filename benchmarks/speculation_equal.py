@@ -34,7 +34,8 @@ from headrace.sched import StepPrices
 from headrace.worker.draft_costs import DraftCosts
 
 BY_MODEL = ("draft model", "head")
-WAYS = ("auto", "suffix", "ngram", "auto and a prediction", *BY_MODEL)
+PREDICTED = "auto and a prediction"
+WAYS = ("auto", "suffix", "ngram", PREDICTED, *BY_MODEL)
 
 
 class Free(StepPrices):
@@ -118,7 +119,7 @@ def main() -> None:
     found = []
     for way in args.ways:
         told = None
-        if way == WAYS[-1]:
+        if way == PREDICTED:
             told = [outputs[0].text[: len(outputs[0].text) * 2 // 3] for outputs in wanted]
         begin = time.perf_counter()
         with (

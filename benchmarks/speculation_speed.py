@@ -2,7 +2,7 @@
 
 Run: `python benchmarks/speculation_speed.py [--rounds 5] [--at-once 1 8 16 32] [--tokens 128]
 [--classes NAME …] [--threads N] [--model NAME] [--draft-model NAME] [--speculate auto]
-[--json FILE]`, or `make bench-speculation`.
+[--json FILE [--go-on] [--seconds S]]`, or `make bench-speculation`.
 
 Two engines in one process, one with `--speculate auto` and perhaps a draft model, one without,
 answer the same prompts in turns, whoever begins changing with the round. Each round has prompts of
@@ -11,6 +11,9 @@ learnt from an earlier time that they were asked. At once: so many first turns o
 `mixed`, of all of them. Answers must be equal, token by token. Given are the ratio of seconds,
 without over with, of each round: its median and the least, the tokens per second of both, and how
 much was reached of the speed that the engine's prices allow for the drafts that were accepted.
+
+With `--go-on` the rounds that FILE has count, and only those that it lacks run, none that begins
+later than `--seconds`. So a machine that is quiet for a minute at a time gives all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,8 +52,13 @@ class Round(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The speed that was reached, of the one that prices allow for what was accepted."""
+        """The speed that was reached, of the one that prices allow for what was accepted; of one
+        answer at a time, since others share the steps that one saves."""
         return self.allowed_s / self.with_s
+
+
+Cells = dict[tuple[str, int, int], list[Round]]
+"""(class, at once, most tokens of an answer) → rounds."""
 
 
 def prompts(name: str, count: int, seed: int, tokens: int) -> list[Messages]:
@@ -88,9 +96,20 @@ def measure(
     tokens: int,
     options: dict[str, Any],
     drafts: dict[str, Any],
-) -> list[dict[str, Any]]:
-    cells: dict[tuple[str, int], list[Round]] = {}
+    cells: Cells,
+    until: float,
+    keep: Callable[[], None],
+) -> None:
+    """Add to each cell the rounds that it lacks, none that begins later than `until`; `keep` what
+    there is after each."""
     for count in at_once:
+        lacking = [
+            (number, name)
+            for number, name in product(range(rounds), classes)
+            if number >= len(cells.get((name, count, tokens), ()))
+        ]
+        if not lacking:
+            continue
         limits = {**options, "max_sequences": count}
         with (
             LLM(speculate="off", **limits) as plain,
@@ -100,7 +119,9 @@ def measure(
             # compiled.
             for llm in (plain, drafting):
                 timed(llm, prompts(MIXED, max(count, len(CLASSES)), 10**6, tokens), 8)
-            for number, name in product(range(rounds), classes):
+            for number, name in lacking:
+                if time.perf_counter() > until:
+                    return
                 asked = prompts(name, WAVES * count, 1000 * number + count, tokens)
                 order = (plain, drafting) if number % 2 else (drafting, plain)
                 found = {id(llm): timed(llm, asked, tokens) for llm in order}
@@ -110,23 +131,28 @@ def measure(
                 )
                 assert said == wanted, f"{name}: another answer"
                 one = Round(without, drafted, sum(map(len, said)), without - saved)
-                cells.setdefault((name, count), []).append(one)
+                cells.setdefault((name, count, tokens), []).append(one)
+                keep()
                 print(
                     f"round {number} {name} x{count}: {without:.2f} s, {drafted:.2f} s, "
-                    f"x{without / drafted:.2f}, {one.share:.0%} of what prices allow",
+                    f"x{without / drafted:.2f}, {allowed(count, [one])} of what prices allow",
                     flush=True,
                 )
-    return [summary(*cell, found) for cell, found in cells.items()]
 
 
-def summary(name: str, count: int, found: list[Round]) -> dict[str, Any]:
+def allowed(count: int, found: Sequence[Round]) -> str:
+    return f"{statistics.median(one.share for one in found):.0%}" if count == 1 else "–"
+
+
+def summary(name: str, count: int, tokens: int, found: list[Round]) -> dict[str, Any]:
     ratios = [one.without_s / one.with_s for one in found]
     return {
         "class": name,
         "at_once": count,
+        "most_tokens": tokens,
         "ratio_median": statistics.median(ratios),
         "ratio_least": min(ratios),
-        "share_of_allowed": statistics.median(one.share for one in found),
+        "of_allowed": allowed(count, found),
         "without_tokens_per_second": statistics.median(one.tokens / one.without_s for one in found),
         "with_tokens_per_second": statistics.median(one.tokens / one.with_s for one in found),
         "rounds": [one._asdict() for one in found],
@@ -144,22 +170,39 @@ def main() -> None:
     parser.add_argument("--draft-model")
     parser.add_argument("--speculate", default="auto")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--go-on", action="store_true")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     args = parser.parse_args()
+    until = time.perf_counter() + args.seconds
+    cells: Cells = {}
+    if args.go_on and args.json.exists():
+        for cell in json.loads(args.json.read_text())["cells"]:
+            key = cell["class"], cell["at_once"], cell["most_tokens"]
+            cells[key] = [Round(**one) for one in cell["rounds"]]
     options: dict[str, Any] = {"model": args.model, "max_context": 4096}
     drafts = {"speculate": args.speculate, "draft_model": args.draft_model}
     if args.threads:
         options["threads"] = args.threads
-    found = measure(args.classes, args.at_once, args.rounds, args.tokens, options, drafts)
+    of_all = ("threads", "model", "draft_model", "speculate")
+    shown = {key: vars(args)[key] for key in of_all}
+
+    def found() -> list[dict[str, Any]]:
+        return [summary(*cell, rounds) for cell, rounds in cells.items()]
+
+    def keep() -> None:
+        if args.json:
+            text = json.dumps({"options": shown, "cells": found()}, indent=1)
+            args.json.write_text(text + "\n")
+
+    wanted = args.classes, args.at_once, args.rounds, args.tokens
+    measure(*wanted, options, drafts, cells, until, keep)
     print("class         at once  tok/s without  tok/s with  median ratio  least  of allowed")
-    for one in found:
+    for one in found():
         print(
             "{class:12s}  {at_once:7d}  {without_tokens_per_second:13.1f}  "
             "{with_tokens_per_second:10.1f}  {ratio_median:12.2f}  {ratio_least:5.2f}  "
-            "{share_of_allowed:10.0%}".format(**one)
+            "{of_allowed:>10s}".format(**one)
         )
-    if args.json:
-        shown = {key: value for key, value in vars(args).items() if key != "json"}
-        args.json.write_text(json.dumps({"options": shown, "cells": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from headrace.bench.report import html_report, result_charts
 from headrace.bench.virtual import Simulation
 from headrace.cli.plan import command as plan_command
 from headrace.cli.simulate import command
-from headrace.engine.draft_law import LENGTHS, MEASURED, draft_law
+from headrace.engine.draft_law import LENGTHS, MEASURED, draft_law, verifying
 from headrace.engine.routing import LeastLoaded, PrefixAffinity, RoundRobin
 from headrace.engine.sim import (
     Cluster,
@@ -33,10 +33,12 @@ from headrace.engine.sim import (
 )
 from headrace.roofline.composition import decode_step, prefill_step
 from headrace.roofline.counts import Case, Layout
+from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.hardware import DEVICES, Hardware, Loop, load_hardware, save_hardware
 from headrace.roofline.known import KNOWN
 from headrace.roofline.step import StepModel
 from headrace.roofline.weights import WeightBytes
+from headrace.sched.price import least
 
 LLAMA = KNOWN["llama-3.1-8b"]
 CASE = Case(LLAMA, WeightBytes("fp8"))
@@ -218,6 +220,16 @@ def test_one_request_takes_what_the_roofline_says() -> None:
     gaps = [b - a for a, b in zip(answer.times, answer.times[1:], strict=False)]
     assert gaps == pytest.approx(expected)
     assert answer.end == answer.times[-1]
+
+
+def test_prices_of_drafts_are_the_fits_where_steps_were_fitted() -> None:
+    """Of ceilings alone a row costs a fifth of a step, as cheap as it may look."""
+    rates = {"float32": 1e14, "int8": 1e14}
+    cpu = Hardware("C", rates, 2e10, 2**36, kind="cpu", efficiency=CPU_EFFICIENCY)
+    fitted = cpu.fitted(replace(CPU_EFFICIENCY, overlap=0.9))
+    one, eight = (verifying(StepModel(CASE, cpu), rows) for rows in (1, 8))
+    assert eight == pytest.approx(one * least(8))
+    assert verifying(StepModel(CASE, fitted), 8) < 1.1 * one
 
 
 def test_the_same_input_gives_the_same_output() -> None:

@@ -91,6 +91,13 @@ def test_what_was_measured_beside_others_is_measured_again(
     assert (kept.rates["float32"], kept.rates["int8"], kept.bandwidth) == (1e11, 8e11, 3e10)
 
 
+def test_what_is_read_comes_from_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host's cache of 300 MiB holds 96 MiB; a small machine has no room for twice of it."""
+    monkeypatch.setattr(calibration, "last_level_cache", lambda: 300 * 2**20)
+    assert calibration.streamed(2**35) == 600 * 2**20
+    assert calibration.streamed(2**32) == 2**29
+
+
 def test_half_of_the_processors_is_a_disturbed_measurement() -> None:
     assert calibration.undisturbed(1.9, 2.0)
     assert not calibration.undisturbed(1.0, 2.0)

@@ -78,17 +78,36 @@ def test_quantised_products_on_a_cpu_run_in_int8() -> None:
     assert DEVICES["A100"].compute_type("fp8", "bfloat16") == "bfloat16"
 
 
-def test_few_rows_wait_for_their_weights_and_five_do_not() -> None:
-    """A verifying step: with a memory that a curve of many rows reads at half its speed, the fifth
-    row costs more than all before it."""
-    fast = Hardware("fast", {"float32": 1e15, "int8": 1e15}, 20e9, 16 * 10**9, kind="cpu")
+def verifying(hardware: Hardware, weights: WeightBytes) -> list[float]:
+    """Seconds of a step of one sequence by its rows, from none on."""
+    model = StepModel(Case(QWEN_05B, weights), hardware)
+    steps = (verify_step(QWEN_05B, 1, 512, drafts) for drafts in range(13))
+    return [0.0, *(model.seconds(step) for step in steps)]
+
+
+FAST = Hardware("fast", {"float32": 1e15, "int8": 1e15}, 20e9, 16 * 10**9, kind="cpu")
+
+
+def test_rows_of_one_pass_wait_for_their_weights_and_thirteen_do_not() -> None:
+    """With a memory that a curve of many rows reads at half its speed, the thirteenth row costs
+    more than all before it."""
     curves = {"product/few": Curve(1.0, 1.0), "product/many": Curve(1.0, 0.5)}
-    hardware = replace(fast, efficiency=replace(Efficiency(), curves=curves))
-    model = StepModel(Case(QWEN_05B, WeightBytes("Q4_K")), hardware)
-    seconds = [model.seconds(verify_step(QWEN_05B, 1, 512, one)) for one in range(8)]
-    assert seconds[3] < 1.05 * seconds[0]
-    assert seconds[4] > 1.8 * seconds[3]
-    assert seconds[7] < 1.05 * seconds[4]
+    hardware = replace(FAST, efficiency=replace(Efficiency(), curves=curves))
+    seconds = verifying(hardware, WeightBytes("Q4_K"))
+    assert seconds[12] < 1.15 * seconds[1]
+    assert seconds[13] > 1.8 * seconds[12]
+
+
+def test_up_to_four_rows_spare_the_low_bits_of_a_head() -> None:
+    """On a CPU; a head of 8.5 bits, of which 3 are behind the bounds."""
+    weights = WeightBytes("Q4_K", formats={"head": "Q8_0"})
+    seconds = verifying(FAST, weights)
+    low = QWEN_05B.vocab_size * QWEN_05B.hidden * 3 / 8
+    row = seconds[4] - seconds[3]
+    spared = low / FAST.bandwidth / FAST.efficiency.product_memory
+    assert seconds[5] - seconds[4] == pytest.approx(spared + row, rel=0.02)
+    device = verifying(replace(FAST, kind="cuda"), weights)
+    assert device[5] - device[4] < 2 * (device[4] - device[3])
 
 
 def test_more_ranks_are_faster_but_not_twice() -> None:
@@ -136,7 +155,7 @@ def test_efficiencies_are_recovered_from_steps() -> None:
     fit = fit_efficiency(case, SLOW, recorded(truth, 0.02, 120, 1))
     assert fit.median_error < 0.03
     assert fit.efficiency.product_compute == pytest.approx(0.31, rel=0.1)
-    assert fit.efficiency.product_memory == pytest.approx(0.62, rel=0.15)
+    assert fit.efficiency.curves["product/few"].memory == pytest.approx(0.62, rel=0.15)
     # Steps that the fit has not seen.
     fresh = recorded(truth, 0.0, 40, 2)
     middle, worst = prediction_errors(case, SLOW.fitted(fit.efficiency), fresh)

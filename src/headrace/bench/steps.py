@@ -22,7 +22,7 @@ from ..loader import open_model
 from ..worker import Worker, WorkerOptions
 
 ROUNDS = 3
-SHORT_ROUNDS = 8
+SHORT_ROUNDS = 24
 SHORT_SECONDS = 0.15
 """A step up to this long has `SHORT_ROUNDS`."""
 CONTEXT = 2560
@@ -40,7 +40,7 @@ def decode(batch: int, context: int) -> Shape:
 def shapes() -> list[tuple[Shape, bool]]:
     """(starts and counts, held out?)"""
     fit: list[Shape] = [
-        decode(batch, context) for batch in (1, 2, 4, 8, 16, 32) for context in (64, 600, 2000)
+        decode(batch, context) for batch in (1, 2, 4, 5, 8, 16, 32) for context in (64, 600, 2000)
     ]
     fit += [((start,), (count,)) for count in (8, 32, 128, 512) for start in (0, 1024)]
     fit += [((0,) * 4, (64,) * 4), ((0,) * 8, (16,) * 8)]
