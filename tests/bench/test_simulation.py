@@ -223,7 +223,7 @@ def test_one_request_takes_what_the_roofline_says() -> None:
 
 
 def test_prices_of_drafts_are_the_fits_where_steps_were_fitted() -> None:
-    """Of ceilings alone a row costs a fifth of a step, as cheap as it may look."""
+    """Where only ceilings are known, a row costs a fifth of a step, as cheap as it may look."""
     rates = {"float32": 1e14, "int8": 1e14}
     cpu = Hardware("C", rates, 2e10, 2**36, kind="cpu", efficiency=CPU_EFFICIENCY)
     fitted = cpu.fitted(replace(CPU_EFFICIENCY, overlap=0.9))
