@@ -92,10 +92,12 @@ def test_what_was_measured_beside_others_is_measured_again(
 
 
 def test_what_is_read_comes_from_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host's cache of 300 MiB holds 96 MiB; a small machine has no room for twice of it."""
-    monkeypatch.setattr(calibration, "last_level_cache", lambda: 300 * 2**20)
-    assert calibration.streamed(2**35) == 600 * 2**20
-    assert calibration.streamed(2**32) == 2**29
+    """A buffer that the largest cache holds would be read from there."""
+    sizes, allocate = [], calibration.allocate
+    monkeypatch.setattr(calibration, "allocate", lambda size: sizes.append(size) or allocate(size))
+    monkeypatch.setattr(calibration, "last_level_cache", lambda: 64 * 2**20)
+    calibration.quick_hardware(1)
+    assert sizes == [128 * 2**20, calibration.CACHED_BYTES]
 
 
 def test_half_of_the_processors_is_a_disturbed_measurement() -> None:

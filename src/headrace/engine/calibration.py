@@ -20,7 +20,7 @@ from ..roofline.hardware import Hardware, save_hardware
 from ..roofline.machine import calibration_path, last_level_cache, this_hardware
 
 READ_BYTES = 96 * 2**20
-"""At least; more where caches hold that much (`streamed`)."""
+"""At least, and twice what the largest cache holds: a host's may hold 300 MiB."""
 CACHED_BYTES = 4 * 2**20
 SIZE = 512
 SECONDS = 0.12
@@ -89,9 +89,8 @@ def measured(threads: int) -> tuple[Hardware, bool]:
     """(figures, was the machine ours meanwhile?)"""
     begin, used = time.perf_counter(), time.process_time()
     hardware = quick_hardware(threads)
-    return hardware, undisturbed(
-        time.process_time() - used, threads * (time.perf_counter() - begin)
-    )
+    used, offered = time.process_time() - used, threads * (time.perf_counter() - begin)
+    return hardware, undisturbed(used, offered)
 
 
 def undisturbed(used: float, offered: float) -> bool:
@@ -114,7 +113,8 @@ def quick_hardware(threads: int) -> Hardware:
 
     numpy's product has as many threads as the process has CPUs, whatever `threads` says.
     """
-    facts, size = cpu(), streamed(cpu().memory)
+    facts = cpu()
+    size = min(max(READ_BYTES, 2 * last_level_cache()), facts.memory // 8)
     square = numpy.ones((SIZE, SIZE), numpy.float32)
     rates = {"float32": best(lambda: 2 * SIZE**3 / timed(lambda: square @ square))}
     try:
@@ -144,12 +144,6 @@ def quick_hardware(threads: int) -> Hardware:
         efficiency=CPU_EFFICIENCY,
         source=SOURCE,
     )
-
-
-def streamed(memory: int) -> int:
-    """Bytes of which a read comes from the memory: twice what the largest cache holds. Of a cache
-    of 300 MiB, 96 MiB read anew came at twice the memory's rate."""
-    return min(max(READ_BYTES, 2 * last_level_cache()), memory // 8)
 
 
 def timed(work: Callable[[], object]) -> float:

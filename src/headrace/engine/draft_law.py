@@ -40,8 +40,7 @@ def verifying(model: StepModel, tokens: int) -> float:
     """Seconds of a step that verifies so many tokens of one sequence of `USUAL` tokens; where
     nobody fitted steps of this machine, no less than `sched.price.least` says."""
     one, all = (model.seconds(verify_step(model.case.arch, 1, USUAL, n - 1)) for n in (1, tokens))
-    fitted = model.hardware.efficiency != CPU_EFFICIENCY
-    return all if fitted else max(all, one * least(tokens))
+    return max(all, one * least(tokens) * (model.hardware.efficiency == CPU_EFFICIENCY))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,9 @@ SHORT_QUERIES = 8
 """Up to so many queries of an entry (a decode, or a verified draft) its attention runs as decode:
 the queries of all heads that share a KV head are one tile."""
 
-FEW_ROWS = 12
-"""Our CPU kernels hold so many rows of a product in registers and read the weights once."""
-
-BOUNDED_ROWS = 4
-"""Up to so many greedy rows they bound the logits first and spare a head's low bits."""
+FEW_ROWS, BOUNDED_ROWS = 12, 4
+"""Rows of a product that our CPU kernels hold in registers and read the weights once for; greedy
+rows up to which they bound the logits first and spare a head's low bits."""
 
 
 class Floor(NamedTuple):
@@ -251,9 +249,8 @@ def _tiled(count: Count) -> float:
 
 def memory_seconds(hardware: Hardware, count: Count) -> float:
     """Bytes at the full bandwidth; activations that fit into half the cache move at the cache's."""
-    from_memory = count.weight_bytes + count.kv_bytes
-    if hardware.kind == "cpu" and count.rows <= BOUNDED_ROWS:
-        from_memory -= count.spared_bytes
+    spared = count.spared_bytes * (hardware.kind == "cpu" and count.rows <= BOUNDED_ROWS)
+    from_memory = count.weight_bytes - spared + count.kv_bytes
     activations = count.read_bytes + count.write_bytes
     if hardware.cache_bandwidth and activations <= hardware.cache / 2:
         return from_memory / hardware.bandwidth + activations / hardware.cache_bandwidth
