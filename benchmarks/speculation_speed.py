@@ -2,7 +2,7 @@
 
 Run: `python benchmarks/speculation_speed.py [--rounds 5] [--at-once 1 8 16 32] [--tokens 128]
 [--classes NAME …] [--threads N] [--model NAME] [--draft-model NAME] [--speculate auto]
-[--json FILE [--go-on] [--seconds S]]`, or `make bench-speculation`.
+[--waves 3] [--json FILE [--go-on] [--seconds S]]`, or `make bench-speculation`.
 
 Two engines in one process, one with `--speculate auto` and perhaps a draft model, one without,
 answer the same prompts in turns, whoever begins changing with the round. Each round has prompts of
@@ -36,8 +36,6 @@ from headrace.bench.workload import Wish, make_workload
 
 Messages = list[dict[str, Any]]
 MIXED = "mixed"
-WAVES = 3
-"""Prompts of a round for each that runs."""
 
 
 class Round(NamedTuple):
@@ -94,6 +92,7 @@ def measure(
     at_once: Sequence[int],
     rounds: int,
     tokens: int,
+    waves: int,
     options: dict[str, Any],
     drafts: dict[str, Any],
     cells: Cells,
@@ -122,7 +121,7 @@ def measure(
             for number, name in lacking:
                 if time.perf_counter() > until:
                     return
-                asked = prompts(name, WAVES * count, 1000 * number + count, tokens)
+                asked = prompts(name, waves * count, 1000 * number + count, tokens)
                 order = (plain, drafting) if number % 2 else (drafting, plain)
                 found = {id(llm): timed(llm, asked, tokens) for llm in order}
                 (without, wanted, _), (drafted, said, saved) = (
@@ -170,6 +169,9 @@ def main() -> None:
     parser.add_argument("--draft-model")
     parser.add_argument("--speculate", default="auto")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--waves", type=int, default=3, help="prompts of a round for each that runs"
+    )
     parser.add_argument("--go-on", action="store_true")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     args = parser.parse_args()
@@ -183,7 +185,7 @@ def main() -> None:
     drafts = {"speculate": args.speculate, "draft_model": args.draft_model}
     if args.threads:
         options["threads"] = args.threads
-    of_all = ("threads", "model", "draft_model", "speculate")
+    of_all = ("waves", "threads", "model", "draft_model", "speculate")
     shown = {key: vars(args)[key] for key in of_all}
 
     def found() -> list[dict[str, Any]]:
@@ -194,7 +196,7 @@ def main() -> None:
             text = json.dumps({"options": shown, "cells": found()}, indent=1)
             args.json.write_text(text + "\n")
 
-    wanted = args.classes, args.at_once, args.rounds, args.tokens
+    wanted = args.classes, args.at_once, args.rounds, args.tokens, args.waves
     measure(*wanted, options, drafts, cells, until, keep)
     print("class         at once  tok/s without  tok/s with  median ratio  least  of allowed")
     for one in found():

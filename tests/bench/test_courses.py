@@ -13,11 +13,11 @@ from headrace.cli.simulate import command
 from headrace.engine.sim import Cluster, ReplicaSpec
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES, Loop
-from headrace.roofline.known import KNOWN
+from headrace.roofline.known import known
 from headrace.roofline.weights import WeightBytes
 
 SPEC = ReplicaSpec(
-    Case(KNOWN["llama-3.1-8b"], WeightBytes("bfloat16")),
+    Case(known("llama-3.1-8b")[0], WeightBytes("bfloat16")),
     replace(DEVICES["H200"], loop=Loop(0.02)),
     rows=32,
     max_context=4096,

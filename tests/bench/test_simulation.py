@@ -35,12 +35,12 @@ from headrace.roofline.composition import decode_step, prefill_step
 from headrace.roofline.counts import Case, Layout
 from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.hardware import DEVICES, Hardware, Loop, load_hardware, save_hardware
-from headrace.roofline.known import KNOWN
+from headrace.roofline.known import known
 from headrace.roofline.step import StepModel
 from headrace.roofline.weights import WeightBytes
 from headrace.sched.price import least
 
-LLAMA = KNOWN["llama-3.1-8b"]
+LLAMA = known("llama-3.1-8b")[0]
 CASE = Case(LLAMA, WeightBytes("fp8"))
 HOME = Hardware("CPU", {"float32": 1e12, "int8": 8e12}, 4e10, 2**36, kind="cpu")
 SPEC = ReplicaSpec(CASE, DEVICES["H200"], rows=64, max_context=8192)
@@ -199,7 +199,7 @@ def test_stages_work_on_several_batches() -> None:
 
 
 def test_data_parallel_groups_are_engines_of_one_replica() -> None:
-    moe = KNOWN["qwen3-30b-a3b"]
+    moe = known("qwen3-30b-a3b")[0]
     case = Case(moe, WeightBytes("fp8"), layout=Layout(2, 1, True, 4))
     cluster = Cluster(ReplicaSpec(case, DEVICES["H200"], rows=32, max_context=4096), 2)
     assert (len(cluster.replicas), cluster.devices) == (8, 16)
@@ -344,8 +344,10 @@ def test_cancelled_requests_give_their_place_back() -> None:
 
 def test_memory_is_planned_as_the_engine_would() -> None:
     with pytest.raises(DoesNotFit):
-        Cluster(ReplicaSpec(Case(KNOWN["llama-3.1-70b"]), DEVICES["H100"], 64, max_context=8192), 1)
-    spread = Case(KNOWN["llama-3.1-70b"], layout=Layout(tp=4))
+        Cluster(
+            ReplicaSpec(Case(known("llama-3.1-70b")[0]), DEVICES["H100"], 64, max_context=8192), 1
+        )
+    spread = Case(known("llama-3.1-70b")[0], layout=Layout(tp=4))
     plan = ReplicaSpec(spread, DEVICES["H100"], rows=64, max_context=8192).memory()
     assert plan.kv_bytes_per_token == 80 * 4096 // 4
     with pytest.raises(HeadraceError, match="prefix"):

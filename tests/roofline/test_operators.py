@@ -22,13 +22,13 @@ from headrace.roofline.composition import (
 )
 from headrace.roofline.counts import Case, Count, Layout
 from headrace.roofline.hardware import DEVICES, Hardware
-from headrace.roofline.known import KNOWN
+from headrace.roofline.known import known
 from headrace.roofline.operators import count_step
 from headrace.roofline.weights import WeightBytes, from_tensors, parameters, total_bytes
 
 from .archs import ALL, DEEPSEEK_LITE, GEMMA_270M, LLAMA_8B, QWEN_05B, QWEN_30B_A3B
 
-H100, DEEPSEEK_V3 = DEVICES["H100"], KNOWN["deepseek-v3"]
+H100, DEEPSEEK_V3 = DEVICES["H100"], known("deepseek-v3")[0]
 
 
 def by_label(counts: list[Count]) -> dict[str, Count]:
