@@ -1,7 +1,7 @@
 """Code edits and talks, one at a time, beside peers with their own look-ups on.
 
     python benchmarks/speculation_peers.py [--rounds 3] [--classes code-edit conversation]
-        [--prompts 3] [--tokens 128] [--json FILE]
+        [--prompts 3] [--tokens 128] [--json FILE [--go-on]]
 
 Contestants, two threads each: Headrace with drafts and without; llama.cpp on the same file
 (`LLAMA_BIN`: folder of llama-server), plain and with its look-ups at their defaults; OpenVINO GenAI
@@ -11,7 +11,8 @@ lookup of five tokens. One that is not there is named as absent.
 All get the same ids of the same prompts (`speculation_speed.prompts`, others in each round),
 greedy, with ends of text as they come: answers of models that were quantised otherwise differ, so
 tokens a second are those of a contestant's own answers, prompts included. Each is a process of its
-own per round, in an order that turns with the rounds.
+own per round, in an order that turns with the rounds. With `--go-on` the rounds that FILE has
+count, and only those that it lacks run.
 """
 
 from __future__ import annotations
@@ -196,16 +197,22 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--go-on", action="store_true")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(*arguments.child)
         return
     speeds: dict[str, dict[str, list[float]]] = {}
+    if arguments.go_on and arguments.json.exists():
+        speeds = json.loads(arguments.json.read_text())["speeds"]
+    options = {key: vars(arguments)[key] for key in ("tokens", "prompts")}
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "asked.json")
         for turn in range(arguments.rounds):
             for name in arguments.classes:
+                if turn < min(map(len, speeds.get(name, {"": []}).values())):
+                    continue
                 model, ids = asked_ids(name, arguments.prompts, 1000 * turn, arguments.tokens)
                 wanted.write_text(json.dumps({"prompts": ids, "tokens": arguments.tokens}))
                 runs = list(contestants(model).items())
@@ -214,16 +221,12 @@ def main() -> None:
                     speed = sum(count for _, count in found) / sum(took for took, _ in found)
                     speeds.setdefault(name, {}).setdefault(who, []).append(speed)
                     print(f"round {turn} {name} {who}: {speed:.1f} tok/s", flush=True)
+                if arguments.json:
+                    text = json.dumps({"options": options, "speeds": speeds}, indent=1)
+                    arguments.json.write_text(text + "\n")
     for name, each in speeds.items():
         for who, found in each.items():
             print(f"{name:14s} {who:26s} {statistics.median(found):7.1f} tok/s")
-    if arguments.json:
-        shown = {
-            key: value
-            for key, value in vars(arguments).items()
-            if key in ("rounds", "tokens", "prompts")
-        }
-        arguments.json.write_text(json.dumps({"options": shown, "speeds": speeds}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
