@@ -226,7 +226,7 @@ def test_prices_of_drafts_are_the_fits_where_steps_were_fitted() -> None:
     """Where only ceilings are known, a row costs a fifth of a step, as cheap as it may look."""
     rates = {"float32": 1e14, "int8": 1e14}
     cpu = Hardware("C", rates, 2e10, 2**36, kind="cpu", efficiency=CPU_EFFICIENCY)
-    fitted = cpu.fitted(replace(CPU_EFFICIENCY, overlap=0.9))
+    fitted = cpu.fitted(replace(CPU_EFFICIENCY, overlap=0.9, source="fitted"))
     one, eight = (verifying(StepModel(CASE, cpu), rows) for rows in (1, 8))
     assert eight == pytest.approx(one * least(8))
     assert verifying(StepModel(CASE, fitted), 8) < 1.1 * one

@@ -48,9 +48,8 @@ def needs_calibration(device: str) -> bool:
     if kept is None:
         return True
     # Ceilings that efficiencies were fitted to stay.
-    if kept.source != BUSY or kept.efficiency != CPU_EFFICIENCY:
-        return False
-    return time.time() - calibration_path().stat().st_mtime > AGAIN_SECONDS
+    again = kept.source == BUSY and kept.efficiency == CPU_EFFICIENCY
+    return again and time.time() - calibration_path().stat().st_mtime > AGAIN_SECONDS
 
 
 def calibrate_quickly(threads: int) -> None:

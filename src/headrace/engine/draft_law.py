@@ -18,7 +18,6 @@ from itertools import pairwise
 
 from ..base.errors import OptionError
 from ..roofline.composition import verify_step
-from ..roofline.efficiency import CPU_EFFICIENCY
 from ..roofline.step import StepModel
 from ..sched.price import least
 
@@ -40,7 +39,7 @@ def verifying(model: StepModel, tokens: int) -> float:
     """Seconds of a step that verifies so many tokens of one sequence of `USUAL` tokens; where
     nobody fitted steps of this machine, no less than `sched.price.least` says."""
     one, all = (model.seconds(verify_step(model.case.arch, 1, USUAL, n - 1)) for n in (1, tokens))
-    return max(all, one * least(tokens) * (model.hardware.efficiency == CPU_EFFICIENCY))
+    return max(all, one * least(tokens) * model.hardware.efficiency.source.startswith("assumed"))
 
 
 @dataclass(frozen=True, slots=True)
