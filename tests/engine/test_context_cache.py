@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from headrace import LLM, SamplingParams
 from headrace.base.config import EngineOptions
-from headrace.base.errors import OptionError
+from headrace.base.errors import EngineDead, OptionError
 from headrace.base.hardware import hardware
 from headrace.base.tiers import TierStats
 from headrace.cli.main import main
@@ -251,6 +253,22 @@ def test_what_the_pool_had_no_room_for_comes_back(tiny: Path, tmp_path: Path) ->
         again = [greedy(llm, prompt, 8) for prompt in prompts]
         assert [tokens for tokens, _ in again] == answers
         assert stats(llm).loads > 0
+
+
+def test_a_worker_in_a_process_of_its_own_has_none_and_says_so(tiny: Path, tmp_path: Path) -> None:
+    options = {**OPTIONS, "executor": "multiproc", "context_cache": "64MiB"}
+    with LLM(str(tiny), **options, cache_dir=tmp_path) as llm:
+        built = llm._built
+        assert built is not None
+        [found] = [one for one in built.decisions if one.name == "context_cache"]
+        assert (found.value, found.reason) == ("0", "the worker is in a process of its own")
+        answer, _ = greedy(llm, PROMPT)
+        os.kill(built.core.executor.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        with pytest.raises(EngineDead):
+            greedy(llm, PROMPT)
+    assert not (tmp_path / "kv").exists()
+    with opened(tiny, tmp_path) as inline:
+        assert greedy(inline, PROMPT) == (answer, 0)
 
 
 def test_why_there_is_none_is_explained(tiny: Path) -> None:
