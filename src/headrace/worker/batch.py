@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,6 @@ from ..kernels.draws import DrawParameters
 from ..kernels.operators import STATE_COLUMNS, GroupBatch, HostStep, StepBatch
 from .rows import BlockTables, Rows
 from .transfer import all_to_device
-
-if TYPE_CHECKING:
-    import torch
 
 
 def make_batch(
@@ -70,12 +67,15 @@ def make_batch(
         arrays += drawn.values()
     lists = [] if planner is None else planner.lists(counts, lengths)
     arrays += [each.ravel() for each in lists]
-    row_of_token, positions, block, offset, entries, sample_rows, query_starts, ends, *more = (
-        all_to_device(arrays, device)
-    )
+    # In the same copy what changes in the tables, which is read below.
+    arrays = [*tables.deltas.take(), *rows.deltas.take(), *arrays]
+    places, blocks, at, ids, *sent = all_to_device(arrays, device)
+    tables.deltas.apply(places, blocks)
+    rows.deltas.apply(at, ids)
+    row_of_token, positions, block, offset, entries, sample_rows, query_starts, ends, *more = sent
     types = more.pop(0) if token_types else None
     targets = more.pop(0) if draws else None
-    drawn_on_device = [more.pop(0) for _ in drawn]
+    parameters = dict.fromkeys(DrawParameters.__slots__) | {name: more.pop(0) for name in drawn}
     attention = None
     if planner is not None:
         attention = planner.plan([each.view(-1, COLUMNS) for each in more], counts)
@@ -104,16 +104,12 @@ def make_batch(
         max_length=max_length,
         types=types,
         host=HostStep(counts, lengths, sampled),
-        draws=_parameters(dict(zip(drawn, drawn_on_device, strict=True))) if drawn else None,
+        draws=DrawParameters(**parameters) if drawn else None,
         plan=attention,
         targets=targets,
         adapters=rows.adapters(plan.rows, plan.counts),
         states=states,
     )
-
-
-def _parameters(columns: dict[str, torch.Tensor]) -> DrawParameters:
-    return DrawParameters(**{name: columns.get(name) for name in DrawParameters.__slots__})
 
 
 def sampled_tokens(

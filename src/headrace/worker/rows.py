@@ -26,7 +26,7 @@ from ..base.step import (
 )
 from ..kernels.arrays import Array, host, tensor
 from ..kernels.draws import RULE, streams, uniforms
-from .transfer import all_to_device, to_device
+from .transfer import to_device
 
 UNKNOWN = -1
 _ROW = np.dtype(
@@ -62,6 +62,8 @@ class Rows:
         self.tokens = _on(device, np.zeros((rows, max_context + 1), np.int32))
         self.host_tokens = _of_host(self.tokens)
         """`tokens` as an array where they lie on the host; else empty."""
+        self.deltas = Deltas(self.tokens)
+        """Prompts that wait for the device."""
         self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
         self.columns["adapter"] = -1
         self.held = np.zeros(rows, np.bool_)
@@ -89,7 +91,7 @@ class Rows:
         if len(self.host_tokens):
             self.host_tokens[row, : len(ids)] = ids
         else:
-            self.tokens[row, : len(ids)] = to_device(ids, self.tokens.device)
+            self.deltas.add((row, 0), ids)
         assert 0 <= spec.seed < SEEDS, "a seed is resolved before a request is sent"
         self.columns[row] = (
             max(sampling.temperature, 1e-5),
@@ -222,45 +224,61 @@ class BlockTables:
         """`tables` as arrays where they lie on the host; else empty."""
         self.version = 0
         """Changes with every change of a table."""
+        self.deltas = Deltas(self._storage)
+        self._used: npt.NDArray[np.int64] = np.zeros((groups, rows), np.int64)
+        """Places of a table that may have a block, where tables lie on a device."""
 
     def write(self, writes: Sequence[BlockWrite]) -> None:
-        """Apply deltas: on a device one copy and one scatter, however many rows changed."""
+        """Apply deltas; those of a device wait for its next step."""
         if not writes:
             return
         self.version += 1
-        if len(self.host[0]):
-            for row, group, first, appended in writes:
-                assert first + len(appended) <= self.width, "a table is too long"
-                self.host[group][row, first : first + len(appended)] = appended
-            return
-        rows = self._storage.shape[1]
-        for write in writes:
-            assert write.first + len(write.blocks) <= self.width, "a table is too long"
-        places = np.concatenate(
-            [
-                np.arange(len(write.blocks))
-                + ((write.group * rows + write.row) * self.width + write.first)
-                for write in writes
-            ]
-        )
-        blocks = np.concatenate([np.asarray(write.blocks, np.int32) for write in writes])
-        # Later deltas win where two speak of one place; a scatter gives no such order.
-        if len(writes) > 1:
-            _, last = np.unique(places[::-1], return_index=True)
-            keep = len(places) - 1 - last
-            places, blocks = places[keep], blocks[keep]
-        storage = tensor(self._storage)
-        at, values = all_to_device([places, blocks], storage.device)
-        storage.view(-1)[at] = values
+        for row, group, first, appended in writes:
+            end = first + len(appended)
+            assert end <= self.width, "a table is too long"
+            if len(self.host[0]):
+                self.host[group][row, first:end] = appended
+            else:
+                self._used[group, row] = max(end, self._used[group, row])
+                self.deltas.add((group, row, first), appended)
 
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             self.version += 1
             if isinstance(self._storage, np.ndarray):
                 self._storage[:, list(rows)] = NULL_BLOCK
-            else:
-                index = to_device(np.asarray(rows, np.int64), self._storage.device)
-                self._storage.index_fill_(1, index, NULL_BLOCK)
+            for group, row in np.argwhere(self._used):
+                if row in rows:
+                    self.deltas.add((group, row, 0), [NULL_BLOCK] * self._used[group, row])
+                    self._used[group, row] = 0
+
+
+class Deltas:
+    """Numbers for places of an int32 array, which wait to go to its device with a step's inputs."""
+
+    def __init__(self, target: Array) -> None:
+        self._target = target
+        self._waiting: list[tuple[int, npt.NDArray[np.int32]]] = []
+
+    def add(self, index: tuple[int, ...], values: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        first = int(np.ravel_multi_index(index, self._target.shape))
+        self._waiting.append((first, np.asarray(values, np.int32)))
+
+    def take(self) -> list[npt.NDArray[Any]]:
+        """→ what waited, for `apply` once it is there: places of the flat array, each once, int64,
+        and their values."""
+        waiting, self._waiting = [(0, np.zeros(0, np.int32)), *self._waiting], []
+        places = np.concatenate([np.arange(first, first + len(some)) for first, some in waiting])
+        values = np.concatenate([some for _, some in waiting])
+        if len(waiting) > 2:
+            # The later one wins where two speak of one place; a scatter gives no such order.
+            places, last = np.unique(places[::-1], return_index=True)
+            values = values[::-1][last]
+        return [places, values]
+
+    def apply(self, places: Array, values: Array) -> None:
+        if len(places):
+            tensor(self._target).view(-1)[tensor(places)] = tensor(values)
 
 
 def _on(device: str, values: npt.NDArray[np.int32]) -> Array:
