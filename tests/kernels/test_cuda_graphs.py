@@ -180,11 +180,12 @@ def test_a_step_has_the_hidden_states_that_it_wants(worker) -> None:
             assert program.facts.replayed == replayed + 2
 
 
-def make_program(**limits: int) -> GraphProgram:
+def make_program(weights: int = 10**12, **limits: int) -> GraphProgram:
+    """`weights`: of its layer."""
     layer = KvLayer(torch.zeros(4, 1, 16, 8), torch.zeros(4, 1, 16, 8))
     cache = KvCache([layer], [0], [None])
-    ops = ReferenceOperators(torch.float32)
-    return GraphProgram(plain(ops, Forwards(lambda *_: None), cache), StepLimits(**limits), Rerun())
+    ops, model = ReferenceOperators(torch.float32), Forwards(lambda *_: None, weights)
+    return GraphProgram(plain(ops, model, cache), StepLimits(**limits), Rerun())
 
 
 def test_buckets_cover_the_limits_and_no_more() -> None:
@@ -196,6 +197,35 @@ def test_buckets_cover_the_limits_and_no_more() -> None:
     # Largest first: what comes later fits into the same memory.
     first = [b.tokens for b in buckets if b.decode]
     assert first == sorted(first, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("weights", "tokens", "largest"),
+    [
+        (14_909_440, 8192, 4096),
+        (26_836_992, 8192, 2048),
+        (218_103_808, 8192, 1024),
+        (1, 1600, 1536),
+    ],
+    ids=["qwen2.5-0.5b", "gemma-3-1b", "llama-3.1-8b", "a step's limit"],
+)
+def test_prompts_are_graphs_while_launches_take_longer(
+    weights: int, tokens: int, largest: int
+) -> None:
+    program = make_program(weights, tokens=tokens, entries=100, max_context=9000)
+    assert max(bucket.tokens for bucket in program.buckets()) == largest
+    for count in (1025, largest, largest + 1):
+        batch = null_step(count, program._plain.cache, 9000)
+        found = program.find(batch)
+        assert (found is not None) == (count <= largest)
+
+
+def test_weights_of_a_models_products(worker) -> None:
+    """As its tensors are: of the layers, without embedding, head and vectors."""
+    model = worker._model
+    names = {name: shape for name, shape in model.graph.tensors().items() if ".layers." in name}
+    expected = sum(shape[0] * shape[1] for shape in names.values() if len(shape) == 2)
+    assert model.multiplied() == expected > 0
 
 
 def test_the_largest_steps_of_a_saturated_device_are_graphs() -> None:

@@ -14,8 +14,11 @@ from headrace.kernels.weights import LoraWeight
 class Forwards:
     """A model of its forward pass alone."""
 
-    def __init__(self, forward: Callable[..., tuple[Any, Any]]) -> None:
-        self._forward = forward
+    def __init__(self, forward: Callable[..., tuple[Any, Any]], weights: int = 10**12) -> None:
+        self._forward, self._weights = forward, weights
+
+    def multiplied(self) -> int:
+        return self._weights
 
     def forward(
         self, ops: Any, batch: StepBatch, cache: KvCache, adding: Any, *, every: bool, times: Any

@@ -7,8 +7,8 @@ share:
 
 * decode (every entry computes one token): buckets of entries. Padding entries have length 1, token
   0 and an empty table, so they read and write the null block only.
-* small mixed steps: buckets of tokens. One padding entry takes all padding tokens as a chunk of the
-  null block; further ones have no tokens.
+* mixed steps, up to the tokens at which kernels hide their launches: buckets of tokens. One padding
+  entry takes all padding tokens as a chunk of the null block; further ones have no tokens.
 * how long sequences are decides nothing: the host lists pieces of the KV, as many at most as the
   bucket's grid has programs for, however unequal they are (`attention_plan`).
 
@@ -50,8 +50,14 @@ ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 64))
 costs nothing; above, every 64 rows: 0.3 % of a step on average, 1.3 % at the worst, by the
 roofline (`benchmarks/gpu_buckets.py`). A 1,000 / 1,000 load of the 8B in fp8 has 872 rows."""
 MIXED = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Buckets of tokens of mixed steps, and of those that verify drafts, which are the small ones;
-above, kernels are long enough to hide their launches."""
+"""Buckets of tokens of mixed steps, and of those that verify drafts, which are the small ones."""
+LONGER = (1536, 2048, 3072, 4096)
+"""More of them, up to the tokens by which a layer computes as long as the host takes to launch it.
+"""
+LAUNCHED = 7e10
+"""Weights of a layer times those tokens. An H200's host took 0.4 ms for a layer call by call
+(`benchmarks/results/gpu_bench.json`: prompts of 2,048 of the 0.5B); in that time 55 % of its bf16
+rate are 7.5e10 weights times tokens. For the 0.5B that is 4,700 tokens, for an 8B 320."""
 MIXED_ENTRIES = 256
 VERIFIED = 128
 """Rows of logits that graphs have room for at least, where drafts are verified."""
@@ -175,7 +181,9 @@ class GraphProgram:
         self._block_size = cache.first.block_size
         self._entries = _up_to(ENTRIES, min(limits.entries, ENTRIES[-1]))
         largest = min(limits.tokens, limits.max_context)
-        self._mixed = [size for size in MIXED if size <= largest]
+        launched = LAUNCHED * len(cache.layers) / max(1, plain.model.multiplied())
+        sizes = *MIXED, *(size for size in LONGER if size <= launched)
+        self._mixed = [size for size in sizes if size <= largest]
         self._planner = plain.operators.planner(cache, limits.drafts)
         self._inputs = self._make_inputs(cache.windows, cache.first.k.device)
         self._drawn = False
@@ -364,40 +372,34 @@ class GraphProgram:
         tokens, entries = len(batch.tokens), len(batch.lengths)
         samples, extra = len(batch.sample_rows), bucket.tokens - tokens
         spare, unsampled = bucket.entries - entries, self._samples(bucket) - samples
-        long_targets = [inputs.tokens[:tokens], inputs.positions[:tokens]]
-        long_sources = [batch.tokens, batch.positions]
-        int_targets = [inputs.query_starts[: entries + 1], inputs.lengths[:entries]]
-        int_sources = [batch.query_starts, batch.lengths]
+        longs = [(inputs.tokens[:tokens], batch.tokens)]
+        longs.append((inputs.positions[:tokens], batch.positions))
+        ints = [(inputs.query_starts[: entries + 1], batch.query_starts)]
+        ints.append((inputs.lengths[:entries], batch.lengths))
         for group, slots in zip(batch.groups, inputs.slots, strict=True):
-            long_targets.append(slots[:tokens])
-            long_sources.append(group.slots)
+            longs.append((slots[:tokens], group.slots))
         # Where as many rows sample as there are nobody reads which.
         if not self._each_row(bucket):
-            long_targets.append(inputs.sample_rows[:samples])
-            long_sources.append(batch.sample_rows)
-        if not self._each_row(bucket) and unsampled:
-            long_targets.append(inputs.sample_rows[samples : samples + unsampled])
-            long_sources.append(inputs.zeros[:unsampled])
+            longs.append((inputs.sample_rows[:samples], batch.sample_rows))
+            rest = inputs.sample_rows[samples : samples + unsampled]
+            longs.append((rest, inputs.zeros[:unsampled]))
         if extra:
             for buffer in (inputs.tokens, inputs.positions, *inputs.slots):
-                long_targets.append(buffer[tokens : bucket.tokens])
-                long_sources.append(inputs.zeros[:extra])
+                longs.append((buffer[tokens : bucket.tokens], inputs.zeros[:extra]))
         if spare:
-            starts = inputs.query_starts[entries + 1 : bucket.entries + 1]
-            rest = inputs.lengths[entries : bucket.entries]
-            int_targets += [starts, rest]
-            if bucket.decode:
-                int_sources += [inputs.counting[entries + 1 :][:spare], inputs.ones[:spare]]
-            else:
+            starts = inputs.counting[entries + 1 :][:spare]
+            lengths = inputs.ones[:spare]
+            if not bucket.decode:
                 # The first takes every padding token, the others none.
-                int_sources += [inputs.counting[bucket.tokens].expand(spare)]
-                int_sources += [inputs.counting[0].expand(spare)]
-        torch._foreach_copy_(long_targets, long_sources)
+                starts = inputs.counting[bucket.tokens].expand(spare)
+                lengths = inputs.counting[0].expand(spare)
+            ints.append((inputs.query_starts[entries + 1 : bucket.entries + 1], starts))
+            ints.append((inputs.lengths[entries : bucket.entries], lengths))
         if inputs.attention is not None:
-            for kept, lines in inputs.attention.copies(batch, bucket, inputs.counting):
-                int_targets.append(kept)
-                int_sources.append(lines)
-        torch._foreach_copy_(int_targets, int_sources)
+            ints += inputs.attention.copies(batch, bucket, inputs.counting)
+        for pairs in (longs, ints):
+            targets, sources = zip(*pairs, strict=True)
+            torch._foreach_copy_(targets, sources)
         width = -(-max(extra, 1) // self._block_size)
         for group, table in zip(batch.groups, inputs.tables, strict=True):
             used = min(group.tables.shape[1], table.shape[1])

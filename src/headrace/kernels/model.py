@@ -48,6 +48,11 @@ class Model:
         """The matrices of operator `linear`: what adapters can add to."""
         return [ref for ref in self.graph.weights() if ref.role == "linear"]
 
+    def multiplied(self) -> int:
+        """Weights of all its products but the head's."""
+        products = (ref for ref in self.graph.weights() if ref.role in ("linear", "moe"))
+        return sum(ref.out * ref.width * ref.copies for ref in products)
+
     def forward(
         self,
         ops: Operators,

@@ -146,7 +146,19 @@ def _product_kernel(
             # Each part by itself: a part of a split is rounded just so.
             part *= tl.load(x_scales + row, mask=row_mask, other=0.0)[:, None]
             part *= tl.load(scales + out, mask=out_mask, other=0.0)[None, :]
-        total += part
+        if BLOCKED or INTERPRET:
+            total += part
+        else:
+            # By name, so that no scale is fused with it: for sm_100 `ptxas` of Triton 3.6 does that
+            # to pairs of numbers (FFMA2) even where fused multiply-adds are forbidden.
+            total = tl.inline_asm_elementwise(
+                "add.rn.f32 $0, $1, $2;",
+                "=f,f,f",
+                [total, part],
+                dtype=tl.float32,
+                is_pure=True,
+                pack=1,
+            )
     mask = row_mask[:, None] & out_mask[None, :]
     if SPLIT:
         at_part = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]
@@ -254,9 +266,6 @@ def product_codes(
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
-        # A part is rounded before it is added, be it in this program or by `add_parts`: no fused
-        # multiply-add of the scale and the sum. Blocks are scaled inside their part, alike in both.
-        enable_fp_fusion=weight.blocked,
     )
     if apart:
         add_parts(target, bias, y)
