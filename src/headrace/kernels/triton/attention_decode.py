@@ -55,65 +55,8 @@ class DecodeConfig:
     registers: int | None = None
     """A thread's at most, of one token and KV in 16 bits without a soft cap; None: as many as the
     compiler takes."""
-
-
-@triton.jit
-def _join(
-    partial,
-    log_sums,
-    sinks,
-    out_at,
-    out_stride,
-    first,
-    last,
-    kv_heads,
-    head,
-    count,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-    PADDED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_PADDED: tl.constexpr,
-    JOINED: tl.constexpr,
-):
-    """The pieces [first, last) of the query rows of one KV head, PACKED = tokens x GROUP of a
-    piece in `partial` [pieces, kv_heads, PACKED, WIDTH] → `count` tokens at out_at […, GROUP,
-    WIDTH]; JOINED of them in a turn."""
-    rows = tl.arange(0, PADDED)
-    columns = tl.arange(0, WIDTH_PADDED)
-    owned = rows < count * GROUP
-    real = owned[:, None] & (columns < WIDTH)[None, :]
-    best = tl.full([PADDED], float("-inf"), tl.float32)
-    total = tl.zeros([PADDED], tl.float32)
-    output = tl.zeros([PADDED, WIDTH_PADDED], tl.float32)
-    for at in range(first, last, JOINED):
-        piece = at + tl.arange(0, JOINED)
-        cell = (piece * kv_heads + head)[:, None] * PACKED + rows[None, :]
-        there = (piece < last)[:, None] & owned[None, :]
-        # What other multiprocessors wrote is in L2; this one's own cache may hold what was before.
-        peak = tl.load(log_sums + cell * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-        mass = tl.load(log_sums + cell * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-        part = tl.load(
-            partial + cell[:, :, None] * WIDTH + columns[None, None, :],
-            mask=there[:, :, None] & real[None, :, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        top = tl.maximum(best, tl.max(peak, 0))
-        # Rows that only fill the tile have no peak, and a token may have none in a piece.
-        safe = tl.where(top == float("-inf"), 0.0, top)
-        grow = tl.exp2(peak - safe[None, :])
-        shrink = tl.exp2(best - safe)
-        output = output * shrink[:, None] + tl.sum(part * grow[:, :, None], 0)
-        total = total * shrink + tl.sum(mass * grow, 0)
-        best = top
-    if sinks is not None:
-        total += sink_mass(sinks, head * GROUP + rows % GROUP, best)
-    place = rows * WIDTH
-    if PACKED > GROUP:
-        place = rows // GROUP * out_stride + rows % GROUP * WIDTH
-    at_out = out_at + place[:, None] + columns[None, :]
-    tl.store(at_out, (output / total[:, None]).to(out_at.dtype.element_ty), mask=real)
+    ahead: bool = False
+    """Are a turn's scales of 8-bit codes asked for in the turn before?"""
 
 
 @triton.jit
@@ -143,7 +86,9 @@ def _leave(
     WIDTH_PADDED: tl.constexpr,
     JOINED: tl.constexpr,
 ):
-    """This program's piece, one of several, to memory; the last to come joins all of them."""
+    """This program's piece, one of several, to memory: the PACKED = tokens x GROUP query rows of
+    one KV head in `partial` [pieces, kv_heads, PACKED, WIDTH]. The last to come joins all of them,
+    in order and JOINED in a turn → `count` tokens at out_at [..., GROUP, WIDTH]."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH_PADDED)
     cell = (number * kv_heads + head) * PACKED + rows
@@ -155,24 +100,49 @@ def _leave(
     pair = entry * kv_heads + head
     if tl.atomic_add(tickets + pair, 1, sem="acq_rel") == parts - 1:
         tl.store(tickets + pair, 0)
-        _join(
-            partial,
-            log_sums,
-            sinks,
-            out_at,
-            out_stride,
-            number - part,
-            number - part + parts,
-            kv_heads,
-            head,
-            count,
-            GROUP,
-            PACKED,
-            PADDED,
-            WIDTH,
-            WIDTH_PADDED,
-            JOINED,
-        )
+        row = tl.arange(0, PADDED)
+        owned = row < count * GROUP
+        inside = owned[:, None] & (columns < WIDTH)[None, :]
+        highest = tl.full([PADDED], float("-inf"), tl.float32)
+        mass = tl.zeros([PADDED], tl.float32)
+        joined = tl.zeros([PADDED, WIDTH_PADDED], tl.float32)
+        for at in range(number - part, number - part + parts, JOINED):
+            piece = at + tl.arange(0, JOINED)
+            cells = (piece * kv_heads + head)[:, None] * PACKED + row[None, :]
+            there = (piece < number - part + parts)[:, None] & owned[None, :]
+            # What other multiprocessors wrote is in L2; this one's own cache may hold what was
+            # before.
+            peak = tl.load(log_sums + cells * 2, there, float("-inf"), cache_modifier=".cg")
+            weight = tl.load(log_sums + cells * 2 + 1, there, 0.0, cache_modifier=".cg")
+            found = tl.load(
+                partial + cells[:, :, None] * WIDTH + columns[None, None, :],
+                mask=there[:, :, None] & inside[None, :, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            top = tl.maximum(highest, tl.max(peak, 0))
+            # Rows that only fill the tile have no peak, and a token may have none in a piece.
+            safe = tl.where(top == float("-inf"), 0.0, top)
+            grow = tl.exp2(peak - safe[None, :])
+            shrink = tl.exp2(highest - safe)
+            joined = joined * shrink[:, None] + tl.sum(found * grow[:, :, None], 0)
+            mass = mass * shrink + tl.sum(weight * grow, 0)
+            highest = top
+        if sinks is not None:
+            mass += sink_mass(sinks, head * GROUP + row % GROUP, highest)
+        place = row * WIDTH
+        if PACKED > GROUP:
+            place = row // GROUP * out_stride + row % GROUP * WIDTH
+        target = out_at + place[:, None] + columns[None, :]
+        tl.store(target, (joined / mass[:, None]).to(out_at.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _scales(k_scale, v_scale, block, places, seen, head, scale_block_stride, BLOCK: tl.constexpr):
+    """Of the keys and of the values at `places`: on their way at once."""
+    at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
+    keys = tl.load(k_scale + at, mask=seen, other=0.0)
+    return keys, tl.load(v_scale + at, mask=seen, other=0.0)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -208,6 +178,7 @@ def _split_kernel(
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
     HALVES: tl.constexpr,
+    AHEAD: tl.constexpr,
     PADDED: tl.constexpr,
     JOINED: tl.constexpr,
     INTERPRET: tl.constexpr,
@@ -254,12 +225,27 @@ def _split_kernel(
     inside = (columns < WIDTH)[None, :]
     # Whole tiles before the window are skipped; the first one that matters is masked.
     start = low + tl.maximum(begin - low, 0) // TILE * TILE
+    row = tables + entry * table_stride
+    if SCALED and AHEAD:
+        then = start + tl.arange(0, TILE)
+        seen = (then < high) & (then >= begin)
+        ahead = tl.load(row + then // BLOCK, mask=seen, other=0)
+        next_scales = _scales(k_scale, v_scale, ahead, then, seen, head, scale_block_stride, BLOCK)
+        ahead = tl.load(row + (then + TILE) // BLOCK, mask=then + TILE < high, other=0)
     for at in range(start, high, TILE):
         places = at + tl.arange(0, TILE)
         seen = (places < high) & (places >= begin)
-        block = tl.load(tables + entry * table_stride + places // BLOCK, mask=seen, other=0)
+        block = tl.load(row + places // BLOCK, mask=seen, other=0)
         token = block.to(tl.int64) * block_stride + head * head_stride + (places % BLOCK) * WIDTH
         wanted = seen[:, None] & inside
+        if SCALED and AHEAD:
+            scales, then = next_scales, places + TILE
+            next_scales = _scales(
+                k_scale, v_scale, ahead, then, then < high, head, scale_block_stride, BLOCK
+            )
+            ahead = tl.load(row + (then + TILE) // BLOCK, mask=then + TILE < high, other=0)
+        elif SCALED:
+            scales = _scales(k_scale, v_scale, block, places, seen, head, scale_block_stride, BLOCK)
         key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if HALVES:
@@ -268,8 +254,7 @@ def _split_kernel(
         keys = tl.trans(key).to(query.dtype)
         scores = few_product(query, keys, tl.zeros([ROWS, TILE], tl.float32), INTERPRET)
         if SCALED:
-            scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
-            scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0).to(tl.float32)[None, :]
+            scores *= scales[0].to(tl.float32)[None, :]
         if SOFTCAP > 0:
             scores = soft_cap(scores * (scale_log2 / 1.4426950408889634), SOFTCAP)
             scores *= 1.4426950408889634
@@ -291,7 +276,7 @@ def _split_kernel(
         shrink = tl.exp2(best - safe)
         total = total * shrink + tl.sum(weights, 1)
         if SCALED:
-            value_scale = tl.load(v_scale + scale_at, mask=seen, other=0.0).to(tl.float32)
+            value_scale = scales[1].to(tl.float32)
             if HALVES:
                 value_scale = tl.minimum(value_scale * LIFT, HIGHEST)
             weights *= value_scale[None, :]
@@ -412,6 +397,7 @@ def attention_decode(
         SOFTCAP=softcap or 0.0,
         SCALED=scaled,
         HALVES=scaled and q.dtype != torch.float32,
+        AHEAD=config.ahead,
         PADDED=rows_padded,
         JOINED=max(1, TOGETHER // (rows_padded * padded)),
         INTERPRET=INTERPRETED,
