@@ -75,6 +75,7 @@ MODELS = (
     ("llama-3.1-8b", "fp8 blocks", "bfloat16", False),
     ("gemma-3-1b", "bfloat16", "bfloat16", False),
     ("gpt-oss-20b", "mxfp4", "bfloat16", False),
+    ("llama-3.1-8b", "fp8", "fp8", True),
 )
 """(architecture, weights, KV, deterministic)."""
 QUICK = (MODELS[0], MODELS[6])

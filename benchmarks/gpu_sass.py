@@ -45,6 +45,8 @@ KINDS = {
 """Instructions by what they say of a kernel."""
 
 _OPCODE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)")
+_NOTHING_ADDED = re.compile(r",\s*-?RZ(\.F32)?\s*;")
+"""A fused multiply-add that is a product: how pairs of numbers are multiplied."""
 _ADDRESS = re.compile(r"^\s*/\*([0-9a-f]+)\*/")
 _JUMP = re.compile(r"\b(?:BRA|CALL|BSSY)\b[^;]*?\b(0x[0-9a-f]+)\s*;")
 _USAGE = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
@@ -155,7 +157,8 @@ def count_instructions(listing: str) -> dict[str, int]:
     for line in listing.splitlines():
         match = _OPCODE.match(line)
         if match:
-            opcodes[match[1]] += 1
+            product = match[1] in KINDS["fused multiply-add"] and _NOTHING_ADDED.search(line)
+            opcodes["FMUL" if product else match[1]] += 1
     counts = {kind: sum(opcodes[name] for name in names) for kind, names in KINDS.items()}
     return {**counts, "all": sum(opcodes.values())}
 

@@ -180,19 +180,10 @@ def test_drafts_are_verified_where_tokens_decode(
     out, plan = torch.full_like(q, float("nan")), plan_of(batch, 8, heads_of_plan)
     assert not len(plan.chunks)
     assert len(entries) < len(plan.pieces[0]) <= len(entries) + PROGRAMS // heads_of_plan
-    attention_decode(
-        q,
-        kv,
-        plan,
-        0,
-        batch.groups[0],
-        out,
-        width**-0.5,
-        softcap,
-        DecodeConfig(tile=32),
-        make_tickets(CPU),
-    )
-    torch.testing.assert_close(out.view(len(q), -1), expected, atol=2e-5, rtol=2e-5)
+    view, tickets = batch.groups[0], make_tickets(CPU)
+    for config in (DecodeConfig(tile=32), DecodeConfig(tile=32, ahead=True)):
+        attention_decode(q, kv, plan, 0, view, out, width**-0.5, softcap, config, tickets)
+        torch.testing.assert_close(out.view(len(q), -1), expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("case", CASES[1:4])
@@ -210,22 +201,14 @@ def test_codes_as_halves(case: tuple[object, ...], kind: str, magnitude: float) 
     q = torch.randn(len(batch.tokens), heads, width).to(torch.bfloat16)
     wide = KvLayer(kv.k.float() * kv.k_scale.unsqueeze(-1), kv.v.float() * kv.v_scale.unsqueeze(-1))
     expected = reference_attention.attention(q.float(), wide, batch, 0, width**-0.5, softcap)
-    out = torch.full_like(q, float("nan"))
-    attention_decode(
-        q,
-        kv,
-        plan_of(batch),
-        0,
-        batch.groups[0],
-        out,
-        width**-0.5,
-        softcap,
-        DecodeConfig(tile=64),
-        make_tickets(CPU),
-    )
+    out, ahead = torch.full_like(q, float("nan")), torch.full_like(q, float("nan"))
+    plan, view, tickets = plan_of(batch), batch.groups[0], make_tickets(CPU)
+    for found, config in ((out, DecodeConfig(tile=64)), (ahead, DecodeConfig(tile=64, ahead=True))):
+        attention_decode(q, kv, plan, 0, view, found, width**-0.5, softcap, config, tickets)
     torch.testing.assert_close(
         out.view(len(q), -1).float() / magnitude, expected / magnitude, atol=4e-3, rtol=8e-3
     )
+    assert torch.equal(out, ahead), "when scales are asked for changes no bit"
 
 
 @pytest.mark.parametrize("held", [1, 2, 6])

@@ -49,7 +49,7 @@ from .product_skinny import SkinnyConfig, product_skinny
 from .split import make_tickets
 from .table import Table, architecture, multiplies_fp8
 
-WARM_UP = (1, 2, 5, 17, 65, 512, 1024)
+WARM_UP = (1, 2, 5, 17, 33, 65, 129, 257, 512, 1024)
 """Steps of these many tokens use every configuration of the table and every specialisation."""
 EXPERT_ROWS = 5
 """Mean rows of an expert up to which 7 % of them, if tokens choose at random, have more than 8."""

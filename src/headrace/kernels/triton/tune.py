@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Problem:
 
 def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Iterator[Problem]:
     """Every bucket that is tuned; the configuration in use is always among its candidates."""
-    weight = _weight(shapes, device)
+    weights = _weights(shapes, device)
     for bucket in load_table()[table.architecture]["product_packed"]:
         if bucket.get("library"):
             continue
@@ -87,7 +88,7 @@ def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> I
         ]
 
         def run(config: ProductConfig, x: torch.Tensor = x) -> object:
-            return product_packed(x, weight, None, config)
+            return [product_packed(x, weight, None, config) for weight in weights]
 
         yield Problem("product_packed", rows, _with(now, tried), run)
     yield from _skinny(table, shapes, device, dtype)
@@ -167,7 +168,7 @@ def _packed_skinny(
     table: Table, shapes: Shapes, device: str, dtype: torch.dtype
 ) -> Iterator[Problem]:
     """Packed products of few rows with their gate; beside them `product_packed` and `gated`."""
-    weight = _weight(shapes, device)
+    weights = _weights(shapes, device)
     tickets = make_tickets(torch.device(device))
     for bucket in load_table()[table.architecture]["product_packed_skinny"]:
         rows = bucket["up_to"]
@@ -182,8 +183,10 @@ def _packed_skinny(
 
         def run(config: PackedSkinnyConfig, x: torch.Tensor = x, rows: int = rows) -> object:
             if not config.serves:
-                return gated(product_packed(x, weight, None, table.packed(rows)), "silu")
-            return product_packed_skinny(x, weight, None, config, tickets, activation="silu")
+                made = [product_packed(x, weight, None, table.packed(rows)) for weight in weights]
+                return [gated(each, "silu") for each in made]
+            around = partial(product_packed_skinny, activation="silu")
+            return [around(x, weight, None, config, tickets) for weight in weights]
 
         away = PackedSkinnyConfig(serves=False)
         yield Problem("product_packed_skinny", rows, _with(now, [*tried, away]), run)
@@ -221,10 +224,9 @@ def _attention(
             return out
 
         now = table.decode(width, coded=coded)
-        bounds = (None,) if coded else (None, 128)
+        bounds, ahead = ((None,), (False, True)) if coded else ((None, 128), (False,))
         tried = [
-            DecodeConfig(t, w, g, bound)
-            for t, w, g, bound in product((32, 64, 128), (4, 8), (2, 3, 4), bounds)
+            DecodeConfig(*cut) for cut in product((32, 64, 128), (4, 8), (2, 3, 4), bounds, ahead)
         ]
         yield Problem("attention_decode" + suffix, up_to, _with(now, tried), decode)
     many = query(chunk)
@@ -307,11 +309,15 @@ def _with(now: Any, tried: list[Any]) -> list[Any]:
     return [now, *(config for config in dict.fromkeys(tried) if config != now)]
 
 
-def _weight(shapes: Shapes, device: str) -> Any:
-    size, group = (shapes.out, shapes.width), 32
-    codes = torch.randint(0, 16, size, dtype=torch.uint8, device=device)
-    scales = torch.rand(shapes.out, shapes.width // group, device=device)
-    return tile_weight(PackedWeight(codes, scales, -8 * scales, 4, group, size))
+def _weights(shapes: Shapes, device: str) -> list[Any]:
+    """Of four bits, in the groups of files that hold blocks, and of those that hold tensors: one
+    cut serves both."""
+    size, found = (shapes.out, shapes.width), []
+    for group in (32, 128):
+        codes = torch.randint(0, 16, size, dtype=torch.uint8, device=device)
+        scales = torch.rand(shapes.out, shapes.width // group, device=device)
+        found.append(tile_weight(PackedWeight(codes, scales, -8 * scales, 4, group, size)))
+    return found
 
 
 def _batch(
