@@ -39,6 +39,19 @@ def test_instructions_are_counted_by_kind() -> None:
     assert found["asynchronous copy"] == found["global load"] == 1
 
 
+def test_what_adds_nothing_is_no_fused_multiply_add() -> None:
+    """Pairs of numbers as Triton 3.6 has them multiplied for sm_100, and a sum fused with that."""
+    products = [
+        "FFMA2 R70, R72.F32x2.HI_LO, R70.F32x2.HI_LO, RZ.F32 ;",
+        "FFMA R4, R5, R6, -RZ ;",
+        "FFMA2 R10, R10.F32x2.HI_LO, R35.reuse.F32, R52.F32x2.HI_LO ;",
+        "FFMA R4, RZ, R6, R7 ;",
+    ]
+    lines = [f"        /*{16 * at:04x}*/    {text}" for at, text in enumerate(products)]
+    found = count_instructions("\n".join(lines))
+    assert (found["fused multiply-add"], found["all"]) == (2, 4)
+
+
 def test_resident_blocks_by_what_is_scarce() -> None:
     assert resident_blocks("sm_90", 32, 4, 0) == 16  # warps
     assert resident_blocks("sm_90", 255, 8, 0) == 1  # registers

@@ -52,12 +52,10 @@ roofline (`benchmarks/gpu_buckets.py`). A 1,000 / 1,000 load of the 8B in fp8 ha
 MIXED = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Buckets of tokens of mixed steps, and of those that verify drafts, which are the small ones."""
 LONGER = (1536, 2048, 3072, 4096)
-"""More of them, up to the tokens by which a layer computes as long as the host takes to launch it.
-"""
+"""More of them, where a layer of so many tokens takes longer to launch than to compute."""
 LAUNCHED = 7e10
-"""Weights of a layer times those tokens. An H200's host took 0.4 ms for a layer call by call
-(`benchmarks/results/gpu_bench.json`: prompts of 2,048 of the 0.5B); in that time 55 % of its bf16
-rate are 7.5e10 weights times tokens. For the 0.5B that is 4,700 tokens, for an 8B 320."""
+"""Weights of a layer times tokens, at most, so that it does: 0.4 ms, which an H200's host took for
+a layer call by call, at 55 % of its bf16 rate (ADR 0394). 4,700 tokens of a 0.5B, 320 of an 8B."""
 MIXED_ENTRIES = 256
 VERIFIED = 128
 """Rows of logits that graphs have room for at least, where drafts are verified."""

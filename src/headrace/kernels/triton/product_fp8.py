@@ -152,12 +152,7 @@ def _product_kernel(
             # By name, so that no scale is fused with it: for sm_100 `ptxas` of Triton 3.6 does that
             # to pairs of numbers (FFMA2) even where fused multiply-adds are forbidden.
             total = tl.inline_asm_elementwise(
-                "add.rn.f32 $0, $1, $2;",
-                "=f,f,f",
-                [total, part],
-                dtype=tl.float32,
-                is_pure=True,
-                pack=1,
+                "add.rn.f32 $0, $1, $2;", "=f,f,f", [total, part], tl.float32, is_pure=True, pack=1
             )
     mask = row_mask[:, None] & out_mask[None, :]
     if SPLIT:

@@ -68,7 +68,11 @@ class Problem:
 
 
 def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Iterator[Problem]:
-    """Every bucket that is tuned; the configuration in use is always among its candidates."""
+    """Every bucket that is tuned, what is farthest from its limit first; the configuration in use
+    is always among its candidates."""
+    for width, up_to in ((128, 128), (64, 64), (256, None)):
+        for coded in (True, False):
+            yield from _attention(table, shapes, width, up_to, device, dtype, coded)
     weights = _weights(shapes, device)
     for bucket in load_table()[table.architecture]["product_packed"]:
         if bucket.get("library"):
@@ -94,9 +98,6 @@ def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> I
     yield from _skinny(table, shapes, device, dtype)
     yield from _coded_skinny(table, shapes, device)
     yield from _packed_skinny(table, shapes, device, dtype)
-    for width, up_to in ((64, 64), (128, 128), (256, None)):
-        for coded in (False, True):
-            yield from _attention(table, shapes, width, up_to, device, dtype, coded)
 
 
 def _skinny(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Iterator[Problem]:
