@@ -379,8 +379,7 @@ class GraphProgram:
         # Where as many rows sample as there are nobody reads which.
         if not self._each_row(bucket):
             longs.append((inputs.sample_rows[:samples], batch.sample_rows))
-            rest = inputs.sample_rows[samples : samples + unsampled]
-            longs.append((rest, inputs.zeros[:unsampled]))
+            longs.append((inputs.sample_rows[samples:][:unsampled], inputs.zeros[:unsampled]))
         if extra:
             for buffer in (inputs.tokens, inputs.positions, *inputs.slots):
                 longs.append((buffer[tokens : bucket.tokens], inputs.zeros[:extra]))

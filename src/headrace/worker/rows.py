@@ -50,11 +50,7 @@ class Rows:
     """Token ids, lengths and sampling parameters of each row."""
 
     def __init__(
-        self,
-        rows: int,
-        max_context: int,
-        device: str,
-        features: Collection[str] = (),
+        self, rows: int, max_context: int, device: str, features: Collection[str] = ()
     ) -> None:
         """`features`: what the worker does beyond text, see `WorkerFacts.features`."""
         self._features = features
@@ -124,10 +120,7 @@ class Rows:
         self.computed[plan.rows] = np.add(plan.starts, plan.counts)
 
     def settle_states(
-        self,
-        plan: StepPlan,
-        drafted: list[int] | None,
-        columns: npt.NDArray[np.int32],
+        self, plan: StepPlan, drafted: list[int] | None, columns: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.int32]:
         """`StepBatch.states` of a step that is computed now, in the first rows of `columns`: all of
         its tokens but drafts are in the states behind it."""

@@ -110,8 +110,7 @@ def _leave(
             piece = at + tl.arange(0, JOINED)
             cells = (piece * kv_heads + head)[:, None] * PACKED + row[None, :]
             there = (piece < number - part + parts)[:, None] & owned[None, :]
-            # What other multiprocessors wrote is in L2; this one's own cache may hold what was
-            # before.
+            # Others' parts are in L2; this multiprocessor's own cache may hold what was before.
             peak = tl.load(log_sums + cells * 2, there, float("-inf"), cache_modifier=".cg")
             weight = tl.load(log_sums + cells * 2 + 1, there, 0.0, cache_modifier=".cg")
             found = tl.load(

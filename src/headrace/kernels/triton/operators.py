@@ -400,14 +400,7 @@ class TritonOperators(ReferenceOperators):
         if norm is not None and (not config.norm or x.dtype == torch.float16):
             x, norm = self.rms_norm(x, *norm), None
         return product_skinny(
-            x,
-            weight,
-            bias,
-            config,
-            tickets,
-            norm=norm,
-            residual=residual,
-            activation=activation,
+            x, weight, bias, config, tickets, norm=norm, residual=residual, activation=activation
         )
 
     def _skinny(self, weight: Weight, rows: int) -> SkinnyConfig | None:
