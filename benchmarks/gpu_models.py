@@ -18,7 +18,7 @@ from headrace.kernels.weights import Fp8Weight, PackedWeight, Weight
 from headrace.loader.prepare import prepare
 from headrace.loader.weight_source import Named, WeightSource
 from headrace.models.registry import describe
-from headrace.roofline.known import KNOWN
+from headrace.roofline.known import known
 
 BLOCK = 16
 GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128, "mxfp4": 32}
@@ -60,12 +60,9 @@ GEMMA_3_1B = ModelArch(
 """From the config.json of google/gemma-3-1b."""
 
 ARCHS = {
-    "qwen2.5-0.5b": KNOWN["qwen2.5-0.5b"],
-    "llama-3.1-8b": KNOWN["llama-3.1-8b"],
-    "qwen3-30b-a3b": KNOWN["qwen3-30b-a3b"],
-    "gpt-oss-20b": KNOWN["gpt-oss-20b"],
-    "gemma-3-1b": GEMMA_3_1B,
-}
+    name: known(name)[0]
+    for name in ("qwen2.5-0.5b", "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b")
+} | {"gemma-3-1b": GEMMA_3_1B}
 
 
 def attend(
