@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 8_427,
     "factory": 6_678,
-    "kernels": 14_244,
+    "kernels": 14_237,
     "kv": 1_581,
     "layers": 385,
     "loader": 4_977,
@@ -59,7 +59,7 @@ LINES = {
     "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
-    "worker": 5_760,
+    "worker": 5_767,
 }
 """Lines of Python in each package."""
 TOTAL = 99_420
