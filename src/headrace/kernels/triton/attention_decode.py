@@ -138,7 +138,7 @@ def _leave(
 
 @triton.jit
 def _scales(k_scale, v_scale, block, places, seen, head, scale_block_stride, BLOCK: tl.constexpr):
-    """Of the keys and of the values at `places`: on their way at once."""
+    """→ scales of the keys and of the values at `places`, asked for at once."""
     at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
     keys = tl.load(k_scale + at, mask=seen, other=0.0)
     return keys, tl.load(v_scale + at, mask=seen, other=0.0)

@@ -311,8 +311,8 @@ def _with(now: Any, tried: list[Any]) -> list[Any]:
 
 
 def _weights(shapes: Shapes, device: str) -> list[Any]:
-    """Of four bits, in the groups of files that hold blocks, and of those that hold tensors: one
-    cut serves both."""
+    """Four bits in the groups of files that hold blocks, and of those that hold tensors: one cut
+    serves both."""
     size, found = (shapes.out, shapes.width), []
     for group in (32, 128):
         codes = torch.randint(0, 16, size, dtype=torch.uint8, device=device)
