@@ -221,7 +221,7 @@ def test_prompts_are_graphs_while_launches_take_longer(
 
 
 def test_weights_of_a_models_products(worker) -> None:
-    """Those of the layers, without embedding, head and vectors."""
+    """Matrices of the layers: no embedding, no head, no vectors."""
     model = worker._model
     names = {name: shape for name, shape in model.graph.tensors().items() if ".layers." in name}
     expected = sum(shape[0] * shape[1] for shape in names.values() if len(shape) == 2)
