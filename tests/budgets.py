@@ -40,10 +40,10 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 5_544,
     "bench": 9_540,
-    "cli": 5_723,
+    "cli": 5_726,
     "dist": 510,
     "engine": 8_427,
-    "factory": 6_678,
+    "factory": 6_688,
     "kernels": 14_237,
     "kv": 1_581,
     "layers": 385,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_767,
 }
 """Lines of Python in each package."""
-TOTAL = 99_420
+TOTAL = 99_433
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

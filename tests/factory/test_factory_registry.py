@@ -50,6 +50,19 @@ def other(shop: Workshop, tmp_path: Path) -> Workshop:
     return Workshop(tmp_path / "other")
 
 
+def test_a_layer_that_registries_refuse_is_not_sent(
+    server: OciRegistry, shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest = max(one.size for one in shop.store.closure(shipped(shop.store, shop.rings, "one")))
+    monkeypatch.setattr(module, "LARGEST", largest - 1)
+    with pytest.raises(OptionError, match=f"has {largest:,} bytes, registries take"):
+        push(shop, f"{server.host}/models:1")
+    with pytest.raises(NotFound):
+        pull(shop, f"{server.host}/models:1")
+    monkeypatch.setattr(module, "LARGEST", largest)
+    push(shop, f"{server.host}/models:1")
+
+
 def push(shop: Workshop, reference: str) -> Descriptor:
     root = shipped(shop.store, shop.rings, "one")
     Remote(reference).push(shop.store, root, quiet)

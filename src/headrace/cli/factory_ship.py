@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.progress import track
 
 from ..base.config import EngineOptions
 from ..base.errors import OptionError
@@ -118,7 +119,9 @@ def fleet(
         raise OptionError(f"{file} asks for {kinds[0]}, so it needs --on ray", param="on")
     else:
         ends = run_fleet(cells, locally(workers))
-    for one in ends:
+    bar = Console(stderr=True)
+    quiet = as_json or not bar.is_terminal
+    for one in track(ends, "cells", len(cells), console=bar, transient=True, disable=quiet):
         rows.append({"cell": one.name, "end": one.end, "why": one.why})
         if not as_json and one.end != "kept":
             print(f"{one.name}: {one.end} {one.why}".rstrip(), file=sys.stderr)

@@ -27,6 +27,8 @@ TIMEOUT = 60.0
 """Seconds in which a registry has to say something."""
 LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 """Registries that are asked without TLS; no other is."""
+LARGEST = 10_000_000_000
+"""Bytes of a layer, at most: many registries and clouds before them take no more."""
 MANIFESTS = (INDEX_TYPE, MANIFEST_TYPE)
 Watch = Callable[[Descriptor, bool], None]
 """Told of each blob, and whether it had to be moved."""
@@ -66,9 +68,17 @@ class Remote:
     def push(self, store: Store, root: Descriptor, watch: Watch, tag: str | None = None) -> None:
         """Bring everything that `root` needs, what is needed first; give it its tag at the end.
 
-        `tag`: another than the reference's.
+        `tag`: another than the reference's. Raises `OptionError`, before anything is sent, where a
+        blob is too large.
         """
-        for one in store.closure(root):
+        parts = store.closure(root)
+        if large := [one for one in parts if one.size > LARGEST]:
+            raise OptionError(
+                f"{large[0].digest} has {large[0].size:,} bytes, registries take {LARGEST:,} at "
+                "most: publish safetensors in shards, or bring a bundle",
+                param="name",
+            )
+        for one in parts:
             if one.media_type in MANIFESTS:
                 continue
             with _asked(self._host):
@@ -76,7 +86,7 @@ class Remote:
                 if not there:
                     self._upload(store.blob(one.digest), one)
             watch(one, not there)
-        for one in store.closure(root):
+        for one in parts:
             if one.media_type in MANIFESTS:
                 self._put_manifest(store.read(one.digest), one, one.digest)
                 watch(one, True)
