@@ -206,7 +206,7 @@ def test_the_same_bill_is_valid_spdx() -> None:
 def test_a_missing_package_is_named_with_what_installs_it(package: str) -> None:
     done = python(
         f"import sys; sys.modules[{package!r}] = None; "
-        "sys.argv = ['headrace', 'factory', 'profiles']; "
+        "sys.argv = ['headrace', 'factory', 'build', 'x']; "
         "from headrace.cli.main import main; main()"
     )
     assert done.returncode == PackageAbsent.exit_code, done.stderr
