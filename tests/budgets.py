@@ -38,21 +38,21 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 5_544,
+    "base": 5_645,
     "bench": 9_540,
     "cli": 5_726,
     "dist": 510,
     "engine": 8_427,
     "factory": 6_688,
-    "kernels": 14_237,
+    "kernels": 14_242,
     "kv": 1_581,
     "layers": 385,
-    "loader": 4_977,
+    "loader": 4_984,
     "media": 389,
-    "models": 510,
+    "models": 543,
     "obs": 1_767,
     "quant": 1_014,
-    "roofline": 4_737,
+    "roofline": 4_739,
     "route": 955,
     "sched": 1_578,
     "server": 15_931,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_767,
 }
 """Lines of Python in each package."""
-TOTAL = 99_433
+TOTAL = 99_581
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -67,20 +67,23 @@ FLIPS: dict[str, Any] = {
     "attn_output_gate": True,
     "linear_num_value_heads": 4,
     "mamba_d_state": 16,
+    "mamba_num_heads": 16,
     "conv_L_cache": 5,
 }
 """Keys that some family reads or nobody does, with a value that changes the result."""
 _V3 = ("deepseek_v3", "kimi_k2")
 SAME: dict[str, tuple[str, ...]] = {
+    "n_routed_experts": ("nemotron_h",),
+    "n_shared_experts": ("nemotron_h",),
     "use_bias": ("starcoder2",),
     "use_parallel_block": ("cohere2",),
     "use_qk_norm": ("minimax_m2",),
     "use_routing_bias": ("minimax_m2",),
     "scoring_func": ("minimax_m2", *_V3),
-    "num_nextn_predict_layers": ("glm4_moe", "deepseek_v2", *_V3),
-    "routed_scaling_factor": _V3,
-    "n_group": ("deepseek_v2",),
-    "topk_group": ("deepseek_v2",),
+    "num_nextn_predict_layers": ("glm4_moe", "deepseek_v2", *_V3, "nemotron_h"),
+    "routed_scaling_factor": (*_V3, "nemotron_h"),
+    "n_group": ("deepseek_v2", "nemotron_h"),
+    "topk_group": ("deepseek_v2", "nemotron_h"),
     "swiglu_limit": ("gpt_oss",),
     "attn_output_gate": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
 }
@@ -103,6 +106,8 @@ def small(kind: str) -> dict[str, Any]:
 
         like = "deepseek_v3" if kind == "kimi_k2" else kind
         config: dict[str, Any] = CONFIG_MAPPING[like](**SMALL).to_dict()
+        if kind == "nemotron_h":
+            config["layers_block_type"] = ["linear_attention", "mlp", "full_attention", "mlp"]
         config["model_type"] = kind
     (config.get("rope_parameters") or {}).pop("partial_rotary_factor", None)
     return config
@@ -162,20 +167,21 @@ class Heard(dict[str, Any]):
 
 INERT = """
     attention_dropout aux_loss_alpha block_mlp_init_scale block_out_init_scale block_use_xavier_init
-    bos_token_id cache_implementation conv_use_xavier_init dtype embd_pdrop eos_token_id ep_size
-    image_token_id initializer_range mamba_chunk_size mamba_ssm_dtype output_router_logits
-    pad_token_id pretraining_tp quantization_config resid_pdrop router_aux_loss_coef seq_aux
-    torch_dtype transformers_version use_cache video_token_id vision_end_token_id
-    vision_start_token_id
+    bos_token_id cache_implementation chunk_size conv_use_xavier_init dtype embd_pdrop eos_token_id
+    ep_size hidden_dropout image_token_id initializer_range mamba_chunk_size mamba_ssm_dtype
+    num_logits_to_keep output_router_logits pad_token_id pretraining_tp quantization_config
+    rescale_prenorm_residual resid_pdrop residual_in_fp32 router_aux_loss_coef seq_aux
+    time_step_floor time_step_max time_step_min torch_dtype transformers_version use_cache
+    use_mamba_kernels video_token_id vision_end_token_id vision_start_token_id
 """
 """Keys of training, of generation and of the loader, which no architecture depends on."""
 TOLD_ELSEWHERE = """
-    block_dim block_norm_eps block_use_swiglu conv_dim conv_dim_out experts_per_token
+    block_dim block_norm_eps block_use_swiglu conv_dim conv_dim_out expand experts_per_token
     full_attention_interval full_attn_mod hidden_act initial_context_length intermediate_size
     interpolate_factor layer_switch max_window_layers mtp_num_hidden_layers mtp_transformer_layers
     mtp_use_dedicated_embeddings no_rope_layer_interval norm_type num_experts_per_tok num_heads
-    num_key_value_heads num_mtp_modules num_nextn_predict_layers sliding_window_pattern use_mtp
-    use_pos_enc use_sliding_window
+    num_hidden_layers num_key_value_heads num_mtp_modules num_nextn_predict_layers rms_norm_eps
+    sliding_window_pattern time_step_rank use_mtp use_pos_enc use_sliding_window
 """
 """Keys that say once more what another of the same config says, or that their own family's code
 does not read."""
@@ -267,6 +273,12 @@ OSS_ROPE = published("gpt-oss-20b")["rope_scaling"]
         ("qwen3-30b-a3b", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
         ("qwen3-next-80b-a3b", {"attn_output_gate": False}, "attn_output_gate"),
         ("phi-4-mini", {"lm_head_bias": True}, "lm_head_bias"),
+        ("nemotron-h-56b", {"hybrid_override_pattern": "ME*E"}, "hybrid_override_pattern"),
+        ("nemotron-h-56b", {"hybrid_override_pattern": ""}, "hybrid_override_pattern"),
+        ("nemotron-h-56b", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+        ("nemotron-h-56b", {"n_groups": 3}, "n_groups"),
+        ("nemotron-h-56b", {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        ("nemotron-h-56b", {"attention_head_dim": 64}, "attention_head_dim"),
     ],
 )
 def test_a_value_that_is_not_run_is_named(name: str, values: dict[str, Any], key: str) -> None:

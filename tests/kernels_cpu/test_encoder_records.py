@@ -22,6 +22,7 @@ ACTIVATIONS = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "tanh": torch.tanh,
+    "relu2": lambda x: functional.relu(x).square(),
 }
 LENGTHS = (5, 1, 40, 0, 17, 250, 16)
 

@@ -62,6 +62,15 @@ STRETCHED = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
+HALF_STRETCHED = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 5e5,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3": ("Phi3", "phi3", {"sliding_window": 64}),
     "phi3 long": (
@@ -76,6 +85,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "glm4": ("Glm4", "glm4", {}),
     "glm4 without bias": ("Glm4", "glm4", {"attention_bias": False}),
     "olmo2": ("Olmo2", "olmo2", {}),
+    "olmo3": ("Olmo3", "olmo2", {**FOUR, "rope_parameters": HALF_STRETCHED}),
+    "glm": ("Glm", "chatglm", {}),
     "lfm2": ("Lfm2", "lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32}),
     "gemma2": ("Gemma2", "gemma2", {**FOUR, "query_pre_attn_scalar": 16}),
     "cohere2": ("Cohere2", "cohere2", FOUR),
@@ -181,7 +192,9 @@ def test_every_architecture_of_gguf_has_a_file_here() -> None:
         ("glm4_moe", {"expert_group_count": 2}, "expert_group_count"),
         ("minimax_m2", {"expert_gating_func": 0.5}, "expert_gating_func"),
         ("olmoe", {"expert_gating_func": 2}, "expert_gating_func"),
-        ("olmo2", {"attention.sliding_window": 64}, "attention.sliding_window"),
+        ("olmo2", {"attention.sliding_window": 2**28}, "attention.sliding_window"),
+        ("olmo3", {"attention.sliding_window_pattern": [True]}, "sliding_window_pattern"),
+        ("glm", {"rope.dimension_count": 7}, "rope.dimension_count"),
         ("exaone4", {"attention.sliding_window_pattern": [True]}, "sliding_window_pattern"),
         ("cohere2", {"logit_scale": 0.0}, "logit_scale"),
         ("granite", {"logit_scale": 0.0}, "logit_scale"),

@@ -230,6 +230,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybrid",
         {**_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
     ),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            **_COMMON,
+            "layers_block_type": [
+                "linear_attention",
+                "mlp",
+                "full_attention",
+                "mlp",
+                "linear_attention",
+            ],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 48,
+            "n_groups": 2,
+            "ssm_state_size": 32,
+            # transformers 5.24 bounds steps from below by this, of prompts alone.
+            "time_step_min": 1e-9,
+            "time_step_floor": 0.05,
+        },
+    ),
     "qwen3_next": (
         "Qwen3Next",
         {**_COMMON, **_DELTA, **_MOE, "shared_expert_intermediate_size": 48},

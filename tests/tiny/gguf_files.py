@@ -79,7 +79,7 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
         heads = config.num_key_value_heads
         found["attention.head_count_kv"] = [0 if k == "conv" else heads for k in config.layer_types]
         found["feed_forward_length"] = inner_size(Fields(config.to_dict(), ""), arch)
-    if arch in ("phi3", "glm4", "glm4moe", "minimax-m2"):
+    if arch in ("phi3", "chatglm", "glm4", "glm4moe", "minimax-m2"):
         found["rope.dimension_count"] = int(head * rope.get("partial_rotary_factor", 1.0))
     if arch in ("glm4moe", "minimax-m2"):
         found["expert_gating_func"] = 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh", "gelu"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,8 @@ class Recurrence:
     key_size: int = 0
     """Numbers of a key; of "ssm" of B and C."""
     value_size: int = 0
+    bare: tuple[int, ...] = ()
+    """Layers of neither state nor attention: a feed-forward alone (Nemotron-H)."""
 
 
 @dataclass(frozen=True, slots=True)

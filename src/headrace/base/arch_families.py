@@ -35,6 +35,8 @@ _GROUPED = (
     "routed_scaling_factor",
     "first_k_dense_replace",
 )
+_EXPERTLESS = tuple(key for key in _GROUPED if key != "first_k_dense_replace")
+"""Keys of experts that Nemotron-H's configs have where no layer has any."""
 _LATENT = (
     *_GROUPED,
     "kv_lora_rank",
@@ -404,6 +406,23 @@ FAMILIES: Mapping[str, Family] = {
             "tie_word_embeddings": True,
         },
         ("conv_L_cache",),
+    ),
+    "nemotron_h": Family(
+        "nemotron_h",
+        ("NemotronHForCausalLM",),
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "layer_norm_epsilon": 1e-5,
+            "mlp_hidden_act": "relu2",
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "ssm_state_size": 128,
+            "conv_kernel": 4,
+        },
+        ("mamba_num_heads", *_EXPERTLESS),
     ),
     "deepseek_v2": Family("deepseek_v2", ("DeepseekV2ForCausalLM",), _DEEPSEEK2, _LATENT),
     "deepseek_v3": Family("deepseek_v3", ("DeepseekV3ForCausalLM",), _DEEPSEEK3, _LATENT),

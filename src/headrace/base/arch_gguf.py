@@ -36,6 +36,7 @@ GGUF_ARCHITECTURES = {
     "qwen3moe": "qwen3_moe",
     "lfm2": "lfm2",
     "llama": "llama",
+    "chatglm": "glm",
     "cohere2": "cohere2",
     "command-r": "cohere",
     "deepseek2": "deepseek_v2",
@@ -111,6 +112,8 @@ def from_gguf(
         )
     fields = Fields(metadata, "GGUF", f"{kind}.")
     family = GGUF_ARCHITECTURES[kind]
+    if family == "olmo2" and fields.raw("attention.sliding_window"):
+        family = "olmo3"
     if family == "deepseek_v2" and fields.raw("expert_gating_func") == 2:
         family = "deepseek_v3"
     for key, allowed in _NEUTRAL.items():
@@ -144,6 +147,9 @@ def from_gguf(
     if family not in ("gemma2", "gemma3"):
         fields.expect("final_logit_softcapping", 0.0)
     extra = traits(fields, family, layers, hidden, heads, head_dim, max_context)
+    fused = family == "glm" and "blk.0.attn_qkv.weight" in tensor_names
+    if fused:
+        extra["fused"] = ("qkv", "gate_up")
     eps = "layer_norm_epsilon" if family in LAYER_NORMED else "layer_norm_rms_epsilon"
     return ModelArch(
         family=family,
@@ -160,7 +166,7 @@ def from_gguf(
         norm_eps=plain(fields.number(f"attention.{eps}", 1e-12, 1e-1)),
         activation="gelu_tanh" if family in GELU else "silu",
         rope=rope,
-        qkv_bias="blk.0.attn_q.bias" in tensor_names,
+        qkv_bias=f"blk.0.attn_q{'kv' * fused}.bias" in tensor_names,
         output_bias="blk.0.attn_output.bias" in tensor_names,
         qk_norm=family in NORMED
         or (family == "glm4_moe" and "blk.0.attn_q_norm.weight" in tensor_names),
@@ -186,7 +192,7 @@ def _rope(
     head_dim: int,
     max_context: int,
 ) -> Rope:
-    pairs = family in ("glm4", "cohere", "cohere2", "ernie4_5", *LATENT)
+    pairs = family in ("glm", "glm4", "cohere", "cohere2", "ernie4_5", *LATENT)
     if family not in PARTLY_ROTATED:
         fields.expect("rope.dimension_count", head_dim)
     rotated = fields.integer("rope.dimension_count", 2, head_dim, head_dim)

@@ -21,6 +21,7 @@ NORMED = {
     "gemma3",
     "olmoe",
     "olmo2",
+    "olmo3",
     "exaone4",
     "minimax_m2",
     "lfm2",
@@ -28,7 +29,7 @@ NORMED = {
 """Families with norms on q and k."""
 LAYER_NORMED = {"cohere", "cohere2", "starcoder2"}
 GELU = {"gemma", "gemma2", "gemma3", "starcoder2"}
-PARTLY_ROTATED = {"phi3", "glm4", "glm4_moe", "minimax_m2"}
+PARTLY_ROTATED = {"phi3", "glm", "glm4", "glm4_moe", "minimax_m2"}
 _SCALES = ("logit_scale", "embedding_scale", "residual_scale", "attention.scale")
 LATENT_KEYS = (
     "attention.q_lora_rank",
@@ -208,10 +209,13 @@ def traits(
             given["nope"] = tuple((layer + 1) % 4 == 0 for layer in range(layers))
         case "phi3":
             given["fused"] = ("qkv", "gate_up")
-        case "glm4":
+        case "glm" | "glm4":
             given["fused"] = ("gate_up",)
-        case "olmoe" | "olmo2" | "minimax_m2":
+        case "olmoe" | "olmo2" | "olmo3" | "minimax_m2":
             given["whole_qk_norm"] = True
+            if family == "olmo3":
+                base = plain(fields.number("rope.freq_base", 1.0, 1e12, 1e4))
+                given["local_rope"] = Rope(theta=base)  # Windowed layers are not stretched.
         case "granite" | "granitemoe":
             given |= _granite(fields)
         case "gpt_oss":
@@ -225,7 +229,8 @@ def _slides(fields: Fields, family: str, layers: int) -> list[bool] | None:
     """Which layers a window would be of; None: the family has none."""
     if family in ("phi3", "starcoder2"):
         return [True] * layers
-    period = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "exaone4": 4, "gpt_oss": 2}.get(family)
+    four = dict.fromkeys(("cohere2", "exaone4", "olmo3"), 4)
+    period = {"gemma2": 2, "gemma3": 6, "gpt_oss": 2, **four}.get(family)
     if period is None:
         return None
     key = "attention.sliding_window_pattern"

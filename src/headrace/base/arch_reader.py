@@ -19,7 +19,7 @@ from .arch_encoder import ENCODERS, encoder_arch
 from .arch_families import FAMILIES, Family
 from .arch_fields import Fields
 from .arch_gguf import GGUF_ARCHITECTURES, from_gguf
-from .arch_states import RECURRENT, inner_size, recurrence
+from .arch_states import RECURRENT, blocks, inner_size, recurrence
 from .arch_traits import LATENT, latent, mixture, traits, yarn_growth
 from .errors import ModelFileError, UnsupportedModel
 
@@ -80,6 +80,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "index_topk": (),
     "linear_num_value_heads": (),
     "mamba_d_state": (),
+    "mamba_num_heads": (),
     "conv_L_cache": (),
 }
 """Keys of other architectures that finetunes and forks copy: value other than these → refusal."""
@@ -88,6 +89,7 @@ _EPSILONS = {
     "cohere": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
+    "nemotron_h": "layer_norm_epsilon",
     "lfm2": "norm_eps",
 }
 _NORMED = {
@@ -157,7 +159,10 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
             fields.expect(key, *allowed)
     hidden = fields.integer("hidden_size", 1, 2**17)
     heads = fields.integer("num_attention_heads", 1, 2**12)
-    layers = fields.integer("num_hidden_layers", 1, 2**10)
+    if family.family == "nemotron_h":
+        layers = len(blocks(fields))
+    else:
+        layers = fields.integer("num_hidden_layers", 1, 2**10)
     mla = latent(fields) if "kv_lora_rank" in family.own else None
     if mla is None:
         head_dim = fields.integer("head_dim", 2, 2**12, max(hidden // heads, 1))
@@ -184,9 +189,10 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
     gemma = gemma or family.family == "gemma"
     act_key = "hidden_activation" if gemma else "hidden_act"
     windows, unrotated = _windows(fields, family.family, layers, max_context)
-    activation = _ACTIVATIONS[
-        fields.word(act_key, _ACTIVATIONS, "gelu_pytorch_tanh" if gemma else "silu")
-    ]
+    known = _ACTIVATIONS
+    if family.family == "nemotron_h":
+        act_key, known = "mlp_hidden_act", {"relu2": "relu2"}
+    activation = known[fields.word(act_key, known, "gelu_pytorch_tanh" if gemma else "silu")]
     # The key of a multimodal config lies outside its text_config.
     tied = outer.raw("tie_word_embeddings")
     if tied is None or fields.raw("tie_word_embeddings") is not None:

@@ -9,11 +9,12 @@ from .arch_fields import Fields
 from .errors import ModelFileError, UnsupportedModel
 
 DELTA = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-RECURRENT = ("lfm2", "granitemoehybrid", *DELTA)
+RECURRENT = ("lfm2", "granitemoehybrid", "nemotron_h", *DELTA)
 """Families with layers that keep a state."""
 _LINEAR = "linear_attention"
 _KINDS = {"lfm2": "conv", **dict.fromkeys(("granitemoehybrid", *DELTA), _LINEAR)}
 """What such a layer is called in `layer_types`."""
+_LETTERS = {"M": _LINEAR, "*": "full_attention", "-": "mlp", "E": "moe"}
 _OLD = {"mamba": _LINEAR, "attention": "full_attention"}
 """Names of before transformers 5."""
 _UNLIMITED = ([0.0, math.inf], [0.0, "Infinity"], [0.0, {"__float__": "Infinity"}])
@@ -24,6 +25,8 @@ def recurrence(fields: Fields, family: str, layers: int, hidden: int) -> Recurre
     """The layers that keep a state; None where the family has none."""
     if family not in RECURRENT:
         return None
+    if family == "nemotron_h":
+        return _nemotron(fields)
     own = _layers(fields, family, layers)
     if family in DELTA:
         return _delta(fields, own)
@@ -84,12 +87,69 @@ def _delta(fields: Fields, layers: tuple[int, ...]) -> Recurrence:
     )
 
 
-def _mamba(fields: Fields, layers: tuple[int, ...], hidden: int) -> Recurrence:
-    """The sizes of Mamba 2."""
+def blocks(fields: Fields) -> list[str]:
+    """What each layer of Nemotron-H is: by its pattern of letters, or by names."""
+    key = "hybrid_override_pattern"
+    given = fields.raw(key)
+    if given is None:
+        key = "layers_block_type"
+        given = fields.raw(key)
+    if not isinstance(given, str | list) or not given:
+        raise ModelFileError(
+            f"{fields.where}: {key} must be letters or names, one a layer", param=key
+        )
+    kinds = [_LETTERS.get(one) or _OLD.get(one, one) for one in map(str, given)]
+    for kind in kinds:
+        if kind not in ("full_attention", _LINEAR, "mlp"):
+            raise UnsupportedModel(
+                f"{fields.where}: {key} has {kind!r:.60}; supported: full_attention (*), "
+                f"{_LINEAR} (M), mlp (-)",
+                param=key,
+            )
+    return kinds
+
+
+def _nemotron(fields: Fields) -> Recurrence:
+    """Mamba 2 whose width is that of its heads, whatever the model's."""
+    fields.expect("mamba_hidden_act", "silu")
+    _verify_steps(fields)
+    heads, size = (fields.integer(f"mamba_{key}", 1, 2**12) for key in ("num_heads", "head_dim"))
+    groups = fields.integer("n_groups", 1, heads)
+    keys = fields.integer("ssm_state_size", 1, 2**12)
+    if heads % groups:
+        raise UnsupportedModel(
+            f"{fields.where}: n_groups is {groups}; must divide mamba_num_heads ({heads})",
+            param="n_groups",
+        )
+    kinds = blocks(fields)
+    own, bare = (
+        tuple(layer for layer, kind in enumerate(kinds) if kind == wanted)
+        for wanted in (_LINEAR, "mlp")
+    )
+    return Recurrence(
+        "ssm",
+        own,
+        taps=fields.integer("conv_kernel", 2, 16),
+        channels=heads * size + 2 * groups * keys,
+        bias=fields.flag("use_conv_bias", True),
+        key_heads=groups,
+        value_heads=heads,
+        key_size=keys,
+        value_size=size,
+        bare=bare,
+    )
+
+
+def _verify_steps(fields: Fields) -> None:
     fields.expect("mamba_proj_bias", False)
     limit = fields.raw("time_step_limit")
     if limit is not None and limit not in _UNLIMITED:
         fields.expect("time_step_limit", *_UNLIMITED)
+
+
+def _mamba(fields: Fields, layers: tuple[int, ...], hidden: int) -> Recurrence:
+    """The sizes of Mamba 2."""
+    _verify_steps(fields)
     heads = fields.integer("mamba_n_heads", 1, 2**12)
     groups = fields.integer("mamba_n_groups", 1, heads)
     inner = fields.integer("mamba_expand", 1, 64) * hidden

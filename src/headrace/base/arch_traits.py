@@ -49,6 +49,9 @@ def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, A
             rotated = fields.word("position_embedding_type", ("rope", "nope"), "nope") == "rope"
             own = {"fused": ("gate_up",), "nope": (not rotated,) * layers}
             return {**_granite(fields), **own}
+        case "nemotron_h":
+            fields.expect("attention_head_dim", fields.integer("head_dim", 2, 2**12))
+            return {"nope": (True,) * layers}
         case "gpt_oss":
             fields.expect("swiglu_limit", 7.0)
             fields.expect("swiglu_alpha", 1.702)

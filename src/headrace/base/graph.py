@@ -241,7 +241,7 @@ class LatentSpec(NamedTuple):
 
 
 class ActivationSpec(NamedTuple):
-    name: Literal["silu", "gelu_tanh", "gelu", "tanh", "sigmoid"]
+    name: Literal["silu", "gelu_tanh", "gelu", "tanh", "sigmoid", "relu2"]
 
 
 class RouteSpec(NamedTuple):

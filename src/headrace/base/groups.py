@@ -71,9 +71,10 @@ def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[Group
         return ()
     arrays = kept_arrays(arch, kv_dtype)
     members: dict[int | None, list[int]] = {}
-    states = arch.recurrence.layers if arch.recurrence else ()
+    of = arch.recurrence
+    without = {*of.layers, *of.bare} if of else ()
     for layer in range(arch.layers):
-        if layer not in states:
+        if layer not in without:
             members.setdefault(arch.window(layer), []).append(layer)
     full = "latent" if arch.mla else "full"
     paged = tuple(
@@ -86,10 +87,9 @@ def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[Group
         )
         for window in sorted(members, key=lambda window: (window is not None, window or 0))
     )
-    if arch.recurrence is None:
+    if of is None:
         return paged
-    kept = state_arrays(arch.recurrence)
-    return (*paged, GroupShape("state", states, None, blocks, kept, state=True))
+    return (*paged, GroupShape("state", of.layers, None, blocks, state_arrays(of), state=True))
 
 
 def pool_bytes(pool: PoolShape) -> int:

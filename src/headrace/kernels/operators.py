@@ -308,7 +308,7 @@ class Operators(Protocol):
         ...
 
     def activate(self, x: Array, activation: str) -> Array:
-        """x → act(x), by element; activation silu, gelu_tanh, gelu or tanh."""
+        """x → act(x), by element; activation silu, gelu_tanh, gelu, tanh or relu2 (max(x, 0)²)."""
         ...
 
     def multiply(self, x: Array, gate: Array, activation: str) -> Array:

@@ -245,7 +245,11 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
     return functional.gelu(x.contiguous())
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x).square_()
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu, "relu2": _relu2}
 
 
 def _data(weight: Weight) -> torch.Tensor:

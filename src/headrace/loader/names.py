@@ -75,6 +75,8 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
     "gemma3": _GEMMA,
     "lfm2": _SHORT,
     "olmo2": _BEHIND,
+    "olmo3": _BEHIND,
+    "glm": {**_PLAIN, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "exaone4": _BEHIND,
     "glm4": {
         "post_attention_norm": "post_self_attn_layernorm",
@@ -141,6 +143,11 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         ".self_attn.out_proj.": ".self_attn.o_proj.",
         ".q_layernorm.": ".q_norm.",
         ".k_layernorm.": ".k_norm.",
+    },
+    "nemotron_h": {
+        "backbone.": "model.",
+        "model.embeddings.": "model.embed_tokens.",
+        "model.norm_f.": "model.norm.",
     },
     "granitemoehybrid": {
         ".shared_mlp.input_linear.": ".mlp.shared_experts.gate_up_proj.",

@@ -15,6 +15,7 @@ from .gemma import gemma, glm4
 from .granite_hybrid import granite_hybrid
 from .lfm2 import lfm2
 from .llama import llama
+from .nemotron_h import nemotron_h
 from .olmo2 import olmo2
 from .qwen3_next import qwen3_next
 from .starcoder2 import starcoder2
@@ -33,6 +34,7 @@ FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "glm4": glm4,
     "granitemoehybrid": granite_hybrid,
     "lfm2": lfm2,
+    "nemotron_h": nemotron_h,
     "olmo2": olmo2,
     "olmo3": olmo2,
     "qwen3_5": qwen3_next,

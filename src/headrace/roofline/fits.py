@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..base.errors import DoesNotFit
+from ..base.groups import layer_groups
 from .composition import Composition
 from .counts import Case, Layout, device_bytes, kv_share
 from .formats import kv_token_bytes
@@ -19,8 +20,9 @@ def step_kv_bytes(case: Case, step: Composition) -> float:
     if arch.encoder is not None:
         return 0.0
     token = kv_token_bytes(arch, case.kv_dtype) / kv_share(case)
-    layers = (arch.window(layer) for layer in range(arch.layers))
-    return token * sum(step.attended[window].kv_tokens for window in layers) / case.layout.pp
+    kept = (one for one in layer_groups(arch, case.kv_dtype) if not one.state)
+    tokens = sum(len(one.layers) * step.attended[one.window].kv_tokens for one in kept)
+    return token * tokens / case.layout.pp
 
 
 def verify_fits(case: Case, hardware: Hardware, step: Composition) -> None:

@@ -23,17 +23,17 @@ _ROLE_PATTERNS = (
     ("down", r"\d\.output\.dense\.weight$"),
     (
         "qkv",
-        r"self_attn\.(q|k|v|qkv|gate|(q|kv)_a|(q|kv|k|v)_b)_?proj(_with_mqa|\.[\d*]+)?\.weight$",
+        r"(?:self_attn|mixer)\.(q|k|v|qkv|gate|(q|kv)_a|(q|kv|k|v)_b)_?proj(_with_mqa|\.[\d*]+)?\.weight$",
     ),
-    ("output", r"self_attn\.o_proj\.weight$"),
+    ("output", r"(self_attn|mixer)\.o_proj\.weight$"),
     ("state_in", r"(conv|linear_attn|mamba|mixer)\.in_proj(_\w+)?\.weight$"),
     ("state_out", r"(conv|linear_attn|mamba|mixer)\.out_proj\.weight$"),
     ("shared", r"mlp\.shared_experts?\."),
     ("experts", r"mlp\.experts\."),
     ("router", r"mlp\.(gate|shared_expert_gate)\.weight$"),
-    ("up", r"mlp\.c_fc\.weight$"),
+    ("up", r"mlp\.c_fc\.weight$|mixer\.up_proj\.weight$"),
     ("gate_up", r"mlp\.(gate|up|gate_up)_proj\.weight$"),
-    ("down", r"mlp\.(down|c)_proj\.weight$"),
+    ("down", r"(mlp|mixer)\.(down|c)_proj\.weight$"),
 )
 
 Which = Literal["all", "last", "others"]

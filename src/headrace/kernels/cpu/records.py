@@ -28,7 +28,8 @@ KV_I8 = 19
 """Kind of a KV cache of int8 codes with scales; no kind of weights."""
 KV_K8V4 = 20
 """The same with V in four bits."""
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "clamped": 4, "sigmoid": 5}
+_NAMES = ("silu", "gelu_tanh", "gelu", "tanh", "clamped", "sigmoid", "relu2")
+ACTIVATIONS = {name: number for number, name in enumerate(_NAMES)}
 INDICES = {"tokens": 0, "positions": 1, "types": 2}
 """Which of a step's numbers say the rows of a table."""
 ACTIVATED = 4

@@ -45,6 +45,10 @@ HR_INLINE F activate(F x) {
     return f_div(x, f_add(e, f_set(1.0f)));
   }
   if constexpr (kActivation == HR_TANH) return f_tanh(x);
+  if constexpr (kActivation == HR_RELU2) {
+    F above = f_max(f_zero(), x);  // In this order a NaN stays one.
+    return f_mul(above, above);
+  }
   if constexpr (kActivation == HR_SIGMOID) {
     F e = f_exp(f_min(f_set(80.0f), f_sub(f_zero(), x)));
     return f_div(f_set(1.0f), f_add(e, f_set(1.0f)));
@@ -59,6 +63,7 @@ HR_INLINE F activate(int32_t activation, F x) {
     case HR_SILU: return activate<HR_SILU>(x);
     case HR_GELU_TANH: return activate<HR_GELU_TANH>(x);
     case HR_TANH: return activate<HR_TANH>(x);
+    case HR_RELU2: return activate<HR_RELU2>(x);
     default: return activate<HR_GELU>(x);
   }
 }

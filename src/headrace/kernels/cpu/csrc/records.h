@@ -31,7 +31,7 @@ enum HrKind {
 };
 
 enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2, HR_TANH = 3, HR_CLAMPED = 4,
-                    HR_SIGMOID = 5 };
+                    HR_SIGMOID = 5, HR_RELU2 = 6 };
 
 enum HrIndex { HR_TOKENS = 0, HR_POSITIONS = 1, HR_TYPES = 2 };  // which of a step's numbers
 
