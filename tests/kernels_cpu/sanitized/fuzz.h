@@ -56,7 +56,7 @@ inline std::vector<int64_t> some_of(int n) {
 }
 
 inline void embeds(void* const* teams, int count) {
-  const Kind& kind = kKinds[any(0, kAll - 1)];
+  const Kind& kind = kKinds[any(kInFiles, kAll - 2)];
   const int vocab = any(1, 9), size = kind.span * (kind.span == 1 ? any(1, 70) : any(1, 2));
   const int n = any(0, 12);
   File file(kind, vocab, size);
@@ -467,7 +467,7 @@ inline void encoders(void* const* teams, int count) {
   const int n = starts.back(), rows = any(1, 9);
   Block<int64_t> positions(n), types(n);
   for (int i = 0; i < n; ++i) positions.data[i] = any(0, rows - 1), types.data[i] = any(0, 1);
-  const Kind& kind = kKinds[any(kQuantised, kAll - 1)];
+  const Kind& kind = kKinds[any(kQuantised, kAll - 2)];
   File places(kind, rows, width), kinds(kind, 2, width);
   Grid qkv(n, width), of_type(n, width), y(n, heads * size);
   HrEmbed by_place{places.data.data, places.row, qkv.block.data, qkv.stride, 1.0f, kind.kind, rows,

@@ -6,6 +6,8 @@ extern "C" {
 int64_t hr_packed_bytes(int32_t kind, int64_t out, int64_t in);
 void hr_pack(void* team, int32_t kind, const uint8_t* rows, int64_t row_bytes, int64_t out,
              int64_t in, uint8_t* target);
+void hr_pack_coded(void* team, int32_t kind, const uint8_t* codes, const void* scales,
+                   const uint8_t* zeros, int64_t group, int64_t out, int64_t in, uint8_t* target);
 }
 
 struct Kind {
@@ -13,13 +15,16 @@ struct Kind {
   int halves[2];  // where its fp16 numbers are, −1: none
 };
 constexpr Kind kKinds[] = {
-    {HR_Q4_0, 32, 18, {0, -1}},   {HR_Q4_1, 32, 20, {0, 2}},   {HR_Q5_0, 32, 22, {0, -1}},
-    {HR_Q5_1, 32, 24, {0, 2}},    {HR_Q8_0, 32, 34, {0, -1}},  {HR_Q4_K, 256, 144, {0, 2}},
-    {HR_Q5_K, 256, 176, {0, 2}},  {HR_Q6_K, 256, 210, {208, -1}}, {HR_F32, 1, 4, {-1, -1}},
-    {HR_F16, 1, 2, {0, -1}},      {HR_BF16, 1, 2, {0, -1}},  {HR_Q8_0_PLANES, 32, 34, {0, -1}}};
-constexpr int kQuantised = 8;  // so many of them come in blocks
-constexpr int kAll = 11;
-constexpr int kPlanes = 11;    // behind them: of heads alone
+    {HR_INT4, 128, 0, {-1, -1}},  {HR_INT8, 128, 0, {-1, -1}}, {HR_Q4_0, 32, 18, {0, -1}},
+    {HR_Q4_1, 32, 20, {0, 2}},    {HR_Q5_0, 32, 22, {0, -1}},  {HR_Q5_1, 32, 24, {0, 2}},
+    {HR_Q8_0, 32, 34, {0, -1}},   {HR_Q4_K, 256, 144, {0, 2}}, {HR_Q5_K, 256, 176, {0, 2}},
+    {HR_Q6_K, 256, 210, {208, -1}}, {HR_MXFP4, 32, 17, {-1, -1}}, {HR_F32, 1, 4, {-1, -1}},
+    {HR_F16, 1, 2, {0, -1}},      {HR_BF16, 1, 2, {0, -1}},    {HR_E4M3, 1, 0, {-1, -1}},
+    {HR_Q8_0_PLANES, 32, 34, {0, -1}}};
+constexpr int kInFiles = 2;     // before them: in no GGUF, nor is the last of the dense
+constexpr int kQuantised = 11;  // so many of them come in blocks
+constexpr int kAll = 15;
+constexpr int kPlanes = 15;     // behind them: of heads alone
 
 // A matrix as in a file, of exactly its size.
 struct File {
@@ -33,6 +38,7 @@ struct File {
         const float x = random_float();
         memcpy(data.data + b, &x, 4);
       }
+      if (k.kind == HR_MXFP4) data.data[b] = static_cast<uint8_t>(0x70 | (random64() & 15));
       for (int at : k.halves)
         if (at >= 0) data.data[b + at + 1] = static_cast<uint8_t>(0x20 | (random64() & 0x83));
     }
@@ -44,8 +50,26 @@ struct Weight {
   Block<uint8_t> panels;
   Weight(void* team, const Kind& k, int out_, int in_)
       : kind(k.kind), out(out_), in(in_), panels(hr_packed_bytes(k.kind, out_, in_)) {
-    File file(k, out, in);
-    hr_pack(team, kind, file.data.data, file.row, out, in, panels.data);
+    if (k.bytes) {
+      File file(k, out, in);
+      hr_pack(team, kind, file.data.data, file.row, out, in, panels.data);
+    } else {
+      pack_coded(team);
+    }
+  }
+  // Codes by chance with a scale for 128 of a row, as in safetensors.
+  void pack_coded(void* team) {
+    const int64_t all = static_cast<int64_t>(out) * in, groups = out * ((in + 127) / 128);
+    Block<uint8_t> codes(all), zeros(groups);
+    Block<float> scales(groups);
+    const int most = kind == HR_INT4 ? 15 : 255;
+    for (int64_t i = 0; i < all; ++i) codes.data[i] = static_cast<uint8_t>(any(0, most));
+    for (int64_t i = 0; i < groups; ++i) {
+      scales.data[i] = random_float();
+      zeros.data[i] = static_cast<uint8_t>(any(0, 15));
+    }
+    hr_pack_coded(team, kind, codes.data, scales.data, kind == HR_INT4 ? zeros.data : nullptr, 128,
+                  out, in, panels.data);
   }
   HrPart part(float* y, int64_t stride, const float* bias, bool accumulate) const {
     return {panels.data, bias, y, stride, kind, out, in, accumulate};
