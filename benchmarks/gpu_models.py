@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from headrace.base.arch import ModelArch, Rope
 from headrace.base.graph import AttentionSpec, RouteSpec
+from headrace.kernels.key_bias import KeyBias
 from headrace.kernels.model import Model
 from headrace.kernels.operators import GroupBatch, HostStep, KvCache, KvLayer, Operators, StepBatch
+from headrace.kernels.prepared import RopeTable
 from headrace.kernels.weights import Fp8Weight, PackedWeight, Weight
 from headrace.loader.prepare import prepare
 from headrace.loader.weight_source import Named, WeightSource
@@ -231,15 +234,25 @@ def windows_of(arch: ModelArch) -> list[int | None]:
 def make_cache(
     arch: ModelArch, blocks: int, device: str, dtype: torch.dtype = torch.bfloat16
 ) -> KvCache:
-    """KV of all layers [blocks, G, S, E]; with scales for 8-bit types."""
+    """KV of all layers [blocks, G, S, E]; with scales for 8-bit types. Of uint8, which stands for
+    k8v4, values have two numbers to a byte. Where keys have biases, int8 ones are kept without
+    those of two planes."""
     windows = windows_of(arch)
     shape = (blocks, arch.kv_heads, BLOCK, arch.head_dim)
     layers = []
+    four = dtype == torch.uint8
     for _ in range(arch.layers):
-        k, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        k = torch.zeros(shape, dtype=torch.int8 if four else dtype, device=device)
+        v = torch.zeros(*shape[:3], shape[3] // (1 + four), dtype=dtype, device=device)
         coded = dtype.itemsize == 1
         one = torch.ones(shape[:3], dtype=torch.bfloat16, device=device) if coded else None
         scales = [one, None if one is None else one.clone()]
         layers.append(KvLayer(k, v, *scales))
+        if arch.qkv_bias and k.dtype == torch.int8:
+            angles = torch.zeros(4096, arch.head_dim // 2, device=device)
+            values = np.zeros((arch.kv_heads, arch.head_dim), np.float32)
+            table = RopeTable(angles, angles.clone())
+            layers[-1].bias = KeyBias(values, table, interleaved=False, turns=values)
+            layers[-1].planes = torch.zeros(arch.kv_heads, 2, 3, device=device)
     groups = [windows.index(arch.window(layer)) for layer in range(arch.layers)]
     return KvCache(layers, groups, windows)

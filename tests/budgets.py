@@ -25,10 +25,10 @@ CEILINGS = {
     "lines of a function": 133,  # What is understood without scrolling back.
     "lines of a command": 148,  # Most of them say what an option means.
     "lines of a class": 436,  # What has one reason to change.
-    "lines of a Triton function": 178,
+    "lines of a Triton function": 203,
     "parameters": 16,  # What a caller can get right without looking it up.
     "parameters of a command": 39,  # Each is an option that `--help` prints.
-    "parameters of a Triton function": 36,
+    "parameters of a Triton function": 40,
     "fields": 34,  # What a record can be explained as; public options and wire formats: `WIDE`.
     "own imports in functions": 51,  # Each hides an edge of the graph of modules.
     "other imports in functions": 73,  # Each keeps a start without torch, or quick.
@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 8_427,
     "factory": 6_688,
-    "kernels": 14_242,
+    "kernels": 14_555,
     "kv": 1_581,
     "layers": 385,
     "loader": 4_984,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 2_232,
     "speculate": 710,
     "text": 6_218,
-    "worker": 5_767,
+    "worker": 5_769,
 }
 """Lines of Python in each package."""
-TOTAL = 99_581
+TOTAL = 99_896
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -18,9 +18,9 @@ WORD = 0xFFFFFFFF
 DTYPES = {BF16: torch.bfloat16, FP16: torch.float16}
 
 
-def run_ptx(text: str, inputs: list[int]) -> list[int]:
-    """The two outputs $0 and $1 of words `inputs` as $2, $3 …, by the PTX manual's semantics."""
-    values: dict[str, int] = {f"${place + 2}": word for place, word in enumerate(inputs)}
+def run_ptx(text: str, inputs: list[int], outputs: int = 2) -> list[int]:
+    """The outputs $0, $1 … of words `inputs`, which follow them, by the PTX manual's semantics."""
+    values: dict[str, int] = {f"${place + outputs}": word for place, word in enumerate(inputs)}
     written = False
     for line in text.strip("{} ").split(";"):
         line = line.strip()
@@ -37,6 +37,13 @@ def run_ptx(text: str, inputs: list[int]) -> list[int]:
                 found = a & others[0]
             case "or.b32":
                 found = a | others[0]
+            case "lop3.b32":
+                assert others[2] == 0xCA  # b where a has ones, else c
+                found = a & others[0] | ~a & others[1]
+            case "sub.rn.f16x2":
+                first, second = (torch.tensor(numbers([word], FP16)) for word in (a, others[0]))
+                bits = (first - second).half().view(torch.int16).int() & 0xFFFF
+                found = int(bits[0]) | int(bits[1]) << 16
             case "shr.u32":
                 found = a >> others[0]
             case "shf.l.wrap.b32":
@@ -51,7 +58,7 @@ def run_ptx(text: str, inputs: list[int]) -> list[int]:
                 raise AssertionError(f"no such instruction here: {name}")
         values[target] = found & WORD
         written = written or target.startswith("$")
-    return [values["$0"], values["$1"]]
+    return [values[f"${place}"] for place in range(outputs)]
 
 
 def numbers(words: list[int], magic: int) -> list[float]:

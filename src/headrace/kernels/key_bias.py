@@ -63,6 +63,17 @@ class KeyBias:
         turned: Floats = values * c + values[..., partner] * np.where(low, -s, s)
         return turned
 
+    def planes(self) -> Floats:
+        """[G, P, 3], of heads whose halves are rotated: of each plane with a bias which number of
+        the head is its first, and both biases; zeros where a head has fewer than P."""
+        low, high = np.split(self.values, 2, 1)
+        has = (low != 0) | (high != 0)
+        first = np.argsort(~has, 1, kind="stable")[:, : has.sum(1).max()]
+        found: Floats = np.stack(
+            [first, *(np.take_along_axis(x, first, 1) for x in (low, high))], 2
+        )
+        return found.astype(np.float32)
+
 
 def key_bias(bias: Floats, rope: RopeTable | None, spec: AttentionSpec) -> KeyBias | None:
     """What is left out where keys have biases [G, E]; None: all of them are small."""

@@ -66,7 +66,9 @@ class KvLayer:
     k_scale: Array | None = None
     v_scale: Array | None = None
     bias: KeyBias | None = None
-    """What int8 keys are kept without, where a backend of the CPU has to add it again."""
+    """What int8 keys are kept without; attention adds it again."""
+    planes: Array | None = None
+    """`bias.planes()` on the device, where that is no CPU."""
 
     @property
     def block_size(self) -> int:

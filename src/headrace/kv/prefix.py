@@ -29,9 +29,9 @@ from headrace.base.spec import InputSpan
 from headrace.base.step import PoolShape
 
 KEY_BYTES = 16
-FORMAT = 4
+FORMAT = 5
 """Raised when keys are made of something else, and when the bytes of a block mean something else
-while its arrays stay: 4 is for codes that lie four by four."""
+while its arrays stay: 5 is for int8 keys that lack their large biases on GPUs."""
 _MARK = -1
 """Begins what a link says of an input; token ids are never negative."""
 

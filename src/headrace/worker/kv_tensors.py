@@ -61,7 +61,7 @@ def leave_biases_out(model: Model, backend: str, cache: KvCache) -> None:
 
     Only where a bias reaches the key as it is: norms on the heads come between.
     """
-    if backend not in ("ref", "cpu"):
+    if backend not in ("ref", "cpu", "triton"):
         return
     graph, weights = model.graph, model.weights
     for node in graph.nodes:
@@ -77,6 +77,8 @@ def leave_biases_out(model: Model, backend: str, cache: KvCache) -> None:
         keys = slice(spec.queries, spec.queries + spec.kv_heads * spec.size)
         bias = floats(weights.vector(given.weights[1]))[keys].reshape(spec.kv_heads, spec.size)
         kv.bias = key_bias(bias, weights.rope(spec), spec)
+        if backend == "triton" and kv.bias is not None:
+            kv.planes = tensor(kv.bias.planes()).to(tensor(kv.k).device)
 
 
 def _zeros_of(device: str, *, host: bool) -> Callable[[tuple[int, ...], str], Array]:

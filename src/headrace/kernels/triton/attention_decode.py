@@ -35,6 +35,7 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import SHORTEST, AttentionPlan
 from ..operators import GroupBatch, KvLayer
+from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
 from .support import INTERPRETED, LOG2E, few_product, sink_mass, soft_cap
 
@@ -85,6 +86,8 @@ def _leave(
     WIDTH: tl.constexpr,
     WIDTH_PADDED: tl.constexpr,
     JOINED: tl.constexpr,
+    FOUR: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):
     """This program's piece, one of several, to memory: the PACKED = tokens x GROUP query rows of
     one KV head in `partial` [pieces, kv_heads, PACKED, WIDTH]. The last to come joins all of them,
@@ -129,11 +132,14 @@ def _leave(
             highest = top
         if sinks is not None:
             mass += sink_mass(sinks, head * GROUP + row % GROUP, highest)
+        joined /= mass[:, None]
+        if FOUR:
+            joined = turn_back(joined, INTERPRET)
         place = row * WIDTH
         if PACKED > GROUP:
             place = row // GROUP * out_stride + row % GROUP * WIDTH
         target = out_at + place[:, None] + columns[None, :]
-        tl.store(target, (joined / mass[:, None]).to(out_at.dtype.element_ty), mask=inside)
+        tl.store(target, joined.to(out_at.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -152,6 +158,9 @@ def _split_kernel(
     k_scale,
     v_scale,
     sinks,
+    biases,
+    cos,
+    sin,
     tables,
     pieces,
     partial,
@@ -180,9 +189,12 @@ def _split_kernel(
     AHEAD: tl.constexpr,
     PADDED: tl.constexpr,
     JOINED: tl.constexpr,
+    FOUR: tl.constexpr,
+    BIASES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """HALVES: codes are multiplied as fp16, with `scale` in the query already."""
+    """HALVES: codes are multiplied as fp16, with `scale` in the query already. FOUR: values in four
+    bits. BIASES: of keys, see `add_biases`."""
     head = tl.program_id(0)
     number = tl.program_id(1)
     # Columns: see `attention_plan.COLUMNS`.
@@ -214,8 +226,10 @@ def _split_kernel(
     if WINDOW > 0:
         begin = tl.maximum(length - count + 1 - WINDOW, 0)
 
+    factor = 1.0
     if HALVES:
         query = scale_query(query, scale_log2)
+        factor = scale_log2
         scale_log2 = 1.0
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -246,14 +260,26 @@ def _split_kernel(
         elif SCALED:
             scales = _scales(k_scale, v_scale, block, places, seen, head, scale_block_stride, BLOCK)
         key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
-        value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
+        if FOUR:
+            bytes = tl.arange(0, WIDTH // 2)[None, :]
+            value = tl.load(v + token[:, None] // 2 + bytes, mask=seen[:, None], other=0)
+            value = levels(value, INTERPRET)
+        else:
+            value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if HALVES:
             key = from_codes(key, INTERPRET, INNER=True)
-            value = from_codes(value, INTERPRET)
+            if not FOUR:
+                value = from_codes(value, INTERPRET)
         keys = tl.trans(key).to(query.dtype)
         scores = few_product(query, keys, tl.zeros([ROWS, TILE], tl.float32), INTERPRET)
         if SCALED:
             scores *= scales[0].to(tl.float32)[None, :]
+        if BIASES > 0:
+            own = biases + head * (3 * BIASES)
+            owned = rows < count * GROUP
+            scores = add_biases(
+                scores, q_at + place, owned, factor, own, cos, sin, places, seen, WIDTH // 2, BIASES
+            )
         if SOFTCAP > 0:
             scores = soft_cap(scores * (scale_log2 / 1.4426950408889634), SOFTCAP)
             scores *= 1.4426950408889634
@@ -290,7 +316,10 @@ def _split_kernel(
     if parts == 1:
         if sinks is not None:
             total += sink_mass(sinks, head * GROUP + rows % GROUP, best)
-        finished = (output / total[:, None]).to(out.dtype.element_ty)
+        output /= total[:, None]
+        if FOUR:
+            output = turn_back(output, INTERPRET)
+        finished = output.to(out.dtype.element_ty)
         place = rows * WIDTH
         if TOKENS > 1:
             place = rows // GROUP * out_stride + rows % GROUP * WIDTH
@@ -322,6 +351,8 @@ def _split_kernel(
             WIDTH,
             WIDTH_PADDED,
             JOINED,
+            FOUR,
+            INTERPRET,
         )
 
 
@@ -344,8 +375,9 @@ def attention_decode(
 
     `tickets` [entries · G or more] int32: zero before and after, see `split.make_tickets`.
 
-    q [N, H, E] in bf16, fp16 or fp32; KV in q's dtype, or fp8 / int8 codes with scales. H is a
-    multiple of G. Nothing is read back: safe inside a CUDA graph whose list has the same length.
+    q [N, H, E] in bf16, fp16 or fp32; KV in q's dtype, or fp8 / int8 codes with scales; V in four
+    bits [blocks, G, S, E / 2], where E is a power of two. H is a multiple of G. Nothing is read
+    back: safe inside a CUDA graph whose list has the same length.
     """
     _, heads, width = q.shape
     kv_heads, block = kv.k.shape[1], kv.k.shape[2]
@@ -358,9 +390,11 @@ def attention_decode(
     partial = torch.empty(count, kv_heads, packed, width, dtype=torch.float32, device=q.device)
     log_sums = torch.empty(count, kv_heads, packed, 2, dtype=torch.float32, device=q.device)
     k_scale, v_scale = (q, q) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
-    scaled = kv.k_scale is not None
+    scaled, four = kv.k_scale is not None, kv.v.dtype == torch.uint8
+    biased = biases_of(kv, q)
     padded = max(16, triton.next_power_of_2(width))
-    rows_padded = triton.next_power_of_2(packed)
+    # Behind values in four bits stands a product, which takes eight rows at least.
+    rows_padded = max(8 if four else 1, triton.next_power_of_2(packed))
     entries = len(view.tables)
     assert entries * kv_heads <= len(tickets), f"{entries} entries of {kv_heads} heads"
     short = rows_padded <= 16 and tokens == 1 and not scaled and softcap is None
@@ -371,6 +405,7 @@ def attention_decode(
         k_scale,
         v_scale,
         sinks,
+        *biased[:3],
         view.tables,
         pieces,
         partial,
@@ -399,6 +434,8 @@ def attention_decode(
         AHEAD=config.ahead,
         PADDED=rows_padded,
         JOINED=max(1, TOGETHER // (rows_padded * padded)),
+        FOUR=four,
+        BIASES=biased[3],
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,

@@ -35,6 +35,7 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import AttentionPlan
 from ..operators import GroupBatch, KvLayer
+from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
 from .support import INTERPRETED, LOG2E, matrix_product, sink_mass, soft_cap
 
@@ -76,6 +77,12 @@ def _turn(
     v,
     k_scale,
     v_scale,
+    biases,
+    cos,
+    sin,
+    query_at,
+    owned,
+    factor,
     tables,
     entry,
     head,
@@ -99,6 +106,8 @@ def _turn(
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
     HALVES: tl.constexpr,
+    FOUR: tl.constexpr,
+    BIASES: tl.constexpr,
     MASKED: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
@@ -118,6 +127,11 @@ def _turn(
     if SCALED:
         scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
         scores *= tl.load(k_scale + scale_at, mask=there, other=0.0).to(tl.float32)[None, :]
+    if BIASES > 0:
+        own = biases + head * (3 * BIASES)
+        scores = add_biases(
+            scores, query_at, owned, factor, own, cos, sin, places, there, WIDTH // 2, BIASES
+        )
     log2 = scale_log2
     if SOFTCAP > 0:
         scores = soft_cap(scores * (scale_log2 / 1.4426950408889634), SOFTCAP)
@@ -140,9 +154,14 @@ def _turn(
         if HALVES:
             value_scale = tl.minimum(value_scale * LIFT, HIGHEST)
         weights *= value_scale[None, :]
-    value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
-    if HALVES:
-        value = from_codes(value, INTERPRET, INNER=True)
+    if FOUR:
+        bytes = tl.arange(0, WIDTH // 2)[None, :]
+        value = tl.load(v + token[:, None] // 2 + bytes, mask=there[:, None], other=0)
+        value = levels(value, INTERPRET)
+    else:
+        value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
+        if HALVES:
+            value = from_codes(value, INTERPRET, INNER=True)
     output = matrix_product(
         weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
     )
@@ -157,6 +176,9 @@ def _prefill_kernel(
     k_scale,
     v_scale,
     sinks,
+    biases,
+    cos,
+    sin,
     tables,
     chunks,
     out,
@@ -180,9 +202,11 @@ def _prefill_kernel(
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
     HALVES: tl.constexpr,
+    FOUR: tl.constexpr,
+    BIASES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """HALVES: see `attention_decode._split_kernel`."""
+    """HALVES, FOUR, BIASES: see `attention_decode._split_kernel`."""
     TOKENS: tl.constexpr = ROWS // GROUP
     # `section` KV heads beside each other, the last tile of all first.
     number = tl.program_id(0)
@@ -212,8 +236,10 @@ def _prefill_kernel(
     query_head = head * GROUP + rows % GROUP
     q_at = (first_row + token).to(tl.int64) * q_stride + query_head * WIDTH
     query = tl.load(q + q_at[:, None] + columns[None, :], mask=real, other=0.0)
+    factor = 1.0
     if HALVES:
         query = scale_query(query, scale_log2)
+        factor = scale_log2
         scale_log2 = 1.0
     # Rows that work for nobody repeat the last token: their softmax stays finite.
     positions = start + tl.minimum(token, count - 1)
@@ -240,6 +266,12 @@ def _prefill_kernel(
             v,
             k_scale,
             v_scale,
+            biases,
+            cos,
+            sin,
+            q + q_at,
+            owned,
+            factor,
             tables,
             entry,
             head,
@@ -263,6 +295,8 @@ def _prefill_kernel(
             SOFTCAP,
             SCALED,
             HALVES,
+            FOUR,
+            BIASES,
             False,
             INTERPRET,
         )
@@ -274,6 +308,12 @@ def _prefill_kernel(
             v,
             k_scale,
             v_scale,
+            biases,
+            cos,
+            sin,
+            q + q_at,
+            owned,
+            factor,
             tables,
             entry,
             head,
@@ -297,6 +337,8 @@ def _prefill_kernel(
             SOFTCAP,
             SCALED,
             HALVES,
+            FOUR,
+            BIASES,
             True,
             INTERPRET,
         )
@@ -305,7 +347,10 @@ def _prefill_kernel(
     if sinks is not None:
         total += sink_mass(sinks, query_head, best)
     out_at = (first_row + token).to(tl.int64) * out_stride + query_head * WIDTH
-    result = (output / total[:, None]).to(out.dtype.element_ty)
+    output /= total[:, None]
+    if FOUR:
+        output = turn_back(output, INTERPRET)
+    result = output.to(out.dtype.element_ty)
     tl.store(out + out_at[:, None] + columns[None, :], result, mask=real)
 
 
@@ -342,7 +387,7 @@ def attention_prefill(
     rows = max(16, config.rows, triton.next_power_of_2(group))
     tiles = plan.chunk_tokens // (rows // group) + len(chunks)
     k_scale, v_scale = (q, q) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
-    scaled = kv.k_scale is not None
+    scaled, biased = kv.k_scale is not None, biases_of(kv, q)
     # Of heads of 256 the sums take the registers: with operands that are made there 39 spill.
     halves = scaled and q.dtype != torch.float32 and width <= 128
     section = heads_beside(kv_heads, 2 * longest * width * kv.k.element_size())
@@ -353,6 +398,7 @@ def attention_prefill(
         k_scale,
         v_scale,
         sinks,
+        *biased[:3],
         view.tables,
         chunks,
         out,
@@ -376,6 +422,8 @@ def attention_prefill(
         SOFTCAP=softcap or 0.0,
         SCALED=scaled,
         HALVES=halves,
+        FOUR=kv.v.dtype == torch.uint8,
+        BIASES=biased[3],
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,

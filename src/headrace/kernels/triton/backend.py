@@ -33,7 +33,9 @@ class TritonBackend:
         elif kind in ("linear", "write", "attend") and not _has_fp8(question):
             return "needs compute capability 8.9 for fp8"
         if question.kv_dtype == "k8v4" and kind in ("write", "attend"):
-            return "no k8v4 KV cache"
+            for size in question.head_sizes():
+                if size < 32 or size & (size - 1):
+                    return f"k8v4 takes heads of a power of two from 32 on, not of {size}"
         if question.quantise not in ("auto", "fp8") and kind in ("linear", "experts"):
             return f"does not quantise weights to {question.quantise}"
         if question.dtype not in DTYPES:

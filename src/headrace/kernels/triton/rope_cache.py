@@ -17,6 +17,7 @@ import triton.language as tl
 from ...base.graph import AttentionSpec
 from ..operators import KvLayer, StepBatch
 from ..prepared import RopeTable
+from .kv_codes import biases_of, leave_out, quantise_levels
 from .quantise import to_codes
 from .support import INTERPRETED
 
@@ -41,15 +42,20 @@ def _store_kv(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP: tl.constexpr,
+    FOUR: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """Both halves of the vectors of heads `head` [HEADS] to their token's slot; as codes with a
-    scale for each where TOP > 0."""
+    scale for each where TOP > 0, of four bits where FOUR."""
     block = slot // BLOCK
     offset = slot % BLOCK
-    at = cache + block * block_stride + head[:, None] * head_stride + offset * (2 * HALF)
-    at += half_columns[None, :]
-    if TOP > 0:
+    if FOUR:
+        codes, scale = quantise_levels(low, high, 2 * HALF)
+        scale_at = cache_scale + block * scale_block_stride + head * BLOCK + offset
+        tl.store(scale_at, scale.to(tl.bfloat16), mask=real)
+        at = cache + block * (block_stride // 2) + head[:, None] * (head_stride // 2)
+        tl.store(at + offset * HALF + half_columns[None, :], codes, mask=mask)
+    elif TOP > 0:
         peak = tl.maximum(
             tl.max(tl.where(mask, tl.abs(low), 0.0), 1),
             tl.max(tl.where(mask, tl.abs(high), 0.0), 1),
@@ -63,11 +69,11 @@ def _store_kv(
         tl.store(scale_at, scale.to(tl.bfloat16), mask=real)
         low = to_codes(low / scale[:, None], cache.dtype.element_ty, TOP, INTERPRET)
         high = to_codes(high / scale[:, None], cache.dtype.element_ty, TOP, INTERPRET)
-    else:
-        low = low.to(cache.dtype.element_ty)
-        high = high.to(cache.dtype.element_ty)
-    tl.store(at, low, mask=mask)
-    tl.store(at + HALF, high, mask=mask)
+    if not FOUR:
+        at = cache + block * block_stride + head[:, None] * head_stride + offset * (2 * HALF)
+        at += half_columns[None, :]
+        tl.store(at, low.to(cache.dtype.element_ty), mask=mask)
+        tl.store(at + HALF, high.to(cache.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -78,6 +84,7 @@ def _rope_kernel(
     v_cache,
     k_scale,
     v_scale,
+    biases,
     q_norm,
     k_norm,
     cos,
@@ -98,6 +105,8 @@ def _rope_kernel(
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
     TOP: tl.constexpr,
+    FOUR: tl.constexpr,
+    BIASES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -139,6 +148,8 @@ def _rope_kernel(
             high = (high * factor * (gain_high + norm_offset)[None, :]).to(qkv.dtype.element_ty)
             low = low.to(tl.float32)
             high = high.to(tl.float32)
+        if BIASES > 0 and not is_query:
+            low, high = leave_out(low, high, biases, head, columns, real, BIASES)
         position = tl.load(positions + token)
         angle = position * HALF + columns
         c = tl.load(cos + angle, mask=inside, other=0.0)[None, :]
@@ -172,6 +183,7 @@ def _rope_kernel(
                 HALF,
                 BLOCK,
                 TOP,
+                FOUR,
                 INTERPRET,
             )
         else:
@@ -191,6 +203,7 @@ def _rope_kernel(
                 HALF,
                 BLOCK,
                 TOP,
+                False,
                 INTERPRET,
             )
 
@@ -211,7 +224,8 @@ def rope_and_cache(
     top = (127.0 if kv.k.dtype == torch.int8 else 448.0) if coded else 0.0
     k_scale, v_scale = (qkv, qkv) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
     q_norm, k_norm = norms or (qkv, qkv)
-    assert kv.k.stride() == kv.v.stride()
+    four, biased = kv.v.dtype == torch.uint8, biases_of(kv, qkv)
+    assert kv.k.stride(0) == kv.v.stride(0) * (1 + four)
     assert qkv.is_contiguous()
     together = min(TOGETHER, triton.next_power_of_2(heads))
     programs = triton.cdiv(heads, together) + 2 * triton.cdiv(kv_heads, together)
@@ -222,6 +236,7 @@ def rope_and_cache(
         kv.v,
         k_scale,
         v_scale,
+        biased[0],
         q_norm,
         k_norm,
         rope.cos,
@@ -242,6 +257,8 @@ def rope_and_cache(
         Q_NORM=norms is not None,
         K_NORM=norms is not None,
         TOP=top,
+        FOUR=four,
+        BIASES=biased[3],
         INTERPRET=INTERPRETED,
         num_warps=4,
     )
