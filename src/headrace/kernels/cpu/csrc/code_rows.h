@@ -10,6 +10,10 @@
 // VNNI is (codes.h), 896 for E = 64, as many as vdpbf16ps takes with bf16, and 28 vectors of
 // exponentials. It reads 64 · 2 · E bytes and 256 of scales (int8), 0.52 of bf16's.
 //
+// Lines of the tile after the next are asked for evenly, three quarters of K's and V's beside the
+// products and the last quarters beside the softmax: a core has sixteen requests on their way, and
+// what is asked for beyond holds up everything behind it (all at once: 1.5 times the unit's time).
+//
 // Every operation is the same at all levels and for all ways to cut a step: products are exact, the
 // others elementwise, and what a row sees of a tile follows from its position alone.
 #pragma once
@@ -47,7 +51,7 @@ HR_INLINE QueryCodes take_codes(const float* q, int64_t size, F scale, int16_t* 
 template <int M>
 HR_INLINE void score_codes(const Unit<Codes>& u, int64_t size, const Tile<Codes>& ahead) {
   constexpr int N = kAtOnce<M>;
-  const int64_t steps = size / 4, k_step = u.tile->k_step;
+  const int64_t steps = size / 4, k_step = u.tile->k_step, fetched = steps - size / 16 - 1;
   for (int first = 0; first < kVectors; first += N) {
     I acc[kPlanes][M][N];
 #pragma GCC unroll 2
@@ -64,8 +68,8 @@ HR_INLINE void score_codes(const Unit<Codes>& u, int64_t size, const Tile<Codes>
       CellsK cells[N];
 #pragma GCC unroll 4
       for (int v = 0; v < N; ++v) {
-        cells[v] = k_cells(k[v] + step * k_step);
-        prefetch_l2(next[v] + step * k_step);
+        cells[v] = k_cells(c_load(k[v] + step * k_step));
+        prefetch_l2(next[v]);
       }
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
@@ -78,6 +82,9 @@ HR_INLINE void score_codes(const Unit<Codes>& u, int64_t size, const Tile<Codes>
           for (int v = 0; v < N; ++v) acc[1][m][v] = k_dot(acc[1][m][v], cells[v], lower);
         }
       }
+      const int64_t forth = step < fetched ? k_step : 0;
+#pragma GCC unroll 4
+      for (int v = 0; v < N; ++v) next[v] += forth;
     }
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
@@ -148,8 +155,9 @@ HR_INLINE F settle_codes(const Unit<Codes>& u, float softcap, const Sight& sight
   return f_max(f_fold<Max>(best), f_set(kFloor));
 }
 
-// out[m] = out[m] · factor[m] + unit[m] · (p[m] · V) over 16 · W columns of E.
-template <int M, int W>
+// out[m] = out[m] · factor[m] + unit[m] · (p[m] · V) over 16 · W columns of E. kHalves: V is looked up
+// here, and of its vectors the odd ones are of columns E / 2 further on.
+template <int M, int W, bool kHalves>
 HR_INLINE void code_columns(const Unit<Codes>& u, const int16_t* p, const float* unit, int count,
                             int64_t size, int64_t column, const Tile<Codes>& ahead) {
   I acc[kPlanes][M][W];
@@ -159,17 +167,22 @@ HR_INLINE void code_columns(const Unit<Codes>& u, const int16_t* p, const float*
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
       for (int w = 0; w < W; ++w) acc[plane][m][w] = i_zero();
-  const int shift = ahead.v_shift;
+  const int64_t row = kHalves ? 2 * size : 4 * size;
   for (int block = 0; 16 * block < count; ++block) {
-    const uint8_t *v = u.tile->v[block] + 4 * column, *next = ahead.v[block] + (4 * column >> shift);
+    const uint8_t *v = u.tile->v[block] + 4 * column, *next = ahead.v[block] + 4 * column;
     const int left = count - 16 * block, quads = left < 16 ? (left + 3) / 4 : 4;
     const int16_t* x = p + 16 * block;
-    for (int j = 0; j < quads; ++j, v += 4 * size, next += 4 * size >> shift, x += 4) {
+    for (int j = 0; j < quads; ++j, v += row, next += j < 3 ? row : 0, x += 4) {
       CellsV cells[W];
 #pragma GCC unroll 4
       for (int w = 0; w < W; ++w) {
-        cells[w] = v_cells(v + 64 * w);
-        prefetch_l2(next + (64 * w >> shift));
+        if constexpr (kHalves) {
+          cells[w] = v_cells(w % 2 ? levels_above(v + 32 * (w - 1)) : levels_below(v + 32 * w));
+          if (w % 2 == 0) prefetch_l2(next + 32 * w);
+        } else {
+          cells[w] = v_cells(c_load(v + 64 * w));
+          prefetch_l2(next + 64 * w);
+        }
       }
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
@@ -190,9 +203,10 @@ HR_INLINE void code_columns(const Unit<Codes>& u, const int16_t* p, const float*
     float* out = u.out + m * size + column;
 #pragma GCC unroll 4
     for (int w = 0; w < W; ++w) {
+      float* to = out + (kHalves ? w / 2 * 16 + w % 2 * (size / 2) : 16 * w);
       F sum = f_mul(f_from_i(whole_sum(acc[0][m][w], acc[kPlanes - 1][m][w])), counts);
-      if (!u.fresh) sum = f_fma(f_load(out + 16 * w), factor, sum);
-      f_store(out + 16 * w, sum);
+      if (!u.fresh) sum = f_fma(f_load(to), factor, sum);
+      f_store(to, sum);
     }
   }
 }
@@ -205,6 +219,7 @@ __attribute__((noinline)) void code_rows(Unit<Codes>* u, float softcap, int64_t 
   const Sight sight(M, position, window, start);
   const F before = f_load(u->highest), here = settle_codes<M>(*u, softcap, sight, size);
   const F now = f_max(before, here);
+  const int64_t lines = (u->tile->halves ? 2 : 4) * size / 64;  // of four positions of V
   float high[16], share[16], unit[M];
   f_store(high, here);
   f_store(share, f_exp2<5>(f_sub(here, now)));  // what the tile counts beside all so far
@@ -223,16 +238,27 @@ __attribute__((noinline)) void code_rows(Unit<Codes>* u, float softcap, int64_t 
     for (int i = 0; i < kVectors; ++i) {
       const F weight = f_exp2<4>(f_sub(f_load(u->scores + m * kTile + 16 * i), highest));
       sum = f_add(sum, weight);
+      for (int64_t line = m; line < size / 16; line += M)
+        prefetch_l2(ahead.k[i] + (size / 4 - 1 - line) * u->tile->k_step);
+      for (int64_t line = m; line < lines; line += M)
+        prefetch_l2(ahead.v[i] + 3 * 64 * lines + 64 * line);
       store_weights(p + m * kTile + 16 * i, i_round(f_mul(weight, f_load(rate + 16 * i))));
     }
     u->add_to_total(m, f_mul(sum, f_set(share[m])));
   }
   constexpr int W = kAtOnce<M>;
   int64_t column = 0;
+  if (u->tile->halves) {
+    for (; column + 8 * W <= size / 2; column += 8 * W)
+      code_columns<M, W, true>(*u, p, unit, sight.count, size, column, ahead);
+    for (; column < size / 2; column += 16)
+      code_columns<M, 2, true>(*u, p, unit, sight.count, size, column, ahead);
+    return;
+  }
   for (; column + 16 * W <= size; column += 16 * W)
-    code_columns<M, W>(*u, p, unit, sight.count, size, column, ahead);
+    code_columns<M, W, false>(*u, p, unit, sight.count, size, column, ahead);
   for (; column < size; column += 16)
-    code_columns<M, 1>(*u, p, unit, sight.count, size, column, ahead);
+    code_columns<M, 1, false>(*u, p, unit, sight.count, size, column, ahead);
 }
 
 }  // namespace

@@ -24,9 +24,9 @@ struct Turned {  // a pair of biases at a tile's first position, which 64 positi
 template <>
 struct Tile<Codes> {
   const uint8_t* k[kVectors];  // sixteen positions each; step s at k[i] + s · k_step
-  const uint8_t* v[kVectors];  // sixteen positions each: [4][E][4]
+  const uint8_t* v[kVectors];  // sixteen positions each: [4][E][4]; of halves [4][E / 2][4]
   int64_t k_step;
-  int v_shift;             // 1: v is to be fetched as it lies, two numbers to a byte
+  bool halves;             // V as value_codes.h has it, two numbers to a byte
   const float* k_scale;    // [64]
   const float* v_scale;
   const float* rate;       // [64]: of V's scales, for who sees all positions
@@ -95,21 +95,21 @@ HR_INLINE void open_scales(const HrKv& kv, const int32_t* table, int64_t g, int6
   }
 }
 
-// Cells of V of four positions: `place` is that of the first.
-HR_INLINE void open_values(const HrKv& kv, const Place& place, uint8_t* to) {
-  const int64_t size = kv.head_dim, first = place.page + place.within * size;
-  const auto* v = static_cast<const uint8_t*>(kv.v);
-  if (kv.kind == HR_K8V4) look_up(v + first / 2, size, to);
-  else memcpy(to, v + first, static_cast<size_t>(4 * size));
+// Where V of a position lies, the first of four.
+HR_INLINE const uint8_t* v_at(const HrKv& kv, const Place& place) {
+  const int64_t first = place.page + place.within * kv.head_dim;
+  return static_cast<const uint8_t*>(kv.v) + (kv.kind == HR_K8V4 ? first / 2 : first);
 }
 
 HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
                          int64_t length, const TileRoom<Codes>& room, Tile<Codes>* tile) {
   const int64_t size = kv.head_dim, block = kv.block_size;
-  const bool small = block % 16 != 0, moved = small || kv.kind == HR_K8V4;
+  const bool small = block % 16 != 0, four = kv.kind == HR_K8V4 && kv.v;
+  // Halves of E that are no whole vectors are looked up here.
+  const bool halves = four && size % 32 == 0, moved = small || (four && !halves);
   float *k_scale = room.beside, *v_scale = k_scale + kTile, *rate = v_scale + kTile;
   tile->k_step = 4 * (small ? kTile : block);
-  tile->v_shift = 0;
+  tile->halves = halves;
   tile->k_scale = k_scale;
   tile->v_scale = v_scale;
   tile->rate = rate;
@@ -128,7 +128,7 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
       const Place at = place_of(kv, table, g, position);
       tile->k[i] = static_cast<const uint8_t*>(kv.k) + at.page + 4 * at.within;
       if (kv.v && !moved) {
-        tile->v[i] = static_cast<const uint8_t*>(kv.v) + at.page + at.within * size;
+        tile->v[i] = v_at(kv, at);
         continue;
       }
     }
@@ -139,7 +139,8 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
         for (int64_t s = 0; s < size / 4; ++s)
           memcpy(k + 4 * (s * kTile + j), from + 4 * s * block, 16);
       if (kv.v) {
-        open_values(kv, at, v + j * size);
+        if (four && !halves) look_up(v_at(kv, at), size, v + j * size);
+        else memcpy(v + (halves ? j / 2 : j) * size, v_at(kv, at), halves ? 2 * size : 4 * size);
         continue;
       }
       for (int64_t s = 0; s < size / 4; ++s)
@@ -164,10 +165,7 @@ HR_INLINE void look_ahead(const HrKv& kv, const int32_t* table, int64_t g, int64
     ahead->k[i] = static_cast<const uint8_t*>(kv.k) + at.page + 4 * at.within;
     prefetch_l2(kv.k_scale + at.scale);
     prefetch_l2(kv.v_scale + at.scale);
-    if (!kv.v) continue;
-    ahead->v_shift = kv.kind == HR_K8V4;
-    ahead->v[i] = static_cast<const uint8_t*>(kv.v) +
-                  ((at.page + at.within * kv.head_dim) >> ahead->v_shift);
+    if (kv.v) ahead->v[i] = v_at(kv, at);
   }
 }
 

@@ -31,8 +31,8 @@ using Plane = I;  // of four numbers of a row, in every lane
 using CellsK = C;
 using CellsV = C;
 HR_INLINE I whole_sum(I upper, I lower) { return i_add(i_shl<8>(upper), lower); }
-HR_INLINE CellsK k_cells(const uint8_t* p) { return c_load(p); }
-HR_INLINE CellsV v_cells(const uint8_t* p) { return c_load(p); }
+HR_INLINE CellsK k_cells(C x) { return x; }
+HR_INLINE CellsV v_cells(C x) { return x; }
 template <int P>
 HR_INLINE Plane spread(const int16_t* row) {
   return i_spread(reinterpret_cast<const int32_t*>(row) + P);
@@ -92,12 +92,10 @@ HR_INLINE Wide odd_unsigned(Wide x) { return HR_WIDE(srli_epi16)(x, 8); }
 HR_INLINE Wide odd_signed(Wide x) { return HR_WIDE(srai_epi16)(x, 8); }
 HR_INLINE Wide even_signed(Wide x) { return odd_signed(HR_WIDE(slli_epi16)(x, 8)); }
 HR_INLINE Wide even_unsigned(Wide x) { return odd_unsigned(HR_WIDE(slli_epi16)(x, 8)); }
-HR_INLINE CellsK k_cells(const uint8_t* p) {
-  const C x = c_load(p);
+HR_INLINE CellsK k_cells(C x) {
   return {c_both(x, even_unsigned), c_both(x, odd_unsigned)};
 }
-HR_INLINE CellsV v_cells(const uint8_t* p) {
-  const C x = c_load(p);
+HR_INLINE CellsV v_cells(C x) {
   return {c_both(x, even_signed), c_both(x, odd_signed)};
 }
 template <int>
@@ -130,19 +128,19 @@ struct CellsK {
   int16x8_t even[4], odd[4];
 };
 using CellsV = CellsK;
-HR_INLINE CellsK k_cells(const uint8_t* p) {
+HR_INLINE CellsK k_cells(C from) {
   CellsK x;
   for (int i = 0; i < 4; ++i) {
-    const uint16x8_t both = vreinterpretq_u16_u8(vld1q_u8(p + 16 * i));
+    const uint16x8_t both = vreinterpretq_u16_u8(from.q[i]);
     x.even[i] = vreinterpretq_s16_u16(vandq_u16(both, vdupq_n_u16(255)));
     x.odd[i] = vreinterpretq_s16_u16(vshrq_n_u16(both, 8));
   }
   return x;
 }
-HR_INLINE CellsV v_cells(const uint8_t* p) {
+HR_INLINE CellsV v_cells(C from) {
   CellsV x;
   for (int i = 0; i < 4; ++i) {
-    const int16x8_t both = vreinterpretq_s16_u8(vld1q_u8(p + 16 * i));
+    const int16x8_t both = vreinterpretq_s16_u8(from.q[i]);
     x.even[i] = vshrq_n_s16(vshlq_n_s16(both, 8), 8);
     x.odd[i] = vshrq_n_s16(both, 8);
   }

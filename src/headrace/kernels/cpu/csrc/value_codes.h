@@ -62,6 +62,15 @@ HR_INLINE uint16_t quantise_values(const float* v, int64_t size, uint8_t* codes,
   return bf16_of(along / (length * static_cast<float>(turned_at_once(size))));
 }
 
+// Cells of V of sixteen columns in the low halves of 64 bytes, and in their high ones.
+HR_INLINE C levels_below(const uint8_t* bytes) {
+  return c_find(reinterpret_cast<const uint8_t*>(kLevels), c_and(c_load(bytes), c_set(15)));
+}
+HR_INLINE C levels_above(const uint8_t* bytes) {
+  const C upper = c_shift<-4>(c_load(bytes));
+  return c_find(reinterpret_cast<const uint8_t*>(kLevels), c_and(upper, c_set(15)));
+}
+
 // Bytes [E / 2][4] of four tokens to cells of V, [E][4].
 HR_INLINE void look_up(const uint8_t* bytes, int64_t size, uint8_t* to) {
   const auto* levels = reinterpret_cast<const uint8_t*>(kLevels);
@@ -73,12 +82,9 @@ HR_INLINE void look_up(const uint8_t* bytes, int64_t size, uint8_t* to) {
     }
     return;
   }
-  const C low = c_set(15);
   for (int64_t e = 0; e < half; e += 16) {
     if (e + 16 > half) e = half - 16;  // some twice
-    const C both = c_load(bytes + 4 * e);
-    const C first = c_find(levels, c_and(both, low));
-    const C second = c_find(levels, c_and(c_shift<-4>(both), low));
+    const C first = levels_below(bytes + 4 * e), second = levels_above(bytes + 4 * e);
     memcpy(to + 4 * e, &first, 64);
     memcpy(to + 4 * (half + e), &second, 64);
   }
