@@ -26,9 +26,9 @@ from replicas import (
     scale,
 )
 
+from headrace.base.layout import Layout
 from headrace.engine.described import make_case
 from headrace.engine.sim import ReplicaSpec, SimRequest
-from headrace.roofline.counts import Layout
 from headrace.roofline.hardware import find_hardware
 
 MODEL, HARDWARE, TP = "llama-3.1-70b", "H200", 2

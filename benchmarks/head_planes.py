@@ -25,6 +25,7 @@ import numpy as np
 
 from headrace import LLM, SamplingParams
 from headrace.kernels.cpu import emit, records
+from headrace.kernels.cpu.head import Head
 from headrace.kernels.cpu.panels import OUTPUTS, low_bytes, pack
 from headrace.kernels.cpu.program import CpuProgram
 from headrace.kernels.cpu.step import fill_step
@@ -47,7 +48,7 @@ class Steps:
     """The records of a step of `program` with another head."""
 
     def __init__(self, program: CpuProgram, head: PanelWeight, bounded: int | None) -> None:
-        """`bounded` as in `emit.Head`; None: logits."""
+        """`bounded` as in `cpu.head.Head`; None: logits."""
         old = program._emitted[-1][1]
         part = records.HrPart.from_buffer_copy(records.HrPart.from_address(old.parts))
         part.data, part.kind = head.data.ctypes.data, records.KINDS[head.kind]
@@ -57,7 +58,7 @@ class Steps:
         self.head = None
         if bounded is not None:
             rows = program._limits.samples
-            self.head = emit.Head(product, THREADS, rows, bounded)
+            self.head = Head(product, THREADS, rows, bounded)
             last = self.head.records()
         emitted = [*program._emitted[:-1], *last]
         self._program, self._keep = program, (part, product, head)

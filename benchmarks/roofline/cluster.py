@@ -15,11 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from headrace.base.layout import Layout
 from headrace.bench.options import RunOptions
 from headrace.bench.virtual import Simulation
 from headrace.engine.routing import ROUTERS
 from headrace.engine.sim import Cluster, ReplicaSpec
-from headrace.roofline.counts import Case, Layout
+from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
 from headrace.roofline.plot import Chart, Series, write_png

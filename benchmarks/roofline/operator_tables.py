@@ -27,9 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.base.arch import Mla, ModelArch, Moe
+from headrace.base.layout import Layout
 from headrace.roofline.collectives import moved_bytes
 from headrace.roofline.composition import Composition, decode_step, prefill_step
-from headrace.roofline.counts import Case, Count, Layout, linear
+from headrace.roofline.counts import Case, Count, linear
 from headrace.roofline.efficiency import Curve
 from headrace.roofline.experts import moe
 from headrace.roofline.hardware import DEVICES, Hardware

@@ -20,10 +20,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from headrace.base.layout import Layout
 from headrace.bench.options import RunOptions
 from headrace.bench.virtual import Simulation
 from headrace.engine.sim import Cluster, ReplicaSpec
-from headrace.roofline.counts import Case, Layout
+from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN, PUBLISHED
 from headrace.roofline.routing import typical_skew

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.base.errors import DoesNotFit, HeadraceError, OptionError
+from headrace.base.layout import Layout
 from headrace.bench.limit import add_limit, limit_of
 from headrace.bench.loop import LOADS, NONE, loop_of, seen
 from headrace.bench.loop import simulate as run
@@ -32,7 +33,7 @@ from headrace.engine.sim import (
     SimRequest,
 )
 from headrace.roofline.composition import decode_step, prefill_step
-from headrace.roofline.counts import Case, Layout
+from headrace.roofline.counts import Case
 from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.hardware import DEVICES, Hardware, Loop, load_hardware, save_hardware
 from headrace.roofline.known import known

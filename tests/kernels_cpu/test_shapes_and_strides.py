@@ -26,6 +26,7 @@ from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu import emit
 from headrace.kernels.cpu.drawing import drawing
 from headrace.kernels.cpu.emit import NOT_QUANTISED, Emitted, QuantisedRows, matrix
+from headrace.kernels.cpu.head import Head
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.panels import PLANES, pack
@@ -354,7 +355,7 @@ def test_the_most_likely_token(
     run(team, [quantise, product], steps(rows, which))
     op = product[1]
     assert isinstance(op, HrLinear)
-    head = emit.Head(op, team.threads, rows)
+    head = Head(op, team.threads, rows)
     run(team, [quantise, *head.records()], steps(rows, which))
     untouched(x)
     want = np.argmax(np.where(np.isnan(y.numpy()), -np.inf, y.numpy()), axis=1)

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.base.errors import DoesNotFit, HeadraceError, OptionError, UnsupportedModel
+from headrace.base.layout import Layout
 from headrace.cli.roofline import command
 from headrace.engine.described import describe_model, make_case
 from headrace.loader import open_model
@@ -19,7 +20,7 @@ from headrace.loader.catalog import CATALOG
 from headrace.models.registry import describe
 from headrace.roofline.composition import compose, decode_step, prefill_step
 from headrace.roofline.config import read_config
-from headrace.roofline.counts import Case, Layout
+from headrace.roofline.counts import Case
 from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.fit import StepRecord, fit_efficiency, honest
 from headrace.roofline.fits import verify_fits

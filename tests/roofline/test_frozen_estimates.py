@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from headrace.base.arch import Encoder, ModelArch, Moe
+from headrace.base.layout import Layout
 from headrace.roofline.composition import Composition, compose
-from headrace.roofline.counts import Case, Layout, device_bytes
+from headrace.roofline.counts import Case, device_bytes
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
 from headrace.roofline.operators import count_step

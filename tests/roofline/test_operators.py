@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.base.arch import ModelArch
+from headrace.base.layout import Layout
 from headrace.base.step import StepPlan
 from headrace.roofline.collectives import collective_seconds, moved_bytes
 from headrace.roofline.composition import (
@@ -20,7 +21,7 @@ from headrace.roofline.composition import (
     visible_pairs,
     visible_tokens,
 )
-from headrace.roofline.counts import Case, Count, Layout
+from headrace.roofline.counts import Case, Count
 from headrace.roofline.hardware import DEVICES, Hardware
 from headrace.roofline.known import known
 from headrace.roofline.operators import count_step

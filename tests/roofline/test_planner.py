@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import DoesNotFit, InvalidRequest
+from headrace.base.layout import Layout
 from headrace.cli.plan import demand_of, percentile, plan, simulate, steady_part
 from headrace.engine.draft_law import draft_law
-from headrace.roofline.counts import Layout, device_bytes
+from headrace.roofline.counts import device_bytes
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import known
 from headrace.roofline.planner import (

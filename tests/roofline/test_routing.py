@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from headrace.base.layout import Layout
 from headrace.cli.roofline import command
 from headrace.roofline.composition import decode_step
-from headrace.roofline.counts import Case, Layout
+from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import known
 from headrace.roofline.operators import count_step

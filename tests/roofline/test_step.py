@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import InvalidRequest, NotFound, OptionError
+from headrace.base.layout import Layout
 from headrace.roofline.composition import compose, decode_step, prefill_step, verify_step
-from headrace.roofline.counts import Case, Layout
+from headrace.roofline.counts import Case
 from headrace.roofline.efficiency import Curve, Efficiency
 from headrace.roofline.fit import StepRecord, fit_efficiency, prediction_errors, read_records
 from headrace.roofline.hardware import (

@@ -110,6 +110,11 @@ class EngineOptions:
         "Where the worker runs: in the engine's process or in one of its own.",
         choices=("inline", "multiproc"),
     )
+    layout: str = option(
+        "1",
+        "Worker processes that share the model, on this host's CPU: TP2 is two, each with its part "
+        "of every product; the same answers, bit for bit.",
+    )
     threads: int | None = option(
         None, "CPU threads of the worker; none: the affinity mask.", low=1, high=MOST_THREADS
     )

@@ -27,10 +27,11 @@ these); values and nodes are told by their identity.
 | `ssm` | x, B, C [N, ·], gate z, dt → [N, H · P] | log of the decay, bias of the step, skip, gain | `SsmSpec` |
 | `part` | columns of a value | | `PartSpec` |
 | `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
+| `exchange` | this rank's columns → the columns of all ranks; made by `base.cut` alone | | `ExchangeSpec` |
 
 `short_conv`, `delta_rule` and `ssm` read and write the state of the row's sequence, token by token.
 Reserved for the models that bring them: `gather` and `scatter` (rows by a named index input:
-patches, embeddings over placeholders), `exchange` (between ranks; made by the layout's pass).
+patches, embeddings over placeholders).
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -87,6 +88,9 @@ class WeightRef(NamedTuple):
     role: Role
     copies: int = 1
     """So many weights of this kind (experts): `*` in the names stands for the number of each."""
+    cut: tuple[tuple[int, int, int], ...] = ()
+    """Of all these rows the ones that a rank computes: (which tensor, first row, how many), one
+    below the other; (): all."""
 
     @property
     def key(self) -> tuple[tuple[str, ...], Role]:
@@ -94,8 +98,8 @@ class WeightRef(NamedTuple):
 
     @property
     def out(self) -> int:
-        """Rows of all tensors together."""
-        return sum(self.rows)
+        """Rows of all tensors together, or those of a cut."""
+        return sum(count for _, _, count in self.cut) if self.cut else sum(self.rows)
 
     @property
     def numbers(self) -> int:
@@ -273,6 +277,14 @@ class ExpertsSpec(NamedTuple):
     activation: Literal["silu", "gelu_tanh", "gelu", "clamped"]
 
 
+class ExchangeSpec(NamedTuple):
+    """Ranks make whole a value of which each has columns. Nothing is summed."""
+
+    bounds: tuple[int, ...]
+    """Rank r has the columns from `bounds[r]` to `bounds[r + 1]`."""
+    rank: int
+
+
 class PartSpec(NamedTuple):
     """Columns `first` to `first` + the result's width: a view."""
 
@@ -293,7 +305,7 @@ class Node:
 
 ROW_WISE = frozenset(
     ("norm", "add", "linear", "gated", "activate", "multiply", "route", "experts", "part")
-) | {"absorb", "unpack"}
+) | {"absorb", "unpack", "exchange"}
 """Kinds that compute a row from that row of what they read."""
 RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
 """Kinds that go on from the state of the row's sequence, and leave it for the tokens behind."""
@@ -490,6 +502,9 @@ def _check_widths(at: str, node: Node) -> None:
             right = spec.first >= 0 and spec.first + outs[0] <= ins[0]
         case "select", None:
             right = True
+        case "exchange", ExchangeSpec():
+            first, last = spec.bounds[spec.rank : spec.rank + 2]
+            right = ins == [last - first] and outs == [spec.bounds[-1]]
         case _:
             right = False
     _check(right, f"{at}: widths, weights and spec do not agree")

@@ -7,7 +7,8 @@ from it. It states the meaning of a block; how a backend lays its pages out is t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from .arch import ModelArch, Recurrence
 from .step import MOST_DRAFTS, ArrayShape, GroupShape, PoolShape
@@ -90,6 +91,18 @@ def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[Group
     if of is None:
         return paged
     return (*paged, GroupShape("state", of.layers, None, blocks, state_arrays(of), state=True))
+
+
+def pool_of_rank(pool: PoolShape, kv_heads: Mapping[int, int]) -> PoolShape:
+    """What of `pool` a rank keeps, which has so many KV heads of each layer."""
+    groups = []
+    for group in pool.groups:
+        mine = [
+            array._replace(shape=(kv_heads[group.layers[0]], *array.shape[1:]))
+            for array in group.arrays
+        ]
+        groups.append(group._replace(arrays=tuple(mine)))
+    return replace(pool, groups=tuple(groups))
 
 
 def pool_bytes(pool: PoolShape) -> int:

@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base.errors import HeadraceError, OptionError
+from ..base.layout import Layout
 from ..bench.calibrate import calibrate, measure_steps
 from ..bench.loop import measure_loop
 from ..engine.described import make_case
 from ..engine.sim import ReplicaSpec
 from ..roofline.composition import Composition, compose, decode_step, prefill_step, verify_step
-from ..roofline.counts import Case, Layout, device_bytes
+from ..roofline.counts import Case, device_bytes
 from ..roofline.fit import fit_efficiency, honest, prediction_errors, read_records
 from ..roofline.fits import verify_fits
 from ..roofline.hardware import DEVICES, Hardware, find_hardware, save_hardware

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from ..base.errors import HeadraceError
+from ..base.layout import Layout
 from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
@@ -20,7 +21,6 @@ from ..engine.described import make_case
 from ..engine.draft_law import MEASURED, draft_law
 from ..engine.routing import ROUTERS
 from ..engine.sim import Cluster, ReplicaSpec
-from ..roofline.counts import Layout
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
 from .bench_flags import with_run_flags

@@ -16,6 +16,7 @@ from ..base.errors import EngineFault, ModelFileError
 from ..base.facts import WorkerFacts
 from ..base.hardware import cpu, hardware
 from ..base.identity import Identity
+from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
 from ..base.outputs import Scores, Vector
 from ..base.request import Request, SequenceDelta
@@ -146,6 +147,11 @@ def build(
 
 def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
     settings = worker_settings(resolved, wish)
+    ranks = Layout.parse(resolved.options.layout).devices
+    if ranks > 1:
+        from .group import GroupExecutor  # Local, as below.
+
+        return GroupExecutor(files, settings, worker, ranks)
     if resolved.options.executor == "multiproc":
         # Local: brings the channels between processes, which nobody else here wants.
         from .multiproc import MultiprocExecutor

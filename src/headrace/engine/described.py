@@ -22,6 +22,7 @@ from ..base.errors import (
     ModelNotFound,
     UnsupportedModel,
 )
+from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
 from ..loader import open_model
 from ..loader.catalog import CATALOG
@@ -29,7 +30,7 @@ from ..loader.gguf import GgufFile
 from ..loader.hub_model import CONFIG, fetch_hub, split_hub_name
 from ..loader.jsonfile import read_json
 from ..roofline.config import read_config
-from ..roofline.counts import Case, Layout
+from ..roofline.counts import Case
 from ..roofline.gguf import Stored, read_gguf
 from ..roofline.hardware import Hardware
 from ..roofline.known import KNOWN, known

@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,20 @@ _ASK_AGAIN = 0.5
 class MultiprocExecutor:
     """Speaks to `engine.worker_process`."""
 
-    def __init__(self, files: ModelFiles, settings: dict[str, Any], worker: str) -> None:
-        """`worker`: `module:function` that loads one, as in `engine.real`."""
+    def __init__(
+        self,
+        files: ModelFiles,
+        settings: dict[str, Any],
+        worker: str,
+        *,
+        name: str = "the worker process",
+        keep: Sequence[int] = (),
+    ) -> None:
+        """`worker`: `module:function` that loads one, as in `engine.real`; `keep`: descriptors that
+        its process gets."""
+        self.name = name
+        self._beside: list[MultiprocExecutor] = [self]
+        """Those whose end is this one's end."""
         self._files = files
         self._settings = settings
         self._private = PrivateFolder()
@@ -45,7 +57,9 @@ class MultiprocExecutor:
         where = address(self._folder, "worker")
         self._channel = Channel(where, messages.FromWorker, bind=True)
         self._child = Child(
-            "headrace.engine.worker_process", [where, str(self._folder), "--worker", worker]
+            "headrace.engine.worker_process",
+            [where, str(self._folder), "--worker", worker],
+            keep,
         )
         self._pidfd: int | None = None
         if hasattr(os, "pidfd_open"):
@@ -67,6 +81,14 @@ class MultiprocExecutor:
     def pid(self) -> int:
         return self._child.pid
 
+    def join(self, others: Sequence[MultiprocExecutor]) -> None:
+        """From now on the end of one of these is noticed by who waits for this one, too."""
+        for other in others:
+            if other is not self:
+                self._beside.append(other)
+                if other._pidfd is not None:
+                    self._channel.watch(other._pidfd)
+
     def load(self) -> WorkerFacts:
         self._expect(messages.Hello)
         self._channel.send(messages.Load(WireFiles.of(self._files), self._settings))
@@ -74,11 +96,18 @@ class MultiprocExecutor:
         return facts
 
     def allocate(self, pool: PoolShape) -> None:
-        self._channel.send(messages.Allocate(pool))
-        self._expect(messages.Done)
+        self.ask(messages.Allocate(pool))
+        self.answered()
 
     def warm_up(self) -> None:
-        self._channel.send(messages.WarmUp())
+        self.ask(messages.WarmUp())
+        self.answered()
+
+    def ask(self, message: messages.Allocate | messages.WarmUp) -> None:
+        self._channel.send(message)
+
+    def answered(self) -> None:
+        """What was asked is done."""
         self._expect(messages.Done)
 
     def submit(self, plan: StepPlan) -> StepFuture:
@@ -164,11 +193,12 @@ class MultiprocExecutor:
         while True:
             message = self._channel.receive_one(None if self._pidfd is not None else _POLL)
             if message is None:
-                if self._child.wait(0.0) is None:
+                gone = next((one for one in self._beside if one._child.wait(0.0) is not None), None)
+                if gone is None:
                     continue
                 message = self._channel.receive_one(0.05)  # Its last words, if any.
                 if message is None:
-                    raise self._death()
+                    raise gone._death()
             if isinstance(message, messages.Failed):
                 raise message.error.error()
             if self._heard(message):
@@ -183,7 +213,7 @@ class MultiprocExecutor:
             stacks = (self._folder / STACKS).read_text()
             if stacks:
                 how += "\n" + stacks[-4000:]
-        return EngineDead(f"the worker process {how}")
+        return EngineDead(f"{self.name} {how}")
 
     def close(self) -> None:
         if self._closed:

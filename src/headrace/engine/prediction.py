@@ -8,6 +8,7 @@ from collections import Counter
 
 from ..base.config import Decision, EngineOptions
 from ..base.hardware import hardware
+from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
 from ..base.step import StepPlan
 from ..kv.tiers import Computing
@@ -15,7 +16,7 @@ from ..loader.gguf_model import gguf_of
 from ..loader.names import from_gguf_name, from_hf_name
 from ..loader.shards import read_headers
 from ..roofline.composition import compose, compose_plan
-from ..roofline.counts import Case, Layout
+from ..roofline.counts import Case
 from ..roofline.formats import GGML, usual_format
 from ..roofline.machine import this_hardware
 from ..roofline.routing import typical_skew

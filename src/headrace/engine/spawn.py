@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -34,8 +34,9 @@ ORPHANED = 74
 class Child:
     """A running child process, as its parent sees it."""
 
-    def __init__(self, module: str, arguments: list[str]) -> None:
-        """Start `python -m module arguments… --spawned T`, T being the monotonic clock of now."""
+    def __init__(self, module: str, arguments: list[str], keep: Sequence[int] = ()) -> None:
+        """Start `python -m module arguments… --spawned T`, T being the monotonic clock of now.
+        It gets the descriptors `keep` by their numbers."""
         # The kernel's signal follows the thread that spawned; only the main one lives as long as
         # the process.
         bound = threading.current_thread() is threading.main_thread()
@@ -50,6 +51,7 @@ class Child:
                 repr(time.monotonic()),
             ],
             stdin=subprocess.PIPE,
+            pass_fds=keep,
             start_new_session=True,
             env=with_packages(sys.path),
         )

@@ -9,6 +9,7 @@ from ..base.config import MOST_THREADS, Decision, EngineOptions, auto_kv_dtype, 
 from ..base.errors import OptionError
 from ..base.extras import install_torch
 from ..base.hardware import Hardware, torch_build
+from ..base.layout import ONE, Layout
 from ..base.modelfiles import ModelFiles
 from ..base.step import MOST_DRAFTS
 from ..base.textlibrary import absence
@@ -17,6 +18,7 @@ from ..roofline.memory import MemoryPlan, plan_memory
 from ..speculate import names_of
 from .context import context_cache, remote_store
 from .draft_model import DraftPlan, plan_draft, tokenizer_of
+from .ranks import shared_by
 from .real import kernel_decisions
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -85,6 +87,10 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     _verify_draft_model(options)
     if options.depth > 1 and options.executor == "inline":
         decide("executor", "inline", "the worker has a thread of its own, for depth 2")
+    ranks = Layout.parse(options.layout)
+    if ranks != ONE:
+        decide("layout", ranks, shared_by(ranks, options, files, device, threads))
+        options = replace(options, context_cache="0", context_cache_remote=None)
     decisions.append(context_cache(options, files, device))
     if (remote := remote_store(options, decisions[-1])) is not None:
         decisions.append(remote)

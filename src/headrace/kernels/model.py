@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from ..base.cut import cut
 from ..base.demand import Hidden, demand, head
 from ..base.graph import EmbedSpec, Graph, WeightRef
 from .arrays import Array, floats_like
@@ -12,14 +15,39 @@ from .prepared import Prepared
 from .timing import OperatorTimes
 
 
+class Board(Protocol):
+    """What ranks share: see `dist.board`."""
+
+    ranks: int
+    rank: int
+
+    @property
+    def fence(self) -> int: ...
+
+    def take(self, size: int) -> Array: ...
+
+
 class Model:
     """A graph with its weights; every way to run it starts here."""
 
-    def __init__(self, graph: Graph, weights: Prepared) -> None:
-        self.graph, self.weights = graph, weights
-        self._head = head(graph)
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Prepared,
+        whole: Graph | None = None,
+        board: Board | None = None,
+    ) -> None:
+        """`whole`: the graph of which this is a rank's part, by way of `board`."""
+        self.graph, self.weights, self.board = graph, weights, board
+        self._head = head(whole or graph)
         self._variants: dict[Hidden, Graph] = {}
         self._interpreters: dict[object, Interpreter] = {}
+
+    def cut(self, board: Board) -> Model:
+        """What one rank computes of it, with the same weights. Its head over chosen rows
+        (`logits`) is whole. Raises `OptionError`."""
+        mine = cut(self.graph, board.ranks, board.rank)
+        return Model(mine, self.weights, self.graph, board)
 
     def variant(self, hidden: Hidden) -> Graph:
         """The graph of steps that want these hidden states, and logits where there is a head for

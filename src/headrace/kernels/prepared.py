@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..base.arch import Rope
 from ..base.graph import AttentionSpec, Role, WeightRef
 from .arrays import Array
+from .cuts import cut_vector, cut_weight
 from .weights import Weight
 
 
@@ -30,12 +31,20 @@ class Prepared:
     ropes: dict[tuple[Rope, int], RopeTable] = field(default_factory=dict)
     """By rope and numbers of a head that it rotates."""
     nbytes: int = 0
+    _cut: dict[object, Weight] = field(default_factory=dict)
+    _cut_vectors: dict[object, Array] = field(default_factory=dict)
+    """What a rank was given of them, by key and cut."""
 
     def weight(self, ref: WeightRef) -> Weight:
+        """The weight, or the rows of it that `WeightRef.cut` says: views."""
         found = self.by_key[ref.key]
         assert not isinstance(found, list), "one weight of many copies"
         weight: Weight = found
-        return weight
+        if not ref.cut:
+            return weight
+        if (ref.key, ref.cut) not in self._cut:
+            self._cut[ref.key, ref.cut] = cut_weight(weight, ref.cut)
+        return self._cut[ref.key, ref.cut]
 
     def copies(self, ref: WeightRef) -> list[Weight]:
         found = self.by_key[ref.key]
@@ -56,4 +65,9 @@ class Prepared:
 
     def vector(self, ref: WeightRef) -> Array:
         assert ref.role == "vector"
-        return self.by_key[ref.key]
+        whole = self.by_key[ref.key]
+        if not ref.cut:
+            return whole
+        if (ref.key, ref.cut) not in self._cut_vectors:
+            self._cut_vectors[ref.key, ref.cut] = cut_vector(whole, ref.rows, ref.cut)
+        return self._cut_vectors[ref.key, ref.cut]

@@ -161,10 +161,12 @@ class PanelWeight:
     shape: tuple[int, int]
     order: npt.NDArray[np.int32] | None = None
     """[in]: which input is multiplied with each of its columns; None: as they lie."""
+    low: npt.NDArray[np.uint8] | None = None
+    """The plane of low bits of a rank's rows; None: it lies behind the other one in `data`."""
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return self.data.nbytes + (0 if self.low is None else self.low.nbytes)
 
 
 @dataclass(slots=True)

@@ -6,73 +6,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..base.arch import ModelArch
-from ..base.errors import OptionError
+from ..base.layout import ONE, Layout
 from .formats import dtype_bytes
 from .weights import WeightBytes, parameters, total_bytes
 
 Kind = Literal["product", "experts", "attention", "vector", "network"]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How one copy of a model is spread over devices.
-
-    `tp` ranks share every layer, `pp` stages share the layers. `dp` groups of `tp` ranks each have
-    the attention of their own sequences, and share the experts (DeepSeek-V3, section 3.4). With
-    `ep` the experts are whole and spread over all tp · dp ranks of a stage; without it each rank
-    has a slice of every expert.
-    """
-
-    tp: int = 1
-    pp: int = 1
-    ep: bool = False
-    dp: int = 1
-
-    @property
-    def ranks(self) -> int:
-        """Devices of one stage, among which the experts are shared."""
-        return self.tp * self.dp
-
-    @property
-    def devices(self) -> int:
-        return self.ranks * self.pp
-
-    @property
-    def engines(self) -> int:
-        """Batches in work at a time: one per data-parallel group and pipeline stage."""
-        return self.dp * self.pp
-
-    def __str__(self) -> str:
-        parts = [
-            f"{name}{size}"
-            for name, size in (("TP", self.tp), ("PP", self.pp), ("DP", self.dp))
-            if size > 1
-        ]
-        if self.ep:
-            parts.append(f"EP{self.ranks}")
-        return "·".join(parts) or "1"
-
-    def refusal(self, arch: ModelArch) -> str | None:
-        """Why this model cannot be spread so; None: it can."""
-        if arch.heads % self.tp:
-            return f"{arch.heads} heads cannot be shared by {self.tp} ranks"
-        if arch.layers < self.pp:
-            return f"{arch.layers} layers cannot make {self.pp} stages"
-        if arch.moe is None and (self.ep or self.dp > 1):
-            return "a dense model has no experts to spread"
-        if arch.moe is not None:
-            if self.dp > 1 and not self.ep:
-                return "data-parallel attention needs the experts to be spread (EP)"
-            if self.ep and arch.moe.experts % self.ranks:
-                return f"{arch.moe.experts} experts cannot be shared by {self.ranks} ranks"
-            if not self.ep and arch.moe.intermediate // self.tp < 64:
-                return f"experts of {arch.moe.intermediate} are too narrow for {self.tp} slices"
-        return None
-
-    def verify(self, arch: ModelArch) -> None:
-        reason = self.refusal(arch)
-        if reason is not None:
-            raise OptionError(f"layout {self}: {reason}", param="tp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +21,7 @@ class Case:
     weights: WeightBytes = field(default_factory=WeightBytes)
     dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
-    layout: Layout = Layout()
+    layout: Layout = ONE
     skew: float = 0.0
     """How unevenly tokens go to experts (`routing`); 0: exactly evenly."""
     gathered: bool = False

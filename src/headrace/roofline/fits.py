@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from ..base.errors import DoesNotFit
 from ..base.groups import layer_groups
+from ..base.layout import Layout
 from .composition import Composition
-from .counts import Case, Layout, device_bytes, kv_share
+from .counts import Case, device_bytes, kv_share
 from .formats import kv_token_bytes
 from .hardware import Hardware
 

@@ -16,8 +16,9 @@ from typing import Literal
 
 from ..base.arch import ModelArch
 from ..base.errors import DoesNotFit, InvalidRequest
+from ..base.layout import Layout
 from ..models.registry import describe
-from .counts import Case, Layout
+from .counts import Case
 from .hardware import DEVICES, Hardware
 from .routing import typical_skew
 from .steady import MAX_BATCH, Demand, Engine, Goal, State

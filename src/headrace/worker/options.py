@@ -42,6 +42,11 @@ class WorkerOptions:
     """Sequences for which it drafts at the same time."""
     draft_context: int = 0
     """Tokens of the longest of them."""
+    ranks: int = 1
+    """Workers that share the model; this is `rank` of them."""
+    rank: int = 0
+    board: int = -1
+    """Descriptor of the memory that they share: `dist.board`."""
     panels: str | None = None
     """Folder that keeps repacked weights between starts; None: they are repacked each time."""
 

@@ -14,11 +14,13 @@ from .. import speculate
 from ..base import hardware
 from ..base.config import Decision
 from ..base.environment import check_plans
-from ..base.errors import EngineFault
+from ..base.errors import EngineFault, OptionError
 from ..base.facts import WorkerFacts
-from ..base.groups import layer_groups, pool_bytes
+from ..base.graph import AttentionSpec
+from ..base.groups import layer_groups, pool_bytes, pool_of_rank
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
+from ..dist.board import Board
 from ..kernels.operators import StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, CallByCall, Program
 from ..kernels.timing import OperatorTimes, operator_times
@@ -108,6 +110,8 @@ class Worker:
                 max_context=options.max_context,
             )
             weight_bytes = self._model.weights.nbytes
+            if options.ranks > 1:
+                self._model = self._model.cut(Board(options.board, options.ranks, options.rank))
             decisions += getattr(self._operators, "told", ())
             self._adapters: Adapters | None = None
             if options.adapters and self._model.generates:
@@ -209,7 +213,7 @@ class Worker:
         with self._inference():
             self._pool = pool
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
-            self.cache = allocate_kv(pool, device, host=self._operators.host)
+            self.cache = allocate_kv(self._kept(pool), device, host=self._operators.host)
             leave_biases_out(self._model, self._operators.name, self.cache)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(
@@ -223,6 +227,12 @@ class Worker:
                 None if self._adapters is None else self._adapters.additions,
             )
             program: Program = self._operators.compile(plain, limits) or plain
+            if self._model.board is not None and not program.lowered:
+                raise OptionError(
+                    "layout: ranks share a model in a program of the CPU kernels, and this one has "
+                    "a step of which there is none",
+                    param="layout",
+                )
             self._program = program
             typed = "types" in self._model.indices
             host = None
@@ -267,6 +277,13 @@ class Worker:
                 verification=self._verification(),
             )
         self._phases["allocate"] = time.perf_counter() - begin
+
+    def _kept(self, pool: PoolShape) -> PoolShape:
+        """Of which KV heads this worker keeps blocks."""
+        if self._model.board is None:
+            return pool
+        specs = [spec for spec in self._model.graph.attentions() if isinstance(spec, AttentionSpec)]
+        return pool_of_rank(pool, {spec.layer: spec.kv_heads for spec in specs})
 
     def _verification(self) -> Verification | None:
         if not self.options.drafts or not self._model.generates:

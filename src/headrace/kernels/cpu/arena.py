@@ -1,12 +1,15 @@
 """Buffers of a program, shared by liveness: values that are never alive at the same node may lie in
-one place."""
+one place. What ranks exchange lies in buffers of the board that they share."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arrays import aligned
+from ..model import Board
 from .emit import QuantisedRows, needs_codes, needs_floats
 from .mixture import Mixture, Placed
 from .records import ROWS_N
@@ -18,9 +21,9 @@ Buffer = Floats | QuantisedRows
 class Arena:
     """Buffers by (rows, width), given back when their value dies."""
 
-    def __init__(self, rows: dict[int, int], beside: Arena | None) -> None:
+    def __init__(self, rows: dict[int, int], beside: Arena | None, board: Board | None) -> None:
         """`rows`: how many at most, of N and of R."""
-        self._rows = rows
+        self._rows, self.board = rows, board
         self._free: dict[tuple[str, int, int], list[Buffer]] = {}
         self.all: list[tuple[tuple[str, int, int], Buffer]] = (
             [] if beside is None else list(beside.all)
@@ -47,26 +50,38 @@ class Arena:
                 return free.pop()
         return None
 
-    def floats(self, rows: int, width: int) -> Floats:
-        found = self._take("f", rows, width)
+    def floats(self, rows: int, width: int, *, exchanged: bool = False) -> Floats:
+        kind = _KINDS[exchanged][0]
+        found = self._take(kind, rows, width)
         if found is not None:
             assert isinstance(found, np.ndarray)
             return found
         stride = -(-width // 16) * 16
         stride += 16 if stride % 1024 == 0 else 0
-        made = aligned((self._rows[rows], stride), np.float32)[:, :width]
-        self.all.append((("f", rows, width), made))
+        shape = self._rows[rows], stride
+        room = aligned(shape, np.float32) if not exchanged else self._on_board(4 * math.prod(shape))
+        made: Floats = room.view(np.float32).reshape(shape)[:, :width]
+        self.all.append(((kind, rows, width), made))
         return made
 
-    def codes(self, rows: int, width: int) -> QuantisedRows:
-        found = self._take("q", rows, width)
+    def codes(self, rows: int, width: int, *, exchanged: bool = False) -> QuantisedRows:
+        kind = _KINDS[exchanged][1]
+        found = self._take(kind, rows, width)
         if found is not None:
             assert isinstance(found, QuantisedRows)
             return found
-        made = QuantisedRows(self._rows[rows], width)
-        self.all.append((("q", rows, width), made))
+        made = QuantisedRows(self._rows[rows], width, self._on_board if exchanged else None)
+        self.all.append(((kind, rows, width), made))
         return made
 
-    def give_back(self, rows: int, width: int, buffer: Buffer) -> None:
-        kind = "f" if isinstance(buffer, np.ndarray) else "q"
+    def _on_board(self, size: int) -> npt.NDArray[np.uint8]:
+        assert self.board is not None
+        room: npt.NDArray[np.uint8] = self.board.take(size)
+        return room
+
+    def give_back(self, rows: int, width: int, buffer: Buffer, *, exchanged: bool = False) -> None:
+        kind = _KINDS[exchanged][not isinstance(buffer, np.ndarray)]
         self._free.setdefault((kind, rows, width), []).append(buffer)
+
+
+_KINDS = {False: ("f", "q"), True: ("f of ranks", "q of ranks")}

@@ -7,7 +7,8 @@ starts and how many floats lie between its rows. What a struct points to must ou
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from ctypes import Structure
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ from ..operators import KvLayer
 from ..prepared import RopeTable
 from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
 from . import records
-from .panels import LOW_SHARE, OUTPUTS, PLANES, kind_of
+from .panels import OUTPUTS, kind_of
+from .rank_records import HrExchange
 from .records import (
     ACTIVATIONS,
     INDICES,
@@ -33,7 +35,6 @@ from .records import (
     HrEmbed,
     HrGated,
     HrGateUp,
-    HrHead,
     HrKv,
     HrLayerNorm,
     HrLinear,
@@ -47,7 +48,6 @@ from .records import (
     HrRowsOp,
     HrSample,
     HrSix,
-    HrWorth,
 )
 
 Emitted = tuple[int, Structure]
@@ -82,11 +82,20 @@ def at_or_none(vector: Array | None) -> int | None:
 class QuantisedRows:
     """Room for `rows` rows of activations in int8 with their units."""
 
-    def __init__(self, rows: int, width: int) -> None:
+    def __init__(
+        self, rows: int, width: int, take: Callable[[int], npt.NDArray[np.uint8]] | None = None
+    ) -> None:
+        """`take` gives so many bytes of memory; else they are taken here."""
         units = width // UNIT
-        blocks = -(-rows // SIX)
-        self.data = aligned((blocks, units, ctypes.sizeof(HrSix)), np.uint8)
+        shape = -(-rows // SIX), units, ctypes.sizeof(HrSix)
+        self.data = aligned(shape, np.uint8) if take is None else take(math.prod(shape))
         self.struct = HrQuantised(address(self.data), units)
+
+    def columns(self, first: int) -> HrQuantised:
+        """The same rows from column `first` on."""
+        assert first % UNIT == 0
+        at = address(self.data) + first // UNIT * ctypes.sizeof(HrSix)
+        return HrQuantised(at, self.struct.stride)
 
 
 NOT_QUANTISED = HrQuantised(None, 0)
@@ -139,6 +148,7 @@ def linear(
             out,
             width,
         )
+        slot.low = at_or_none(part.low)
         slot.bias = None if bias is None else address(bias) + 4 * first
         slot.y, slot.y_stride = y.at + 4 * first, y.stride
         slot.accumulate = into
@@ -155,55 +165,8 @@ def linear(
     return records.LINEAR, op
 
 
-class Head:
-    """The most likely token of each of `rows` rows: see csrc/head.h, and csrc/bound.h for a head in
-    planes. `product`, of one part without a bias, is the one that it takes the place of."""
-
-    def __init__(
-        self, product: HrLinear, threads: int, rows: int, bounded: int = records.BOUNDED
-    ) -> None:
-        assert bounded <= records.BOUNDED
-        part = HrPart.from_address(product.parts)
-        # A cache line each at least: threads write side by side.
-        stride = -(-rows // 16) * 16
-        self.tokens = np.zeros(rows, np.int64)
-        self.bounded = min(rows, bounded) if part.kind == KINDS[PLANES] else 0
-        """Up to so many rows the panels that can hold the token are found first."""
-        self.bounds = np.zeros((self.bounded, -(-part.out // OUTPUTS)), np.float32)
-        """Where they are, for each row and panel the bound of its logits."""
-        self.lower = aligned((threads, stride), np.float32)
-        """Lower bounds of the highest logit, by thread."""
-        self._best = aligned((threads, stride, 2), np.int32)
-        self._worth = aligned((threads, ctypes.sizeof(HrWorth)), np.uint8)
-        self._worth[:] = 0
-        self._op = HrHead(
-            product,
-            address(self._best),
-            stride,
-            address(self.tokens),
-            address(self.bounds) if self.bounded else None,
-            address(self.lower),
-            address(self._worth),
-            self.bounded,
-        )
-        self._op.keep = product, self._best, self._worth, self.bounds, self.lower, self.tokens
-
-    @property
-    def worth(self) -> HrWorth:
-        """The first thread's record of whether bounds are worth it, and what they have spared."""
-        return HrWorth.from_address(address(self._worth))
-
-    def spared(self) -> float:
-        """Share of the head's bytes that a step of up to `bounded` rows did not read, on average so
-        far: the plane of low bits, but for candidates, whose high bits are read again."""
-        worth = self.worth
-        steps = worth.with_ + worth.without
-        left = worth.left / max(self.bounds.shape[1], 1)
-        return (worth.with_ * LOW_SHARE - left) / steps if steps else 0.0
-
-    def records(self) -> list[Emitted]:
-        codes = [records.BEST, records.PICK]
-        return [(code, self._op) for code in ([records.BOUND] if self.bounded else []) + codes]
+def exchange(fence: int, ranks: int, place: int) -> Emitted:
+    return records.EXCHANGE, HrExchange(fence, ranks, place)
 
 
 def sample(logits: Matrix, vocab: int, tokens: npt.NDArray[np.int64]) -> tuple[int, HrSample]:
@@ -304,7 +267,7 @@ def gate_up(x: HrQuantised, weight: Weight, activation: str, q: HrQuantised, row
 
 def part_of(part: PanelWeight) -> HrPart:
     """The matrix alone, for records that say elsewhere what becomes of its product."""
-    return HrPart(address(part.data), None, None, 0, KINDS[part.kind], *part.shape, 0)
+    return HrPart(address(part.data), None, None, None, 0, KINDS[part.kind], *part.shape, 0)
 
 
 def gate_and_up(weight: Weight) -> list[PanelWeight]:

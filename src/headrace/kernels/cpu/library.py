@@ -23,11 +23,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ...base.errors import EngineFault
 from ..arrays import address
+from .rank_records import MIRRORED
 from .records import HrStep
-from .state_records import MIRRORED
 
-VERSION = 9
+VERSION = 10
 """Version of the C ABI: `hr_version`."""
 LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""
@@ -170,8 +171,9 @@ class Team:
         watch = Team.watch
         room = None if watch is None else (c_double * count)()
         seconds = None if room is None else ctypes.addressof(room)
-        if self._run(self.handle, records, count, step, seconds):
-            raise MemoryError("no memory for the work space of the CPU kernels")
+        ended = self._run(self.handle, records, count, step, seconds)
+        if ended:
+            raise _WHY[ended]
         if watch is not None and seconds is not None:
             watch(records, count, step, seconds)
 
@@ -182,6 +184,14 @@ class Team:
     def int8_rate(self, iterations: int = 2_000_000) -> float:
         """int8 operations a second on registers: the ceiling of every quantised product."""
         return float(self._library.hr_probe_int8(self.handle, iterations))
+
+
+_WHY: dict[int, Exception] = {
+    -1: MemoryError("no memory for the work space of the CPU kernels"),
+    -2: EngineFault("another rank of the group is gone"),
+    -3: EngineFault("the ranks of the group are not in one place of one program"),
+}
+"""By what `hr_run` returns."""
 
 
 def allocate(size: int) -> npt.NDArray[np.uint8]:

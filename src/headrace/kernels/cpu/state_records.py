@@ -74,4 +74,4 @@ class HrMultiply(Structure):
 
 
 MIRRORED: list[type[Structure]] = [*records.MIRRORED, HrConv, HrRecurrence, HrMultiply]
-"""All structs, in the order of `hr_sizeof`."""
+"""Structs up to here, in the order of `hr_sizeof`."""

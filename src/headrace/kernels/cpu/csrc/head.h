@@ -40,6 +40,21 @@ void op_pick(const HrHead& op, const hr::Work& work) {
       if (other.value > best.value || (other.value == best.value && other.token < best.token))
         best = other;
     }
+    if (!op.found) op.tokens[r] = best.token == INT32_MAX ? 0 : best.token;
+    else if (best.token == INT32_MAX) op.found[r] = best;
+    else op.found[r] = {best.value, best.token + static_cast<int32_t>(op.first)};
+  }
+}
+
+void op_agree(const HrAgree& op, const hr::Work& work) {
+  int64_t first, last;
+  work.share(work.step->r, &first, &last);
+  for (int64_t r = first; r < last; ++r) {
+    HrBest best = op.best[r];
+    for (int32_t rank = 1; rank < op.ranks; ++rank) {  // Ranks have tokens in their order.
+      const HrBest other = op.best[rank * op.stride + r];
+      if (other.value > best.value || best.token == INT32_MAX) best = other;
+    }
     op.tokens[r] = best.token == INT32_MAX ? 0 : best.token;
   }
 }

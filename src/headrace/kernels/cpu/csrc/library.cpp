@@ -9,6 +9,7 @@
 #include "levels.h"
 #include "mixture.h"
 #include "pack.h"
+#include "ranks.h"
 #include "states.h"
 #include "team.h"
 
@@ -66,7 +67,7 @@ void peak_share(void* context, int thread, int) {
 HR_API const char* hr_sources() { return HR_SOURCES; }
 
 // Raised whenever a record or a function changes its meaning (how panels lie: `LAYOUT`, library.py).
-HR_API int32_t hr_version() { return 9; }
+HR_API int32_t hr_version() { return 10; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
 HR_API int64_t hr_sizeof(int32_t index) {
@@ -80,7 +81,8 @@ HR_API int64_t hr_sizeof(int32_t index) {
                            sizeof(HrSample), sizeof(HrLayerNorm), sizeof(HrBidirectional),
                            sizeof(HrRoute),  sizeof(HrSpan),      sizeof(HrExperts),
                            sizeof(HrHeads),  sizeof(HrColumns),   sizeof(HrConv),
-                           sizeof(HrRecurrence), sizeof(HrMultiply)};
+                           sizeof(HrRecurrence), sizeof(HrMultiply),
+                           sizeof(HrExchange), sizeof(HrAgree)};
   const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
   return index >= 0 && index < count ? sizes[index] : -1;
 }

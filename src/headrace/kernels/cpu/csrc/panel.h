@@ -182,8 +182,11 @@ template <class Q>
 HR_INLINE Panel panel_of(const HrPart& part, int64_t panel) {
   constexpr hr::Format f = Q::format;
   const int64_t blocks = part.in / f.span;
-  return {part.data + panel * blocks * f.block_bytes(),
-          part.data + (f.low_bytes ? hr::low_at(f, part.out, part.in, panel) : 0)};
+  const uint8_t* low = part.data;
+  if (f.low_bytes)
+    low = part.low ? part.low + panel * blocks * f.units() * f.low_bytes
+                   : part.data + hr::low_at(f, part.out, part.in, panel);
+  return {part.data + panel * blocks * f.block_bytes(), low};
 }
 
 // One pass: rows [row, row + m) by `panels` panels of `part` from `panel` on. `pass` counts from

@@ -63,7 +63,8 @@ enum HrCode {
   HR_OP_SAMPLE = 25,
   HR_OP_BOUND = 26,
   HR_OP_HEADS = 27, HR_OP_COLUMNS = 28,  // heads.h
-  HR_OP_CONV = 29, HR_OP_RECURRENCE = 30, HR_OP_MULTIPLY = 31  // states.h
+  HR_OP_CONV = 29, HR_OP_RECURRENCE = 30, HR_OP_MULTIPLY = 31,  // states.h
+  HR_OP_EXCHANGE = 32, HR_OP_AGREE = 33  // ranks.h
 };
 
 // Rows of activations as int8, six rows interleaved: what a product walks through is one
@@ -103,6 +104,7 @@ enum HrInto {
 
 typedef struct {
   const uint8_t* data;  // panels of 16 outputs, 64-byte aligned
+  const uint8_t* low;   // the plane of low bits; null: behind the other one, or there is none
   const float* bias;    // [out] or null
   float* y;             // [rows, out]
   int64_t y_stride;     // floats
@@ -147,6 +149,8 @@ typedef struct {        // BEST: each thread's best of every row; PICK: the best
   float* lower;         // [threads, stride]: some logit of the row is not below it; or null
   HrWorth* worth;       // [threads]; or null
   int64_t bounded;      // at most HR_BOUNDED; 0: there is no BOUND before
+  HrBest* found;        // [R], in place of tokens: what this rank has found; null: there is no other
+  int64_t first;        // the token that the part's first output stands for
 } HrHead;
 
 #define HR_BOUNDED 4
@@ -351,6 +355,20 @@ typedef struct {         // a step's logits to tokens: one for each of its R row
   int64_t* tokens;       // [R]: −1 where the candidates had no room
   int64_t vocab;
 } HrSample;
+
+typedef struct {         // what ranks have written side by side is there for all behind it: ranks.h
+  void* fence;
+  int32_t ranks;
+  int32_t place;         // which of the program's exchanges this is
+} HrExchange;
+
+typedef struct {         // of the most likely tokens that ranks have found, the most likely one
+  const HrBest* best;    // [ranks, stride]
+  int64_t stride;
+  int64_t* tokens;       // [R]
+  int32_t ranks;
+  int32_t unused;
+} HrAgree;
 
 typedef struct {
   int32_t code;

@@ -21,6 +21,7 @@
 #include "team.h"
 
 #include "crew.h"
+#include "ranks.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -135,6 +136,7 @@ struct Team {
   int count = 0;
   const HrStep* step = nullptr;
   double* seconds = nullptr;
+  int met = kMet;  // how this team's meetings with other ranks went
 
   int64_t* counters = nullptr;
   int64_t counter_room = 0;
@@ -153,6 +155,14 @@ struct Team {
     return 0;
   }
 
+  // Behind a meeting that failed the others are not waited for: what is computed is lost.
+  Met exchange(const HrRecord& record) const {
+    const auto& op = *static_cast<const HrExchange*>(record.op);
+    const auto sign = static_cast<uint32_t>(op.place + 1) * 2654435761u +
+                      static_cast<uint32_t>(step->n) * 40503u + static_cast<uint32_t>(step->r);
+    return meet(static_cast<Fence*>(op.fence), op.ranks, sign);
+  }
+
   double work(int thread) {
     // A copy of the job: once the last barrier opens, the caller may fill in the next one.
     const int all = members;
@@ -168,7 +178,8 @@ struct Team {
     double waited = 0;
     for (int i = 0; i < total; ++i, w.counters += all * kCounterStride) {
       const double began = times && thread == 0 ? now() : 0;
-      kernels->run(list[i], w);
+      if (list[i].code != HR_OP_EXCHANGE) kernels->run(list[i], w);
+      else if (thread == 0 && met == kMet) met = exchange(list[i]);
       waited += barrier(all);
       if (times && thread == 0) times[i] = now() - began;
     }
@@ -323,10 +334,12 @@ int team_run(Team* team, const HrRecord* records, int count, const HrStep* step,
   team->count = count;
   team->step = step;
   team->seconds = seconds;
+  team->met = kMet;
   const double waited = launch(team, members);
   if (team->crew.most > 1) team->crew.judge(began, now(), waited);
+  const int met = team->met;
   pthread_mutex_unlock(&team->running);
-  return 0;
+  return met;
 }
 
 void team_each(Team* team, void (*task)(void*, int, int), void* context) {

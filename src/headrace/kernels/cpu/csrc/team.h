@@ -12,7 +12,8 @@ int team_threads(const Team* team);
 const Kernels* team_kernels(const Team* team);
 
 // Run the records in order, every one by all threads, each complete before the next begins.
-// `seconds` (one per record) is filled in when it is not null. Returns 0, or −1 for no memory.
+// `seconds` (one per record) is filled in when it is not null. Returns 0, −1 for no memory, or how
+// a meeting with other ranks failed (ranks.h).
 int team_run(Team* team, const HrRecord* records, int count, const HrStep* step, double* seconds);
 
 // Run `task(context, thread, threads)` once on every thread.

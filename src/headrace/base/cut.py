@@ -1,0 +1,226 @@
+"""A model shared by ranks: the pass that cuts a graph, and puts `exchange` where ranks meet.
+
+Products are cut by their outputs, never along what is summed: a rank computes whole sums, and ranks
+exchange values. So every number is the one that a single rank computes, bit for bit, however many
+ranks there are and however uneven their shares. What is read column by column stays cut (heads,
+gates, activations); who reads a whole row gets it by an `exchange`. What is not worth cutting
+(norms, sums, small products) every rank computes for itself.
+
+Of attention a rank has whole KV heads with the queries that read them; where there are more ranks
+than KV heads, several have the same one and share its queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+from .errors import OptionError
+from .graph import (
+    AttentionSpec,
+    ExchangeSpec,
+    Graph,
+    LinearSpec,
+    Node,
+    Value,
+    WeightRef,
+)
+
+GRAIN = 32
+"""Columns that stay together: of a unit of quantised activations, two panels of outputs."""
+UNCUT = frozenset(("experts", "absorb", "unpack", "part", "short_conv", "delta_rule", "ssm"))
+"""Kinds that have no cut yet; a model with one is not shared."""
+
+
+class Heads(NamedTuple):
+    """What a rank has of an attention."""
+
+    first: int
+    queries: int
+    """So many heads of queries from `first` on."""
+    kv_first: int
+    kv_heads: int
+
+
+def even(whole: int, ranks: int, grain: int = 1) -> tuple[int, ...]:
+    """Bounds [ranks + 1] of shares that are multiples of `grain` (the last takes what is left) and
+    differ by one grain at most."""
+    grains = -(-whole // grain)
+    return tuple(min(whole, grains * rank // ranks * grain) for rank in range(ranks + 1))
+
+
+def head_shares(heads: int, kv_heads: int, ranks: int) -> list[Heads]:
+    """Of each rank; those of one rank all read the same number of queries a KV head."""
+    queries = heads // kv_heads
+    if ranks <= kv_heads:
+        bounds = even(kv_heads, ranks)
+        return [Heads(a * queries, (b - a) * queries, a, b - a) for a, b in pairwise(bounds)]
+    shares = []
+    holders = even(ranks, kv_heads)
+    for kv, (first, last) in enumerate(pairwise(holders)):
+        for a, b in pairwise(even(queries, last - first)):
+            shares.append(Heads(kv * queries + a, b - a, kv, 1))
+    return shares
+
+
+def refusal(graph: Graph, ranks: int) -> str | None:
+    """Why this model cannot be shared by so many ranks, as half a sentence; None: it can."""
+    kinds = sorted({node.kind for node in graph.nodes} & UNCUT)
+    if kinds:
+        return f"it has {', '.join(kinds)}, which are not shared by ranks yet"
+    for node in graph.nodes:
+        spec = node.spec
+        if node.kind == "write" and graph.nodes[graph.maker(node.reads[0])].kind != "linear":
+            return "its q, k and v are not of one product"
+        if node.kind != "attend":
+            continue
+        assert isinstance(spec, AttentionSpec)
+        if spec.bidirectional:
+            return "it reads both ways, and is one step for each input"
+        if spec.whole_norm:
+            return "its norms of q and k are over all heads together"
+        if min(share.queries for share in head_shares(spec.heads, spec.kv_heads, ranks)) < 1:
+            return f"{spec.heads} heads are too few: a rank would have none"
+    return None
+
+
+def cut(graph: Graph, ranks: int, rank: int) -> Graph:
+    """What `rank` of `ranks` computes of `graph`, described for all rows. Raises `OptionError`."""
+    why = refusal(graph, ranks)
+    if why is not None:
+        raise OptionError(f"the model cannot be shared by {ranks} ranks: {why}", param="layout")
+    made = _Cutting(graph, ranks, rank).run()
+    made.verify()
+    return made
+
+
+class _Cutting:
+    def __init__(self, graph: Graph, ranks: int, rank: int) -> None:
+        self._graph, self._ranks, self._rank = graph, ranks, rank
+        self._nodes: list[Node] = []
+        self._mine: dict[Value, Value] = {}
+        """Value of the whole graph → this rank's columns of it, where those are not all."""
+        self._bounds: dict[Value, tuple[int, ...]] = {}
+        """Where each rank's columns of it lie, if they are in one run."""
+        self._whole: dict[Value, Value] = {}
+        """Behind its exchange."""
+
+    def run(self) -> Graph:
+        for node in self._graph.nodes:
+            self._cut(node)
+        outputs = {name: self._all(value) for name, value in self._graph.outputs.items()}
+        return Graph(tuple(self._nodes), outputs, self._graph.inputs)
+
+    def _cut(self, node: Node) -> None:
+        if node.kind == "linear":
+            self._linear(node)
+        elif node.kind in ("write", "attend"):
+            self._attention(node)
+        elif node.kind in ("gated", "activate", "multiply") and self._mine.keys() >= {*node.reads}:
+            # Column by column; a gate's two halves were cut alike.
+            (out,) = node.out
+            gated = node.kind == "gated"
+            bounds = self._even(out) if gated else self._bounds[node.reads[0]]
+            self._add(node, bounds, node.spec)
+        else:
+            reads = tuple(map(self._all, node.reads))
+            self._nodes.append(Node(node.kind, reads, node.out, node.weights, node.spec))
+
+    def _even(self, value: Value) -> tuple[int, ...]:
+        return even(value.width, self._ranks, GRAIN)
+
+    def _add(
+        self,
+        node: Node,
+        bounds: tuple[int, ...],
+        spec: object,
+        weights: tuple[WeightRef, ...] = (),
+    ) -> None:
+        """What reads columns of this rank and makes some."""
+        (out,) = node.out
+        mine = Value(out.rows, bounds[self._rank + 1] - bounds[self._rank], out.dtype)
+        reads = tuple(self._mine[each] for each in node.reads)
+        self._nodes.append(Node(node.kind, reads, (mine,), weights, spec))
+        self._mine[out], self._bounds[out] = mine, bounds
+
+    def _all(self, value: Value) -> Value:
+        """All columns of a value; behind an exchange, where ranks have some each."""
+        if value not in self._mine:
+            return value
+        if value not in self._whole:
+            whole = Value(value.rows, value.width, value.dtype)
+            spec = ExchangeSpec(self._bounds[value], self._rank)
+            self._nodes.append(Node("exchange", (self._mine[value],), (whole,), (), spec))
+            self._whole[value] = whole
+        return self._whole[value]
+
+    def _linear(self, node: Node) -> None:
+        (x,), (out,) = map(self._all, node.reads), node.out
+        readers = [self._graph.nodes[index] for index in self._graph.readers(out)]
+        rows = self._rows(node, readers)
+        if rows is None:
+            self._nodes.append(Node("linear", (x,), node.out, node.weights, node.spec))
+            return
+        weights = tuple(ref._replace(cut=_ranges(ref.rows, rows)) for ref in node.weights)
+        mine = Value(out.rows, sum(count for _, count in rows), out.dtype)
+        self._nodes.append(Node("linear", (x,), (mine,), weights, node.spec))
+        self._mine[out] = mine
+
+    def _rows(self, node: Node, readers: list[Node]) -> list[tuple[int, int]] | None:
+        """(first, count) of the outputs that this rank computes of a product; None: of all."""
+        (out,) = node.out
+        assert isinstance(node.spec, LinearSpec)
+        if len(readers) == 1 and readers[0].kind == "write":
+            spec = readers[0].spec
+            assert isinstance(spec, AttentionSpec)
+            mine, size = self._heads(spec), spec.size
+            keys = spec.queries + mine.kv_first * size, mine.kv_heads * size
+            values = keys[0] + spec.kv_heads * size, keys[1]
+            return [(mine.first * size, mine.queries * size), keys, values]
+        bounds = self._even(out)
+        if len(readers) == 1 and readers[0].kind == "gated":
+            (inner,) = readers[0].out
+            first, last = self._even(inner)[self._rank :][:2]
+            halves = [(begin + first, last - first) for begin in (0, inner.width)]
+            return halves if self._even(inner)[1] else None
+        if len(readers) == 1 and readers[0].kind == "multiply":
+            # A gate is cut as what it is for.
+            beside = [self._bounds[each] for each in readers[0].reads if each in self._bounds]
+            bounds = beside[0] if beside else bounds
+        if bounds[1] == 0:
+            return None
+        self._bounds[out] = bounds
+        return [(bounds[self._rank], bounds[self._rank + 1] - bounds[self._rank])]
+
+    def _heads(self, spec: AttentionSpec) -> Heads:
+        return head_shares(spec.heads, spec.kv_heads, self._ranks)[self._rank]
+
+    def _attention(self, node: Node) -> None:
+        spec = node.spec
+        assert isinstance(spec, AttentionSpec)
+        shares = head_shares(spec.heads, spec.kv_heads, self._ranks)
+        mine = shares[self._rank]
+        ends = [share.first * spec.size for share in shares]
+        reduced = spec._replace(heads=mine.queries, kv_heads=mine.kv_heads)
+        weights = node.weights
+        if node.kind == "attend":
+            # Sinks are of heads; the norms of `write` are the same for each.
+            rows = [(mine.first, mine.queries)]
+            weights = tuple(ref._replace(cut=_ranges(ref.rows, rows)) for ref in weights)
+        self._add(node, (*ends, spec.queries), reduced, weights)
+
+
+def _ranges(
+    sizes: tuple[int, ...], rows: Iterable[tuple[int, int]]
+) -> tuple[tuple[int, int, int], ...]:
+    """Rows (first, count) of tensors one below the other → (which tensor, first, count)."""
+    found = []
+    for first, count in rows:
+        begin = 0
+        for index, size in enumerate(sizes):
+            low, high = max(first, begin), min(first + count, begin + size)
+            if low < high:
+                found.append((index, low - begin, high - low))
+            begin += size
+    return tuple(found)

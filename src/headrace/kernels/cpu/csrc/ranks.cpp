@@ -1,0 +1,73 @@
+#include "ranks.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+namespace hr {
+namespace {
+
+constexpr int kSpins = 4000;  // some 50 µs
+constexpr int kYields = 16;
+constexpr timespec kLook = {0, 20'000'000};  // how long a sleeper may not see that a rank is gone
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+// Not private: the word lies in memory of several processes.
+void futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* most) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, most, nullptr, 0);
+}
+
+bool opened(const Fence* fence, uint32_t seen) {
+  return fence->phase.load(std::memory_order_acquire) != seen;
+}
+
+void wait(Fence* fence, uint32_t seen) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (opened(fence, seen)) return;
+    pause_cpu();
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (opened(fence, seen)) return;
+    sched_yield();
+  }
+  fence->sleepers.fetch_add(1, std::memory_order_seq_cst);
+  while (!opened(fence, seen) && !fence->broken.load(std::memory_order_acquire))
+    futex(&fence->phase, FUTEX_WAIT, seen, &kLook);
+  fence->sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void open(Fence* fence, uint32_t seen) {
+  fence->phase.store(seen + 1, std::memory_order_seq_cst);
+  if (fence->sleepers.load(std::memory_order_seq_cst))
+    futex(&fence->phase, FUTEX_WAKE, 0x7fffffff, nullptr);
+}
+
+}  // namespace
+
+Met meet(Fence* fence, int32_t ranks, uint32_t sign) {
+  const uint32_t seen = fence->phase.load(std::memory_order_acquire);
+  fence->signs.fetch_add(sign, std::memory_order_relaxed);
+  const auto before = fence->arrived.fetch_add(1, std::memory_order_acq_rel);
+  if (before + 1 == static_cast<uint32_t>(ranks)) {
+    const bool alike =
+        fence->signs.exchange(0, std::memory_order_relaxed) == sign * static_cast<uint32_t>(ranks);
+    fence->arrived.store(0, std::memory_order_relaxed);
+    if (!alike) fence->broken.store(2, std::memory_order_release);
+    open(fence, seen);
+  } else {
+    wait(fence, seen);
+  }
+  const uint32_t broken = fence->broken.load(std::memory_order_acquire);
+  return broken == 0 ? kMet : broken == 2 ? kStrangers : kBroken;
+}
+
+}  // namespace hr

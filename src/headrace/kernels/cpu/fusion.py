@@ -1,0 +1,244 @@
+"""What of a graph is fused, and where every value lies: found before a record is made.
+
+Found by looking at who reads what:
+
+* a value that only quantised products read is never written in fp32: its producer (norm, gate,
+  attention) leaves it as int8 with units;
+* the product with gate and up and the activation after it become one kernel;
+* a product whose result only goes to be added to a residual adds itself: y += x · wᵀ + b;
+* a product and the activation that alone reads it are one record;
+* a sum and the norm right behind it are one record;
+* an attention of which only the sampled rows are read computes no others.
+
+Values are never changed, memory is: a sum lies where its residual lay, queries lie where q lay in
+qkv. Values of one place are one *storage*, which lives from its first value to the last reader.
+
+Where ranks share a model, what one rank makes of a value that an `exchange` makes whole lies in its
+columns of the whole one, which is in memory of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...base.graph import (
+    TOKENS,
+    AttentionSpec,
+    ExchangeSpec,
+    Graph,
+    LinearSpec,
+    Node,
+    Value,
+)
+from ..prepared import Prepared
+from ..weights import LoraWeight, Weight
+from . import emit, latent, mixture
+from .records import ROWS_N, ROWS_R
+
+Additions = Mapping[tuple[str, ...], LoraWeight]
+"""What adapters add to products: by the names of the product's tensors."""
+
+
+class Unrecordable(Exception):
+    """This graph does something that no record does; the reason, as half a sentence."""
+
+
+class Fusion:
+    """Looks at a graph and its weights; `Lowering` makes the records."""
+
+    def __init__(self, graph: Graph, weights: Prepared, additions: Additions) -> None:
+        self._graph, self._weights, self._additions = graph, weights, additions
+        self._nodes = graph.nodes
+        self._results = set(graph.outputs.values())
+        self._summed = self._find_sums()
+        self._gates = self._find_gates()
+        self._activated = self._find_activated()
+        self._picked = self._find_picked()
+        self._exchanged = {node.out[0] for node in self._nodes if node.kind == "exchange"}
+        """Values that lie in memory of all ranks."""
+        self._first: dict[Value, int] = {}
+        """First column in its storage, of a part of one."""
+        self._places = self._find_places()
+        self._sharing: dict[Value, list[Value]] = {}
+        for value, place in self._places.items():
+            self._sharing.setdefault(place, []).append(value)
+        self._dying: list[list[Value]] = [[] for _ in self._nodes]
+        """Storages that are free behind each node."""
+        for place, last in self._last_readers().items():
+            if last < len(self._nodes):
+                self._dying[last].append(place)
+
+    def _find_sums(self) -> dict[int, Value]:
+        """Products that add themselves: node → the residual."""
+        found = {}
+        for index, node in enumerate(self._nodes):
+            if node.kind != "linear" or node.out[0] in self._results:
+                continue
+            readers = self._graph.readers(node.out[0])
+            if len(readers) != 1 or not is_sum(self._nodes[readers[0]]):
+                continue
+            residual, x = self._nodes[readers[0]].reads
+            between = any(index <= at < readers[0] for at in self._graph.readers(residual))
+            if x is node.out[0] and not between and self._graph.maker(residual) < index:
+                found[index] = residual
+        return found
+
+    def _find_gates(self) -> set[int]:
+        """Products whose result only goes through a gate and is then wanted as codes."""
+        found = set()
+        for index, node in enumerate(self._nodes[:-1]):
+            after = self._nodes[index + 1]
+            if (
+                node.kind == "linear"
+                and after.kind == "gated"
+                and len(node.weights) == 1
+                and not self._is_added_to(node)
+                and self._graph.readers(node.out[0]) == [index + 1]
+                and emit.can_gate(self._weight(node))
+                and not self._wants_floats(after.out[0])
+            ):
+                found.add(index)
+        return found
+
+    def _find_activated(self) -> dict[int, Node]:
+        """Products that end with an activation: node → the activation. Where that is wanted as
+        codes, it is a record of its own."""
+        found = {}
+        for index, node in enumerate(self._nodes):
+            readers = self._graph.readers(node.out[0])
+            if node.kind != "linear" or len(readers) != 1 or node.out[0] in self._results:
+                continue
+            after = self._nodes[readers[0]]
+            if (
+                after.kind == "activate"
+                and node.spec == LinearSpec()
+                and not self._is_added_to(node)
+                and not self._wants_codes(after.out[0])
+            ):
+                found[index] = after
+        return found
+
+    def _find_picked(self) -> dict[int, int]:
+        """Attentions whose result is only read where rows of it are selected: → by which node."""
+        found = {}
+        for index, node in enumerate(self._nodes):
+            if node.kind != "attend" or node.out[0] in self._results or _both_ways(node):
+                continue
+            readers = self._graph.readers(node.out[0])
+            if len(readers) == 1 and self._nodes[readers[0]].kind == "select":
+                found[index] = readers[0]
+        return found
+
+    def _find_places(self) -> dict[Value, Value]:
+        """The storage of each value, named by the first value that lies there."""
+        places: dict[Value, Value] = {}
+        for index, node in enumerate(self._nodes):
+            for value in node.out:
+                places[value] = value
+            if node.kind == "add":
+                residual = node.reads[0]
+                again = any(at > index for at in self._graph.readers(residual))
+                if again or residual in self._results:
+                    raise Unrecordable("a residual is read again after something was added to it")
+                if places[residual] in self._exchanged:
+                    raise Unrecordable("ranks would add to what they share")
+                places[node.out[0]] = places[residual]
+            elif node.kind in ("write", "part"):
+                places[node.out[0]] = places[node.reads[0]]
+            elif node.kind == "exchange":
+                (mine,), (whole,), spec = node.reads, node.out, node.spec
+                assert isinstance(spec, ExchangeSpec)
+                if places[mine] is not mine:
+                    raise Unrecordable("what ranks exchange lies in something else")
+                places[mine] = whole
+                self._first[mine] = spec.bounds[spec.rank]
+        return places
+
+    def _last_readers(self) -> dict[Value, int]:
+        """Storage → the node behind which it is free."""
+        last: dict[Value, int] = {}
+        for value, place in self._places.items():
+            readers = self._graph.readers(value)
+            at = len(self._nodes)
+            if value not in self._results:
+                at = max(
+                    (self._done_at(index) for index in readers), default=self._graph.maker(value)
+                )
+            last[place] = max(last.get(place, 0), at)
+        return last
+
+    def _done_at(self, index: int) -> int:
+        """Where the work of a node is emitted: a product before a gate, and a sum before a norm,
+        with the node behind it."""
+        joined = index in self._gates or self._norm_of(index) is not None
+        return index + 1 if joined else index
+
+    def _norm_of(self, index: int) -> Node | None:
+        """The norm that is one record with the sum `index`."""
+        node = self._nodes[index]
+        if not is_sum(node) or index + 1 == len(self._nodes):
+            return None
+        after = self._nodes[index + 1]
+        return after if after.kind == "norm" and after.reads == node.out else None
+
+    def _weight(self, node: Node) -> Weight:
+        return self._weights.weight(node.weights[0])
+
+    def _is_added_to(self, node: Node) -> bool:
+        return node.weights[0].role == "linear" and node.weights[0].names in self._additions
+
+    def _mixture(self, node: Node) -> mixture.Mixture:
+        return mixture.of(node, self._weights)
+
+    def _heads(self, node: Node) -> list[Weight]:
+        return self._weights.copies(node.weights[0])
+
+    def _reads_codes(self, node: Node) -> bool:
+        if node.kind == "experts":
+            return self._mixture(node).codes
+        if node.kind == "unpack":
+            return latent.reads_codes(self._heads(node))
+        return node.kind == "linear" and emit.needs_codes(self._weight(node))
+
+    def _reads_floats(self, node: Node) -> bool:
+        if node.kind == "experts":
+            return self._mixture(node).floats
+        if node.kind == "unpack":
+            return any(map(emit.needs_floats, self._heads(node)))
+        linear = node.kind == "linear"
+        return not linear or emit.needs_floats(self._weight(node)) or self._is_added_to(node)
+
+    def _whole(self, value: Value) -> Value:
+        """What an exchange makes of a rank's columns; any other value itself."""
+        readers = self._read_by(value)
+        exchanged = readers and readers[0].kind == "exchange"
+        return readers[0].out[0] if exchanged else value
+
+    def _read_by(self, value: Value) -> list[Node]:
+        return [self._nodes[index] for index in self._graph.readers(value)]
+
+    def _wants_codes(self, value: Value) -> bool:
+        return any(map(self._reads_codes, self._read_by(self._whole(value))))
+
+    def _wants_floats(self, value: Value) -> bool:
+        value = self._whole(value)
+        return value in self._results or any(map(self._reads_floats, self._read_by(value)))
+
+    def _is_summed(self, index: int) -> bool:
+        """Did the product whose result the sum `index` reads add itself?"""
+        maker = self._graph.maker(self._nodes[index].reads[1])
+        return maker in self._summed
+
+
+def rows_of(value: Value) -> int:
+    return ROWS_N if value.rows == TOKENS else ROWS_R
+
+
+def is_sum(node: Node) -> bool:
+    """Is this a sum that others may do, being one without a factor?"""
+    return node.kind == "add" and node.spec is None
+
+
+def _both_ways(node: Node) -> bool:
+    """Is this attention to both sides, which has no record for some rows alone?"""
+    return isinstance(node.spec, AttentionSpec) and node.spec.bidirectional

@@ -1,0 +1,114 @@
+"""A model shared by processes, behind the same faces: the same answers, and one end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_fakes import OPTIONS
+
+from headrace import LLM, SamplingParams
+from headrace.base.errors import EngineDead, OptionError
+from headrace.engine.group import GroupExecutor
+from headrace.text.grammar import from_regex
+from tiny import bytewise, families
+from tiny.kept import Kept
+
+PROMPTS = ["one", "The quick brown fox", "def f(x):\n    return", "0123456789" * 9]
+WISHES = [
+    SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2),
+    SamplingParams(temperature=1.0, seed=3, top_p=0.9, max_tokens=24, ignore_eos=True, n=2),
+    SamplingParams(temperature=0.0, max_tokens=12, repetition_penalty=1.2, prompt_logprobs=1),
+]
+
+
+@pytest.fixture(scope="module")
+def model(kept: Kept) -> Path:
+    return kept(bytewise.make)
+
+
+def opened(model: Path, cache: Path, **options: Any) -> LLM:
+    return LLM(str(model), **{**OPTIONS, "cache_dir": str(cache), "threads": 2, **options})
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def shared(model: Path, cache: Path) -> Iterator[LLM]:
+    with opened(model, cache, layout="TP2") as llm:
+        yield llm
+
+
+def answers(llm: LLM) -> list[Any]:
+    return [
+        [(choice.token_ids, choice.logprobs, output.prompt_logprobs) for choice in output.outputs]
+        for wish in WISHES
+        for output in llm.generate(PROMPTS, wish)
+    ]
+
+
+def test_two_processes_answer_as_one(shared: LLM, model: Path, cache: Path) -> None:
+    with opened(model, cache) as alone:
+        assert answers(shared) == answers(alone)
+
+
+def test_a_grammar_is_kept_by_all_ranks(shared: LLM) -> None:
+    wish = SamplingParams(temperature=1.0, seed=1, max_tokens=16)
+    (answer,) = shared.generate(["x"], wish, grammar=from_regex("(ab|cd){3}"))
+    text = answer.outputs[0].text
+    assert len(text) == 6
+    assert set(text) <= set("abcd")
+
+
+def test_the_layout_is_explained(shared: LLM) -> None:
+    (said,) = [one for one in shared.decisions if one.name == "layout"]
+    assert said.value == "TP2"
+    assert "nothing is summed" in said.reason
+
+
+def test_a_killed_rank_is_named(model: Path, cache: Path) -> None:
+    with opened(model, cache, layout="TP2") as llm:
+        executor = llm._engine.core.executor
+        assert isinstance(executor, GroupExecutor)
+        os.kill(executor._ranks[1].pid, signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(EngineDead, match="rank 1 of 2 was ended by SIGKILL"):
+            llm.generate(["one"], WISHES[0])
+        assert time.monotonic() - begin < 5
+        pids = [rank.pid for rank in executor._ranks]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"layout": "TP2.PP2"}, "only TP"),
+        ({"layout": "TP64"}, "too few"),
+        ({"layout": "two"}, "TP2"),
+        ({"layout": "TP2", "depth": 2}, "depth 1"),
+        ({"layout": "TP2", "keep_packed": False}, "keep_packed"),
+        ({"layout": "TP2", "kernels": "ref"}, "CPU kernels"),
+        ({"layout": "TP2", "max_adapters": 1}, "adapters"),
+    ],
+)
+def test_what_is_not_served_is_refused(
+    model: Path, cache: Path, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(OptionError, match=why) as raised:
+        opened(model, cache, **options)
+    assert raised.value.param == "layout"
+
+
+def test_a_mixture_is_refused_by_name(kept: Kept, cache: Path) -> None:
+    with pytest.raises(OptionError, match="experts"):
+        opened(kept(families.make, "qwen3_moe"), cache, layout="TP2")

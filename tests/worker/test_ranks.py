@@ -1,0 +1,142 @@
+"""Workers that share a model give the bits of one: in threads of this process, on a board."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from headrace.base.step import PoolShape, StepPlan, StepResult
+from headrace.dist.board import Board, make_board
+from headrace.loader.open import open_model
+from headrace.worker import Worker, WorkerOptions
+from oracle.asks import prompt, sampling
+from oracle.driving import Driver
+from tiny import families
+from tiny.kept import Kept
+
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral-window", "gemma3", "phi3", "cohere2", "starcoder2")
+
+
+class Ranks:
+    """Several workers in one place of a `Driver`."""
+
+    def __init__(self, make: Callable[..., Worker], ranks: int) -> None:
+        self.board = make_board()
+        self.threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(ranks)]
+        shared: dict[str, Any] = {"ranks": ranks, "board": self.board}
+        self.workers = self._each(lambda rank: make(rank=rank, **shared))
+        self.arch, self.options = self.workers[0].arch, self.workers[0].options
+        self._resolved = self.workers[0]._resolved
+
+    def _each(self, call: Callable[[int], Any]) -> list[Any]:
+        coming = [thread.submit(call, rank) for rank, thread in enumerate(self.threads)]
+        return [one.result(60) for one in coming]
+
+    def allocate(self, pool: PoolShape) -> None:
+        self._each(lambda rank: self.workers[rank].allocate(pool))
+        self._each(lambda rank: self.workers[rank].warm_up())
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        results = self._each(lambda rank: self.workers[rank].execute(plan))
+        for result in results:
+            assert result.error is None, result.error
+            assert result.tokens == results[0].tokens
+            assert result.logprobs == results[0].logprobs
+        return results[0]
+
+    def close(self) -> None:
+        Board(self.board, 1, 0).tear()
+        for thread in self.threads:
+            thread.shutdown()
+        for worker in self.workers:
+            worker.close()
+        os.close(self.board)
+
+
+@contextmanager
+def sharing(files: Any, ranks: int, **options: Any) -> Iterator[Ranks]:
+    made = Ranks(lambda **more: worker_of(files, **options, **more), ranks)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def worker_of(files: Any, **options: Any) -> Worker:
+    defaults = {"kernels": "cpu", "threads": 1, "rows": 8, "step_tokens": 64, "max_context": 512}
+    return Worker(files, WorkerOptions(**{**defaults, **options}))
+
+
+def answers(worker: Any) -> dict[Any, Any]:
+    """Prompts in chunks, decoding side by side, greedy and drawn, masks, log-probabilities."""
+    driver = Driver(worker, blocks=80, step_tokens=64)
+    driver.add("greedy", prompt(100), sampling(max_tokens=12))
+    driver.add("drawn", prompt(7, 1), sampling(temperature=1.0, top_p=0.9, seed=5, max_tokens=12))
+    driver.add("biased", prompt(30, 2), sampling(logit_bias={7: 2.0}, max_tokens=8, logprobs=3))
+    driver.add("penal", prompt(9, 3), sampling(repetition_penalty=1.3, max_tokens=8))
+    driver.add("scored", prompt(40, 4), sampling(max_tokens=3, prompt_logprobs=2, logprobs=1))
+    for index in range(3):
+        driver.add(f"other {index}", prompt(20 + index, 5 + index), sampling(max_tokens=10))
+    return driver.run()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_bits_of_one_worker(worker_files: Any, ranks: int) -> None:
+    alone = answers(worker_of(worker_files))
+    with sharing(worker_files, ranks) as together:
+        assert answers(together) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "k8v4"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_and_kv_type(kept: Kept, name: str, kv_dtype: str) -> None:
+    files = open_model(str(kept(families.make, name)))
+    alone = answers(worker_of(files, kv_dtype=kv_dtype))
+    for ranks in (2, 3):
+        with sharing(files, ranks, kv_dtype=kv_dtype, threads=2 if ranks == 2 else 1) as together:
+            assert answers(together) == alone, ranks
+
+
+def test_a_rank_that_is_gone_ends_the_step_of_the_others(worker_files: Any) -> None:
+    with sharing(worker_files, 2) as together:
+        driver = Driver(together, blocks=40)
+        driver.add("a", prompt(9), sampling(max_tokens=4))
+        plan = driver.scheduler.schedule()
+        assert plan is not None
+        coming = together.threads[0].submit(together.workers[0].execute, plan)
+        with pytest.raises(TimeoutError):
+            coming.result(0.2)  # It waits for rank 1, which never comes.
+        Board(together.board, 2, 1).tear()
+        result = coming.result(10)
+        assert result.error is not None
+        assert "another rank of the group is gone" in result.error
+
+
+def test_ranks_in_different_places_notice(worker_files: Any) -> None:
+    with sharing(worker_files, 2) as together:
+        driver = Driver(together, blocks=40)
+        driver.add("a", prompt(9), sampling(max_tokens=4))
+        driver.add("b", prompt(5), sampling(max_tokens=4))
+        plan = driver.scheduler.schedule()
+        assert plan is not None
+        other = StepPlan(
+            plan.number,
+            rows=plan.rows[:1],
+            starts=plan.starts[:1],
+            counts=plan.counts[:1],
+            samples=plan.samples[:1],
+            blocks=plan.blocks,
+            admitted=plan.admitted,
+        )
+        coming = [
+            together.threads[rank].submit(together.workers[rank].execute, each)
+            for rank, each in enumerate((plan, other))
+        ]
+        for one in coming:
+            assert "not in one place" in (one.result(10).error or "")
