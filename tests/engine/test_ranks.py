@@ -62,7 +62,7 @@ def test_two_processes_answer_as_one(shared: LLM, model: Path, cache: Path) -> N
 
 def test_a_grammar_is_kept_by_all_ranks(shared: LLM) -> None:
     wish = SamplingParams(temperature=1.0, seed=1, max_tokens=16)
-    (answer,) = shared.generate(["x"], wish, grammar=from_regex("(ab|cd){3}"))
+    (answer,) = shared.generate(["x"], wish, grammar=from_regex("(ab|cd){3}", "grammar"))
     text = answer.outputs[0].text
     assert len(text) == 6
     assert set(text) <= set("abcd")

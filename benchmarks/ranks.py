@@ -1,0 +1,168 @@
+"""One model shared by processes, beside one process with as many threads: bits, speed, memory.
+
+`python benchmarks/ranks.py --json benchmarks/results/ranks.json`
+
+Both stand at the same time and take turns: a prompt (its first token), then tokens one by one;
+medians of the rounds and of their ratios. Memory is what smaps says of the processes that compute,
+each layout alone on the machine: pages that several of them map count once (PSS). An exchange is
+timed between two teams of one thread, beside the barrier of one team of two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from headrace import LLM, SamplingParams
+from headrace.base.hardware import cpu
+from headrace.dist.board import Board, make_board
+from headrace.engine.group import GroupExecutor
+from headrace.kernels.cpu import emit
+from headrace.kernels.cpu.library import Team
+from headrace.kernels.cpu.records import HrStep
+
+PROMPT, DECODE = 512, 96
+TEXTS = [
+    "def quicksort(items):\n",
+    "Write a haiku about a river that runs through a mill.",
+    "import json\nimport sys\n\n\ndef main():\n    ",
+    "Explain why the sky is blue, in two sentences.",
+]
+
+
+def opened(model: str, layout: str, threads: int) -> LLM:
+    return LLM(
+        model,
+        layout=layout,
+        threads=threads,
+        offline=True,
+        max_context=4096,
+        max_sequences=8,
+        prefix_cache=False,
+        speculate="off",
+        kv_memory="512MiB",
+    )
+
+
+def pids(llm: LLM) -> list[int]:
+    """Of the processes that compute."""
+    executor = llm._engine.core.executor
+    if isinstance(executor, GroupExecutor):
+        return [rank.pid for rank in executor._ranks]
+    return [os.getpid()]
+
+
+def pss(llm: LLM) -> int:
+    """Bytes."""
+    total = 0
+    for pid in pids(llm):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += 1024 * int(line.split()[1])
+    return total
+
+
+def answers(llm: LLM, tokens: int) -> list[Any]:
+    wishes = [
+        SamplingParams(temperature=0.0, max_tokens=tokens, logprobs=1),
+        SamplingParams(temperature=1.0, seed=7, max_tokens=tokens),
+    ]
+    return [
+        [(one.token_ids, one.logprobs) for one in output.outputs]
+        for wish in wishes
+        for output in llm.generate(TEXTS, wish)
+    ]
+
+
+def timed(llm: LLM, seed: int) -> dict[str, float]:
+    """Seconds to the first token of a prompt, and of a token behind it."""
+    prompt = [random.Random(seed).randrange(1000, 100_000) for _ in range(PROMPT)]
+    begin = time.perf_counter()
+    llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
+    first = time.perf_counter()
+    wish = SamplingParams(temperature=0.0, max_tokens=DECODE, ignore_eos=True)
+    llm.generate([prompt[:16]], wish)
+    return {"prompt": first - begin, "token": (time.perf_counter() - first) / DECODE}
+
+
+def speeds(alone: LLM, shared: LLM, rounds: int) -> dict[str, Any]:
+    both = [(timed(alone, seed), timed(shared, seed)) for seed in range(rounds)]
+    found = {}
+    for kind in ("prompt", "token"):
+        times = [(one[kind], two[kind]) for one, two in both]
+        found[kind] = {
+            "alone_ms": 1e3 * statistics.median(one for one, _ in times),
+            "shared_ms": 1e3 * statistics.median(two for _, two in times),
+            "speed": statistics.median(one / two for one, two in times),
+        }
+    return found
+
+
+def exchange_seconds(rounds: int, count: int = 4000) -> dict[str, float]:
+    """Of one exchange of two ranks, and of the barrier of a team of two threads."""
+    descriptor, step = make_board(), HrStep(n=1)
+    teams = [Team(1), Team(1)]
+    boards = [Board(descriptor, 2, rank) for rank in range(2)]
+    programs = [emit.program([emit.exchange(board.fence, 2, 0)] * count) for board in boards]
+    pair, nothing = (
+        Team(2),
+        emit.program([emit.select(emit.Matrix(0, 0), emit.Matrix(0, 0), 0)] * count),
+    )
+    found: dict[str, list[float]] = {"exchange": [], "barrier": []}
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            other = thread.submit(teams[1].run, programs[1], count, step)
+            teams[0].run(programs[0], count, step)
+            other.result()
+            middle = time.perf_counter()
+            pair.run(nothing, count, step)
+            found["exchange"].append((middle - begin) / count)
+            found["barrier"].append((time.perf_counter() - middle) / count)
+    os.close(descriptor)
+    return {f"{name}_us": 1e6 * statistics.median(seconds) for name, seconds in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="qwen2.5-coder-0.5b")
+    parser.add_argument("--layouts", nargs="+", default=["TP2", "TP3", "TP4"])
+    parser.add_argument("--threads", type=int, default=cpu().cores)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    model, threads = arguments.model, arguments.threads
+    found: dict[str, dict[str, Any]] = {}
+    with opened(model, "1", threads) as alone:
+        wanted = answers(alone, arguments.tokens)
+        own = pss(alone)
+    for layout in arguments.layouts:
+        with opened(model, layout, threads) as shared:
+            equal = answers(shared, arguments.tokens) == wanted
+            found[layout] = {"equal": equal, "pss_mb": round(pss(shared) / 1e6)}
+            if int(layout.removeprefix("TP")) <= threads:
+                with opened(model, "1", threads) as alone:
+                    found[layout] |= speeds(alone, shared, arguments.rounds)
+        print(layout, json.dumps(found[layout]), flush=True)
+    report = {
+        "model": model,
+        "threads": threads,
+        "alone_pss_mb": round(own / 1e6),
+        **exchange_seconds(arguments.rounds),
+        "layouts": found,
+    }
+    print(json.dumps({name: value for name, value in report.items() if name != "layouts"}))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
