@@ -14,7 +14,13 @@ from headrace.kernels.cpu.arena import Buffer
 from headrace.kernels.cpu.emit import QuantisedRows
 from headrace.kernels.cpu.program import CpuProgram
 
-LATER = {("HrEmbed", "index"): 0, ("HrEmbed", "unused"): 0}
+LATER = {
+    ("HrEmbed", "index"): 0,
+    ("HrEmbed", "unused"): 0,
+    ("HrPart", "low"): None,
+    ("HrHead", "found"): None,
+    ("HrHead", "first"): 0,
+}
 """Fields that came after the freeze, with the value that says what was said without them."""
 
 
