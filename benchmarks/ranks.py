@@ -22,7 +22,7 @@ from typing import Any
 
 from headrace import LLM, SamplingParams
 from headrace.base.hardware import cpu
-from headrace.dist.board import Board, make_board
+from headrace.dist.commons import Commons, make_commons
 from headrace.engine.group import GroupExecutor
 from headrace.kernels.cpu import emit
 from headrace.kernels.cpu.library import Team
@@ -52,7 +52,7 @@ def opened(model: str, layout: str, threads: int) -> LLM:
 
 
 def pids(llm: LLM) -> list[int]:
-    """Of the processes that compute."""
+    """The processes that compute."""
     executor = llm._engine.core.executor
     if isinstance(executor, GroupExecutor):
         return [rank.pid for rank in executor._ranks]
@@ -106,11 +106,11 @@ def speeds(alone: LLM, shared: LLM, rounds: int) -> dict[str, Any]:
 
 
 def exchange_seconds(rounds: int, count: int = 4000) -> dict[str, float]:
-    """Of one exchange of two ranks, and of the barrier of a team of two threads."""
-    descriptor, step = make_board(), HrStep(n=1)
+    """Seconds of one exchange of two ranks, and of the barrier of a team of two threads."""
+    descriptor, step = make_commons(), HrStep(n=1)
     teams = [Team(1), Team(1)]
-    boards = [Board(descriptor, 2, rank) for rank in range(2)]
-    programs = [emit.program([emit.exchange(board.fence, 2, 0)] * count) for board in boards]
+    boards = [Commons(descriptor, 2, rank) for rank in range(2)]
+    programs = [emit.program([emit.exchange(commons.fence, 2, 0)] * count) for commons in boards]
     pair, nothing = (
         Team(2),
         emit.program([emit.select(emit.Matrix(0, 0), emit.Matrix(0, 0), 0)] * count),

@@ -1,4 +1,4 @@
-"""Workers that share a model give the bits of one: in threads of this process, on a board."""
+"""Workers that share a model give the bits of one: in threads of this process, on a commons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.base.step import PoolShape, StepPlan, StepResult
-from headrace.dist.board import Board, make_board
+from headrace.dist.commons import Commons, make_commons
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
 from oracle.asks import prompt, sampling
@@ -26,9 +26,9 @@ class Ranks:
     """Several workers in one place of a `Driver`."""
 
     def __init__(self, make: Callable[..., Worker], ranks: int) -> None:
-        self.board = make_board()
+        self.commons = make_commons()
         self.threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(ranks)]
-        shared: dict[str, Any] = {"ranks": ranks, "board": self.board}
+        shared: dict[str, Any] = {"ranks": ranks, "commons": self.commons}
         self.workers = self._each(lambda rank: make(rank=rank, **shared))
         self.arch, self.options = self.workers[0].arch, self.workers[0].options
         self._resolved = self.workers[0]._resolved
@@ -50,12 +50,12 @@ class Ranks:
         return results[0]
 
     def close(self) -> None:
-        Board(self.board, 1, 0).tear()
+        Commons(self.commons, 1, 0).tear()
         for thread in self.threads:
             thread.shutdown()
         for worker in self.workers:
             worker.close()
-        os.close(self.board)
+        os.close(self.commons)
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def test_a_rank_that_is_gone_ends_the_step_of_the_others(worker_files: Any) -> N
         coming = together.threads[0].submit(together.workers[0].execute, plan)
         with pytest.raises(TimeoutError):
             coming.result(0.2)  # It waits for rank 1, which never comes.
-        Board(together.board, 2, 1).tear()
+        Commons(together.commons, 2, 1).tear()
         result = coming.result(10)
         assert result.error is not None
         assert "another rank of the group is gone" in result.error

@@ -33,7 +33,7 @@ UNCUT = frozenset(("experts", "absorb", "unpack", "part", "short_conv", "delta_r
 """Kinds that have no cut yet; a model with one is not shared."""
 
 
-class Heads(NamedTuple):
+class HeadShare(NamedTuple):
     """What a rank has of an attention."""
 
     first: int
@@ -43,24 +43,24 @@ class Heads(NamedTuple):
     kv_heads: int
 
 
-def even(whole: int, ranks: int, grain: int = 1) -> tuple[int, ...]:
+def even(size: int, ranks: int, grain: int = 1) -> tuple[int, ...]:
     """Bounds [ranks + 1] of shares that are multiples of `grain` (the last takes what is left) and
     differ by one grain at most."""
-    grains = -(-whole // grain)
-    return tuple(min(whole, grains * rank // ranks * grain) for rank in range(ranks + 1))
+    grains = -(-size // grain)
+    return tuple(min(size, grains * rank // ranks * grain) for rank in range(ranks + 1))
 
 
-def head_shares(heads: int, kv_heads: int, ranks: int) -> list[Heads]:
-    """Of each rank; those of one rank all read the same number of queries a KV head."""
+def head_shares(heads: int, kv_heads: int, ranks: int) -> list[HeadShare]:
+    """The share of each rank, in which as many queries read one KV head as another."""
     queries = heads // kv_heads
     if ranks <= kv_heads:
         bounds = even(kv_heads, ranks)
-        return [Heads(a * queries, (b - a) * queries, a, b - a) for a, b in pairwise(bounds)]
+        return [HeadShare(a * queries, (b - a) * queries, a, b - a) for a, b in pairwise(bounds)]
     shares = []
     holders = even(ranks, kv_heads)
     for kv, (first, last) in enumerate(pairwise(holders)):
         for a, b in pairwise(even(queries, last - first)):
-            shares.append(Heads(kv * queries + a, b - a, kv, 1))
+            shares.append(HeadShare(kv * queries + a, b - a, kv, 1))
     return shares
 
 
@@ -103,7 +103,7 @@ class _Cutting:
         """Value of the whole graph → this rank's columns of it, where those are not all."""
         self._bounds: dict[Value, tuple[int, ...]] = {}
         """Where each rank's columns of it lie, if they are in one run."""
-        self._whole: dict[Value, Value] = {}
+        self._full: dict[Value, Value] = {}
         """Behind its exchange."""
 
     def run(self) -> Graph:
@@ -148,12 +148,12 @@ class _Cutting:
         """All columns of a value; behind an exchange, where ranks have some each."""
         if value not in self._mine:
             return value
-        if value not in self._whole:
-            whole = Value(value.rows, value.width, value.dtype)
+        if value not in self._full:
+            full = Value(value.rows, value.width, value.dtype)
             spec = ExchangeSpec(self._bounds[value], self._rank)
-            self._nodes.append(Node("exchange", (self._mine[value],), (whole,), (), spec))
-            self._whole[value] = whole
-        return self._whole[value]
+            self._nodes.append(Node("exchange", (self._mine[value],), (full,), (), spec))
+            self._full[value] = full
+        return self._full[value]
 
     def _linear(self, node: Node) -> None:
         (x,), (out,) = map(self._all, node.reads), node.out
@@ -193,7 +193,7 @@ class _Cutting:
         self._bounds[out] = bounds
         return [(bounds[self._rank], bounds[self._rank + 1] - bounds[self._rank])]
 
-    def _heads(self, spec: AttentionSpec) -> Heads:
+    def _heads(self, spec: AttentionSpec) -> HeadShare:
         return head_shares(spec.heads, spec.kv_heads, self._ranks)[self._rank]
 
     def _attention(self, node: Node) -> None:

@@ -89,7 +89,7 @@ class WeightRef(NamedTuple):
     copies: int = 1
     """So many weights of this kind (experts): `*` in the names stands for the number of each."""
     cut: tuple[tuple[int, int, int], ...] = ()
-    """Of all these rows the ones that a rank computes: (which tensor, first row, how many), one
+    """The ones of all these rows that a rank computes: (which tensor, first row, how many), one
     below the other; (): all."""
 
     @property

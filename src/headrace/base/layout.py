@@ -26,7 +26,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Of what `str` makes of one, with dots of any kind: `TP2`, `TP2.PP2`, `TP4.DP2.EP8`; `1`.
+        """Reads what `str` makes of one, with either dot: `TP2`, `TP2.PP2`, `TP4.DP2.EP8`, `1`.
         Raises `OptionError`."""
         sizes = {"TP": 1, "PP": 1, "DP": 1, "EP": 0}
         for part in [] if text.strip() == "1" else text.upper().replace("·", ".").split("."):

@@ -148,15 +148,11 @@ def build(
 def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
     settings = worker_settings(resolved, wish)
     ranks = Layout.parse(resolved.options.layout).devices
-    if ranks > 1:
-        from .group import GroupExecutor  # Local, as below.
-
-        return GroupExecutor(files, settings, worker, ranks)
-    if resolved.options.executor == "multiproc":
+    if ranks > 1 or resolved.options.executor == "multiproc":
         # Local: brings the channels between processes, which nobody else here wants.
-        from .multiproc import MultiprocExecutor
+        from .group import in_processes
 
-        return MultiprocExecutor(files, settings, worker)
+        return in_processes(files, settings, worker, ranks)
     return InlineExecutor(
         lambda: worker_loader(worker)(files, settings), threaded=resolved.options.depth > 1
     )

@@ -19,7 +19,7 @@ from ..base.errors import EngineDead, EngineFault
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
-from ..dist.board import Board, make_board
+from ..dist.commons import Commons, make_commons
 from ..dist.wake import Bell
 from . import messages
 from .executor import StepFuture
@@ -33,8 +33,8 @@ class GroupExecutor:
         self, files: ModelFiles, settings: dict[str, Any], worker: str, ranks: int
     ) -> None:
         """`settings`: of one worker, whose threads the ranks share."""
-        self._descriptor = make_board()
-        self._board = Board(self._descriptor, ranks, 0)
+        self._descriptor = make_commons()
+        self._commons = Commons(self._descriptor, ranks, 0)
         shares = even(max(settings["threads"], ranks), ranks)
         self._ranks: list[MultiprocExecutor] = []
         for rank in range(ranks):
@@ -42,7 +42,7 @@ class GroupExecutor:
                 **settings,
                 "ranks": ranks,
                 "rank": rank,
-                "board": self._descriptor,
+                "commons": self._descriptor,
                 "threads": shares[rank + 1] - shares[rank],
             }
             name = f"rank {rank} of {ranks}"
@@ -91,13 +91,22 @@ class GroupExecutor:
     def close(self) -> None:
         if self._descriptor < 0:
             return
-        self._board.tear()  # Who waits for a rank at an exchange waits no longer.
+        self._commons.tear()  # Who waits for a rank at an exchange waits no longer.
         if self._bell is not None:
             self._bell.close()
         for executor in self._ranks:
             executor.close()
         os.close(self._descriptor)
         self._descriptor = -1
+
+
+def in_processes(
+    files: ModelFiles, settings: dict[str, Any], worker: str, ranks: int
+) -> MultiprocExecutor | GroupExecutor:
+    """The executor of a worker in a process of its own, or of several that share the model."""
+    if ranks == 1:
+        return MultiprocExecutor(files, settings, worker)
+    return GroupExecutor(files, settings, worker, ranks)
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ class MultiprocExecutor:
         its process gets."""
         self.name = name
         self._beside: list[MultiprocExecutor] = [self]
-        """Those whose end is this one's end."""
+        """Executors whose end is this one's end."""
         self._files = files
         self._settings = settings
         self._private = PrivateFolder()

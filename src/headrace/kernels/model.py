@@ -15,8 +15,8 @@ from .prepared import Prepared
 from .timing import OperatorTimes
 
 
-class Board(Protocol):
-    """What ranks share: see `dist.board`."""
+class RankMemory(Protocol):
+    """What ranks share: see `dist.commons`."""
 
     ranks: int
     rank: int
@@ -34,20 +34,20 @@ class Model:
         self,
         graph: Graph,
         weights: Prepared,
-        whole: Graph | None = None,
-        board: Board | None = None,
+        full: Graph | None = None,
+        commons: RankMemory | None = None,
     ) -> None:
-        """`whole`: the graph of which this is a rank's part, by way of `board`."""
-        self.graph, self.weights, self.board = graph, weights, board
-        self._head = head(whole or graph)
+        """`full`: the graph of which this is a rank's part, by way of `commons`."""
+        self.graph, self.weights, self.commons = graph, weights, commons
+        self._head = head(full or graph)
         self._variants: dict[Hidden, Graph] = {}
         self._interpreters: dict[object, Interpreter] = {}
 
-    def cut(self, board: Board) -> Model:
+    def cut(self, commons: RankMemory) -> Model:
         """What one rank computes of it, with the same weights. Its head over chosen rows
         (`logits`) is whole. Raises `OptionError`."""
-        mine = cut(self.graph, board.ranks, board.rank)
-        return Model(mine, self.weights, self.graph, board)
+        mine = cut(self.graph, commons.ranks, commons.rank)
+        return Model(mine, self.weights, self.graph, commons)
 
     def variant(self, hidden: Hidden) -> Graph:
         """The graph of steps that want these hidden states, and logits where there is a head for

@@ -45,8 +45,8 @@ class WorkerOptions:
     ranks: int = 1
     """Workers that share the model; this is `rank` of them."""
     rank: int = 0
-    board: int = -1
-    """Descriptor of the memory that they share: `dist.board`."""
+    commons: int = -1
+    """Descriptor of the memory that they share: `dist.commons`."""
     panels: str | None = None
     """Folder that keeps repacked weights between starts; None: they are repacked each time."""
 

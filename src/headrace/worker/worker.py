@@ -20,7 +20,7 @@ from ..base.graph import AttentionSpec
 from ..base.groups import layer_groups, pool_bytes, pool_of_rank
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
-from ..dist.board import Board
+from ..dist.commons import Commons
 from ..kernels.operators import StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, CallByCall, Program
 from ..kernels.timing import OperatorTimes, operator_times
@@ -111,7 +111,7 @@ class Worker:
             )
             weight_bytes = self._model.weights.nbytes
             if options.ranks > 1:
-                self._model = self._model.cut(Board(options.board, options.ranks, options.rank))
+                self._model = self._model.cut(Commons(options.commons, options.ranks, options.rank))
             decisions += getattr(self._operators, "told", ())
             self._adapters: Adapters | None = None
             if options.adapters and self._model.generates:
@@ -227,7 +227,7 @@ class Worker:
                 None if self._adapters is None else self._adapters.additions,
             )
             program: Program = self._operators.compile(plain, limits) or plain
-            if self._model.board is not None and not program.lowered:
+            if self._model.commons is not None and not program.lowered:
                 raise OptionError(
                     "layout: ranks share a model in a program of the CPU kernels, and this one has "
                     "a step of which there is none",
@@ -279,8 +279,8 @@ class Worker:
         self._phases["allocate"] = time.perf_counter() - begin
 
     def _kept(self, pool: PoolShape) -> PoolShape:
-        """Of which KV heads this worker keeps blocks."""
-        if self._model.board is None:
+        """The pool of those KV heads that this worker has."""
+        if self._model.commons is None:
             return pool
         specs = [spec for spec in self._model.graph.attentions() if isinstance(spec, AttentionSpec)]
         return pool_of_rank(pool, {spec.layer: spec.kv_heads for spec in specs})

@@ -1,5 +1,5 @@
 """Buffers of a program, shared by liveness: values that are never alive at the same node may lie in
-one place. What ranks exchange lies in buffers of the board that they share."""
+one place. What ranks exchange lies in buffers of the commons that they share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import aligned
-from ..model import Board
+from ..model import RankMemory
 from .emit import QuantisedRows, needs_codes, needs_floats
 from .mixture import Mixture, Placed
 from .records import ROWS_N
@@ -21,9 +21,11 @@ Buffer = Floats | QuantisedRows
 class Arena:
     """Buffers by (rows, width), given back when their value dies."""
 
-    def __init__(self, rows: dict[int, int], beside: Arena | None, board: Board | None) -> None:
+    def __init__(
+        self, rows: dict[int, int], beside: Arena | None, commons: RankMemory | None
+    ) -> None:
         """`rows`: how many at most, of N and of R."""
-        self._rows, self.board = rows, board
+        self._rows, self.commons = rows, commons
         self._free: dict[tuple[str, int, int], list[Buffer]] = {}
         self.all: list[tuple[tuple[str, int, int], Buffer]] = (
             [] if beside is None else list(beside.all)
@@ -59,7 +61,9 @@ class Arena:
         stride = -(-width // 16) * 16
         stride += 16 if stride % 1024 == 0 else 0
         shape = self._rows[rows], stride
-        room = aligned(shape, np.float32) if not exchanged else self._on_board(4 * math.prod(shape))
+        room = (
+            aligned(shape, np.float32) if not exchanged else self._in_common(4 * math.prod(shape))
+        )
         made: Floats = room.view(np.float32).reshape(shape)[:, :width]
         self.all.append(((kind, rows, width), made))
         return made
@@ -70,13 +74,13 @@ class Arena:
         if found is not None:
             assert isinstance(found, QuantisedRows)
             return found
-        made = QuantisedRows(self._rows[rows], width, self._on_board if exchanged else None)
+        made = QuantisedRows(self._rows[rows], width, self._in_common if exchanged else None)
         self.all.append(((kind, rows, width), made))
         return made
 
-    def _on_board(self, size: int) -> npt.NDArray[np.uint8]:
-        assert self.board is not None
-        room: npt.NDArray[np.uint8] = self.board.take(size)
+    def _in_common(self, size: int) -> npt.NDArray[np.uint8]:
+        assert self.commons is not None
+        room: npt.NDArray[np.uint8] = self.commons.take(size)
         return room
 
     def give_back(self, rows: int, width: int, buffer: Buffer, *, exchanged: bool = False) -> None:

@@ -208,7 +208,7 @@ class Fusion:
         linear = node.kind == "linear"
         return not linear or emit.needs_floats(self._weight(node)) or self._is_added_to(node)
 
-    def _whole(self, value: Value) -> Value:
+    def _full(self, value: Value) -> Value:
         """What an exchange makes of a rank's columns; any other value itself."""
         readers = self._read_by(value)
         exchanged = readers and readers[0].kind == "exchange"
@@ -218,10 +218,10 @@ class Fusion:
         return [self._nodes[index] for index in self._graph.readers(value)]
 
     def _wants_codes(self, value: Value) -> bool:
-        return any(map(self._reads_codes, self._read_by(self._whole(value))))
+        return any(map(self._reads_codes, self._read_by(self._full(value))))
 
     def _wants_floats(self, value: Value) -> bool:
-        value = self._whole(value)
+        value = self._full(value)
         return value in self._results or any(map(self._reads_floats, self._read_by(value)))
 
     def _is_summed(self, index: int) -> bool:

@@ -16,7 +16,7 @@ from .rank_records import HrAgree
 from .records import KINDS, HrHead, HrLinear, HrPart, HrWorth
 
 
-class Share(NamedTuple):
+class HeadPart(NamedTuple):
     """A rank's part of a head."""
 
     rank: int
@@ -37,7 +37,7 @@ class Head:
         threads: int,
         rows: int,
         bounded: int = records.BOUNDED,
-        share: Share | None = None,
+        share: HeadPart | None = None,
     ) -> None:
         """`share`: where ranks have some of the tokens each."""
         assert bounded <= records.BOUNDED

@@ -72,7 +72,7 @@ class Lowering(Fusion):
         return self._matrix(value)
 
     def _make_codes(self, value: Value) -> HrQuantised:
-        whole = self._whole(value)
+        whole = self._full(value)
         rows, exchanged = rows_of(value), whole in self._exchanged
         self._codes[whole] = self._arena.codes(rows, whole.width, exchanged=exchanged)
         return self._codes[whole].columns(0 if whole is value else self._first[value])
@@ -132,9 +132,9 @@ class Lowering(Fusion):
                 back()
 
     def _exchange(self, index: int, node: Node) -> None:
-        board = self._arena.board
-        assert board is not None
-        self._emit("exchange", emit.exchange(board.fence, board.ranks, self._meetings))
+        commons = self._arena.commons
+        assert commons is not None
+        self._emit("exchange", emit.exchange(commons.fence, commons.ranks, self._meetings))
         self._meetings += 1
         # Whoever comes here has read what died before.
         for back in self._idle:
@@ -292,7 +292,7 @@ class Lowering(Fusion):
             made = emit.gate_up(x, weight, spec.name, self._make_codes(out), rows_of(out))
             self._emit(name, made)
             return
-        y, q = self._outputs(out, grain=self._whole(out).width)
+        y, q = self._outputs(out, grain=self._full(out).width)
         given = self._matrix(node.reads[0]), out.width, spec.name, y, q
         self._emit("gated", emit.gated(*given, rows_of(out)))
 
@@ -300,7 +300,7 @@ class Lowering(Fusion):
         if node in self._activated.values():
             return
         (out,) = node.out
-        y, q = self._outputs(out, grain=self._whole(out).width)
+        y, q = self._outputs(out, grain=self._full(out).width)
         name = _activation(node)
         assert name is not None
         given = self._matrix(node.reads[0]), out.width, name, y, q
@@ -309,7 +309,7 @@ class Lowering(Fusion):
     def _multiply(self, index: int, node: Node) -> None:
         (out,), name = node.out, _activation(node)
         assert name is not None
-        y, q = self._outputs(out, grain=self._whole(out).width)
+        y, q = self._outputs(out, grain=self._full(out).width)
         x, gate = map(self._matrix, node.reads)
         self._emit("multiply", states.multiply(x, gate, out.width, name, y, q, rows_of(out)))
 

@@ -12,14 +12,14 @@ import numpy.typing as npt
 from ...base.graph import SAMPLED
 from ..arrays import Array, address
 from ..draws import RULE
-from ..model import Board
+from ..model import RankMemory
 from ..operators import Operators, StepBatch, StepLimits
 from ..program import CallByCall, Outputs, Want
 from . import emit
 from .arena import Arena
 from .emit import Emitted
 from .fusion import Unrecordable
-from .head import Head, Share
+from .head import Head, HeadPart
 from .library import Team
 from .lowering import Lowering, tables
 from .mapped import MappedRows
@@ -85,8 +85,8 @@ class CpuProgram:
         """Variants of the same step, made when first wanted; None: it cannot be recorded. They do
         not know this one, so that all of it goes when the last reference to it does."""
         rows = {ROWS_N: limits.tokens, ROWS_R: limits.samples}
-        board = plain.model.board
-        self._arena: Arena = Arena(rows, None if beside is None else beside._arena, board)
+        commons = plain.model.commons
+        self._arena: Arena = Arena(rows, None if beside is None else beside._arena, commons)
         every = variant.every or not plain.model.generates
         graph = plain.model.variant("every" if every else "sampled")
         hidden, logits = graph.outputs["hidden"], graph.outputs.get("logits")
@@ -105,8 +105,8 @@ class CpuProgram:
         self._logits_end = _End(first, count, None, self._logits)
         self._head: _GreedyHead | None = None
         if lowering.head is not None:
-            self._head = _GreedyHead(lowering, operators.team.threads, limits.samples, board)
-        self._shared = board is not None
+            self._head = _GreedyHead(lowering, operators.team.threads, limits.samples, commons)
+        self._shared = commons is not None
         self._drawing = _DrawingEnd(self._emitted, self._logits)
         self._tables = [MappedRows(weights.weight(table)) for table in tables(graph)]
         self._step = HrStep()
@@ -190,16 +190,18 @@ class _End:
 class _GreedyHead(_End):
     """The same records but for the last: the most likely tokens in place of the logits."""
 
-    def __init__(self, lowering: Lowering, threads: int, rows: int, board: Board | None) -> None:
+    def __init__(
+        self, lowering: Lowering, threads: int, rows: int, commons: RankMemory | None
+    ) -> None:
         assert lowering.head is not None
         kept, share = lowering.emitted[:-1], None
         if lowering.share is not None:
-            assert board is not None
+            assert commons is not None
             stride = -(-rows // 16) * 16
-            found = board.take(8 * board.ranks * stride).view(np.int32)
+            found = commons.take(8 * commons.ranks * stride).view(np.int32)
             *kept, _, exchange = lowering.emitted
-            first = lowering.share.bounds[board.rank]
-            share = Share(board.rank, first, found.reshape(board.ranks, stride, 2), exchange)
+            first = lowering.share.bounds[commons.rank]
+            share = HeadPart(commons.rank, first, found.reshape(commons.ranks, stride, 2), exchange)
         self.head = Head(lowering.head, threads, rows, share=share)
         emitted = [*kept, *self.head.records()]
         self._records = emit.program(emitted)

@@ -15,20 +15,20 @@ import numpy as np
 import numpy.typing as npt
 
 SIZE = 1 << 38
-"""Of the file, which has no more memory than its rooms."""
+"""Size of the file, which has no more memory than its rooms."""
 _BROKEN = 128
 """Where the fence says that a rank is gone (kernels/cpu/csrc/ranks.h)."""
 
 
-def make_board() -> int:
-    """The descriptor of a new board; the caller closes it."""
+def make_commons() -> int:
+    """The descriptor of a new commons; the caller closes it."""
     descriptor = os.memfd_create("headrace ranks")
     os.ftruncate(descriptor, SIZE)
     return descriptor
 
 
-class Board:
-    """A board as one rank sees it."""
+class Commons:
+    """A commons as one rank sees it."""
 
     def __init__(self, descriptor: int, ranks: int, rank: int) -> None:
         self.ranks, self.rank = ranks, rank
