@@ -55,7 +55,7 @@ def pids(llm: LLM) -> list[int]:
     """The processes that compute."""
     executor = llm._engine.core.executor
     if isinstance(executor, GroupExecutor):
-        return [rank.pid for rank in executor._ranks]
+        return [os.getpid(), *(other.pid for other in executor._others)]
     return [os.getpid()]
 
 

@@ -78,12 +78,12 @@ def test_a_killed_rank_is_named(model: Path, cache: Path) -> None:
     with opened(model, cache, layout="TP2") as llm:
         executor = llm._engine.core.executor
         assert isinstance(executor, GroupExecutor)
-        os.kill(executor._ranks[1].pid, signal.SIGKILL)
+        os.kill(executor._others[0].pid, signal.SIGKILL)
         begin = time.monotonic()
         with pytest.raises(EngineDead, match="rank 1 of 2 was ended by SIGKILL"):
             llm.generate(["one"], WISHES[0])
         assert time.monotonic() - begin < 5
-        pids = [rank.pid for rank in executor._ranks]
+        pids = [other.pid for other in executor._others]
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

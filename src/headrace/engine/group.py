@@ -1,16 +1,18 @@
-"""The executor of a model that several worker processes share: ranks, on one host.
+"""The executor of a model that several workers share: ranks, on one host.
 
-Every rank is a whole worker: it gets every plan, keeps all tables, and computes its part of each
-product, so that all of them have every step's outputs and draw the same tokens by themselves. What
-comes back of rank 0 is the result; that the others' tokens are the same is looked at in each step.
-Where one rank ends, all do, and the error names it.
+Rank 0 runs in the engine's process, each other in one of its own. Every rank is a whole worker: it
+gets every plan, keeps all tables, and computes its part of each product, so that all of them have
+every step's outputs and draw the same tokens by themselves. The results of rank 0 are the engine's;
+that the others' tokens were the same is looked at a step later, when nobody waits for it. Where one
+rank ends, all do, and the error names it.
 """
 
 from __future__ import annotations
 
 import os
 import select
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +24,9 @@ from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.commons import Commons, make_commons
 from ..dist.wake import Bell
 from . import messages
-from .executor import StepFuture
+from .executor import InlineExecutor, StepFuture
 from .multiproc import MultiprocExecutor
+from .real import worker_loader
 
 
 class GroupExecutor:
@@ -35,22 +38,24 @@ class GroupExecutor:
         """`settings`: of one worker, whose threads the ranks share."""
         self._descriptor = make_commons()
         self._commons = Commons(self._descriptor, ranks, 0)
-        shares = even(max(settings["threads"], ranks), ranks)
-        self._ranks: list[MultiprocExecutor] = []
-        for rank in range(ranks):
-            mine = {
-                **settings,
-                "ranks": ranks,
-                "rank": rank,
-                "commons": self._descriptor,
-                "threads": shares[rank + 1] - shares[rank],
-            }
-            name = f"rank {rank} of {ranks}"
-            executor = MultiprocExecutor(files, mine, worker, name=name, keep=[self._descriptor])
-            self._ranks.append(executor)
-        for executor in self._ranks:
-            executor.join(self._ranks)
+        threads = even(max(settings["threads"], ranks), ranks)
+        shared = {**settings, "ranks": ranks, "commons": self._descriptor}
+        each = [
+            {**shared, "rank": rank, "threads": threads[rank + 1] - threads[rank]}
+            for rank in range(ranks)
+        ]
+        self._others = [
+            MultiprocExecutor(
+                files, mine, worker, name=f"rank {rank} of {ranks}", keep=[self._descriptor]
+            )
+            for rank, mine in enumerate(each[1:], 1)
+        ]
+        for other in self._others:
+            other.on_end(self._commons.tear)
+        self._own = InlineExecutor(lambda: worker_loader(worker)(files, each[0]))
         self._bell: _AnyBell | None = None
+        self._unseen: deque[tuple[StepResult, list[StepFuture]]] = deque()
+        """Results of rank 0, and what comes of the others."""
 
     @property
     def wake(self) -> Bell:
@@ -58,29 +63,61 @@ class GroupExecutor:
         return self._bell
 
     def load(self) -> WorkerFacts:
-        # The first may have weights to repack, and keeps them for the others to map.
-        facts, *_ = [executor.load() for executor in self._ranks]
-        self._bell = _AnyBell([executor.wake for executor in self._ranks])
+        # Rank 0 may have weights to repack, and keeps them for the others to map.
+        facts = self._own.load()
+        for other in self._others:
+            other.load()
+        bells = [self._own.wake, *(other.wake for other in self._others)]
+        self._bell = _AnyBell(bells, lambda: self._compare(0))
         return facts
 
     def allocate(self, pool: PoolShape) -> None:
-        self._all(messages.Allocate(pool))
+        self._all(messages.Allocate(pool), lambda: self._own.allocate(pool))
 
     def warm_up(self) -> None:
-        self._all(messages.WarmUp())
+        self._all(messages.WarmUp(), self._own.warm_up)
 
-    def _all(self, message: messages.Allocate | messages.WarmUp) -> None:
-        for executor in self._ranks:
-            executor.ask(message)
-        for executor in self._ranks:
-            executor.answered()
+    def _all(self, message: messages.Allocate | messages.WarmUp, own: Callable[[], None]) -> None:
+        for other in self._others:
+            other.ask(message)
+        try:
+            own()
+        except EngineFault:
+            self._check()
+            raise
+        for other in self._others:
+            other.answered()
 
     def submit(self, plan: StepPlan) -> StepFuture:
-        return _Joined([executor.submit(plan) for executor in self._ranks])
+        self._compare(1)
+        coming = [other.submit(plan) for other in self._others]
+        result = self._own.submit(plan).result()
+        if result.error is not None:
+            self._check()
+        self._unseen.append((result, coming))
+        return _Done(result)
+
+    def _compare(self, left: int) -> None:
+        """Look at the results of the other ranks but for the last `left` steps'."""
+        while len(self._unseen) > left:
+            result, coming = self._unseen.popleft()
+            for rank, one in enumerate(coming, 1):
+                other = one.result()
+                if (other.tokens, other.error) != (result.tokens, result.error):
+                    raise EngineDead(
+                        f"rank {rank} made other tokens in step {result.number} than rank 0"
+                    )
+
+    def _check(self) -> None:
+        """Raise `EngineDead` where another rank has ended."""
+        for other in self._others:
+            if other.ended:
+                raise other.death()
 
     def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        done = [executor.prepare_grammar(source, owner) for executor in self._ranks]
-        return all(done)
+        self._compare(0)  # What they say of grammars comes behind what they say of steps.
+        done = [other.prepare_grammar(source, owner) for other in self._others]
+        return self._own.prepare_grammar(source, owner) and all(done)
 
     def load_adapter(self, name: str, path: str) -> None:
         raise EngineFault("ranks serve no adapters")
@@ -94,10 +131,21 @@ class GroupExecutor:
         self._commons.tear()  # Who waits for a rank at an exchange waits no longer.
         if self._bell is not None:
             self._bell.close()
-        for executor in self._ranks:
-            executor.close()
+        for other in self._others:
+            other.close()
+        self._own.close()
         os.close(self._descriptor)
         self._descriptor = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A result that is there."""
+
+    _result: StepResult
+
+    def result(self) -> StepResult:
+        return self._result
 
 
 def in_processes(
@@ -110,27 +158,12 @@ def in_processes(
 
 
 @dataclass(slots=True)
-class _Joined:
-    """One result of a step that all ranks computed."""
-
-    _coming: Sequence[StepFuture]
-
-    def result(self) -> StepResult:
-        first, *others = [coming.result() for coming in self._coming]
-        for rank, other in enumerate(others, 1):
-            if other.tokens != first.tokens and not (first.error or other.error):
-                raise EngineDead(
-                    f"rank {rank} made other tokens than rank 0 in step {first.number}"
-                )
-            first.error = first.error or other.error
-        return first
-
-
-@dataclass(slots=True)
 class _AnyBell:
     """Rings when one of several does."""
 
     _bells: Sequence[Bell]
+    _before: Callable[[], None]
+    """To be done before they are cleared."""
     _poll: select.epoll = field(default_factory=select.epoll)
 
     def __post_init__(self) -> None:
@@ -141,6 +174,7 @@ class _AnyBell:
         return self._poll.fileno()
 
     def clear(self) -> bool:
+        self._before()
         rung = [bell.clear() for bell in self._bells]
         return any(rung)
 

@@ -48,8 +48,6 @@ class MultiprocExecutor:
         """`worker`: `module:function` that loads one, as in `engine.real`; `keep`: descriptors that
         its process gets."""
         self.name = name
-        self._beside: list[MultiprocExecutor] = [self]
-        """Executors whose end is this one's end."""
         self._files = files
         self._settings = settings
         self._private = PrivateFolder()
@@ -81,13 +79,13 @@ class MultiprocExecutor:
     def pid(self) -> int:
         return self._child.pid
 
-    def join(self, others: Sequence[MultiprocExecutor]) -> None:
-        """From now on the end of one of these is noticed by who waits for this one, too."""
-        for other in others:
-            if other is not self:
-                self._beside.append(other)
-                if other._pidfd is not None:
-                    self._channel.watch(other._pidfd)
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Call this, from a thread of its own, as soon as the process ends."""
+        self._child.watch(lambda code: call())
+
+    @property
+    def ended(self) -> bool:
+        return self._child.exit_code is not None
 
     def load(self) -> WorkerFacts:
         self._expect(messages.Hello)
@@ -114,7 +112,7 @@ class MultiprocExecutor:
         try:
             self._channel.send(messages.Execute(plan))
         except PeerGone:
-            raise self._death() from None
+            raise self.death() from None
         coming = _Coming(self)
         self._waiting.append(coming)
         return coming
@@ -130,7 +128,7 @@ class MultiprocExecutor:
             try:
                 self._channel.send(messages.Prepare(source, owner))
             except PeerGone:
-                raise self._death() from None
+                raise self.death() from None
             self._asked.append(name)
         return False
 
@@ -144,7 +142,7 @@ class MultiprocExecutor:
                 assert isinstance(message, messages.Failed), f"not expected: {message!r:.200}"
                 raise message.error.error()
         if self._channel.lost:
-            raise self._death()
+            raise self.death()
         return bool(said)
 
     def load_adapter(self, name: str, path: str) -> None:
@@ -159,7 +157,7 @@ class MultiprocExecutor:
         try:
             self._channel.send(message)
         except PeerGone:
-            raise self._death() from None
+            raise self.death() from None
         done = self._expect(messages.AdapterDone)
         if done.error is not None:
             raise done.error.error()
@@ -193,12 +191,11 @@ class MultiprocExecutor:
         while True:
             message = self._channel.receive_one(None if self._pidfd is not None else _POLL)
             if message is None:
-                gone = next((one for one in self._beside if one._child.wait(0.0) is not None), None)
-                if gone is None:
+                if self._child.wait(0.0) is None:
                     continue
                 message = self._channel.receive_one(0.05)  # Its last words, if any.
                 if message is None:
-                    raise gone._death()
+                    raise self.death()
             if isinstance(message, messages.Failed):
                 raise message.error.error()
             if self._heard(message):
@@ -206,7 +203,8 @@ class MultiprocExecutor:
             assert isinstance(message, kind), f"expected {kind.__name__}, got {message!r:.200}"
             return message
 
-    def _death(self) -> EngineDead:
+    def death(self) -> EngineDead:
+        """How the process ended, as an error."""
         code = self._child.wait(1.0)
         how = "does not answer" if code is None else explain_exit(code)
         with contextlib.suppress(OSError):

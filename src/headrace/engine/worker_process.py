@@ -6,6 +6,7 @@ import argparse
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..base.errors import EngineFault, HeadraceError
 from ..dist.channel import Channel
@@ -15,6 +16,9 @@ from .executor import LoadedWorker, execute
 from .messages import WireError
 from .real import worker_loader
 from .spawn import become_child
+
+_HOT = 1e-3
+"""Seconds for which a rank looks for the next plan before it sleeps."""
 
 
 def main() -> None:
@@ -40,9 +44,10 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
     channel.watch(wake.fileno())
     channel.send(messages.Hello(0))
     worker: LoadedWorker | None = None
+    hot = False
     began = time.monotonic()
     while True:
-        message = channel.receive_one(None)
+        message = channel.receive_one(None) if not hot else _soon(channel)
         if wake.clear():
             channel.send(messages.Compiled())
         begin = time.monotonic()
@@ -63,6 +68,7 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
                     done = worker.prepare_grammar(grammar, owner, wake.ring)
                     channel.send(messages.Prepared(done))
                 case messages.Load(files, settings):
+                    hot = settings.get("ranks", 1) > 1
                     worker, facts = worker_loader(loader)(files.open(), settings)
                     phases = {"worker_process": began - spawned, **facts.phases}
                     channel.send(messages.Loaded(replace(facts, phases=phases)))
@@ -87,6 +93,17 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
             raise
     if worker is not None:
         worker.close()
+
+
+def _soon(channel: Channel) -> Any:
+    """The next message. Other ranks wait for what it makes of it, so that it is not asleep when one
+    comes right behind the last."""
+    end = time.monotonic() + _HOT
+    while time.monotonic() < end:
+        message = channel.receive_one(0.0)
+        if message is not None:
+            return message
+    return channel.receive_one(None)
 
 
 def _load_adapter(worker: LoadedWorker, name: str, path: str) -> messages.AdapterDone:
