@@ -24,7 +24,7 @@ from typing import Any
 from headrace.roofline.composition import decode_step
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.known import KNOWN, PUBLISHED
+from headrace.roofline.known import known
 from headrace.roofline.step import step_time
 from headrace.roofline.weights import WeightBytes
 from roofline import against_server, cpu_truth, published
@@ -75,7 +75,7 @@ def hands() -> list[Hand]:
         ),
         Hand(
             "deepseek-v3",
-            PUBLISHED["deepseek-v3"],
+            known("deepseek-v3")[1],
             "bfloat16",
             deepseek * 1.0 + 7168 * 129_280 * 2.0,
             58 * 3 * 7168 * 2048 * 1.0,
@@ -85,7 +85,7 @@ def hands() -> list[Hand]:
         ),
         Hand(
             "gpt-oss-120b",
-            PUBLISHED["gpt-oss-120b"],
+            known("gpt-oss-120b")[1],
             "bfloat16",
             oss * 2.0,
             36 * 3 * 2880 * 2880 * 4.25 / 8,
@@ -101,7 +101,7 @@ def counts() -> list[dict[str, Any]]:
     """Decode at batch 1 and 64, even routing: bytes of weights and KV, limits on three devices."""
     rows = []
     for hand in hands():
-        arch = KNOWN[hand.name]
+        arch, _ = known(hand.name)
         for batch in (1, 64):
             case = Case(arch, hand.weights, kv_dtype=hand.kv_dtype)
             step = decode_step(arch, batch, CONTEXT)

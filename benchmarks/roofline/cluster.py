@@ -22,7 +22,7 @@ from headrace.engine.routing import ROUTERS
 from headrace.engine.sim import Cluster, ReplicaSpec
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.known import KNOWN
+from headrace.roofline.known import known
 from headrace.roofline.plot import Chart, Series, write_png
 from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 
@@ -43,7 +43,7 @@ def study(model: str, devices: int, routing: str) -> dict[str, Any]:
     tp, rate, _ = MODELS[model]
     replicas = devices // tp
     case = Case(
-        KNOWN[model],
+        known(model)[0],
         WeightBytes("fp8", formats=WIDE_ENDS),
         kv_dtype="fp8",
         layout=Layout(tp),

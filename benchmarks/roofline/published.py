@@ -26,7 +26,7 @@ from headrace.bench.virtual import Simulation
 from headrace.engine.sim import Cluster, ReplicaSpec
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.known import KNOWN, PUBLISHED
+from headrace.roofline.known import known
 from headrace.roofline.routing import typical_skew
 from headrace.roofline.steady import Demand, Engine
 from headrace.roofline.weights import WIDE_ENDS, WeightBytes
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
     @property
     def mixture(self) -> bool:
-        return KNOWN[self.model].moe is not None
+        return known(self.model)[0].moe is not None
 
     @property
     def batch(self) -> int:
@@ -172,13 +172,13 @@ def case_of(row: Row) -> Case:
     (`select_alltoall_method_type`): it gathers the tokens of all ranks and scatters the sums. NVFP4
     and FP8 with one scale a tensor (Qwen's checkpoints) are made before that: a byte a number here.
     """
-    oss, moe = row.format == "mxfp4", KNOWN[row.model].moe
+    oss, moe = row.format == "mxfp4", known(row.model)[0].moe
     return Case(
-        KNOWN[row.model],
-        PUBLISHED[row.model] if oss else WeightBytes(row.format, formats=WIDE_ENDS),
+        known(row.model)[0],
+        known(row.model)[1] if oss else WeightBytes(row.format, formats=WIDE_ENDS),
         kv_dtype="bfloat16" if oss else "fp8",
         layout=row.layout,
-        skew=typical_skew(KNOWN[row.model]),
+        skew=typical_skew(known(row.model)[0]),
         gathered=moe is not None and 1 < row.layout.ranks <= moe.active,
         dispatch_dtype="fp8" if row.format == "nvfp4" or row.model.startswith("qwen3") else None,
     )
@@ -310,7 +310,7 @@ def main(arguments: list[str] | None = None) -> None:
             errors = [
                 abs(one[which] / one["published"] - 1)
                 for one in rows
-                if (KNOWN[one["model"]].moe is None) is name.startswith("dense")
+                if (known(one["model"])[0].moe is None) is name.startswith("dense")
                 and (name != "dense TP" or one["layout"] != "1")
                 and one["held"] is (name == "mixtures held")
             ]

@@ -20,7 +20,7 @@ from headrace.base.layout import Layout
 from headrace.roofline.composition import Composition, compose
 from headrace.roofline.counts import Case, device_bytes
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.known import KNOWN
+from headrace.roofline.known import KNOWN, known
 from headrace.roofline.operators import count_step
 from headrace.roofline.step import StepModel, step_time
 from headrace.roofline.weights import WIDE_ENDS, WeightBytes, parameters, total_bytes
@@ -43,13 +43,13 @@ ENCODER = ModelArch(
     encoder=Encoder(types=2),
 )
 ARCHS = {
-    **KNOWN,
+    **{name: known(name)[0] for name in json.loads(FROZEN.read_text()) if name in KNOWN},
     "gemma-270m": GEMMA_270M,
     "mistral-windowed": MISTRAL_WINDOWED,
     "minilm": ENCODER,
     "reranker": replace(ENCODER, encoder=Encoder(types=2, labels=1)),
     "shared": replace(
-        KNOWN["qwen3-30b-a3b"],
+        known("qwen3-30b-a3b")[0],
         moe=Moe(experts=16, active=2, intermediate=768, shared_intermediate=512, dense_layers=2),
     ),
 }

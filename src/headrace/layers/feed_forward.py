@@ -87,5 +87,7 @@ def experts(
         both = [f"{at}.gate_proj.bias", f"{at}.up_proj.bias"]
         matrices.append(vector(both, [inner, inner], count))
         matrices.append(vector([f"{at}.down_proj.bias"], [hidden], count))
-    spec = ExpertsSpec("clamped" if clamped else to.arch.activation)
+    activation = to.arch.activation
+    assert activation != "relu2", "experts have gates, and those none of this kind"
+    spec = ExpertsSpec("clamped" if clamped else activation)
     return to.node("experts", (x, chosen, shares), hidden, matrices, spec)
