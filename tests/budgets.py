@@ -38,31 +38,31 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 5_645,
+    "base": 6_000,
     "bench": 9_540,
-    "cli": 5_726,
-    "dist": 510,
-    "engine": 8_427,
+    "cli": 5_727,
+    "dist": 545,
+    "engine": 8_698,
     "factory": 6_688,
-    "kernels": 14_555,
+    "kernels": 14_865,
     "kv": 1_581,
-    "layers": 385,
+    "layers": 387,
     "loader": 4_984,
     "media": 389,
     "models": 543,
     "obs": 1_767,
     "quant": 1_014,
-    "roofline": 4_739,
+    "roofline": 4_679,
     "route": 955,
     "sched": 1_578,
     "server": 15_931,
     "speech": 2_232,
-    "speculate": 710,
-    "text": 6_218,
-    "worker": 5_769,
+    "speculate": 702,
+    "text": 6_206,
+    "worker": 5_791,
 }
 """Lines of Python in each package."""
-TOTAL = 99_896
+TOTAL = 100_853
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
