@@ -20,6 +20,9 @@ LATER = {
     ("HrPart", "low"): None,
     ("HrHead", "found"): None,
     ("HrHead", "first"): 0,
+    ("HrHead", "lowest"): None,
+    ("HrHead", "ranks"): 0,
+    ("HrHead", "rank"): 0,
 }
 """Fields that came after the freeze, with the value that says what was said without them."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arrays import address, aligned
-from . import records
+from ..model import RankMemory
+from . import emit, records
 from .emit import Emitted
 from .panels import LOW_SHARE, OUTPUTS, PLANES
 from .rank_records import HrAgree
@@ -19,12 +21,20 @@ from .records import KINDS, HrHead, HrLinear, HrPart, HrWorth
 class HeadPart(NamedTuple):
     """A rank's part of a head."""
 
-    rank: int
+    commons: RankMemory
     first: int
     """The token of its first output."""
-    found: npt.NDArray[np.int32]
-    """[ranks, rows, 2]: HrBest of each, in memory of all."""
-    exchange: Emitted
+    place: int
+    """The number of its first exchange, of which there are two."""
+
+    def exchange(self, number: int) -> Emitted:
+        return emit.exchange(self.commons.fence, self.commons.ranks, self.place + number)
+
+    def room(self, stride: int) -> npt.NDArray[np.uint8]:
+        """Of each rank, for so many rows, eight bytes a row, in memory of all."""
+        size = self.commons.ranks, 8 * stride
+        room: npt.NDArray[np.uint8] = self.commons.take(math.prod(size)).reshape(size)
+        return room
 
 
 class Head:
@@ -63,10 +73,15 @@ class Head:
             address(self.lower),
             address(self._worth),
             self.bounded,
-            *((None, 0) if share is None else (address(share.found[share.rank]), share.first)),
         )
         self._share = share
         self._op.keep = product, self._best, self._worth, self.bounds, self.lower, self.tokens
+        if share is not None:
+            ranks, rank = share.commons.ranks, share.commons.rank
+            self._found, self._lowest = share.room(stride), share.room(stride)
+            self._op.found, self._op.first = address(self._found[rank]), share.first
+            self._op.lowest, self._op.ranks, self._op.rank = address(self._lowest), ranks, rank
+            self._agree = HrAgree(address(self._found), stride, address(self.tokens), ranks, 0)
 
     @property
     def worth(self) -> HrWorth:
@@ -82,12 +97,11 @@ class Head:
         return (worth.with_ * LOW_SHARE - left) / steps if steps else 0.0
 
     def records(self) -> list[Emitted]:
-        codes = [records.BEST, records.PICK]
-        made: list[Emitted] = [
-            (code, self._op) for code in ([records.BOUND] if self.bounded else []) + codes
-        ]
-        if self._share is not None:
-            found = self._share.found
-            op = HrAgree(address(found), found.shape[1], address(self.tokens), len(found), 0)
-            made += [self._share.exchange, (records.AGREE, op)]
-        return made
+        bound: list[Emitted] = [(records.BOUND, self._op)] if self.bounded else []
+        best: list[Emitted] = [(records.BEST, self._op), (records.PICK, self._op)]
+        share = self._share
+        if share is None:
+            return bound + best
+        if bound:
+            bound += [(records.LOWER, self._op), share.exchange(0)]
+        return [*bound, *best, share.exchange(1), (records.AGREE, self._agree)]

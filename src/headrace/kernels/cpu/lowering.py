@@ -55,7 +55,8 @@ class Lowering(Fusion):
         """int8 codes by value, since other numbers in the same storage have other codes."""
         self._idle: list[Callable[[], None]] = []
         """Gives back what this rank has read of all ranks' memory, and others may still read."""
-        self._meetings = 0
+        self.meetings = 0
+        """Exchanges so far."""
 
     def floats(self, value: Value) -> npt.NDArray[np.float32]:
         """Where the numbers of an output lie."""
@@ -134,8 +135,8 @@ class Lowering(Fusion):
     def _exchange(self, index: int, node: Node) -> None:
         commons = self._arena.commons
         assert commons is not None
-        self._emit("exchange", emit.exchange(commons.fence, commons.ranks, self._meetings))
-        self._meetings += 1
+        self._emit("exchange", emit.exchange(commons.fence, commons.ranks, self.meetings))
+        self.meetings += 1
         # Whoever comes here has read what died before.
         for back in self._idle:
             back()

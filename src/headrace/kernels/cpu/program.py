@@ -197,11 +197,9 @@ class _GreedyHead(_End):
         kept, share = lowering.emitted[:-1], None
         if lowering.share is not None:
             assert commons is not None
-            stride = -(-rows // 16) * 16
-            found = commons.take(8 * commons.ranks * stride).view(np.int32)
-            *kept, _, exchange = lowering.emitted
+            kept = lowering.emitted[:-2]
             first = lowering.share.bounds[commons.rank]
-            share = HeadPart(commons.rank, first, found.reshape(commons.ranks, stride, 2), exchange)
+            share = HeadPart(commons, first, lowering.meetings - 1)
         self.head = Head(lowering.head, threads, rows, share=share)
         emitted = [*kept, *self.head.records()]
         self._records = emit.program(emitted)

@@ -38,7 +38,7 @@ ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
 LAYER_NORM, ACTIVATE, BIDIRECTIONAL, ROUTE, PLACE, EXPERTS_UP, EXPERTS_DOWN, SCALE = range(12, 20)
 LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE, BOUND, HEADS, COLUMNS = range(20, 29)
-CONV, RECURRENCE, MULTIPLY, EXCHANGE, AGREE = range(29, 34)
+CONV, RECURRENCE, MULTIPLY, EXCHANGE, AGREE, LOWER = range(29, 35)
 BOUNDED = 4
 """Rows up to which bounding the logits first is worth it (docs/kernels.md): HR_BOUNDED."""
 MAX_GROUPS = 16
@@ -442,6 +442,9 @@ class HrHead(Structure):
         ("bounded", _L),
         ("found", _P),
         ("first", _L),
+        ("lowest", _P),
+        ("ranks", _I),
+        ("rank", _I),
     ]
 
 

@@ -195,6 +195,19 @@ void op_bound(const HrHead& op, const hr::Work& work) {
   });
 }
 
+// A rank that has not the most likely token would find candidates without end below its own best.
+void op_lower(const HrHead& op, const hr::Work& work) {
+  const int64_t rows = work.rows(op.linear.rows);
+  if (work.thread != 0 || rows > op.bounded) return;
+  float* mine = op.lowest + op.rank * op.stride;
+  const int threads = bounded(op, rows) ? work.threads : 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    mine[r] = -__builtin_inff();
+    for (int t = 0; t < threads; ++t)
+      if (op.lower[t * op.stride + r] > mine[r]) mine[r] = op.lower[t * op.stride + r];
+  }
+}
+
 // y of the panels that BOUND has left as candidates, for any of the rows.
 void candidate_panels(const HrHead& op, const HrLinear& linear, const hr::Work& work) {
   const int64_t rows = work.rows(linear.rows), panels = hr::panel_count(linear.parts[0].out);
@@ -203,6 +216,8 @@ void candidate_panels(const HrHead& op, const HrLinear& linear, const hr::Work& 
     lower[r] = op.lower[r];
     for (int t = 1; t < work.threads; ++t)
       if (op.lower[t * op.stride + r] > lower[r]) lower[r] = op.lower[t * op.stride + r];
+    for (int rank = 0; op.lowest && rank < op.ranks; ++rank)
+      if (op.lowest[rank * op.stride + r] > lower[r]) lower[r] = op.lowest[rank * op.stride + r];
   }
   const auto candidate = [&](int64_t panel) {
     for (int64_t r = 0; r < rows; ++r)

@@ -50,6 +50,7 @@ void run(const HrRecord& record, const hr::Work& work) {
     case HR_OP_BOUND: return op_bound(*static_cast<const HrHead*>(record.op), work);
     case HR_OP_BEST: return op_best(*static_cast<const HrHead*>(record.op), work);
     case HR_OP_PICK: return op_pick(*static_cast<const HrHead*>(record.op), work);
+    case HR_OP_LOWER: return op_lower(*static_cast<const HrHead*>(record.op), work);
     case HR_OP_AGREE: return op_agree(*static_cast<const HrAgree*>(record.op), work);
     case HR_OP_SAMPLE: return op_sample(*static_cast<const HrSample*>(record.op), work);
     case HR_OP_DRAW: return op_draw(*static_cast<const HrDraw*>(record.op), work);

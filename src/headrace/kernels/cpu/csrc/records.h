@@ -64,7 +64,7 @@ enum HrCode {
   HR_OP_BOUND = 26,
   HR_OP_HEADS = 27, HR_OP_COLUMNS = 28,  // heads.h
   HR_OP_CONV = 29, HR_OP_RECURRENCE = 30, HR_OP_MULTIPLY = 31,  // states.h
-  HR_OP_EXCHANGE = 32, HR_OP_AGREE = 33  // ranks.h
+  HR_OP_EXCHANGE = 32, HR_OP_AGREE = 33, HR_OP_LOWER = 34  // ranks.h
 };
 
 // Rows of activations as int8, six rows interleaved: what a product walks through is one
@@ -151,6 +151,10 @@ typedef struct {        // BEST: each thread's best of every row; PICK: the best
   int64_t bounded;      // at most HR_BOUNDED; 0: there is no BOUND before
   HrBest* found;        // [R], in place of tokens: what this rank has found; null: there is no other
   int64_t first;        // the token that the part's first output stands for
+  // LOWER behind BOUND, where there are other ranks: the lower bounds that each has seen.
+  float* lowest;        // [ranks, stride], in memory of all; null: there is no other
+  int32_t ranks;
+  int32_t rank;
 } HrHead;
 
 #define HR_BOUNDED 4
