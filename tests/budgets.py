@@ -44,7 +44,7 @@ LINES = {
     "dist": 545,
     "engine": 8_698,
     "factory": 6_688,
-    "kernels": 14_865,
+    "kernels": 14_881,
     "kv": 1_581,
     "layers": 387,
     "loader": 4_984,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_791,
 }
 """Lines of Python in each package."""
-TOTAL = 100_853
+TOTAL = 100_869
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

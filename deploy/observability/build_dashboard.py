@@ -43,27 +43,39 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]], str]]]] = [
         "Work",
         [
             (
-                "Tokens per second", "short",
-                [(rate("vllm:generation_tokens_total"), "generated {{model_name}}"),
-                 (rate("vllm:prompt_tokens_total"), "prompt {{model_name}}")],
+                "Tokens per second",
+                "short",
+                [
+                    (rate("vllm:generation_tokens_total"), "generated {{model_name}}"),
+                    (rate("vllm:prompt_tokens_total"), "prompt {{model_name}}"),
+                ],
                 "",
             ),
             (
-                "Requests per second", "reqps",
+                "Requests per second",
+                "reqps",
                 [(rate("vllm:request_success_total", "finished_reason"), "{{finished_reason}}")],
                 "By how they ended: error is the server's doing, abort the client's.",
             ),
             (
-                "Refused per second", "reqps",
+                "Refused per second",
+                "reqps",
                 [(rate("vllm:admission_rejections_total", "reason"), "{{reason}}")],
                 "Turned away before any work.",
             ),
             (
-                "Sequences", "short",
-                [(f"sum by (model_name) (vllm:num_requests_running{{{ONE}}})",
-                  "running {{model_name}}"),
-                 (f"sum by (model_name) (vllm:num_requests_waiting{{{ONE}}})",
-                  "waiting {{model_name}}")],
+                "Sequences",
+                "short",
+                [
+                    (
+                        f"sum by (model_name) (vllm:num_requests_running{{{ONE}}})",
+                        "running {{model_name}}",
+                    ),
+                    (
+                        f"sum by (model_name) (vllm:num_requests_waiting{{{ONE}}})",
+                        "waiting {{model_name}}",
+                    ),
+                ],
                 "",
             ),
         ],
@@ -72,42 +84,69 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]], str]]]] = [
         "Engine",
         [
             (
-                "Share of the roofline", "percentunit",
-                [(f"{rate('headrace:predicted_seconds_total')} "
-                  f"/ ({rate('headrace:device_seconds_total')} > 0)", "{{model_name}}")],
+                "Share of the roofline",
+                "percentunit",
+                [
+                    (
+                        f"{rate('headrace:predicted_seconds_total')} "
+                        f"/ ({rate('headrace:device_seconds_total')} > 0)",
+                        "{{model_name}}",
+                    )
+                ],
                 "Predicted over measured step time: 1 is what the hardware allows.",
             ),
             (
-                "KV cache in use", "percentunit",
-                [(f"vllm:kv_cache_usage_perc{{{ONE}}}", "{{instance}} {{model_name}}")], "",
+                "KV cache in use",
+                "percentunit",
+                [(f"vllm:kv_cache_usage_perc{{{ONE}}}", "{{instance}} {{model_name}}")],
+                "",
             ),
             (
-                "Prefix cache hits", "percentunit",
-                [(f"{rate('vllm:prefix_cache_hits_total')} "
-                  f"/ ({rate('vllm:prefix_cache_queries_total')} > 0)", "{{model_name}}")],
+                "Prefix cache hits",
+                "percentunit",
+                [
+                    (
+                        f"{rate('vllm:prefix_cache_hits_total')} "
+                        f"/ ({rate('vllm:prefix_cache_queries_total')} > 0)",
+                        "{{model_name}}",
+                    )
+                ],
                 "Share of prompt tokens found in the cache.",
             ),
             (
-                "Device", "percentunit",
-                [(f"rate(headrace:device_seconds_total{{{ONE}}}[$__rate_interval])",
-                  "busy {{instance}}"),
-                 (f"rate(headrace:idle_seconds_total{{{ONE}}}[$__rate_interval])",
-                  "waits though there is work {{instance}}"),
-                 (f"rate(headrace:schedule_seconds_total{{{ONE}}}[$__rate_interval])",
-                  "planning {{instance}}")],
+                "Device",
+                "percentunit",
+                [
+                    (
+                        f"rate(headrace:device_seconds_total{{{ONE}}}[$__rate_interval])",
+                        "busy {{instance}}",
+                    ),
+                    (
+                        f"rate(headrace:idle_seconds_total{{{ONE}}}[$__rate_interval])",
+                        "waits though there is work {{instance}}",
+                    ),
+                    (
+                        f"rate(headrace:schedule_seconds_total{{{ONE}}}[$__rate_interval])",
+                        "planning {{instance}}",
+                    ),
+                ],
                 "",
             ),
             ("Step time", "s", quantiles("headrace:step_seconds"), ""),
             ("Tokens per step", "short", quantiles("vllm:iteration_tokens_total"), ""),
             (
-                "Preemptions per second", "short",
+                "Preemptions per second",
+                "short",
                 [(rate("vllm:num_preemptions_total"), "{{model_name}}")],
                 "Sequences that gave up their blocks and are computed again.",
             ),
             (
-                "Arithmetic and traffic, estimated", "short",
-                [(rate("vllm:estimated_flops_per_gpu_total"), "FLOP/s {{model_name}}"),
-                 (rate("vllm:estimated_read_bytes_per_gpu_total"), "bytes/s {{model_name}}")],
+                "Arithmetic and traffic, estimated",
+                "short",
+                [
+                    (rate("vllm:estimated_flops_per_gpu_total"), "FLOP/s {{model_name}}"),
+                    (rate("vllm:estimated_read_bytes_per_gpu_total"), "bytes/s {{model_name}}"),
+                ],
                 "",
             ),
         ],
@@ -118,12 +157,16 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]], str]]]] = [
             ("Prompt tokens", "short", quantiles("vllm:request_prompt_tokens"), ""),
             ("Generated tokens", "short", quantiles("vllm:request_generation_tokens"), ""),
             (
-                "Prompt tokens by source", "short",
-                [(rate("vllm:prompt_tokens_by_source_total", "source"), "{{source}}")], "",
+                "Prompt tokens by source",
+                "short",
+                [(rate("vllm:prompt_tokens_by_source_total", "source"), "{{source}}")],
+                "",
             ),
             (
-                "Generated tokens by adapter", "short",
-                [(rate("headrace:adapter_generation_tokens_total", "adapter"), "{{adapter}}")], "",
+                "Generated tokens by adapter",
+                "short",
+                [(rate("headrace:adapter_generation_tokens_total", "adapter"), "{{adapter}}")],
+                "",
             ),
         ],
     ),
@@ -131,26 +174,42 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]], str]]]] = [
         "Health",
         [
             (
-                "Engine up", "short",
-                [(f"headrace:engine_up{{{ONE}}}", "{{instance}} {{model_name}}")], "",
-            ),
-            (
-                "Seconds since the loop's last report", "s",
-                [(f"headrace:engine_heartbeat_age_seconds{{{ONE}}}", "{{instance}}")], "",
-            ),
-            (
-                "Failures and restarts", "short",
-                [(f"sum by (kind) (increase(headrace:failures_total{{{ONE}}}[$__rate_interval]))",
-                  "{{kind}}"),
-                 ("sum(increase(headrace:engine_restarts_total"
-                  f"{{{ONE}}}[$__rate_interval]))", "restarts")],
+                "Engine up",
+                "short",
+                [(f"headrace:engine_up{{{ONE}}}", "{{instance}} {{model_name}}")],
                 "",
             ),
             (
-                "HTTP answers per second", "reqps",
-                [('sum by (route, status) (rate(headrace_http_requests_total'
-                  '{instance=~"$instance", route!="/metrics"}[$__rate_interval]))',
-                  "{{status}} {{route}}")],
+                "Seconds since the loop's last report",
+                "s",
+                [(f"headrace:engine_heartbeat_age_seconds{{{ONE}}}", "{{instance}}")],
+                "",
+            ),
+            (
+                "Failures and restarts",
+                "short",
+                [
+                    (
+                        f"sum by (kind) (increase(headrace:failures_total{{{ONE}}}[$__rate_interval]))",
+                        "{{kind}}",
+                    ),
+                    (
+                        f"sum(increase(headrace:engine_restarts_total{{{ONE}}}[$__rate_interval]))",
+                        "restarts",
+                    ),
+                ],
+                "",
+            ),
+            (
+                "HTTP answers per second",
+                "reqps",
+                [
+                    (
+                        "sum by (route, status) (rate(headrace_http_requests_total"
+                        '{instance=~"$instance", route!="/metrics"}[$__rate_interval]))',
+                        "{{status}} {{route}}",
+                    )
+                ],
                 "499: the client left.",
             ),
         ],
@@ -208,8 +267,14 @@ def dashboard() -> dict[str, Any]:
     y = 0
     for title, entries in ROWS:
         panels.append(
-            {"id": len(panels) + 1, "type": "row", "title": title, "collapsed": False,
-             "panels": [], "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "panels": [],
+                "gridPos": {"x": 0, "y": y, "w": 24, "h": 1},
+            }
         )
         y += 1
         for place, (name, unit, targets, note) in enumerate(entries):
@@ -231,11 +296,17 @@ def dashboard() -> dict[str, Any]:
         "links": [],
         "templating": {
             "list": [
-                {"name": "source", "label": "Data source", "type": "datasource",
-                 "query": "prometheus", "current": {}},
+                {
+                    "name": "source",
+                    "label": "Data source",
+                    "type": "datasource",
+                    "query": "prometheus",
+                    "current": {},
+                },
                 variable("model", "Model", "label_values(vllm:num_requests_running, model_name)"),
                 variable(
-                    "instance", "Instance",
+                    "instance",
+                    "Instance",
                     'label_values(vllm:num_requests_running{model_name=~"$model"}, instance)',
                 ),
             ]
