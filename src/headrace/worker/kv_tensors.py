@@ -30,7 +30,7 @@ def allocate_kv(pool: PoolShape, device: str, *, host: bool = False) -> KvCache:
     assert len({*kept}) == len(kept), "a layer is in two groups"
     layers: dict[int, KvLayer] = {}
     states: dict[int, StateLayer] = {}
-    groups = [0] * (1 + max(kept))
+    groups = [0] * (1 + max(kept, default=-1))
     zeros = _zeros_of(device, host=host)
     for number, group in enumerate(pool.groups):
         for layer in group.layers if group.state else ():

@@ -31,7 +31,7 @@ class HeadPart(NamedTuple):
         return emit.exchange(self.commons.fence, self.commons.ranks, self.place + number)
 
     def room(self, stride: int) -> npt.NDArray[np.uint8]:
-        """Of each rank, for so many rows, eight bytes a row, in memory of all."""
+        """Room in memory of all, by rank: for so many rows, eight bytes a row."""
         size = self.commons.ranks, 8 * stride
         room: npt.NDArray[np.uint8] = self.commons.take(math.prod(size)).reshape(size)
         return room
