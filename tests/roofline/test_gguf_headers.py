@@ -17,11 +17,14 @@ from headrace.quant.ggml_types import BY_NAME
 from headrace.roofline.config import read_config
 from headrace.roofline.formats import WEIGHT_BITS
 from headrace.roofline.gguf import Stored, read_gguf
+from headrace.roofline.known import KNOWN
 from headrace.roofline.weights import parameters, total_bytes
 from loader.fake_sources import FakeHub, serving
 from tiny.gguf_files import write_gguf
 
-from .test_described import DEEPSEEK, GLM_AIR, GPT_OSS
+DEEPSEEK, GLM_AIR, GPT_OSS = (
+    KNOWN[name]["config"] for name in ("deepseek-v3", "glm-4.5-air", "gpt-oss-120b")
+)
 
 Q4 = 4.5 / 8
 TOKENS = {"tokenizer.ggml.tokens": ["a", "b"]}

@@ -102,7 +102,9 @@ void heads(void* team, int threads) {
       HrPart part = weight.part(y.data, kOut, nullptr, false);
       HrLinear linear{codes.q, x.data, kIn, &part, 1, HR_ROWS_N};
       HrHead head{linear,      best.data,  kStride,    tokens.data,
-                  bounds.data, lower.data, worth.data, bounded};
+                  bounds.data, lower.data, worth.data, bounded,
+                  nullptr,     0,          nullptr,    1,
+                  0};
       HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise},
                             {HR_OP_LINEAR, 0, &linear},
                             {HR_OP_BOUND, 0, &head},

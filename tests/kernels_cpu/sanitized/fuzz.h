@@ -213,7 +213,9 @@ inline void heads(void* const* teams, int count) {
   Block<float> lower(static_cast<int64_t>(best.bytes / sizeof(HrBest)));
   Block<HrWorth> worth(count);
   const int skip = any(0, 2) ? 0 : any(1, 3);
-  HrHead op{linear, best.data, stride, tokens.data, bounds.data, lower.data, worth.data, bounded};
+  HrHead op{linear,     best.data,  stride,  tokens.data, bounds.data, lower.data,
+            worth.data, bounded,    nullptr, 0,           nullptr,     1,
+            0};
   HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise},
                         {HR_OP_BOUND, 0, &op},
                         {HR_OP_BEST, 0, &op},

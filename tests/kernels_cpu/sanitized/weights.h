@@ -72,6 +72,6 @@ struct Weight {
                   out, in, panels.data);
   }
   HrPart part(float* y, int64_t stride, const float* bias, bool accumulate) const {
-    return {panels.data, bias, y, stride, kind, out, in, accumulate};
+    return {panels.data, nullptr, bias, y, stride, kind, out, in, accumulate};
   }
 };
