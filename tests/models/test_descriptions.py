@@ -31,6 +31,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bert": {"encoder": Encoder(types=2, labels=1), "kv_heads": 4},
     "lfm2": {"recurrence": Recurrence("conv", (0, 2), 3, 32)},
     "granitemoehybrid": {"recurrence": Recurrence("ssm", (0, 2), 4, 48, True, 2, 4, 4, 8)},
+    "nemotron_h": {
+        "recurrence": Recurrence("ssm", (0,), 4, 48, True, 2, 4, 4, 8, bare=(1,)),
+        "activation": "relu2",
+    },
     **{
         key: {"recurrence": Recurrence("delta", (0, 2), 4, 48, False, 2, 4, 4, 8)}
         for key in ("qwen3_5", "qwen3_5_moe", "qwen3_next")
@@ -83,7 +87,9 @@ def test_every_question_is_a_legal_graph(family: str) -> None:
     assert end is not None
     end.verify()
     states = {spec.layer for spec in graph.recurrent()}
-    assert len(graph.attentions()) + len(states) == ARCH.layers
+    recurrence = arch_of(family).recurrence
+    bare = () if recurrence is None else recurrence.bare
+    assert len(graph.attentions()) + len(states) + len(bare) == ARCH.layers
 
 
 def test_windowed_layers_have_their_window_and_their_rope() -> None:
