@@ -74,6 +74,13 @@ def test_the_layout_is_explained(shared: LLM) -> None:
     assert "nothing is summed" in said.reason
 
 
+def test_a_cache_below_them_is_left_out_with_the_reason(model: Path, cache: Path) -> None:
+    with opened(model, cache, layout="TP2", context_cache="1GiB") as llm:
+        (said,) = [one for one in llm.decisions if one.name == "context_cache"]
+        assert said.value == "0"
+        assert "ranks" in said.reason
+
+
 def test_a_killed_rank_is_named(model: Path, cache: Path) -> None:
     with opened(model, cache, layout="TP2") as llm:
         executor = llm._engine.core.executor

@@ -118,6 +118,34 @@ def test_a_rank_that_is_gone_ends_the_step_of_the_others(worker_files: Any) -> N
         assert "another rank of the group is gone" in result.error
 
 
+class Failing:
+    """Steps of a rank that has no memory left."""
+
+    def launch(self, *_: Any) -> None:
+        raise MemoryError("none left")
+
+
+@pytest.mark.parametrize("failing", [(0,), (1,), (0, 1)])
+def test_a_step_that_fails_ends_in_all_ranks(worker_files: Any, failing: tuple[int, ...]) -> None:
+    """Who fails alone would be waited for at an exchange; where all do, only the step is lost."""
+    with sharing(worker_files, 2) as together:
+        driver = Driver(together, blocks=40)
+        driver.add("a", prompt(9), sampling(max_tokens=4))
+        plan = driver.scheduler.schedule()
+        assert plan is not None
+        for rank in failing:
+            together.workers[rank]._steps = Failing()
+        coming = [
+            thread.submit(worker.execute, plan)
+            for thread, worker in zip(together.threads, together.workers, strict=True)
+        ]
+        errors = [one.result(10).error or "" for one in coming]
+        assert all(("none left" if len(failing) == 2 else "not in one") in each for each in errors)
+        if len(failing) == 2:
+            # Allocated anew, in the same memory.
+            assert answers(together) == answers(worker_of(worker_files))
+
+
 def test_ranks_in_different_places_notice(worker_files: Any) -> None:
     with sharing(worker_files, 2) as together:
         driver = Driver(together, blocks=40)

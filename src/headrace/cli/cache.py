@@ -33,7 +33,7 @@ UnusedDays = Annotated[float, typer.Option(min=0, help="Only what was not used f
 Keys = Annotated[
     Path | None, typer.Option(help="Folder of the keys: those of the callers go first.")
 ]
-PIN = ("name", "key", "tokens", "cached_tokens", "problem")
+PIN_COLUMNS = ("name", "key", "tokens", "cached_tokens", "problem")
 FIRST_LINE = b"headrace blocks 1\n"
 MOST_NAME = 128
 """Bytes of the longest line before a block."""
@@ -76,10 +76,10 @@ def pins(
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as wrong:
         raise Unreachable(f"{url} is no operator's port of a server: {wrong}") from None
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in PIN:
+    for name in PIN_COLUMNS:
         table.add_column(name.replace("_", " "))
     for pin in found:
-        table.add_row(*(str(pin[name]) for name in PIN))
+        table.add_row(*(str(pin[name]) for name in PIN_COLUMNS))
     Console().print(table)
 
 

@@ -35,6 +35,10 @@ class Commons:
         self._descriptor, self._next = descriptor, 0
         self._fence = self.take(mmap.PAGESIZE)
 
+    def begin_anew(self) -> None:
+        """Whoever takes rooms from now on gets those that were taken before, in the same order."""
+        self._next = mmap.PAGESIZE
+
     @property
     def fence(self) -> int:
         """Address of the fence."""
@@ -42,7 +46,7 @@ class Commons:
         return at
 
     def take(self, size: int) -> npt.NDArray[Any]:
-        """Room for so many bytes, uint8; zeros, unless another rank has written there."""
+        """Room for so many bytes, uint8; zeros, unless somebody has written there."""
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         room = mmap.mmap(self._descriptor, whole, offset=self._next)
         self._next += whole

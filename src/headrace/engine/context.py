@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from ..base.config import Decision, EngineOptions, parse_size
 from ..base.errors import OptionError
 from ..base.groups import block_bytes
+from ..base.layout import ONE, Layout
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request
 from ..base.step import PoolShape
@@ -57,6 +58,8 @@ def context_cache(options: EngineOptions, files: ModelFiles, device: str) -> Dec
         obstacle = "prefix_cache is off"
     elif options.executor != "inline":
         obstacle = "the worker is in a process of its own"
+    elif Layout.parse(options.layout) != ONE:
+        obstacle = "ranks that share a model have no tier below them yet"
     elif wish == "auto" and options.context_cache_remote:
         obstacle = "only the remote store keeps it, unless a size is given"
     elif wish == "auto":

@@ -91,11 +91,12 @@ class GroupExecutor:
     def submit(self, plan: StepPlan) -> StepFuture:
         self._compare(1)
         coming = [other.submit(plan) for other in self._others]
-        result = self._own.submit(plan).result()
+        done = self._own.submit(plan)
+        result = done.result()
         if result.error is not None:
             self._check()
         self._unseen.append((result, coming))
-        return _Done(result)
+        return done
 
     def _compare(self, left: int) -> None:
         """Look at the results of the other ranks but for the last `left` steps'."""
@@ -136,16 +137,6 @@ class GroupExecutor:
         self._own.close()
         os.close(self._descriptor)
         self._descriptor = -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """A result that is there."""
-
-    _result: StepResult
-
-    def result(self) -> StepResult:
-        return self._result
 
 
 def in_processes(

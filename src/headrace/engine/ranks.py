@@ -20,7 +20,6 @@ def shared_by(
         (options.kernels in ("auto", "cpu"), "ranks want the CPU kernels"),
         (not options.max_adapters, "ranks serve no adapters (max_adapters 0)"),
         (options.draft_model is None, "ranks have no draft model"),
-        (options.context_cache_remote is None, "the context cache is not shared by ranks"),
         (options.depth == 1, "ranks have one step in flight (depth 1)"),
         (options.keep_packed, "ranks map the same kept weights (keep_packed)"),
     ):
@@ -31,5 +30,5 @@ def shared_by(
         raise OptionError(f"layout {layout}: no rank has its part, for {obstacle}", param="layout")
     return (
         f"{layout.tp} processes with {threads} threads together; values are exchanged, nothing is "
-        "summed across them, so answers are those of one; without a context cache on the disk"
+        "summed across them, so answers are those of one"
     )

@@ -90,7 +90,6 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     ranks = Layout.parse(options.layout)
     if ranks != ONE:
         decide("layout", ranks, shared_by(ranks, options, files, device, threads))
-        options = replace(options, context_cache="0", context_cache_remote=None)
     decisions.append(context_cache(options, files, device))
     if (remote := remote_store(options, decisions[-1])) is not None:
         decisions.append(remote)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
 
 from ..base.arch import Rope
 from ..base.graph import AttentionSpec, Role, WeightRef
 from .arrays import Array
-from .cuts import cut_vector, cut_weight
 from .weights import Weight
 
 
@@ -31,20 +33,15 @@ class Prepared:
     ropes: dict[tuple[Rope, int], RopeTable] = field(default_factory=dict)
     """By rope and numbers of a head that it rotates."""
     nbytes: int = 0
-    _cut: dict[object, Weight] = field(default_factory=dict)
-    _cut_vectors: dict[object, Array] = field(default_factory=dict)
-    """What a rank was given of them, by key and cut."""
+    _cut: dict[object, Array] = field(default_factory=dict)
+    """The parts of vectors that a rank was given, by key and cut."""
 
     def weight(self, ref: WeightRef) -> Weight:
-        """The weight, or the rows of it that `WeightRef.cut` says: views."""
+        """All rows of it, whatever a rank computes of them."""
         found = self.by_key[ref.key]
         assert not isinstance(found, list), "one weight of many copies"
         weight: Weight = found
-        if not ref.cut:
-            return weight
-        if (ref.key, ref.cut) not in self._cut:
-            self._cut[ref.key, ref.cut] = cut_weight(weight, ref.cut)
-        return self._cut[ref.key, ref.cut]
+        return weight
 
     def copies(self, ref: WeightRef) -> list[Weight]:
         found = self.by_key[ref.key]
@@ -64,10 +61,13 @@ class Prepared:
         return of_gate_up, of_down
 
     def vector(self, ref: WeightRef) -> Array:
+        """The vector, or of an array of the host what `WeightRef.cut` says."""
         assert ref.role == "vector"
-        whole = self.by_key[ref.key]
+        vector: Array = self.by_key[ref.key]
         if not ref.cut:
-            return whole
-        if (ref.key, ref.cut) not in self._cut_vectors:
-            self._cut_vectors[ref.key, ref.cut] = cut_vector(whole, ref.rows, ref.cut)
-        return self._cut_vectors[ref.key, ref.cut]
+            return vector
+        if (ref.key, ref.cut) not in self._cut:
+            begins = [0, *accumulate(ref.rows)]
+            runs = [vector[begins[which] + first :][:count] for which, first, count in ref.cut]
+            self._cut[ref.key, ref.cut] = np.concatenate(runs)
+        return self._cut[ref.key, ref.cut]

@@ -24,7 +24,7 @@ from ..base.step import (
     PoolShape,
     StepPlan,
 )
-from ..kernels.arrays import Array, host, tensor
+from ..kernels.arrays import Array, host, stride, tensor
 from ..kernels.draws import RULE, streams, uniforms
 from .transfer import to_device
 
@@ -218,8 +218,8 @@ class BlockTables:
         self.version = 0
         """Changes with every change of a table."""
         self.deltas = Deltas(self._storage)
-        self._used: npt.NDArray[np.int64] = np.zeros((groups, rows), np.int64)
-        """Places of a table that may have a block, where tables lie on a device."""
+        self._used = [[0] * rows for _ in range(groups)]
+        """By group and row: places of a table that may have a block, where it is on a device."""
 
     def write(self, writes: Sequence[BlockWrite]) -> None:
         """Apply deltas; those of a device wait for its next step."""
@@ -232,7 +232,7 @@ class BlockTables:
             if len(self.host[0]):
                 self.host[group][row, first:end] = appended
             else:
-                self._used[group, row] = max(end, self._used[group, row])
+                self._used[group][row] = max(end, self._used[group][row])
                 self.deltas.add((group, row, first), appended)
 
     def release(self, rows: Sequence[int]) -> None:
@@ -240,10 +240,12 @@ class BlockTables:
             self.version += 1
             if isinstance(self._storage, np.ndarray):
                 self._storage[:, list(rows)] = NULL_BLOCK
-            for group, row in np.argwhere(self._used):
-                if row in rows:
-                    self.deltas.add((group, row, 0), [NULL_BLOCK] * self._used[group, row])
-                    self._used[group, row] = 0
+            else:
+                for group, used in enumerate(self._used):
+                    for row in rows:
+                        if used[row]:
+                            self.deltas.add((group, row, 0), [NULL_BLOCK] * used[row])
+                            used[row] = 0
 
 
 class Deltas:
@@ -251,10 +253,11 @@ class Deltas:
 
     def __init__(self, target: Array) -> None:
         self._target = target
+        self._strides = [stride(target, at) for at in range(target.ndim)]
         self._waiting: list[tuple[int, npt.NDArray[np.int32]]] = []
 
     def add(self, index: tuple[int, ...], values: Sequence[int] | npt.NDArray[np.int32]) -> None:
-        first = int(np.ravel_multi_index(index, self._target.shape))
+        first = sum(place * step for place, step in zip(index, self._strides, strict=True))
         self._waiting.append((first, np.asarray(values, np.int32)))
 
     def take(self) -> list[npt.NDArray[Any]]:

@@ -21,6 +21,7 @@ from ..base.groups import layer_groups, pool_bytes, pool_of_rank
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.commons import Commons
+from ..kernels.cpu.library import meet
 from ..kernels.operators import StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, CallByCall, Program
 from ..kernels.timing import OperatorTimes, operator_times
@@ -212,6 +213,8 @@ class Worker:
         assert planned == ours, f"the pool is of another model: {planned}, not {ours}"
         with self._inference():
             self._pool = pool
+            if self._model.commons is not None:
+                self._model.commons.begin_anew()  # The program that had its rooms is no more.
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
             self.cache = allocate_kv(self._kept(pool), device, host=self._operators.host)
             leave_biases_out(self._model, self._operators.name, self.cache)
@@ -360,20 +363,32 @@ class Worker:
         except Exception as error:  # noqa: BLE001
             started = _failed(plan, begin, error)
         if isinstance(started, StepResult):
-            result = started
             self.gaps.step_ended()
+            result = self._alike(plan, begin, started)
             return lambda: result
         finish = started
 
         def wait() -> StepResult:
             try:
-                return finish()
+                ended = finish()
             except Exception as error:  # noqa: BLE001 - the same border
-                return _failed(plan, begin, error)
+                ended = _failed(plan, begin, error)
             finally:
                 self.gaps.step_ended()
+            return self._alike(plan, begin, ended)
 
         return wait
+
+    def _alike(self, plan: StepPlan, begin: float, result: StepResult) -> StepResult:
+        """The result of a step, once all ranks that share the model have ended it: well, or not. A
+        rank that fails alone would be waited for at an exchange."""
+        commons = self._model.commons
+        if commons is not None:
+            try:
+                meet(commons.fence, commons.ranks, 1 if result.error is None else 2)
+            except EngineFault as fault:
+                return _failed(plan, begin, fault)
+        return result
 
     def prepare_grammar(
         self, source: str, owner: str = "", done: Callable[[], None] | None = None

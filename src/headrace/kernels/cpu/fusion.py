@@ -33,6 +33,7 @@ from ...base.graph import (
 from ..prepared import Prepared
 from ..weights import LoraWeight, Weight
 from . import emit, latent, mixture
+from .cuts import cut_weight
 from .records import ROWS_N, ROWS_R
 
 Additions = Mapping[tuple[str, ...], LoraWeight]
@@ -182,7 +183,9 @@ class Fusion:
         return after if after.kind == "norm" and after.reads == node.out else None
 
     def _weight(self, node: Node) -> Weight:
-        return self._weights.weight(node.weights[0])
+        ref = node.weights[0]
+        weight = self._weights.weight(ref)
+        return cut_weight(weight, ref.cut) if ref.cut else weight
 
     def _is_added_to(self, node: Node) -> bool:
         return node.weights[0].role == "linear" and node.weights[0].names in self._additions

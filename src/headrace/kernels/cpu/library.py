@@ -56,6 +56,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_team_free": (None, [c_void_p]),
     "hr_team_threads": (c_int32, [c_void_p]),
     "hr_run": (c_int32, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
+    "hr_meet": (c_int32, [c_void_p, c_int32, ctypes.c_uint32]),
     "hr_packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),
     "hr_pack": (None, [c_void_p, c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "hr_pack_coded": (None, [c_void_p, c_int32, *[c_void_p] * 3, *[c_int64] * 3, c_void_p]),
@@ -192,6 +193,14 @@ _WHY: dict[int, Exception] = {
     -3: EngineFault("the ranks of the group are not in one place of one program"),
 }
 """By what `hr_run` returns."""
+
+
+def meet(fence: int, ranks: int, sign: int) -> None:
+    """Wait at a fence for the other ranks, who must come with the same sign (csrc/ranks.h). Raises
+    `EngineFault`."""
+    ended = load().hr_meet(fence, ranks, sign)
+    if ended:
+        raise _WHY[ended]
 
 
 def allocate(size: int) -> npt.NDArray[np.uint8]:

@@ -11,14 +11,15 @@
 //
 // The R = H / G query heads of a KV head are rows of one small product, so K and V are read once
 // per KV head, not per query head. Rows go in groups of up to seven over tiles of 64 positions
-// (tiles.h, tile_rows.h, code_rows.h): all rows of an item (items.h) over one tile, which lies in L1 then
-// (16 KB), before the next. Scores are sums over E with positions as lanes, results sums over
-// positions with E as lanes: no lane is ever summed with another but in the softmax's denominator.
+// (tiles.h, tile_rows.h, code_rows.h): all rows of an item (items.h) over one tile, which lies in
+// L1 then (16 KB), before the next. Scores are sums over E with positions as lanes, results sums
+// over positions with E as lanes: no lane is ever summed with another but in the softmax's
+// denominator.
 //
 // Online softmax (Milakov and Gimelshein 2018) in base 2: queries are multiplied by scale · log2 e
-// (by scale alone under a soft cap) when they are packed, and rounded as K is (codes: code_rows.h). Which
-// tiles a row sees and the order of every sum depend on its position alone; positions that it must
-// not see get the weight exactly zero, and a tile without a visible one changes nothing. So a
+// (by scale alone under a soft cap) when they are packed, and rounded as K is (codes: code_rows.h).
+// Which tiles a row sees and the order of every sum depend on its position alone; positions that it
+// must not see get the weight exactly zero, and a tile without a visible one changes nothing. So a
 // row's bits are the same in a chunk of 512, in a chunk of one, and in any batch.
 //
 // Every 512 positions a row's softmax starts anew, and its spans are joined in order (spans.h). So

@@ -111,6 +111,11 @@ HR_API int32_t hr_run(void* team, const HrRecord* records, int32_t count, const 
   return hr::team_run(as_team(team), records, count, step, seconds);
 }
 
+// Wait at a fence for the other ranks: 0, or why not (ranks.h).
+HR_API int32_t hr_meet(void* fence, int32_t ranks, uint32_t sign) {
+  return hr::meet(static_cast<hr::Fence*>(fence), ranks, sign);
+}
+
 // Bytes of a packed weight, or −1 when the kind or the shape has no panels.
 HR_API int64_t hr_packed_bytes(int32_t kind, int64_t out, int64_t in) {
   const hr::Format* f = hr::format_of(kind);

@@ -6,20 +6,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "pause.h"
+
 namespace hr {
 namespace {
 
-constexpr int kSpins = 4000;  // some 50 µs
-constexpr int kYields = 16;
 constexpr timespec kLook = {0, 20'000'000};  // how long a sleeper may not see that a rank is gone
-
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  __asm__ volatile("isb" ::: "memory");
-#endif
-}
 
 // Not private: the word lies in memory of several processes.
 void futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* most) {
@@ -51,9 +43,15 @@ void open(Fence* fence, uint32_t seen) {
     futex(&fence->phase, FUTEX_WAKE, 0x7fffffff, nullptr);
 }
 
+Met ended(const Fence* fence) {
+  const uint32_t broken = fence->broken.load(std::memory_order_acquire);
+  return broken == 0 ? kMet : broken == 2 ? kStrangers : kBroken;
+}
+
 }  // namespace
 
 Met meet(Fence* fence, int32_t ranks, uint32_t sign) {
+  if (const Met before = ended(fence); before != kMet) return before;
   const uint32_t seen = fence->phase.load(std::memory_order_acquire);
   fence->signs.fetch_add(sign, std::memory_order_relaxed);
   const auto before = fence->arrived.fetch_add(1, std::memory_order_acq_rel);
@@ -66,8 +64,7 @@ Met meet(Fence* fence, int32_t ranks, uint32_t sign) {
   } else {
     wait(fence, seen);
   }
-  const uint32_t broken = fence->broken.load(std::memory_order_acquire);
-  return broken == 0 ? kMet : broken == 2 ? kStrangers : kBroken;
+  return ended(fence);
 }
 
 }  // namespace hr

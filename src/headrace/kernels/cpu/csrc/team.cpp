@@ -21,6 +21,7 @@
 #include "team.h"
 
 #include "crew.h"
+#include "pause.h"
 #include "ranks.h"
 
 #include <errno.h>
@@ -42,8 +43,6 @@
 namespace hr {
 namespace {
 
-constexpr int kSpins = 4000;
-constexpr int kYields = 16;
 #ifdef __SANITIZE_ADDRESS__  // it ends where the records of this job said
 constexpr bool kScratchStays = false;
 constexpr int64_t kScratchUnit = 64;
@@ -51,14 +50,6 @@ constexpr int64_t kScratchUnit = 64;
 constexpr bool kScratchStays = true;
 constexpr int64_t kScratchUnit = 4096;
 #endif
-
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else  // `yield` is nothing on most cores; this takes about as long as the other's pause
-  __asm__ volatile("isb" ::: "memory");
-#endif
-}
 
 int64_t futex(std::atomic<uint32_t>* word, int op, uint32_t value, uint32_t whom) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op | FUTEX_PRIVATE_FLAG, value,
