@@ -101,6 +101,8 @@ def speeds(alone: LLM, shared: LLM, rounds: int) -> dict[str, Any]:
             "alone_ms": 1e3 * statistics.median(one for one, _ in times),
             "shared_ms": 1e3 * statistics.median(two for _, two in times),
             "speed": statistics.median(one / two for one, two in times),
+            "least": min(one / two for one, two in times),
+            "most": max(one / two for one, two in times),
         }
     return found
 
