@@ -64,8 +64,8 @@ def test_the_default_models_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert predict is not None
     decode = predict(StepPlan(0, [0], [500], [1], [True]))
     prompt = predict(StepPlan(1, [0], [0], [512], [True]))
-    # PEERS.md: 51 to 59 tokens/s is this bandwidth's limit, so a step is above 17 ms.
-    assert 0.017 < decode.seconds < 0.06
+    # All of the file is 21 ms at this bandwidth; the head, a quarter of it, is read by its bounds.
+    assert 0.015 < decode.seconds < 0.0214
     assert decode.bytes > 390e6
     assert 0.3 < prompt.seconds < 2
     assert prompt.flops > 512 * 0.71e9
