@@ -40,11 +40,11 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 6_000,
     "bench": 9_540,
-    "cli": 5_727,
-    "dist": 545,
-    "engine": 8_698,
+    "cli": 5716,
+    "dist": 549,
+    "engine": 8_690,
     "factory": 6_688,
-    "kernels": 14_881,
+    "kernels": 14_874,
     "kv": 1_581,
     "layers": 387,
     "loader": 4_984,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 2_232,
     "speculate": 702,
     "text": 6_206,
-    "worker": 5_791,
+    "worker": 5_809,
 }
 """Lines of Python in each package."""
-TOTAL = 100_869
+TOTAL = 100_865
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

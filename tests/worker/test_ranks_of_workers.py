@@ -127,7 +127,7 @@ class Failing:
 
 @pytest.mark.parametrize("failing", [(0,), (1,), (0, 1)])
 def test_a_step_that_fails_ends_in_all_ranks(worker_files: Any, failing: tuple[int, ...]) -> None:
-    """Who fails alone would be waited for at an exchange; where all do, only the step is lost."""
+    """A rank that fails alone would be waited for at an exchange; where all do, a step is lost."""
     with sharing(worker_files, 2) as together:
         driver = Driver(together, blocks=40)
         driver.add("a", prompt(9), sampling(max_tokens=4))

@@ -312,15 +312,8 @@ def history_command(
         metric, workload=workload, model=model, server=server, machine=machine, commit=commit
     )
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in (
-        "created",
-        "model",
-        "server",
-        "commit",
-        "workload",
-        "load",
-        f"{metric}, {unit_of(metric)}",
-    ):
+    known = "created", "model", "server", "commit", "workload", "load"
+    for column in (*known, f"{metric}, {unit_of(metric)}"):
         table.add_column(column, overflow="fold")
     for entry in entries:
         created = entry.created[:16]  # By the minute: a terminal has 80 columns.

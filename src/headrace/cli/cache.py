@@ -48,9 +48,7 @@ def show(cache_dir: CacheDir = None) -> None:
     held: defaultdict[tuple[str, str], list[StoredBlock]] = defaultdict(list)
     for block in stored_blocks(_folder(cache_dir)):
         held[block.path.parent.parent.name, block.tenant].append(block)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("engine", "tenant", "blocks", "MiB", "last used"):
-        table.add_column(name)
+    table = Table("engine", "tenant", "blocks", "MiB", "last used", box=None, pad_edge=False)
     for (engine, tenant), blocks in sorted(held.items()):
         size = sum(block.nbytes for block in blocks) / MEBI
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(b.used for b in blocks)))
@@ -75,9 +73,7 @@ def pins(
         raise InvalidRequest(f"{url} answers {refused.response.status_code}", param="url") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as wrong:
         raise Unreachable(f"{url} is no operator's port of a server: {wrong}") from None
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in PIN_COLUMNS:
-        table.add_column(name.replace("_", " "))
+    table = Table(*(name.replace("_", " ") for name in PIN_COLUMNS), box=None, pad_edge=False)
     for pin in found:
         table.add_row(*(str(pin[name]) for name in PIN_COLUMNS))
     Console().print(table)
