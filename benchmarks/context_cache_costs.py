@@ -53,8 +53,8 @@ def served(llm: Any, seed: int) -> float:
     return time.perf_counter() - begin
 
 
-def in_turns(plain: Any, tiered: Any) -> tuple[float, float]:
-    """(cost of a miss with what is written for it, of the miss alone), as shares, by medians of
+def in_turns(plain: Any, tiered: Any) -> dict[str, Any]:
+    """Cost of a miss with what is written for it, and of the miss alone, as shares, by medians of
     ratios of neighbours."""
     ratios: dict[str, list[float]] = {"written": [], "missed": []}
     for round in range(ROUNDS):
@@ -67,7 +67,9 @@ def in_turns(plain: Any, tiered: Any) -> tuple[float, float]:
             ratios[name].append(took[1] / took[0])
             tiered._built.context.settle()
     policy.MOST_WRITING = 64
-    return statistics.median(ratios["written"]) - 1, statistics.median(ratios["missed"]) - 1
+    median = statistics.median
+    found = {"writing": median(ratios["written"]) - 1, "miss": median(ratios["missed"]) - 1}
+    return found | {"ratios": ratios}
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -138,6 +140,7 @@ def beside_loads(llm: Any) -> dict[str, float]:
         "median_without": statistics.median(steps[False]),
         "loaded_bytes": nbytes,
         "load_rate_beside": nbytes / max(1e-9, tiers.stats.load_seconds - before[1]),
+        "p99_ratio": p99[True] / p99[False],
     }
 
 
@@ -176,21 +179,21 @@ def make_up(llm: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--loads", action="store_true", help="measure loads alone")
+    parser.add_argument("--only", choices=("loads", "neighbours"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=Path.home()) as name:
         folder = Path(name)
         policy.CANARY = 1 << 30
         with opened(folder, "4GiB") as tiered:
             tiered._built.context.settle()
-            make_up(tiered)
-            found = rates(tiered, folder)
-            found |= beside_loads(tiered)
-            if not given.loads:
+            found: dict[str, Any] = {}
+            if given.only != "neighbours":
+                make_up(tiered)
+                found |= rates(tiered, folder) | beside_loads(tiered)
+            if given.only != "loads":
                 with opened(folder, "0") as plain:
-                    found["writing"], found["miss"] = in_turns(plain, tiered)
+                    found |= in_turns(plain, tiered)
             found["damaged"] = tiered._built.context.tiers.stats.damaged
-    found["p99_ratio"] = found["p99_beside_loads"] / found["p99_without"]
     given.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

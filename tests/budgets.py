@@ -41,8 +41,8 @@ LINES = {
     "base": 6_000,
     "bench": 9_540,
     "cli": 5716,
-    "dist": 549,
-    "engine": 8_690,
+    "dist": 576,
+    "engine": 8_722,
     "factory": 6_688,
     "kernels": 14_874,
     "kv": 1_581,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 2_232,
     "speculate": 702,
     "text": 6_206,
-    "worker": 5_809,
+    "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 100_865
+TOTAL = 100_991
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -19,6 +19,8 @@ from headrace.base.errors import EngineDead, OptionError
 from headrace.base.hardware import hardware
 from headrace.base.tiers import TierStats
 from headrace.cli.main import main
+from headrace.engine.controls import Controls
+from headrace.engine.messages import Operate
 from headrace.engine.start import explain
 from headrace.loader import open_model
 from headrace.roofline.tiers import read_trace, savings
@@ -255,20 +257,44 @@ def test_what_the_pool_had_no_room_for_comes_back(tiny: Path, tmp_path: Path) ->
         assert stats(llm).loads > 0
 
 
-def test_a_worker_in_a_process_of_its_own_has_none_and_says_so(tiny: Path, tmp_path: Path) -> None:
-    options = {**OPTIONS, "executor": "multiproc", "context_cache": "64MiB"}
-    with LLM(str(tiny), **options, cache_dir=tmp_path) as llm:
+@pytest.mark.parametrize("kernels", ["cpu", "ref"])
+def test_a_worker_in_a_process_of_its_own_has_tiers_too(
+    tiny: Path, tmp_path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one process kept another loads, whichever of them computes in a process of its own; of a
+    worker that is killed everything is kept that its steps had given."""
+    monkeypatch.setattr("headrace.kv.tiers.CANARY", 1)
+    apart = {"executor": "multiproc", "kernels": kernels}
+    with opened(tiny, tmp_path, **apart) as first:
+        answer, cached = greedy(first, PROMPT)
+        assert cached == 0
+        os.kill(first._built.core.executor.pid, signal.SIGKILL)  # type: ignore[union-attr,attr-defined]
+        with pytest.raises(EngineDead):
+            greedy(first, PROMPT)
+    for options in ({"kernels": kernels}, apart):
+        with opened(tiny, tmp_path, **options) as again:
+            assert greedy(again, PROMPT) == (answer, 48)
+            assert greedy(again, [*PROMPT, *answer], 4)[1] >= 64
+            assert stats(again).checked >= 1
+            assert (stats(again).wrong, stats(again).damaged) == (0, 0)
+
+
+def test_a_pool_elsewhere_moves_when_it_is_another(tiny: Path, tmp_path: Path) -> None:
+    """Sleep gives the pool's memory back; blocks come into the next one, wherever that lies."""
+    with opened(tiny, tmp_path, executor="multiproc") as llm:
         built = llm._built
         assert built is not None
-        [found] = [one for one in built.decisions if one.name == "context_cache"]
-        assert (found.value, found.reason) == ("0", "the worker is in a process of its own")
+        controls = Controls(built, open_model(str(tiny), offline=True))
         answer, _ = greedy(llm, PROMPT)
-        os.kill(built.core.executor.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        with pytest.raises(EngineDead):
-            greedy(llm, PROMPT)
-    assert not (tmp_path / "kv").exists()
-    with opened(tiny, tmp_path) as inline:
-        assert greedy(inline, PROMPT) == (answer, 0)
+        stats(llm)
+        file = os.fstat(built.core.executor.pool_file)  # type: ignore[attr-defined]
+        for action in ("sleep", "wake"):
+            assert controls.perform(Operate(1, action)).error is None
+        after = os.fstat(built.core.executor.pool_file)  # type: ignore[attr-defined]
+        assert after.st_size > file.st_size
+        assert after.st_blocks < file.st_blocks
+        assert greedy(llm, PROMPT) == (answer, 64)
+        assert stats(llm).loads == 1
 
 
 def test_why_there_is_none_is_explained(tiny: Path) -> None:
@@ -282,6 +308,12 @@ def test_why_there_is_none_is_explained(tiny: Path) -> None:
     assert decided(context_cache="1MiB")[0] == str(2**20)
     assert decided(context_cache="1MiB", prefix_cache=False) == ("0", "prefix_cache is off")
     assert decided(context_cache="0") == ("0", "asked for")
+    assert decided(context_cache="1MiB", executor="multiproc")[0] == str(2**20)
+    two = decided(context_cache="1MiB", executor="multiproc", depth=2)
+    assert two == (
+        "0",
+        "a worker in a process of its own leaves no time between two steps in flight",
+    )
     with pytest.raises(OptionError, match="context_cache_quota"):
         decided(context_cache="0", context_cache_quota="much")
     with pytest.raises(OptionError, match="is no URL"):

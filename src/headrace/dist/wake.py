@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -52,3 +54,28 @@ class Wake:
     def close(self) -> None:
         self._heard.close()
         self._rung.close()
+
+
+@dataclass(slots=True)
+class AnyBell:
+    """Rings when one of several does."""
+
+    _bells: Sequence[Bell]
+    _before: Callable[[], None] = lambda: None
+    """To be done before they are cleared."""
+    _poll: select.epoll = field(default_factory=select.epoll)
+
+    def __post_init__(self) -> None:
+        for bell in self._bells:
+            self._poll.register(bell.fileno(), select.EPOLLIN)
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def clear(self) -> bool:
+        self._before()
+        rung = [bell.clear() for bell in self._bells]
+        return any(rung)
+
+    def close(self) -> None:
+        self._poll.close()

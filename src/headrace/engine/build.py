@@ -31,7 +31,7 @@ from ..sched.limits import Policy
 from ..sched.resource import Resource
 from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
-from .context import ContextCache, open_context_cache
+from .context import ContextCache, has_tiers, open_context_cache
 from .core import EngineCore
 from .executor import Executor, InlineExecutor
 from .grammar import GrammarResource
@@ -152,7 +152,8 @@ def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: s
         # Local: brings the channels between processes, which nobody else here wants.
         from .group import in_processes
 
-        return in_processes(files, settings, worker, ranks)
+        tiers = has_tiers(_decided(resolved), resolved.options)
+        return in_processes(files, settings, worker, ranks, share_pool=tiers)
     return InlineExecutor(
         lambda: worker_loader(worker)(files, settings), threaded=resolved.options.depth > 1
     )
@@ -195,9 +196,8 @@ def _core(
         identity=identity.fingerprint,
         adapter_content=str if adapters is None else adapters.content,
     )
-    decided = next(one for one in resolved.decisions if one.name == "context_cache")
     seconds = computing(predict, memory.step_tokens)
-    context = open_context_cache(decided, options, kv, memory.pool, executor, seconds)
+    context = open_context_cache(_decided(resolved), options, kv, memory.pool, executor, seconds)
     if context is not None:
         resources.append(context)
     prices = draft_prices(predict) if limits.drafts else None
@@ -211,6 +211,10 @@ def _core(
         predict=predict,
     )
     return core, context
+
+
+def _decided(resolved: Resolved) -> Decision:
+    return next(one for one in resolved.decisions if one.name == "context_cache")
 
 
 def prove(

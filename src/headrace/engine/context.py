@@ -30,6 +30,7 @@ from .executor import Executor, InlineExecutor
 
 if TYPE_CHECKING:
     from ..kernels.operators import KvCache
+    from ..worker.elsewhere import PoolElsewhere
     from ..worker.gaps import Gaps
     from ..worker.mover import Mover
 
@@ -56,8 +57,10 @@ def context_cache(options: EngineOptions, files: ModelFiles, device: str) -> Dec
         obstacle = f"a pool on {device} has no tier below it yet"
     elif not options.prefix_cache:
         obstacle = "prefix_cache is off"
-    elif options.executor != "inline":
-        obstacle = "the worker is in a process of its own"
+    elif options.executor != "inline" and options.depth > 1:
+        obstacle = "a worker in a process of its own leaves no time between two steps in flight"
+    elif options.executor != "inline" and not hasattr(os, "memfd_create"):
+        obstacle = "this system has no memory that a process can share with its worker"
     elif Layout.parse(options.layout) != ONE:
         obstacle = "ranks that share a model have no tier below them yet"
     elif wish == "auto" and options.context_cache_remote:
@@ -162,6 +165,22 @@ class ContextCache:
             self._trace.close()
 
 
+def has_tiers(decided: Decision, options: EngineOptions) -> bool:
+    """Is there anything below the pool, as far as options say?"""
+    remote = options.context_cache_remote is not None and decided.reason in _BUT_A_DISK
+    return decided.value != "0" or remote
+
+
+@runtime_checkable
+class _Sharing(Protocol):
+    """An executor of a worker elsewhere, whose pool lies in a file of memory."""
+
+    pool: PoolElsewhere | None
+    pool_file: int
+
+    def ring(self) -> None: ...
+
+
 @runtime_checkable
 class _Paged(Protocol):
     """A worker with a pool of its own: none that stands in for one."""
@@ -181,29 +200,33 @@ def open_context_cache(
     seconds: Computing,
 ) -> ContextCache | None:
     """The tiers that were decided on; None where there are none."""
-    remote = options.context_cache_remote
-    if decided.value == "0" and (remote is None or decided.reason not in _BUT_A_DISK):
-        return None
-    if not isinstance(executor, InlineExecutor) or not isinstance(executor.worker, _Paged):
+    if not has_tiers(decided, options):
         return None
     # Local: only a process with a worker pays for this import.
-    from ..worker.mover import below
+    from ..worker import elsewhere, mover
 
+    paged: _Paged
+    if isinstance(executor, InlineExecutor) and isinstance(executor.worker, _Paged):
+        paged, ring = executor.worker, executor.wake.ring
+    elif isinstance(executor, _Sharing):
+        paged = executor.pool = elsewhere.PoolElsewhere(executor.pool_file, pool)
+        ring = executor.ring
+    else:
+        return None
     quota, keys = options.context_cache_quota, options.context_cache_keys
-    worker = executor.worker
-    mover = below(
-        lambda: worker.cache,
-        executor.wake.ring,
-        worker.gaps,
+    moves = mover.below(
+        lambda: paged.cache,
+        ring,
+        paged.gaps,
         root(options.cache_dir),
         kv.root.hex()[:32],
         int(decided.value),
         parse_size(quota or "0", "context_cache_quota") or None,
-        remote,
+        options.context_cache_remote,
         None if keys is None else Path(keys),
     )
     sizes = [block_bytes(group, pool.block_size) for group in pool.groups]
-    tiers = kv.tiers = Tiers(kv, mover, sizes, seconds)
+    tiers = kv.tiers = Tiers(kv, moves, sizes, seconds)
     trace = None
     if options.context_cache_trace is not None:
         per_token = seconds(0, 1024) / 1024
@@ -214,4 +237,4 @@ def open_context_cache(
             "load_rate": tiers.rates[0],
         }
         trace = PrefixTrace(Path(options.context_cache_trace), head)
-    return ContextCache(tiers, mover, trace)
+    return ContextCache(tiers, moves, trace)

@@ -10,10 +10,8 @@ rank ends, all do, and the error names it.
 from __future__ import annotations
 
 import os
-import select
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from ..base.cut import even
@@ -22,7 +20,7 @@ from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.commons import Commons, make_commons
-from ..dist.wake import Bell
+from ..dist.wake import AnyBell, Bell
 from . import messages
 from .executor import InlineExecutor, StepFuture
 from .multiproc import MultiprocExecutor
@@ -53,7 +51,7 @@ class GroupExecutor:
         for other in self._others:
             other.on_end(self._commons.tear)
         self._own = InlineExecutor(lambda: worker_loader(worker)(files, each[0]))
-        self._bell: _AnyBell | None = None
+        self._bell: AnyBell | None = None
         self._unseen: deque[tuple[StepResult, list[StepFuture]]] = deque()
         """Results of rank 0, and what comes of the others."""
 
@@ -68,7 +66,7 @@ class GroupExecutor:
         for other in self._others:
             other.load()
         bells = [self._own.wake, *(other.wake for other in self._others)]
-        self._bell = _AnyBell(bells, lambda: self._compare(0))
+        self._bell = AnyBell(bells, lambda: self._compare(0))
         return facts
 
     def allocate(self, pool: PoolShape) -> None:
@@ -140,34 +138,10 @@ class GroupExecutor:
 
 
 def in_processes(
-    files: ModelFiles, settings: dict[str, Any], worker: str, ranks: int
+    files: ModelFiles, settings: dict[str, Any], worker: str, ranks: int, *, share_pool: bool
 ) -> MultiprocExecutor | GroupExecutor:
-    """The executor of a worker in a process of its own, or of several that share the model."""
+    """The executor of a worker in a process of its own, or of several that share the model;
+    `share_pool` is for one."""
     if ranks == 1:
-        return MultiprocExecutor(files, settings, worker)
+        return MultiprocExecutor(files, settings, worker, share_pool=share_pool)
     return GroupExecutor(files, settings, worker, ranks)
-
-
-@dataclass(slots=True)
-class _AnyBell:
-    """Rings when one of several does."""
-
-    _bells: Sequence[Bell]
-    _before: Callable[[], None]
-    """To be done before they are cleared."""
-    _poll: select.epoll = field(default_factory=select.epoll)
-
-    def __post_init__(self) -> None:
-        for bell in self._bells:
-            self._poll.register(bell.fileno(), select.EPOLLIN)
-
-    def fileno(self) -> int:
-        return self._poll.fileno()
-
-    def clear(self) -> bool:
-        self._before()
-        rung = [bell.clear() for bell in self._bells]
-        return any(rung)
-
-    def close(self) -> None:
-        self._poll.close()

@@ -12,18 +12,21 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import EngineDead
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.channel import Channel, PeerGone, PrivateFolder, address
-from ..dist.wake import Bell
+from ..dist.wake import AnyBell, Bell, Wake
 from . import messages
 from .executor import StepFuture
 from .messages import WireFiles
 from .spawn import STACKS, Child, explain_exit
+
+if TYPE_CHECKING:
+    from ..worker.elsewhere import PoolElsewhere  # Brings arrays.
 
 _PREPARED = 32
 """Grammars of which the engine remembers that the worker has them; fewer than the worker keeps."""
@@ -44,12 +47,20 @@ class MultiprocExecutor:
         *,
         name: str = "the worker process",
         keep: Sequence[int] = (),
+        share_pool: bool = False,
     ) -> None:
         """`worker`: `module:function` that loads one, as in `engine.real`; `keep`: descriptors that
-        its process gets."""
+        its process gets; `share_pool`: its pool lies where this process can read and write it."""
         self.name = name
         self._files = files
         self._settings = settings
+        self.pool: PoolElsewhere | None = None
+        """The pool as this process sees it, once somebody wants to."""
+        self.pool_file = -1
+        if share_pool:
+            self.pool_file = os.memfd_create("headrace pool")
+            self._settings = {**settings, "pool_file": self.pool_file}
+            keep = [*keep, self.pool_file]
         self._private = PrivateFolder()
         self._folder = self._private.path
         where = address(self._folder, "worker")
@@ -70,10 +81,16 @@ class MultiprocExecutor:
         self._compiling: dict[int, float] = {}
         """Hashes of those that it has not done yet, and when it was asked."""
         self._closed = False
+        self._rung = Wake()
+        self._any: AnyBell | None = None
 
     @property
     def wake(self) -> Bell:
-        return _Bell(self._channel, self.listen)
+        return self._any or _Bell(self._channel, self.listen)
+
+    def ring(self) -> None:
+        """Ring `wake`, from any thread."""
+        self._rung.ring()
 
     @property
     def pid(self) -> int:
@@ -91,11 +108,15 @@ class MultiprocExecutor:
         self._expect(messages.Hello)
         self._channel.send(messages.Load(WireFiles.of(self._files), self._settings))
         facts: WorkerFacts = self._expect(messages.Loaded).facts
+        if self.pool_file >= 0:
+            self._any = AnyBell([self._rung, self.wake])
         return facts
 
     def allocate(self, pool: PoolShape) -> None:
         self.ask(messages.Allocate(pool))
         self.answered()
+        if self.pool is not None:
+            self.pool.allocate(pool)
 
     def warm_up(self) -> None:
         self.ask(messages.WarmUp())
@@ -109,6 +130,8 @@ class MultiprocExecutor:
         self._expect(messages.Done)
 
     def submit(self, plan: StepPlan) -> StepFuture:
+        if self.pool is not None:
+            self.pool.gaps.step_begins()
         try:
             self._channel.send(messages.Execute(plan))
         except PeerGone:
@@ -186,6 +209,8 @@ class MultiprocExecutor:
         """Take one result, which is that of the oldest step in flight."""
         executed = self._expect(messages.Executed)
         self._waiting.popleft().value = executed.result
+        if self.pool is not None:
+            self.pool.gaps.step_ended()
 
     def _expect(self, kind: type[Any]) -> Any:
         while True:
@@ -205,6 +230,8 @@ class MultiprocExecutor:
 
     def death(self) -> EngineDead:
         """How the process ended, as an error."""
+        if self.pool is not None:
+            self.pool.gaps.step_ended()  # Nobody waits for the end of that step any more.
         code = self._child.wait(1.0)
         how = "does not answer" if code is None else explain_exit(code)
         with contextlib.suppress(OSError):
@@ -226,8 +253,12 @@ class MultiprocExecutor:
             self._child.wait(5.0)
         self._child.release()
         self._channel.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
+        if self._any is not None:
+            self._any.close()
+        self._rung.close()
+        for descriptor in (self._pidfd, self.pool_file):
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
         self._private.close()
 
 

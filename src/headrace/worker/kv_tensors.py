@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.graph import AttentionSpec
+from ..base.groups import pool_bytes
 from ..base.step import NULL_BLOCK, BlockCopy, PoolShape
 from ..kernels.arrays import HOST_DTYPES, Array, dtype_name, floats, tensor
 from ..kernels.key_bias import key_bias
@@ -19,9 +21,59 @@ from ..kernels.model import Model
 from ..kernels.operators import KvCache, KvLayer, StateLayer
 
 
-def allocate_kv(pool: PoolShape, device: str, *, host: bool = False) -> KvCache:
+class PoolMemory:
+    """Memory for the arrays of one pool after another: of this process, or of a file that another
+    has open, too.
+
+    In a file each pool begins behind the one before it, whose memory goes back to the system: a
+    late reader of that one writes into no other. Whoever makes the same pools in the same order has
+    the same arrays.
+    """
+
+    def __init__(self, file: int = -1) -> None:
+        """`file`: a descriptor, of `os.memfd_create`; -1: there is none."""
+        self._file, self._end = file, 0
+        self._pages = mmap.mmap(-1, 1)
+        self._at = 0
+
+    def begin(self, pool: PoolShape) -> None:
+        """The arrays that come are those of `pool`.
+
+        Pages get memory when they are first written: a pool of gigabytes costs no time at start,
+        and memory only as sequences need it.
+        """
+        count = sum(len(group.layers) * len(group.arrays) for group in pool.groups)
+        size = pool_bytes(pool) + max(1, count) * mmap.PAGESIZE
+        size -= size % mmap.PAGESIZE
+        # Shared pages, as is mmap's default, are huge only where the system's `shmem_enabled` lets
+        # the advice below count. Private ones become huge on most systems, which is no faster (8
+        # and 32 rows) and took 95 MiB more at the start.
+        if self._file < 0:
+            pages = mmap.mmap(-1, size)
+        else:
+            if self._end:
+                self._pages.madvise(mmap.MADV_REMOVE)
+            if os.fstat(self._file).st_size < self._end + size:
+                os.ftruncate(self._file, self._end + size)
+            pages = mmap.mmap(self._file, size, offset=self._end)
+            self._end += size
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # A kernel built without them.
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        self._pages, self._at = pages, 0
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """The next array, from a page's begin on."""
+        array = np.frombuffer(self._pages, dtype, math.prod(shape), self._at).reshape(shape)
+        self._at += -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return array
+
+
+def allocate_kv(
+    pool: PoolShape, device: str, *, host: bool = False, memory: PoolMemory | None = None
+) -> KvCache:
     """Zeroed arrays of each layer, as its group states them, in pages [blocks, G, S, …]; with
-    `host` in arrays of the host, else in tensors.
+    `host` in arrays of the host, else in tensors. `memory`: for what lies in the host's.
 
     Zeros because table entries out of a window point to the null block: its positions get weight
     0, and 0 · NaN is NaN, so what lies there must be finite.
@@ -31,7 +83,7 @@ def allocate_kv(pool: PoolShape, device: str, *, host: bool = False) -> KvCache:
     layers: dict[int, KvLayer] = {}
     states: dict[int, StateLayer] = {}
     groups = [0] * (1 + max(kept, default=-1))
-    zeros = _zeros_of(device, host=host)
+    zeros = _zeros_of(pool, device, memory or PoolMemory(), host=host)
     for number, group in enumerate(pool.groups):
         for layer in group.layers if group.state else ():
             shapes = {name: ((group.blocks, *shape), dtype) for name, shape, dtype in group.arrays}
@@ -81,10 +133,14 @@ def leave_biases_out(model: Model, backend: str, cache: KvCache) -> None:
             kv.planes = tensor(kv.bias.planes()).to(tensor(kv.k).device)
 
 
-def _zeros_of(device: str, *, host: bool) -> Callable[[tuple[int, ...], str], Array]:
+def _zeros_of(
+    pool: PoolShape, device: str, memory: PoolMemory, *, host: bool
+) -> Callable[[tuple[int, ...], str], Array]:
     """A function that makes zeros of a shape and a type."""
+    if host or device == "cpu":
+        memory.begin(pool)
     if host:
-        return _host_zeros_of
+        return lambda shape, name: memory.zeros(shape, HOST_DTYPES.get(name, _BYTES))
     import torch  # Local: arrays of the host do without.
 
     def zeros(shape: tuple[int, ...], name: str) -> torch.Tensor:
@@ -92,29 +148,13 @@ def _zeros_of(device: str, *, host: bool) -> Callable[[tuple[int, ...], str], Ar
         if device != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
         size = torch.empty(0, dtype=dtype).itemsize
-        raw = _host_zeros((math.prod(shape) * size,), np.dtype(np.uint8))
+        raw = memory.zeros((math.prod(shape) * size,), _BYTES)
         return tensor(raw).view(dtype).view(shape)
 
     return zeros
 
 
-def _host_zeros_of(shape: tuple[int, ...], name: str) -> Array:
-    return _host_zeros(shape, HOST_DTYPES[name])
-
-
-def _host_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Zeros as pages that the system hands out when they are first written.
-
-    A pool of gigabytes then costs no time at start, and memory only as sequences need it.
-    """
-    # Shared pages, as is mmap's default, are huge only where the system's `shmem_enabled` lets the
-    # advice below count. Private ones become huge on most systems, which is no faster (8 and 32
-    # rows) and 95 MiB more at the start, for each of 48 regions begins with one.
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # A kernel built without them.
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, dtype).reshape(shape)
+_BYTES = np.dtype(np.uint8)
 
 
 def arrays_of(layer: KvLayer | StateLayer) -> list[Array]:

@@ -47,6 +47,9 @@ class WorkerOptions:
     rank: int = 0
     commons: int = -1
     """Descriptor of the memory that they share: `dist.commons`."""
+    pool_file: int = -1
+    """Descriptor of the memory in which the KV pool lies, for a process that moves its blocks; -1:
+    of this process alone."""
     panels: str | None = None
     """Folder that keeps repacked weights between starts; None: they are repacked each time."""
 

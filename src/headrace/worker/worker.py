@@ -41,7 +41,7 @@ from .filters import Filters
 from .gaps import Gaps
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
-from .kv_tensors import allocate_kv, clear_null_blocks, leave_biases_out
+from .kv_tensors import PoolMemory, allocate_kv, clear_null_blocks, leave_biases_out
 from .loading import choose_operators, inference_of, open_weights
 from .logprobs import Logprobs
 from .masks import LogitBias, MinTokens, Penalties
@@ -86,6 +86,7 @@ class Worker:
         )
         self.gaps = Gaps()
         """Between its steps, for those who read blocks into the pool."""
+        self._pool_memory = PoolMemory(options.pool_file)
         self.options = options
         self.arch = files.arch
         self._pooling = files.pooling
@@ -216,7 +217,9 @@ class Worker:
             if self._model.commons is not None:
                 self._model.commons.begin_anew()  # The program that had its rooms is no more.
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
-            self.cache = allocate_kv(self._kept(pool), device, host=self._operators.host)
+            self.cache = allocate_kv(
+                self._kept(pool), device, host=self._operators.host, memory=self._pool_memory
+            )
             leave_biases_out(self._model, self._operators.name, self.cache)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(
