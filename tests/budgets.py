@@ -38,31 +38,31 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 6_000,
-    "bench": 9_540,
-    "cli": 5716,
+    "base": 6_044,
+    "bench": 9_500,
+    "cli": 5_701,
     "dist": 576,
-    "engine": 8_722,
+    "engine": 8_733,
     "factory": 6_688,
-    "kernels": 14_874,
+    "kernels": 14_924,
     "kv": 1_581,
-    "layers": 387,
+    "layers": 413,
     "loader": 4_984,
     "media": 389,
-    "models": 543,
+    "models": 413,
     "obs": 1_767,
     "quant": 1_014,
-    "roofline": 4_679,
+    "roofline": 4_712,
     "route": 955,
     "sched": 1_578,
-    "server": 15_931,
+    "server": 15_916,
     "speech": 2_232,
     "speculate": 702,
     "text": 6_206,
-    "worker": 5_876,
+    "worker": 5_875,
 }
 """Lines of Python in each package."""
-TOTAL = 100_991
+TOTAL = 100_954
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

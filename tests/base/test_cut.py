@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.base.absorb import absorbed
 from headrace.base.arch_reader import from_hf
 from headrace.base.cut import cut, even, head_shares, refusal
 from headrace.base.errors import OptionError
@@ -15,7 +16,7 @@ from headrace.base.graph import AttentionSpec, Graph
 from headrace.base.layout import ONE, Layout
 from headrace.loader.open import open_model
 from headrace.models.registry import describe
-from tiny import families
+from tiny import encoder, families
 from tiny.kept import Kept
 
 DEFAULT = {
@@ -33,13 +34,23 @@ DEFAULT = {
     "hidden_act": "silu",
 }
 """Qwen2.5-Coder-0.5B."""
-SHARED = ("qwen2", "qwen3", "llama", "mistral-window", "gemma3", "phi3", "cohere2", "starcoder2")
+DENSE = ("qwen2", "qwen3", "llama", "mistral-window", "gemma3", "phi3", "cohere2", "starcoder2")
+MIXTURES = (
+    "qwen2_moe",
+    "qwen3_moe",
+    "gpt_oss",
+    "granitemoe",
+    "olmoe",
+    "deepseek_v2",
+    "deepseek_v3",
+)
+STATES = ("lfm2", "granitemoehybrid", "nemotron_h", "qwen3_next", "qwen3_5_moe")
 
 
 @pytest.fixture
 def graph_of(kept: Kept):
     def graph(name: str) -> Graph:
-        return describe(open_model(str(kept(families.make, name))).arch)
+        return absorbed(describe(open_model(str(kept(families.make, name))).arch))
 
     return graph
 
@@ -73,7 +84,7 @@ def test_every_head_has_one_rank_and_its_keys_are_there(kv: int, queries: int, r
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", [*DENSE, *MIXTURES, *STATES])
 def test_ranks_have_every_output_of_a_product_once(graph_of, name: str, ranks: int) -> None:
     graph = graph_of(name)
     parts = [cut(graph, ranks, rank) for rank in range(ranks)]
@@ -87,7 +98,7 @@ def test_ranks_have_every_output_of_a_product_once(graph_of, name: str, ranks: i
     for part in parts:
         for node in part.nodes:
             for ref in node.weights:
-                if node.kind == "linear" and ref.cut:
+                if ref.cut and ref.width:
                     taken.setdefault((ref.role, *ref.names), []).extend(ref.cut)
     assert taken
     kv = {f"{part}_proj" for part in "kv"}
@@ -115,14 +126,29 @@ def test_most_of_the_default_model_is_shared() -> None:
             assert {spec.heads for spec in part.attentions()} <= {3, 4, 7}
 
 
-@pytest.mark.parametrize(
-    ("name", "word"),
-    [("qwen3_moe", "experts"), ("lfm2", "short_conv"), ("olmo2", "norms of q and k")],
-)
-def test_what_is_not_shared_is_refused_by_name(graph_of, name: str, word: str) -> None:
-    graph = graph_of(name)
-    assert word in (refusal(graph, 2) or "")
-    with pytest.raises(OptionError, match=word) as raised:
+def test_ranks_have_each_latent_head_once(kept: Kept) -> None:
+    files = open_model(str(kept(families.make, "deepseek_v2", qk_nope_head_dim=32)))
+    graph = absorbed(describe(files.arch))
+    parts = [cut(graph, 4, rank) for rank in range(4)]
+    for kind in ("absorb", "unpack"):
+        runs = [
+            [
+                (ref.first, ref.copies)
+                for node in part.nodes
+                if node.kind == kind
+                for ref in node.weights
+            ]
+            for part in parts
+        ]
+        assert runs[0]
+        for layer in zip(*runs, strict=True):
+            heads = [first + at for first, copies in layer for at in range(copies)]
+            assert heads == list(range(6))
+
+
+def test_an_encoder_is_not_shared(kept: Kept) -> None:
+    graph = describe(open_model(str(kept(encoder.make))).arch)
+    with pytest.raises(OptionError, match="reads both ways") as raised:
         cut(graph, 2, 0)
     assert raised.value.param == "layout"
 

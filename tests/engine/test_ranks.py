@@ -116,6 +116,15 @@ def test_what_is_not_served_is_refused(
     assert raised.value.param == "layout"
 
 
-def test_a_mixture_is_refused_by_name(kept: Kept, cache: Path) -> None:
-    with pytest.raises(OptionError, match="experts"):
-        opened(kept(families.make, "qwen3_moe"), cache, layout="TP2")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "deepseek_v2"])
+def test_mixtures_states_and_latents_with_drafts(kept: Kept, cache: Path, name: str) -> None:
+    """Twice the same prompt, which repeats itself: prefixes are found, drafts verified."""
+    again = list(range(40, 60)) * 6
+    found = []
+    for layout in ("1", "TP2"):
+        with opened(kept(families.make, name), cache, layout=layout, speculate="auto") as llm:
+            wish = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=1)
+            outputs = [*llm.generate([again], wish), *llm.generate([again, again[:70]], wish)]
+            found.append([(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs])
+    assert found[0] == found[1]

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headrace.kernels import sampling
 from headrace.kernels.draws import DrawParameters, uniforms
 from headrace.kernels.sampling import draw, log_probabilities, penalise
-from headrace.roofline import memory
+from headrace.roofline import memory_parts
 from headrace.worker.step_memory import SAMPLING_COPIES
 
 
@@ -316,4 +316,4 @@ def test_penalties_take_what_a_plan_counts() -> None:
     copies = living.peak / (4 * rows * vocabulary)
     # One of them the logits that were given.
     assert SAMPLING_COPIES - 1 < copies - 1 <= SAMPLING_COPIES
-    assert memory.SAMPLING_COPIES == 1 + SAMPLING_COPIES
+    assert memory_parts.SAMPLING_COPIES == 1 + SAMPLING_COPIES

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from headrace.base.arch import ModelArch
 from headrace.base.errors import DoesNotFit, OptionError
+from headrace.base.layout import Layout
+from headrace.engine.ranks import kept_heads
 from headrace.roofline.formats import kv_token_bytes
 from headrace.roofline.memory import USABLE, MemoryPlan, plan_memory
+from headrace.roofline.memory_parts import RANK_BYTES
 
 from .archs import ALL, DEEPSEEK_LITE, GEMMA_270M, LLAMA_8B, MISTRAL_WINDOWED, QWEN_05B
 
@@ -68,6 +71,17 @@ def test_ranks_that_share_the_kv_hold_more_tokens() -> None:
     assert parts.kv_bytes == pytest.approx(whole.kv_bytes, rel=1e-3)
     assert parts.kv_tokens == pytest.approx(4 * whole.kv_tokens, rel=1e-3)
     assert parts.kv_bytes_per_token * 4 == whole.kv_bytes_per_token
+
+
+def test_ranks_of_a_host_are_counted_with_the_heads_that_several_have() -> None:
+    one = plan(rows=4, max_context=2048)
+    for layout, copies in (("TP2", 1), ("TP4", 2)):
+        ranks = kept_heads(Layout.parse(layout), QWEN_05B)
+        made = plan(rows=4, max_context=2048, ranks=ranks)
+        assert made.kv_bytes == copies * one.kv_bytes
+        assert made.kv_bytes_per_token == copies * one.kv_bytes_per_token
+        assert made.activation_bytes == len(ranks) * one.activation_bytes
+        assert made.process_bytes == (len(ranks) - 1) * RANK_BYTES
 
 
 def test_windowed_layers_have_a_group_of_their_own() -> None:

@@ -19,7 +19,11 @@ from oracle.driving import Driver
 from tiny import families
 from tiny.kept import Kept
 
-FAMILIES = ("qwen2", "qwen3", "llama", "mistral-window", "gemma3", "phi3", "cohere2", "starcoder2")
+DENSE = ("qwen2", "qwen3", "llama", "mistral-window", "gemma3", "phi3", "cohere2", "starcoder2")
+NORMS_OF_ALL_HEADS = ("olmo2", "olmo3", "olmoe", "minimax_m2")
+MIXTURES = ("qwen2_moe", "qwen3_moe-sparse", "mixtral", "glm4_moe", "granitemoe", "gpt_oss")
+STATES = ("lfm2", "granitemoehybrid", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+LATENT = ("deepseek_v2", "deepseek_v2-groups", "deepseek_v3")
 
 
 class Ranks:
@@ -94,12 +98,32 @@ def test_the_bits_of_one_worker(worker_files: Any, ranks: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "k8v4"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DENSE)
 def test_every_family_and_kv_type(kept: Kept, name: str, kv_dtype: str) -> None:
     files = open_model(str(kept(families.make, name)))
     alone = answers(worker_of(files, kv_dtype=kv_dtype))
     for ranks in (2, 3):
         with sharing(files, ranks, kv_dtype=kv_dtype, threads=2 if ranks == 2 else 1) as together:
+            assert answers(together) == alone, ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*NORMS_OF_ALL_HEADS, *MIXTURES, *STATES, *LATENT])
+def test_every_kind_of_layer(kept: Kept, name: str) -> None:
+    equal_over_ranks(open_model(str(kept(families.make, name))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LATENT)
+def test_latent_heads_of_whole_panels(kept: Kept, name: str) -> None:
+    """Published models have such: ranks share them."""
+    equal_over_ranks(open_model(str(kept(families.make, name, qk_nope_head_dim=32))))
+
+
+def equal_over_ranks(files: Any) -> None:
+    alone = answers(worker_of(files))
+    for ranks in (2, 3):
+        with sharing(files, ranks, threads=2 if ranks == 2 else 1) as together:
             assert answers(together) == alone, ranks
 
 

@@ -19,7 +19,6 @@ from .arch_gguf_states import gguf_recurrence, kv_heads_of
 from .arch_gguf_traits import (
     GELU,
     LAYER_NORMED,
-    NORMED,
     OWN,
     PARTLY_ROTATED,
     latent,
@@ -27,7 +26,7 @@ from .arch_gguf_traits import (
     plain,
     traits,
 )
-from .arch_traits import LATENT
+from .arch_traits import LATENT, NORMED
 from .errors import ModelFileError, UnsupportedModel
 
 GGUF_ARCHITECTURES = {

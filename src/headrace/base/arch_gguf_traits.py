@@ -15,18 +15,6 @@ from .arch_traits import LATENT
 from .errors import ModelFileError, UnsupportedModel
 
 _MAX_WINDOW = 2**27
-NORMED = {
-    "qwen3",
-    "qwen3_moe",
-    "gemma3",
-    "olmoe",
-    "olmo2",
-    "olmo3",
-    "exaone4",
-    "minimax_m2",
-    "lfm2",
-}
-"""Families with norms on q and k."""
 LAYER_NORMED = {"cohere", "cohere2", "starcoder2"}
 GELU = {"gemma", "gemma2", "gemma3", "starcoder2"}
 PARTLY_ROTATED = {"phi3", "glm", "glm4", "glm4_moe", "minimax_m2"}

@@ -20,7 +20,7 @@ from .arch_families import FAMILIES, Family
 from .arch_fields import Fields
 from .arch_gguf import GGUF_ARCHITECTURES, from_gguf
 from .arch_states import RECURRENT, blocks, inner_size, recurrence
-from .arch_traits import LATENT, latent, mixture, traits, yarn_growth
+from .arch_traits import LATENT, NORMED, latent, mixture, traits, yarn_growth
 from .errors import ModelFileError, UnsupportedModel
 
 __all__ = ["FAMILIES", "GGUF_ARCHITECTURES", "MAX_CONTEXT", "from_gguf", "from_hf", "rope_of"]
@@ -92,39 +92,12 @@ _EPSILONS = {
     "nemotron_h": "layer_norm_epsilon",
     "lfm2": "norm_eps",
 }
-_NORMED = {
-    "qwen3",
-    "qwen3_moe",
-    "gemma3",
-    "olmoe",
-    "olmo2",
-    "olmo3",
-    "exaone4",
-    "minimax_m2",
-    "lfm2",
-    "qwen3_next",
-    "qwen3_5",
-    "qwen3_5_moe",
-}
-"""Families with norms on q and k."""
-_UNWINDOWED = {
-    "llama",
-    "mixtral",
-    "olmoe",
-    "olmo2",
-    "glm4",
-    "glm4_moe",
-    "granite",
-    "granitemoe",
-    "minimax_m2",
-    "glm",
-    "seed_oss",
-    "ernie4_5",
-    "gemma",
-    "cohere",
-    "deepseek_v2",
-    "deepseek_v3",
-}
+_UNWINDOWED = frozenset(
+    """
+    llama mixtral olmoe olmo2 glm4 glm4_moe granite granitemoe minimax_m2 glm seed_oss ernie4_5
+    gemma cohere deepseek_v2 deepseek_v3
+    """.split()  # noqa: SIM905
+)
 _PATTERNED = {"gemma2", "gemma3", "cohere2", "exaone4", "gpt_oss", "olmo3"}
 """Families of which every n-th layer sees everything."""
 _UNBIASED = ("mistral", "mixtral", "phi3", "exaone4", "minimax_m2")
@@ -214,7 +187,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
         windows=windows,
         qkv_bias=bias[0],
         output_bias=bias[1],
-        qk_norm=family.family in _NORMED
+        qk_norm=family.family in NORMED
         or ("use_qk_norm" in family.own and fields.flag("use_qk_norm", False)),
         tied_embedding=bool(tied),
         moe=mixture(fields, family.family, layers),

@@ -15,6 +15,13 @@ _LOCAL = ("mixtral", "granitemoe", "granitemoehybrid", "minimax_m2", "gpt_oss")
 _MIXTURES = (*_LOCAL, "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "olmoe")
 LATENT = ("deepseek_v2", "deepseek_v3")
 """Families of latent attention."""
+NORMED = frozenset(
+    """
+    qwen3 qwen3_moe gemma3 olmoe olmo2 olmo3 exaone4 minimax_m2 lfm2 qwen3_next qwen3_5
+    qwen3_5_moe
+    """.split()  # noqa: SIM905
+)
+"""Families with norms on q and k."""
 _DENSE_ONLY = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
 
 

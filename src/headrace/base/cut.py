@@ -4,10 +4,11 @@ Products are cut by their outputs, never along what is summed: a rank computes w
 exchange values. So every number is the one that a single rank computes, bit for bit, however many
 ranks there are and however uneven their shares. What is read column by column stays cut (heads,
 gates, activations); who reads a whole row gets it by an `exchange`. What is not worth cutting
-(norms, sums, small products) every rank computes for itself.
+(norms, sums, small products), and what goes on from a state, every rank computes for itself.
 
 Of attention a rank has whole KV heads with the queries that read them; where there are more ranks
-than KV heads, several have the same one and share its queries.
+than KV heads, several have the same one and share its queries. Of every expert a rank has rows of
+each matrix, so that ranks have equal work whichever are chosen.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from .errors import OptionError
+from .exchange import ExchangeSpec
 from .graph import (
     AttentionSpec,
-    ExchangeSpec,
+    ExpertsSpec,
     Graph,
+    LatentSpec,
     LinearSpec,
     Node,
     Value,
@@ -29,8 +32,12 @@ from .graph import (
 
 GRAIN = 32
 """Columns that stay together: of a unit of quantised activations, two panels of outputs."""
-UNCUT = frozenset(("experts", "absorb", "unpack", "part", "short_conv", "delta_rule", "ssm"))
-"""Kinds that have no cut yet; a model with one is not shared."""
+PANEL = 16
+"""Outputs that lie together; heads begin where a panel does."""
+HEADS = frozenset(("write", "attend", "absorb", "unpack"))
+"""Kinds of which a rank has heads."""
+COLUMN_WISE = frozenset(("gated", "activate", "multiply", "add"))
+"""Kinds that compute a column from that column of what they read (a gate: of both halves)."""
 
 
 class HeadShare(NamedTuple):
@@ -65,21 +72,19 @@ def head_shares(heads: int, kv_heads: int, ranks: int) -> list[HeadShare]:
 
 
 def refusal(graph: Graph, ranks: int) -> str | None:
-    """Why this model cannot be shared by so many ranks, as half a sentence; None: it can."""
-    kinds = sorted({node.kind for node in graph.nodes} & UNCUT)
-    if kinds:
-        return f"it has {', '.join(kinds)}, which are not shared by ranks yet"
+    """Why this model, with its latents absorbed, cannot be shared by so many ranks, as half a
+    sentence; None: it can."""
     for node in graph.nodes:
         spec = node.spec
-        if node.kind == "write" and graph.nodes[graph.maker(node.reads[0])].kind != "linear":
-            return "its q, k and v are not of one product"
+        if node.kind == "write":
+            maker = graph.nodes[graph.maker(node.reads[0])].kind
+            if maker not in ("linear", "absorb"):
+                return "its q, k and v are not of one product"
         if node.kind != "attend":
             continue
         assert isinstance(spec, AttentionSpec)
         if spec.bidirectional:
             return "it reads both ways, and is one step for each input"
-        if spec.whole_norm:
-            return "its norms of q and k are over all heads together"
         if min(share.queries for share in head_shares(spec.heads, spec.kv_heads, ranks)) < 1:
             return f"{spec.heads} heads are too few: a rank would have none"
     return None
@@ -93,6 +98,12 @@ def cut(graph: Graph, ranks: int, rank: int) -> Graph:
     made = _Cutting(graph, ranks, rank).run()
     made.verify()
     return made
+
+
+def kv_heads(graph: Graph) -> dict[int, int]:
+    """How many KV heads each layer has that attends, of a graph with its latents absorbed."""
+    specs = [spec for spec in graph.attentions() if isinstance(spec, AttentionSpec)]
+    return {spec.layer: spec.kv_heads for spec in specs}
 
 
 class _Cutting:
@@ -115,10 +126,11 @@ class _Cutting:
     def _cut(self, node: Node) -> None:
         if node.kind == "linear":
             self._linear(node)
-        elif node.kind in ("write", "attend"):
-            self._attention(node)
-        elif node.kind in ("gated", "activate", "multiply") and self._mine.keys() >= {*node.reads}:
-            # Column by column; a gate's two halves were cut alike.
+        elif node.kind in HEADS and node.reads[0] in self._mine:
+            getattr(self, f"_{node.kind}")(node)
+        elif node.kind == "experts" and self._even(node.out[0])[1]:
+            self._experts(node)
+        elif node.kind in COLUMN_WISE and self._mine.keys() >= {*node.reads}:
             (out,) = node.out
             gated = node.kind == "gated"
             bounds = self._even(out) if gated else self._bounds[node.reads[0]]
@@ -162,7 +174,7 @@ class _Cutting:
         if rows is None:
             self._nodes.append(Node("linear", (x,), node.out, node.weights, node.spec))
             return
-        weights = tuple(ref._replace(cut=_ranges(ref.rows, rows)) for ref in node.weights)
+        weights = tuple(_cut(ref, rows) for ref in node.weights)
         mine = Value(out.rows, sum(count for _, count in rows), out.dtype)
         self._nodes.append(Node("linear", (x,), (mine,), weights, node.spec))
         self._mine[out] = mine
@@ -174,16 +186,21 @@ class _Cutting:
         if len(readers) == 1 and readers[0].kind == "write":
             spec = readers[0].spec
             assert isinstance(spec, AttentionSpec)
+            if spec.whole_norm or spec.size % PANEL:
+                return None  # A norm over all heads wants all of them: every rank has them.
             mine, size = self._heads(spec), spec.size
             keys = spec.queries + mine.kv_first * size, mine.kv_heads * size
             values = keys[0] + spec.kv_heads * size, keys[1]
             return [(mine.first * size, mine.queries * size), keys, values]
         bounds = self._even(out)
+        if len(readers) == 1 and readers[0].kind == "absorb":
+            assert isinstance(readers[0].spec, LatentSpec)
+            mine, size = self._latent_heads(readers[0].spec), out.width // readers[0].spec.heads
+            return [(mine.first * size, mine.queries * size)] if size % PANEL == 0 else None
         if len(readers) == 1 and readers[0].kind == "gated":
             (inner,) = readers[0].out
-            first, last = self._even(inner)[self._rank :][:2]
-            halves = [(begin + first, last - first) for begin in (0, inner.width)]
-            return halves if self._even(inner)[1] else None
+            share = ExchangeSpec(self._even(inner), self._rank)
+            return _halves(inner.width, share) if share.bounds[1] else None
         if len(readers) == 1 and readers[0].kind == "multiply":
             # A gate is cut as what it is for.
             beside = [self._bounds[each] for each in readers[0].reads if each in self._bounds]
@@ -191,12 +208,12 @@ class _Cutting:
         if bounds[1] == 0:
             return None
         self._bounds[out] = bounds
-        return [(bounds[self._rank], bounds[self._rank + 1] - bounds[self._rank])]
+        return [ExchangeSpec(bounds, self._rank).mine]
 
     def _heads(self, spec: AttentionSpec) -> HeadShare:
         return head_shares(spec.heads, spec.kv_heads, self._ranks)[self._rank]
 
-    def _attention(self, node: Node) -> None:
+    def _write(self, node: Node) -> None:
         spec = node.spec
         assert isinstance(spec, AttentionSpec)
         shares = head_shares(spec.heads, spec.kv_heads, self._ranks)
@@ -207,20 +224,63 @@ class _Cutting:
         if node.kind == "attend":
             # Sinks are of heads; the norms of `write` are the same for each.
             rows = [(mine.first, mine.queries)]
-            weights = tuple(ref._replace(cut=_ranges(ref.rows, rows)) for ref in weights)
+            weights = tuple(_cut(ref, rows) for ref in weights)
         self._add(node, (*ends, spec.queries), reduced, weights)
 
+    _attend = _write
 
-def _ranges(
-    sizes: tuple[int, ...], rows: Iterable[tuple[int, int]]
-) -> tuple[tuple[int, int, int], ...]:
-    """Rows (first, count) of tensors one below the other → (which tensor, first, count)."""
+    def _latent_heads(self, spec: LatentSpec) -> HeadShare:
+        return head_shares(spec.heads, 1, self._ranks)[self._rank]
+
+    def _absorb(self, node: Node) -> None:
+        (q, *shared), (out,), (packing,), spec = node.reads, node.out, node.weights, node.spec
+        assert isinstance(spec, LatentSpec)
+        mine = self._latent_heads(spec)
+        packed = Value(out.rows, (mine.queries + 1) * spec.size, out.dtype)
+        reads = (self._mine[q], *map(self._all, shared))
+        packing = packing._replace(first=mine.first, copies=mine.queries)
+        of = spec._replace(heads=mine.queries)
+        self._nodes.append(Node("absorb", reads, (packed,), (packing,), of))
+        self._mine[out] = packed
+
+    def _unpack(self, node: Node) -> None:
+        (unpacking,), spec = node.weights, node.spec
+        assert isinstance(spec, LatentSpec)
+        shares = head_shares(spec.heads, 1, self._ranks)
+        mine = shares[self._rank]
+        bounds = *(share.first * spec.value_size for share in shares), node.out[0].width
+        unpacking = unpacking._replace(first=mine.first, copies=mine.queries)
+        self._add(node, bounds, spec._replace(heads=mine.queries), (unpacking,))
+
+    def _experts(self, node: Node) -> None:
+        (out,), spec, weights = node.out, node.spec, list(node.weights)
+        assert isinstance(spec, ExpertsSpec)
+        share, width = ExchangeSpec(self._even(out), self._rank), weights[1].width
+        inner = ExchangeSpec(even(width, self._ranks, GRAIN), self._rank)
+        if inner.bounds[1]:
+            spec = spec._replace(inner=inner)
+            weights[::2] = [_cut(ref, _halves(width, inner)) for ref in weights[::2]]
+        weights[1::2] = [_cut(ref, [share.mine]) for ref in weights[1::2]]
+        mine = Value(out.rows, share.mine[1], out.dtype)
+        reads = tuple(map(self._all, node.reads))
+        self._nodes.append(Node("experts", reads, (mine,), tuple(weights), spec))
+        self._mine[out], self._bounds[out] = mine, share.bounds
+
+
+def _halves(inner: int, share: ExchangeSpec) -> list[tuple[int, int]]:
+    """(first, count) of the rows of gate above up that make these columns."""
+    first, count = share.mine
+    return [(first, count), (inner + first, count)]
+
+
+def _cut(ref: WeightRef, rows: Iterable[tuple[int, int]]) -> WeightRef:
+    """These rows (first, count) of its tensors, which lie one below the other."""
     found = []
     for first, count in rows:
         begin = 0
-        for index, size in enumerate(sizes):
+        for index, size in enumerate(ref.rows):
             low, high = max(first, begin), min(first + count, begin + size)
             if low < high:
                 found.append((index, low - begin, high - low))
             begin += size
-    return tuple(found)
+    return ref._replace(cut=tuple(found))

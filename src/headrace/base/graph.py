@@ -42,6 +42,7 @@ from typing import Literal, NamedTuple
 
 from .arch import Rope
 from .errors import EngineFault
+from .exchange import ExchangeSpec
 from .recurrent import ConvSpec, DeltaSpec, SsmSpec
 
 Role = Literal["embed", "linear", "logits", "moe", "heads", "vector"]
@@ -88,6 +89,8 @@ class WeightRef(NamedTuple):
     role: Role
     copies: int = 1
     """So many weights of this kind (experts): `*` in the names stands for the number of each."""
+    first: int = 0
+    """The first of the copies that a rank reads."""
     cut: tuple[tuple[int, int, int], ...] = ()
     """The ones of all these rows that a rank computes: (which tensor, first row, how many), one
     below the other; (): all."""
@@ -275,14 +278,8 @@ class ExpertsSpec(NamedTuple):
     """
 
     activation: Literal["silu", "gelu_tanh", "gelu", "clamped"]
-
-
-class ExchangeSpec(NamedTuple):
-    """Ranks make whole a value of which each has columns. Nothing is summed."""
-
-    bounds: tuple[int, ...]
-    """Rank r has the columns from `bounds[r]` to `bounds[r + 1]`."""
-    rank: int
+    inner: ExchangeSpec | None = None
+    """What of each expert's inner columns a rank makes, where ranks meet between up and down."""
 
 
 class PartSpec(NamedTuple):
@@ -482,7 +479,8 @@ def _check_widths(at: str, node: Node) -> None:
             right = right and vectors in ([], ins) and ins[0] % spec.groups == 0
         case "experts", ExpertsSpec():
             up, down, *biases = refs
-            right = (up.copies, up.width, up.out) == (down.copies, ins[0], 2 * down.width)
+            _, inner = spec.inner.mine if spec.inner else (0, down.width)
+            right = (up.copies, up.width, up.out) == (down.copies, ins[0], 2 * inner)
             right = right and [down.out] == outs and vectors in ([], [up.out, down.out])
             right = right and all(bias.copies == up.copies for bias in biases)
         case "multiply", ActivationSpec():

@@ -94,14 +94,14 @@ def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[Group
 
 
 def pool_of_rank(pool: PoolShape, kv_heads: Mapping[int, int]) -> PoolShape:
-    """What of `pool` a rank keeps, which has so many KV heads of each layer."""
+    """What of `pool` a rank keeps, which has so many KV heads of each layer, and whole states."""
     groups = []
     for group in pool.groups:
-        mine = [
-            array._replace(shape=(kv_heads[group.layers[0]], *array.shape[1:]))
-            for array in group.arrays
-        ]
-        groups.append(group._replace(arrays=tuple(mine)))
+        arrays = group.arrays
+        if not group.state:
+            heads = kv_heads[group.layers[0]]
+            arrays = tuple(each._replace(shape=(heads, *each.shape[1:])) for each in arrays)
+        groups.append(group._replace(arrays=arrays))
     return replace(pool, groups=tuple(groups))
 
 

@@ -20,37 +20,12 @@ from ..base.errors import HeadraceError, InvalidRequest
 from .http import Address, ConnectionLost, Pool, parse_url, request_bytes
 from .job import Target
 
-CORPUS_MODULES = (
-    "argparse",
-    "asyncio",
-    "collections",
-    "contextlib",
-    "csv",
-    "datetime",
-    "decimal",
-    "difflib",
-    "email",
-    "fractions",
-    "functools",
-    "heapq",
-    "http",
-    "inspect",
-    "itertools",
-    "json",
-    "logging",
-    "pathlib",
-    "pickle",
-    "random",
-    "shelve",
-    "socket",
-    "statistics",
-    "string",
-    "subprocess",
-    "tarfile",
-    "textwrap",
-    "threading",
-    "trace",
-    "zipfile",
+CORPUS_MODULES = tuple(
+    """
+    argparse asyncio collections contextlib csv datetime decimal difflib email fractions
+    functools heapq http inspect itertools json logging pathlib pickle random shelve socket
+    statistics string subprocess tarfile textwrap threading trace zipfile
+    """.split()  # noqa: SIM905
 )
 
 

@@ -64,26 +64,11 @@ METRICS: tuple[tuple[str, str, str | None, bool], ...] = (
 
 FAILED = "failed requests"
 """The row beside `METRICS`; its ratio is of (failed + 1/2) / (requests + 1), never of nothing."""
-SAME = (
-    "endpoint",
-    "workload",
-    "trace",
-    "trace_speed",
-    "input",
-    "output",
-    "requests",
-    "duration",
-    "arrivals",
-    "concurrency",
-    "prefix_tokens",
-    "groups",
-    "zipf",
-    "turns",
-    "think_seconds",
-    "ignore_eos",
-    "stream",
-    "temperature",
-    "extra",
+SAME = tuple(
+    """
+    endpoint workload trace trace_speed input output requests duration arrivals concurrency
+    prefix_tokens groups zipf turns think_seconds ignore_eos stream temperature extra
+    """.split()  # noqa: SIM905
 )
 """Options that two runs must share for their ratio to be of the servers."""
 

@@ -14,25 +14,10 @@ import typer.core
 PANEL = " options"
 """The panels that are made from options records end so (`configured`)."""
 SHOWN = frozenset(
-    {
-        "host",
-        "port",
-        "served_name",
-        "keys",
-        "device",
-        "max_context",
-        "threads",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "seed",
-        "accept_licences",
-        "at_least",
-        "fresh",
-        "key",
-        "reference",
-        "without",
-    }
+    """
+    host port served_name keys device max_context threads max_tokens temperature top_p seed
+    accept_licences at_least fresh key reference without
+    """.split()  # noqa: SIM905
 )
 """The options of those panels that `--help` shows."""
 SERVING = frozenset({"max_sequences", "kv_memory"})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from ..base.absorb import absorbed
+from ..base.arch import ModelArch
 from ..base.config import EngineOptions
-from ..base.cut import refusal
+from ..base.cut import cut, kv_heads, refusal
 from ..base.errors import OptionError
-from ..base.layout import Layout
+from ..base.layout import ONE, Layout
 from ..base.modelfiles import ModelFiles
 from ..models.registry import describe
 
@@ -25,10 +27,18 @@ def shared_by(
     ):
         if not holds:
             raise OptionError(f"layout {layout}: {why}", param="layout")
-    obstacle = refusal(describe(files.arch), layout.tp)
+    obstacle = refusal(absorbed(describe(files.arch)), layout.tp)
     if obstacle is not None:
         raise OptionError(f"layout {layout}: no rank has its part, for {obstacle}", param="layout")
     return (
         f"{layout.tp} processes with {threads} threads together; values are exchanged, nothing is "
         "summed across them, so answers are those of one"
     )
+
+
+def kept_heads(layout: Layout, arch: ModelArch) -> tuple[dict[int, int], ...]:
+    """The KV heads by layer that each rank keeps; (): nothing is shared."""
+    if layout == ONE:
+        return ()
+    graph = absorbed(describe(arch))
+    return tuple(kv_heads(cut(graph, layout.tp, rank)) for rank in range(layout.tp))

@@ -18,7 +18,7 @@ from ..roofline.memory import MemoryPlan, plan_memory
 from ..speculate import names_of
 from .context import context_cache, remote_store
 from .draft_model import DraftPlan, plan_draft, tokenizer_of
-from .ranks import shared_by
+from .ranks import kept_heads, shared_by
 from .real import kernel_decisions
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -211,6 +211,7 @@ def plan(
         depth=options.depth,
         step_bytes=step_bytes,
         graph_bytes=graph_bytes,
+        ranks=kept_heads(Layout.parse(options.layout), files.arch),
     )
 
 

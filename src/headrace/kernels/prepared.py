@@ -46,7 +46,7 @@ class Prepared:
     def copies(self, ref: WeightRef) -> list[Weight]:
         found = self.by_key[ref.key]
         assert isinstance(found, list), "a weight of one copy"
-        return found
+        return found[ref.first : ref.first + ref.copies]
 
     def rope(self, spec: AttentionSpec) -> RopeTable | None:
         """The table of a layer; None: its heads are not rotated."""
@@ -68,6 +68,11 @@ class Prepared:
             return vector
         if (ref.key, ref.cut) not in self._cut:
             begins = [0, *accumulate(ref.rows)]
-            runs = [vector[begins[which] + first :][:count] for which, first, count in ref.cut]
-            self._cut[ref.key, ref.cut] = np.concatenate(runs)
+            self._cut[ref.key, ref.cut] = np.concatenate(
+                [
+                    one[begins[which] + first :][:count]
+                    for one in vector.reshape(ref.copies, -1)
+                    for which, first, count in ref.cut
+                ]
+            )
         return self._cut[ref.key, ref.cut]

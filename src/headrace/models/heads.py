@@ -5,10 +5,11 @@ from __future__ import annotations
 from ..base.arch_head import HeadArch
 from ..base.errors import UnsupportedModel
 from ..base.graph import TOKENS, EmbedSpec, Graph, LinearSpec, Node, Value
-from ..layers.attention import attention, latent_attention
+from ..layers.attention import attention
 from ..layers.description import Description, matrix
 from ..layers.embedding import HEAD, embedding, head
 from ..layers.feed_forward import feed_forward
+from ..layers.mixing import mixing
 
 STATES = "states"
 """The table whose row n is the hidden state that is given with token n of a step."""
@@ -63,12 +64,8 @@ def _eagle3(to: Description, wanted: HeadArch, tokens: Value, states: Value) -> 
 def _mtp(to: Description, wanted: HeadArch, tokens: Value, states: Value) -> tuple[Value, Value]:
     tokens, states = to.rms_norm(tokens, "mtp.enorm"), to.rms_norm(states, "mtp.hnorm")
     x = _beside(to, "mtp.eh_proj", tokens, states, bias=False)
-    normed, at, mla = to.rms_norm(x, "mtp.input_layernorm"), "mtp.self_attn", wanted.arch.mla
-    if mla is None:
-        mixed = attention(to, 0, normed, at)
-    else:
-        mixed = latent_attention(to, 0, normed, at, mla)
-    x = _behind(to, x, mixed, "mtp")
+    normed = to.rms_norm(x, "mtp.input_layernorm")
+    x = _behind(to, x, mixing(to, 0, normed, "mtp"), "mtp")
     return x, to.rms_norm(x, "mtp.shared_head.norm")
 
 

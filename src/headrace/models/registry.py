@@ -10,36 +10,26 @@ from ..base.errors import UnsupportedModel
 from ..base.graph import Graph
 from .bert import bert
 from .cohere2 import cohere2
-from .deepseek import deepseek
 from .gemma import gemma, glm4
-from .granite_hybrid import granite_hybrid
-from .lfm2 import lfm2
 from .llama import llama
 from .nemotron_h import nemotron_h
 from .olmo2 import olmo2
-from .qwen3_next import qwen3_next
 from .starcoder2 import starcoder2
 
-_PRE_NORM = """ernie4_5 gemma glm glm4_moe gpt_oss granite granitemoe llama minimax_m2 mistral
-    mixtral olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3"""
+_PRE_NORM = """deepseek_v2 deepseek_v3 ernie4_5 gemma glm glm4_moe gpt_oss granite granitemoe
+    granitemoehybrid lfm2 llama minimax_m2 mistral mixtral olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_5
+    qwen3_5_moe qwen3_moe qwen3_next seed_oss smollm3"""
 FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "bert": bert,
     "cohere": cohere2,
     "cohere2": cohere2,
-    "deepseek_v2": deepseek,
-    "deepseek_v3": deepseek,
     "exaone4": olmo2,
     "gemma2": gemma,
     "gemma3": gemma,
     "glm4": glm4,
-    "granitemoehybrid": granite_hybrid,
-    "lfm2": lfm2,
     "nemotron_h": nemotron_h,
     "olmo2": olmo2,
     "olmo3": olmo2,
-    "qwen3_5": qwen3_next,
-    "qwen3_5_moe": qwen3_next,
-    "qwen3_next": qwen3_next,
     "starcoder2": starcoder2,
     **dict.fromkeys(_PRE_NORM.split(), llama),
 }

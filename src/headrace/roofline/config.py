@@ -51,20 +51,9 @@ UNPRICED: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys of parts whose work is not priced, and the values with which they are not there."""
 UNGATED = frozenset(
-    (
-        "gpt2",
-        "gpt_neo",
-        "gpt_neox",
-        "gptj",
-        "bloom",
-        "opt",
-        "mpt",
-        "falcon",
-        "phi",
-        "starcoder2",
-        "nemotron",
-        "gpt_bigcode",
-    )
+    """
+    gpt2 gpt_neo gpt_neox gptj bloom opt mpt falcon phi starcoder2 nemotron gpt_bigcode
+    """.split()  # noqa: SIM905
 )
 """`model_type`s whose feed-forward has two matrices instead of three."""
 CHUNKS = 4

@@ -9,17 +9,31 @@ options and values that would help.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..base.arch import ModelArch
 from ..base.config import Decision
 from ..base.errors import DoesNotFit, OptionError
-from ..base.groups import layer_groups, pool_bytes
+from ..base.groups import layer_groups
 from ..base.step import PoolShape
-from ..models.registry import describe
 from .formats import dtype_bytes, kv_token_bytes
-from .states import with_states
+from .memory_parts import (
+    GRAPH_LOGITS,
+    GRAPH_ROWS,
+    Wish,
+    activation_bytes,
+    blocks_of,
+    fixed_bytes,
+    has_logits,
+    kept_bytes,
+    one_token,
+    pool_of,
+    process_bytes,
+    smallest_pool,
+    table_bytes,
+    window_cap,
+)
 
 USABLE = {"cpu": 0.5, "cuda": 0.92}
 """Share of the available memory that is planned: a host has other tenants and a page cache that
@@ -34,35 +48,6 @@ come back, and the memory belongs to others too. (A device is the engine's own: 
 
 COMFORTABLE_CONTEXT = 2048
 """Below this context, rows are given up before more context is."""
-
-SAMPLING_COPIES = 5
-"""fp32 arrays [R, V] alive while sampling: logits, and beside them what penalties need, or
-probabilities, sorted values and their int64 indices (two)."""
-
-GRAPH_LOGITS = 10
-"""Bytes per logit of the largest decode step that graphs hold: as the product makes it (2), in fp32
-and once more outside of their memory. What each graph takes beside is measured at the start."""
-GRAPH_ROWS = 1024
-"""The largest decode step that is a graph."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What is asked of the memory; all counts in tokens, all sizes in bytes."""
-
-    arch: ModelArch
-    weight_bytes: int
-    rows: int
-    step_tokens: int
-    max_context: int
-    block_size: int
-    kv_dtype: str
-    dtype: str
-    depth: int
-    graph_bytes: int
-    workspace_bytes: int
-    kv_share: int = 1
-    step_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +65,8 @@ class MemoryPlan:
     activation_bytes: int
     table_bytes: int
     graph_bytes: int
-    workspace_bytes: int
+    process_bytes: int
+    """Interpreters and libraries of further processes that share the model."""
     margin_bytes: int
     """What is left alone: the share of `available` that is never planned, and what nobody needs."""
     kv_bytes_per_token: int
@@ -108,7 +94,7 @@ class MemoryPlan:
             ("activations", self.activation_bytes),
             ("tables", self.table_bytes),
             ("graphs", self.graph_bytes),
-            ("workspace", self.workspace_bytes),
+            ("processes", self.process_bytes),
             ("margin", self.margin_bytes),
         ]
 
@@ -136,9 +122,9 @@ def plan_memory(
     device: str = "cpu",
     depth: int = 1,
     graph_bytes: int = 0,
-    workspace_bytes: int = 0,
     kv_share: int = 1,
     step_bytes: int = 0,
+    ranks: tuple[Mapping[int, int], ...] = (),
 ) -> MemoryPlan:
     """Divide `available` bytes, weights included (so: measured before they are loaded).
 
@@ -146,20 +132,19 @@ def plan_memory(
     An explicit context is kept or refused; rows are lowered where that helps. `kv_memory`, where
     given, is the size of the pool and may then use what `USABLE` would leave alone; without it a
     host's pool is bounded by `HOST_POOL_SHARE` and `HOST_TOKENS_PER_ROW`.
-    `workspace_bytes` is what the kernels need beside the activations, `graph_bytes` what captured
-    graphs take; `step_bytes`, where the largest step was measured, is what its tensors take, and
-    then stands in for the formula of `activation_bytes` (and of graphs on a device:
-    `GRAPH_LOGITS`); `kv_share` ranks keep one part each of
-    every token's KV (sizes are then those of one rank). Raises `OptionError` for values out of
-    range, `DoesNotFit` with options that help.
+    `graph_bytes` is what captured graphs take; `step_bytes`, where the largest step was measured,
+    is what its tensors take, and then stands in for the formula of `activation_bytes` (and of
+    graphs on a device: `GRAPH_LOGITS`); `kv_share` ranks keep one part each of every token's KV
+    (sizes are then those of one rank); `ranks`: KV heads by layer of each that shares the model on
+    this host (sizes are then those of all). Raises `OptionError` for values out of range,
+    `DoesNotFit` with options that help.
     """
     _verify(rows, step_tokens, max_context, block_size, depth)
     kv_token_bytes(arch, kv_dtype)  # Refuses an unknown type before anything is computed.
     dtype_bytes(dtype)
     if device not in USABLE:
         raise OptionError(f"device must be one of {', '.join(USABLE)}, not {device!r}")
-    decisions: list[Decision] = []
-    if device == "cuda" and not step_bytes and not graph_bytes and _has_logits(arch):
+    if device == "cuda" and not step_bytes and not graph_bytes and has_logits(arch):
         graph_bytes = GRAPH_LOGITS * min(rows, GRAPH_ROWS) * arch.vocab_size
     if max_context is not None and max_context > arch.max_context:
         raise OptionError(
@@ -177,9 +162,9 @@ def plan_memory(
         dtype,
         depth,
         graph_bytes,
-        workspace_bytes,
         kv_share,
         step_bytes,
+        ranks,
     )
 
     def room(candidate: Wish) -> int:
@@ -205,25 +190,7 @@ def plan_memory(
         raise _too_small(wish, kv_memory, explicit=max_context is not None)
     if fitted is None:
         raise _refusal(wish, fits, available, room)
-    if fitted.max_context < wish.max_context:
-        decisions.append(
-            Decision(
-                "max_context",
-                str(fitted.max_context),
-                f"the model's {wish.max_context} would need "
-                f"{_size(kept_bytes(wish, smallest_pool(wish)))} of KV for one sequence, "
-                f"{_size(room(wish))} are there",
-            )
-        )
-    if fitted.rows < wish.rows:
-        decisions.append(
-            Decision(
-                "max_sequences",
-                str(fitted.rows),
-                f"{wish.rows} rows need {_size(fixed_bytes(wish) - wish.weight_bytes)} of "
-                f"activations and tables beside the pool; {_size(available)} are there in all",
-            )
-        )
+    decisions = list(_given_up(wish, fitted, room(wish), available))
     allowed, per_row = room(fitted), None
     if device == "cpu" and kv_memory is None:
         per_row = max_context or min(HOST_TOKENS_PER_ROW, fitted.max_context)
@@ -244,104 +211,16 @@ def plan_memory(
         available=available,
         weight_bytes=weight_bytes,
         kv_bytes=kv_bytes,
-        activation_bytes=activation_bytes(fitted),
-        table_bytes=table_bytes(fitted),
+        activation_bytes=fitted.processes * activation_bytes(fitted),
+        table_bytes=fitted.processes * table_bytes(fitted),
         graph_bytes=graph_bytes,
-        workspace_bytes=workspace_bytes,
+        process_bytes=process_bytes(fitted),
         margin_bytes=available - fixed_bytes(fitted) - kv_bytes,
-        kv_bytes_per_token=kv_token_bytes(arch, kv_dtype) * cached_layers(arch) // kv_share,
+        kv_bytes_per_token=kept_bytes(fitted, one_token(arch, kv_dtype)),
         decisions=tuple(decisions),
     )
     plan.verify()
     return plan
-
-
-def cached_layers(arch: ModelArch) -> int:
-    """Layers that keep KV of each token."""
-    return sum(len(one.layers) for one in layer_groups(arch, "float32") if not one.state)
-
-
-def _has_logits(arch: ModelArch) -> bool:
-    return "logits" in describe(arch).outputs
-
-
-def activation_bytes(wish: Wish) -> int:
-    """Peak of the tensors alive in the largest step of N = step_tokens tokens.
-
-    N · D · b for the residual, plus the largest of
-    attention: (D + (H + 2G) · E + 2 · H · E) · N · b  (x, qkv, q, result),
-    feed-forward: (D + 2I + I + D) · N · b  (x, gate_up, gated, result), for MoE with I = active ·
-    intermediate + shared, and the experts' inputs and outputs 2 · active · D,
-    sampling: `SAMPLING_COPIES` · R · V · 4  with R = rows.
-    Where the step was measured (`Wish.step_bytes`), that.
-    """
-    if wish.step_bytes:
-        return wish.step_bytes
-    arch, tokens, width = wish.arch, wish.step_tokens, dtype_bytes(wish.dtype)
-    queries = arch.heads * arch.head_dim
-    attention = arch.hidden + queries + 2 * arch.kv_heads * arch.head_dim + 2 * queries
-    inner, extra = arch.intermediate, 0
-    if arch.moe is not None:
-        inner = max(
-            arch.moe.active * arch.moe.intermediate + arch.moe.shared_intermediate,
-            arch.intermediate if arch.moe.dense_layers or arch.moe.dense_at else 0,
-        )
-        extra = 2 * arch.moe.active * arch.hidden
-    feed_forward = 2 * arch.hidden + 3 * inner + extra
-    sampling = SAMPLING_COPIES * wish.rows * arch.vocab_size * 4 if _has_logits(arch) else 0
-    return tokens * arch.hidden * width + max(
-        tokens * attention * width, tokens * feed_forward * width, sampling
-    )
-
-
-def table_bytes(wish: Wish) -> int:
-    """Tokens [rows, context] int64, block tables [rows, blocks] int32 per group, rope tables.
-
-    Rope: cos and sin of [context, E / 2] fp32, twice where windowed layers have a base of their
-    own.
-    """
-    arch = wish.arch
-    tokens = wish.rows * wish.max_context * 8
-    groups = len(layer_groups(wish.arch, wish.kv_dtype))
-    tables = groups * wish.rows * _blocks(wish, wish.max_context) * 4
-    ropes = (1 if arch.local_rope is None else 2) * wish.max_context * arch.head_dim * 4
-    return tokens + tables + ropes
-
-
-def fixed_bytes(wish: Wish) -> int:
-    """Everything but the KV pool and the margin."""
-    return (
-        wish.weight_bytes
-        + activation_bytes(wish)
-        + table_bytes(wish)
-        + wish.graph_bytes
-        + wish.workspace_bytes
-    )
-
-
-def kept_bytes(wish: Wish, pool: PoolShape) -> int:
-    """What one rank keeps of a pool: its part of every token's KV."""
-    return pool_bytes(pool) // wish.kv_share
-
-
-def window_cap(wish: Wish, window: int | None, rows: int | None = None) -> int:
-    """Blocks that the rows of a group can ever hold, the null block left out.
-
-    Full attention: rows · ceil(context / S). A window: a row holds the window before its oldest
-    query and the chunks in flight, which begin and end inside blocks:
-    rows · (ceil((window + depth · step_tokens) / S) + 1), if that is less.
-    """
-    rows = wish.rows if rows is None else rows
-    whole = _blocks(wish, wish.max_context)
-    if window is None:
-        return rows * whole
-    return rows * min(whole, _blocks(wish, window + wish.depth * wish.step_tokens) + 1)
-
-
-def smallest_pool(wish: Wish) -> PoolShape:
-    """The pool in which one sequence of the full context can run alone, and every row starts."""
-    least = max(_blocks(wish, wish.max_context), wish.rows)
-    return _pool(wish, least)
 
 
 def largest_pool(wish: Wish, room: int) -> PoolShape:
@@ -350,31 +229,42 @@ def largest_pool(wish: Wish, room: int) -> PoolShape:
     F blocks of full attention go with min(F, cap) blocks of each window: sequences of any length
     then run out of full blocks before they run out of windowed ones.
     """
-    low = max(_blocks(wish, wish.max_context), wish.rows)
+    low = max(blocks_of(wish, wish.max_context), wish.rows)
     groups = [group for group in layer_groups(wish.arch, wish.kv_dtype) if not group.state]
     high = max([low, *(window_cap(wish, group.window) for group in groups)])
     while low < high:
         middle = (low + high + 1) // 2
-        if kept_bytes(wish, _pool(wish, middle)) <= room:
+        if kept_bytes(wish, pool_of(wish, middle)) <= room:
             low = middle
         else:
             high = middle - 1
-    return _pool(wish, low)
+    return pool_of(wish, low)
 
 
 def _enough_for_a_host(wish: Wish, available: int, per_row: int) -> int:
     """Bytes of the pool that a host's engine takes unless it is told otherwise."""
-    average = _pool(wish, wish.rows * _blocks(wish, per_row))
+    average = pool_of(wish, wish.rows * blocks_of(wish, per_row))
     share = int(available * HOST_POOL_SHARE)
     return max(kept_bytes(wish, smallest_pool(wish)), min(share, kept_bytes(wish, average)))
 
 
-def _pool(wish: Wish, blocks: int) -> PoolShape:
-    groups = [
-        group._replace(blocks=1 + min(blocks, window_cap(wish, group.window)))
-        for group in layer_groups(wish.arch, wish.kv_dtype)
-    ]
-    return PoolShape(wish.block_size, with_states(wish.rows, wish.block_size, groups))
+def _given_up(wish: Wish, fitted: Wish, room: int, available: int) -> Iterator[Decision]:
+    """What was lowered, and why; `room` of the wish's pool."""
+    if fitted.max_context < wish.max_context:
+        yield Decision(
+            "max_context",
+            str(fitted.max_context),
+            f"the model's {wish.max_context} would need "
+            f"{_size(kept_bytes(wish, smallest_pool(wish)))} of KV for one sequence, "
+            f"{_size(room)} are there",
+        )
+    if fitted.rows < wish.rows:
+        yield Decision(
+            "max_sequences",
+            str(fitted.rows),
+            f"{wish.rows} rows need {_size(fixed_bytes(wish) - wish.weight_bytes)} of "
+            f"activations and tables beside the pool; {_size(available)} are there in all",
+        )
 
 
 def _fit(wish: Wish, fits: Callable[[Wish], bool], *, lower_context: bool) -> Wish | None:
@@ -400,7 +290,7 @@ def _fit(wish: Wish, fits: Callable[[Wish], bool], *, lower_context: bool) -> Wi
 
 def _largest_context(wish: Wish, fits: Callable[[Wish], bool], least: int) -> Wish | None:
     """The largest context from `least` up, a multiple of the block size, that fits."""
-    low = _blocks(wish, least)
+    low = blocks_of(wish, least)
     high = wish.max_context // wish.block_size
 
     def at(blocks: int) -> Wish:
@@ -496,10 +386,6 @@ def _verify(
     ):
         if value < low:
             raise OptionError(f"{name} must be at least {low}, not {value}", param=name)
-
-
-def _blocks(wish: Wish, tokens: int) -> int:
-    return -(-tokens // wish.block_size)
 
 
 def _size(value: float) -> str:

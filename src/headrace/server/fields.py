@@ -363,28 +363,13 @@ class SamplingFields(Body):
         return params
 
 
-_PLAIN = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "typical_p",
-    "top_a",
-    "top_n_sigma",
-    "bad_words",
-    "allowed_token_ids",
-    "seed",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "prompt_logprobs",
-    "thinking_token_budget",
+_PLAIN = tuple(
+    """
+    n temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty
+    typical_p top_a top_n_sigma bad_words allowed_token_ids seed stop_token_ids ignore_eos
+    min_tokens include_stop_str_in_output skip_special_tokens prompt_logprobs
+    thinking_token_budget
+    """.split()  # noqa: SIM905
 )
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from .. import speculate
 from ..base import hardware
 from ..base.config import Decision
+from ..base.cut import kv_heads
 from ..base.environment import check_plans
 from ..base.errors import EngineFault, OptionError
 from ..base.facts import WorkerFacts
-from ..base.graph import AttentionSpec
 from ..base.groups import layer_groups, pool_bytes, pool_of_rank
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
@@ -288,8 +288,7 @@ class Worker:
         """The pool of those KV heads that this worker has."""
         if self._model.commons is None:
             return pool
-        specs = [spec for spec in self._model.graph.attentions() if isinstance(spec, AttentionSpec)]
-        return pool_of_rank(pool, {spec.layer: spec.kv_heads for spec in specs})
+        return pool_of_rank(pool, kv_heads(self._model.graph))
 
     def _verification(self) -> Verification | None:
         if not self.options.drafts or not self._model.generates:

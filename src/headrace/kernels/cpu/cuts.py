@@ -7,7 +7,9 @@ from .panels import OUTPUTS, low_bytes
 
 
 def cut_weight(weight: Weight, cut: tuple[tuple[int, int, int], ...]) -> Weight:
-    """The rows of `WeightRef.cut`: whole panels but for the last of a weight."""
+    """The rows of `WeightRef.cut`: whole panels but for the last of a weight; (): all."""
+    if not cut:
+        return weight
     parts = weight.parts if isinstance(weight, StackedWeight) else (weight,)
     taken = []
     for which, first, count in cut:

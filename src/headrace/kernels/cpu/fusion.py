@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...base.exchange import ExchangeSpec
 from ...base.graph import (
     TOKENS,
     AttentionSpec,
-    ExchangeSpec,
     Graph,
     LinearSpec,
     Node,
@@ -51,6 +51,7 @@ class Fusion:
         self._graph, self._weights, self._additions = graph, weights, additions
         self._nodes = graph.nodes
         self._results = set(graph.outputs.values())
+        self._mixtures: dict[Node, mixture.Mixture] = {}
         self._summed = self._find_sums()
         self._gates = self._find_gates()
         self._activated = self._find_activated()
@@ -149,10 +150,11 @@ class Fusion:
             elif node.kind == "exchange":
                 (mine,), (whole,), spec = node.reads, node.out, node.spec
                 assert isinstance(spec, ExchangeSpec)
-                if places[mine] is not mine:
-                    raise Unrecordable("what ranks exchange lies in something else")
-                places[mine] = whole
-                self._first[mine] = spec.bounds[spec.rank]
+                # It, and what was added up to it, are columns of the whole from the first on.
+                for value in [value for value in places if places[value] is places[mine]]:
+                    if value.width != mine.width:
+                        raise Unrecordable("what ranks exchange lies in something else")
+                    places[value], self._first[value] = whole, spec.mine[0]
         return places
 
     def _last_readers(self) -> dict[Value, int]:
@@ -184,14 +186,15 @@ class Fusion:
 
     def _weight(self, node: Node) -> Weight:
         ref = node.weights[0]
-        weight = self._weights.weight(ref)
-        return cut_weight(weight, ref.cut) if ref.cut else weight
+        return cut_weight(self._weights.weight(ref), ref.cut)
 
     def _is_added_to(self, node: Node) -> bool:
         return node.weights[0].role == "linear" and node.weights[0].names in self._additions
 
     def _mixture(self, node: Node) -> mixture.Mixture:
-        return mixture.of(node, self._weights)
+        if node not in self._mixtures:
+            self._mixtures[node] = mixture.of(node, self._weights)
+        return self._mixtures[node]
 
     def _heads(self, node: Node) -> list[Weight]:
         return self._weights.copies(node.weights[0])

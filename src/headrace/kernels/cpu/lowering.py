@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from ...base.exchange import ExchangeSpec
 from ...base.graph import (
     ActivationSpec,
     AddSpec,
     AttentionSpec,
     EmbedSpec,
-    ExchangeSpec,
     ExpertsSpec,
     Graph,
     LinearSpec,
@@ -57,6 +57,8 @@ class Lowering(Fusion):
         """Gives back what this rank has read of all ranks' memory, and others may still read."""
         self.meetings = 0
         """Exchanges so far."""
+        self._met: dict[mixture.Placed, int] = {}
+        """How many there were when a mixture's room was last written."""
 
     def floats(self, value: Value) -> npt.NDArray[np.float32]:
         """Where the numbers of an output lie."""
@@ -133,6 +135,9 @@ class Lowering(Fusion):
                 back()
 
     def _exchange(self, index: int, node: Node) -> None:
+        self._meet()
+
+    def _meet(self) -> None:
         commons = self._arena.commons
         assert commons is not None
         self._emit("exchange", emit.exchange(commons.fence, commons.ranks, self.meetings))
@@ -226,13 +231,21 @@ class Lowering(Fusion):
     def _experts(self, index: int, node: Node) -> None:
         (x, *routed), spec, experts = node.reads, node.spec, self._mixture(node)
         assert isinstance(spec, ExpertsSpec)
-        placed = self._arena.placed(experts, routed[0].width)
+        placed = self._arena.placed(experts, routed[0].width, shared=spec.inner is not None)
         given = self._quantised(x, node), self._matrix(x) if experts.floats else None
         to = mixture.Routed(*map(self._matrix, routed))
         y = self._make_floats(node.out[0])
-        made = mixture.experts(*given, to, experts, placed, spec.activation, y, rows_of(x))
-        self.names += ["place", "experts_up", "experts_down"]
-        self.emitted += made
+        place, up, down = mixture.experts(
+            *given, to, experts, placed, spec.activation, y, rows_of(x), spec.inner
+        )
+        self._emit("place", place)
+        if spec.inner is not None:
+            assert self._met.get(placed, -1) < self.meetings, "another rank may still read this"
+        self._emit("experts_up", up)
+        if spec.inner is not None:
+            self._meet()
+            self._met[placed] = self.meetings
+        self._emit("experts_down", down)
 
     def _lora(self, x: Value, addition: LoraWeight, y: Matrix) -> None:
         width = len(addition.up) * addition.room

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ...base.exchange import ExchangeSpec
 from ...base.graph import Node, RouteSpec
 from ..arrays import Array, address, aligned
 from ..prepared import Prepared
 from ..weights import Weight
 from . import records
+from .cuts import cut_weight
 from .emit import (
     NOT_QUANTISED,
     Emitted,
@@ -77,23 +80,37 @@ class Mixture(NamedTuple):
 
 def of(node: Node, weights: Prepared) -> Mixture:
     """The experts of an `experts` node."""
-    gate_up, down, *biases = node.weights
-    return Mixture(weights.copies(gate_up), weights.copies(down), weights.biases(biases))
+    gate_up, down = (
+        [cut_weight(one, ref.cut) for one in weights.copies(ref)] for ref in node.weights[:2]
+    )
+    return Mixture(gate_up, down, weights.biases(node.weights[2:]))
 
 
 class Placed:
-    """Room for rows one behind the other by expert, of `rows` that go to `active` each."""
+    """Room for rows one behind the other by expert, of `rows` that go to `active` each.
 
-    def __init__(self, mixture: Mixture, rows: int, active: int) -> None:
+    `take` gives memory of all ranks, where each makes a part of what lies between up and down.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        rows: int,
+        active: int,
+        take: Callable[[int], npt.NDArray[np.uint8]] | None = None,
+    ) -> None:
         experts, inner = len(mixture.down), mixture.down[0].shape[1]
         width = mixture.gate_up[0].shape[1]
         places = rows * active + (SIX - 1) * min(experts, rows * active)
         self.codes = QuantisedRows(places, width) if mixture.codes else None
         self.floats = aligned((places, width), np.float32) if mixture.floats else None
         coded = any(map(needs_codes, mixture.down))
-        self.inner_codes = QuantisedRows(places, inner) if coded else None
-        dense = any(map(needs_floats, mixture.down))
-        self.inner_floats = aligned((places, inner), np.float32) if dense else None
+        self.inner_codes = QuantisedRows(places, inner, take) if coded else None
+        self.inner_floats: npt.NDArray[np.float32] | None = None
+        if any(map(needs_floats, mixture.down)):
+            shape = places, inner
+            room = aligned(shape, np.float32) if take is None else take(4 * places * inner)
+            self.inner_floats = room.view(np.float32).reshape(shape)
         self.active = active
         self.spans = (HrSpan * (experts + 1))()
         self.row_of, self.share_of = np.empty(places, np.int32), np.empty(places, np.float32)
@@ -108,8 +125,10 @@ def experts(
     activation: str,
     y: Matrix,
     rows: int,
+    share: ExchangeSpec | None = None,
 ) -> list[Emitted]:
-    """Rows to their experts, and what those make of them; `x` and `floats` as the experts read."""
+    """Rows to their experts, up and down; `x` and `floats` as the experts read. `share`: what of
+    the columns between is made here, where that is not all that `down` reads."""
     count = len(mixture.down)
     out, inner = mixture.down[0].shape
     matrices = (HrPart * (3 * count))()
@@ -117,35 +136,41 @@ def experts(
         parts = [*gate_and_up(weights[0]), *parts_of(weights[1])]
         matrices[3 * number : 3 * number + 3] = [part_of(part) for part in parts]
 
-    def of(room: QuantisedRows | None) -> HrQuantised:
-        return NOT_QUANTISED if room is None else room.struct
+    def of(room: QuantisedRows | None, first: int = 0) -> HrQuantised:
+        return NOT_QUANTISED if room is None else room.columns(first)
 
-    def at(room: npt.NDArray[np.float32] | None) -> tuple[int | None, int]:
-        return (None, 0) if room is None else matrix(room)
+    def at(room: npt.NDArray[np.float32] | None, first: int = 0) -> tuple[int | None, int]:
+        return (None, 0) if room is None else matrix(room[:, first:])
 
-    op = HrExperts(
-        x if mixture.codes else NOT_QUANTISED,
-        *(floats if floats is not None and mixture.floats else (None, 0)),
-        *routed.chosen,
-        *routed.shares,
-        ctypes.addressof(matrices),
-        *map(at_or_none, mixture.biases or (None, None)),
-        of(placed.codes),
-        *at(placed.floats),
-        of(placed.inner_codes),
-        *at(placed.inner_floats),
-        *y,
-        ctypes.addressof(placed.spans),
-        address(placed.row_of),
-        address(placed.share_of),
-        count,
-        placed.active,
-        mixture.gate_up[0].shape[1],
-        inner,
-        out,
-        ACTIVATIONS[activation],
-        rows,
-        0,
-    )
-    op.keep = matrices, placed, mixture.biases
-    return [(code, op) for code in (records.PLACE, records.EXPERTS_UP, records.EXPERTS_DOWN)]
+    def op(first: int, size: int) -> HrExperts:
+        """With these columns between up and down."""
+        made = HrExperts(
+            x if mixture.codes else NOT_QUANTISED,
+            *(floats if floats is not None and mixture.floats else (None, 0)),
+            *routed.chosen,
+            *routed.shares,
+            ctypes.addressof(matrices),
+            *map(at_or_none, mixture.biases or (None, None)),
+            of(placed.codes),
+            *at(placed.floats),
+            of(placed.inner_codes, first),
+            *at(placed.inner_floats, first),
+            *y,
+            ctypes.addressof(placed.spans),
+            address(placed.row_of),
+            address(placed.share_of),
+            count,
+            placed.active,
+            mixture.gate_up[0].shape[1],
+            size,
+            out,
+            ACTIVATIONS[activation],
+            rows,
+            0,
+        )
+        made.keep = matrices, placed, mixture.biases
+        return made
+
+    down = op(0, inner)
+    up = op(*share.mine) if share else down
+    return [(records.PLACE, up), (records.EXPERTS_UP, up), (records.EXPERTS_DOWN, down)]

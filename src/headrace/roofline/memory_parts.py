@@ -1,0 +1,158 @@
+"""What the parts of a memory plan take: formulas of what is asked of the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..base.arch import ModelArch
+from ..base.groups import layer_groups, pool_bytes, pool_of_rank
+from ..base.step import PoolShape
+from ..models.registry import describe
+from .formats import dtype_bytes
+from .states import with_states
+
+SAMPLING_COPIES = 5
+"""fp32 arrays [R, V] alive while sampling: logits, and beside them what penalties need, or
+probabilities, sorted values and their int64 indices (two)."""
+
+GRAPH_LOGITS = 10
+"""Bytes per logit of the largest decode step that graphs hold: as the product makes it (2), in fp32
+and once more outside of their memory. What each graph takes beside is measured at the start."""
+GRAPH_ROWS = 1024
+"""The largest decode step that is a graph."""
+
+RANK_BYTES = 64 << 20
+"""What a further process takes before it has a step: an interpreter and its libraries, measured
+(benchmarks/results/ranks.json)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked of the memory; all counts in tokens, all sizes in bytes."""
+
+    arch: ModelArch
+    weight_bytes: int
+    rows: int
+    step_tokens: int
+    max_context: int
+    block_size: int
+    kv_dtype: str
+    dtype: str
+    depth: int
+    graph_bytes: int
+    kv_share: int = 1
+    step_bytes: int = 0
+    ranks: tuple[Mapping[int, int], ...] = ()
+    """The KV heads by layer of each process of this host that shares the model; (): of one."""
+
+    @property
+    def processes(self) -> int:
+        return max(1, len(self.ranks))
+
+
+def has_logits(arch: ModelArch) -> bool:
+    return "logits" in describe(arch).outputs
+
+
+def activation_bytes(wish: Wish) -> int:
+    """Peak of the tensors alive in the largest step of N = step_tokens tokens.
+
+    N · D · b for the residual, plus the largest of
+    attention: (D + (H + 2G) · E + 2 · H · E) · N · b  (x, qkv, q, result),
+    feed-forward: (D + 2I + I + D) · N · b  (x, gate_up, gated, result), for MoE with I = active ·
+    intermediate + shared, and the experts' inputs and outputs 2 · active · D,
+    sampling: `SAMPLING_COPIES` · R · V · 4  with R = rows.
+    Where the step was measured (`Wish.step_bytes`), that.
+    """
+    if wish.step_bytes:
+        return wish.step_bytes
+    arch, tokens, width = wish.arch, wish.step_tokens, dtype_bytes(wish.dtype)
+    queries = arch.heads * arch.head_dim
+    attention = arch.hidden + queries + 2 * arch.kv_heads * arch.head_dim + 2 * queries
+    inner, extra = arch.intermediate, 0
+    if arch.moe is not None:
+        inner = max(
+            arch.moe.active * arch.moe.intermediate + arch.moe.shared_intermediate,
+            arch.intermediate if arch.moe.dense_layers or arch.moe.dense_at else 0,
+        )
+        extra = 2 * arch.moe.active * arch.hidden
+    feed_forward = 2 * arch.hidden + 3 * inner + extra
+    sampling = SAMPLING_COPIES * wish.rows * arch.vocab_size * 4 if has_logits(arch) else 0
+    return tokens * arch.hidden * width + max(
+        tokens * attention * width, tokens * feed_forward * width, sampling
+    )
+
+
+def table_bytes(wish: Wish) -> int:
+    """Tokens [rows, context] int64, block tables [rows, blocks] int32 per group, rope tables.
+
+    Rope: cos and sin of [context, E / 2] fp32, twice where windowed layers have a base of their
+    own.
+    """
+    arch = wish.arch
+    tokens = wish.rows * wish.max_context * 8
+    groups = len(layer_groups(wish.arch, wish.kv_dtype))
+    tables = groups * wish.rows * blocks_of(wish, wish.max_context) * 4
+    ropes = (1 if arch.local_rope is None else 2) * wish.max_context * arch.head_dim * 4
+    return tokens + tables + ropes
+
+
+def process_bytes(wish: Wish) -> int:
+    return RANK_BYTES * (wish.processes - 1)
+
+
+def fixed_bytes(wish: Wish) -> int:
+    """Everything but the KV pool and the margin."""
+    return (
+        wish.weight_bytes
+        + wish.processes * (activation_bytes(wish) + table_bytes(wish))
+        + wish.graph_bytes
+        + process_bytes(wish)
+    )
+
+
+def kept_bytes(wish: Wish, pool: PoolShape) -> int:
+    """What this host keeps of a pool: all ranks there, of which several may have the same heads;
+    else a device its part of every token's KV."""
+    if wish.ranks:
+        return sum(pool_bytes(pool_of_rank(pool, heads)) for heads in wish.ranks)
+    return pool_bytes(pool) // wish.kv_share
+
+
+def window_cap(wish: Wish, window: int | None, rows: int | None = None) -> int:
+    """Blocks that the rows of a group can ever hold, the null block left out.
+
+    Full attention: rows · ceil(context / S). A window: a row holds the window before its oldest
+    query and the chunks in flight, which begin and end inside blocks:
+    rows · (ceil((window + depth · step_tokens) / S) + 1), if that is less.
+    """
+    rows = wish.rows if rows is None else rows
+    whole = blocks_of(wish, wish.max_context)
+    if window is None:
+        return rows * whole
+    return rows * min(whole, blocks_of(wish, window + wish.depth * wish.step_tokens) + 1)
+
+
+def smallest_pool(wish: Wish) -> PoolShape:
+    """The pool in which one sequence of the full context can run alone, and every row starts."""
+    least = max(blocks_of(wish, wish.max_context), wish.rows)
+    return pool_of(wish, least)
+
+
+def pool_of(wish: Wish, blocks: int) -> PoolShape:
+    groups = [
+        group._replace(blocks=1 + min(blocks, window_cap(wish, group.window)))
+        for group in layer_groups(wish.arch, wish.kv_dtype)
+    ]
+    return PoolShape(wish.block_size, with_states(wish.rows, wish.block_size, groups))
+
+
+def blocks_of(wish: Wish, tokens: int) -> int:
+    return -(-tokens // wish.block_size)
+
+
+def one_token(arch: ModelArch, kv_dtype: str) -> PoolShape:
+    """A pool of one token, inside every window."""
+    groups = layer_groups(arch, kv_dtype, 1)
+    return PoolShape(1, tuple(g._replace(blocks=0) if g.state else g for g in groups))
