@@ -35,12 +35,12 @@ def random_prompt(seed: int, tokens: int) -> list[int]:
     return [rng.randrange(1000, 50000) for _ in range(tokens)]
 
 
-def opened(folder: Path, size: str) -> Any:
+def opened(folder: Path, size: str, executor: str) -> Any:
     for kept in ("models", "panels", "hardware"):
         if (cache_root() / kept).exists():
             with suppress(FileExistsError):
                 (folder / kept).symlink_to(cache_root() / kept)
-    llm = LLM(context_cache=size, cache_dir=str(folder), speculate="off")
+    llm = LLM(context_cache=size, cache_dir=str(folder), executor=executor, speculate="off")
     llm.generate([[1] * 12], SamplingParams(max_tokens=4))
     return llm
 
@@ -180,18 +180,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", choices=("loads", "neighbours"))
+    parser.add_argument("--executor", choices=("inline", "multiproc"), default="inline")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=Path.home()) as name:
         folder = Path(name)
         policy.CANARY = 1 << 30
-        with opened(folder, "4GiB") as tiered:
+        with opened(folder, "4GiB", given.executor) as tiered:
             tiered._built.context.settle()
             found: dict[str, Any] = {}
             if given.only != "neighbours":
                 make_up(tiered)
                 found |= rates(tiered, folder) | beside_loads(tiered)
             if given.only != "loads":
-                with opened(folder, "0") as plain:
+                with opened(folder, "0", given.executor) as plain:
                     found |= in_turns(plain, tiered)
             found["damaged"] = tiered._built.context.tiers.stats.damaged
     given.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,15 @@ from headrace import LLM, SamplingParams
 from headrace.base.config import EngineOptions
 from headrace.base.errors import EngineDead, OptionError
 from headrace.base.hardware import hardware
+from headrace.base.identity import Identity
 from headrace.base.tiers import TierStats
+from headrace.base.version import VERSION
 from headrace.cli.main import main
 from headrace.engine.controls import Controls
 from headrace.engine.messages import Operate
 from headrace.engine.start import explain
+from headrace.kernels.cpu import operators
+from headrace.kernels.cpu.library import LEVELS, Team, level
 from headrace.loader import open_model
 from headrace.roofline.tiers import read_trace, savings
 from headrace.worker.seal import forget_keys
@@ -141,6 +146,46 @@ def test_states_are_kept_too(
         assert greedy(fourth, PROMPT) == (answer, 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [
+        *((None, dtype) for dtype in ("bfloat16", "float32", "int8", "k8v4")),
+        *((family, "bfloat16") for family in ("deepseek_v3", "gemma3", "qwen3_next")),
+    ],
+)
+def test_every_level_and_chunking_keeps_the_same_bytes(
+    kept: Kept,
+    tiny: Path,
+    tmp_path: Path,
+    family: str | None,
+    kv_dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files of one name are equal whoever computed them, and in pieces of how many tokens."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny if family is None else kept(families.make, family), model)
+    shutil.copy(tiny / "tokenizer.json", model)
+    levels = [name for name in LEVELS if level(name)]
+    assert len(levels) >= 2
+    for name, step_tokens in [(levels[-1], 256), *((name, 24) for name in levels)]:
+        monkeypatch.setattr(operators, "Team", lambda threads, _, at=name: Team(threads, at))
+        folder = tmp_path / f"{name}-{step_tokens}"
+        with opened(
+            model, folder, kv_dtype=kv_dtype, max_context=256, step_tokens=step_tokens
+        ) as llm:
+            built = llm._built
+            assert built is not None
+            assert built.core.executor.worker._operators.team.level == name  # type: ignore[attr-defined]
+            assert built.memory.step_tokens == step_tokens
+            greedy(llm, PROMPT)
+            assert stats(llm).written_blocks >= 5
+        files = {path.name: path.read_bytes() for path in (folder / "kv").rglob("*-[0-9]")}
+        if step_tokens == 256:
+            first = files
+        assert files == first, name
+
+
 def first_groups(folder: Path) -> set[str]:
     """The groups of which there are files."""
     return {path.name.rpartition("-")[2] for path in (folder / "kv").rglob("*-[0-9]")}
@@ -220,7 +265,9 @@ def test_damage_and_loss_are_computed_again(tiny: Path, tmp_path: Path) -> None:
         assert greedy(third, PROMPT) == (answer, 64)
 
 
-def test_files_of_another_model_or_type_are_not_looked_at(tiny: Path, tmp_path: Path) -> None:
+def test_files_of_another_model_type_or_version_are_not_looked_at(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(tiny, tmp_path / "cache") as first:
         greedy(first, PROMPT)
         stats(first)
@@ -229,10 +276,25 @@ def test_files_of_another_model_or_type_are_not_looked_at(tiny: Path, tmp_path: 
     weights = load_file(other / "model.safetensors")
     weights["lm_head.weight"][5] *= 2
     save_file(weights, other / "model.safetensors")
-    for model, options in ((other, {}), (tiny, {"kv_dtype": "float32"})):
+    for model, options, version in (
+        (other, {}, VERSION),
+        (tiny, {"kv_dtype": "float32"}, VERSION),
+        (tiny, {}, "0.0.9"),
+    ):
+        monkeypatch.setattr("headrace.engine.build.Identity", Stamped(version))
         with opened(model, tmp_path / "cache", **options) as second:
             assert greedy(second, PROMPT)[1] == 0
             assert stats(second).loads == 0
+
+
+class Stamped:
+    """`Identity` of an engine of another version."""
+
+    def __init__(self, version: str) -> None:
+        self._version = version
+
+    def of(self, *given: Any) -> Identity:
+        return replace(Identity.of(*given), version=self._version)
 
 
 def test_prefixes_that_were_reset_do_not_come_back(tiny: Path, tmp_path: Path) -> None:
