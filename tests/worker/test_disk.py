@@ -158,6 +158,70 @@ def test_a_writer_may_be_killed_at_any_time(tmp_path: Path) -> None:
             assert read(tier, int.from_bytes(name, "big"))
 
 
+DIES = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}]
+from test_disk import content, key, tier_of, TENANT
+
+def life(root, at, half):
+    left = at
+    def dying(name, call):
+        def do(*given):
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                return call(*given)
+            if half and name == "writev":
+                call(given[0], [memoryview(given[1][0])[:7]])
+            elif half:
+                call(*given)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return do
+    tier = tier_of(root)
+    for name in ("open", "writev", "close", "replace"):
+        setattr(os, name, dying(name, getattr(os, name)))
+    for number in (1, 2):
+        tier.write(key(number), 0, TENANT, content(number), 0)
+
+for half in (False, True):
+    at, status = 0, 1
+    while status:
+        root = Path(sys.argv[1], str(half), str(at))
+        tier_of(root).write(key(9), 0, TENANT, content(9), 0)
+        child = os.fork()
+        if not child:
+            life(root, at, half)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        assert status in (0, signal.SIGKILL)
+        at += 1
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_may_be_killed_at_each_of_its_calls(tmp_path: Path) -> None:
+    """Before each call of the system by which two blocks are written, and behind it, or in the
+    midst of the bytes: blocks are whole or not there, others stay, and the next writer goes on."""
+    code = DIES.format(tests=str(Path(__file__).parent))
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=600, check=True)
+    for half in tmp_path.iterdir():
+        lives = [half / str(at) for at in range(len(list(half.iterdir())))]
+        assert len(lives) == 2 * 4 + 1, "each call once, and a life to the end"
+        found = []
+        for folder in lives:
+            tier = tier_of(folder)
+            names = tier.exists(0)
+            assert isinstance(names, set)
+            there = sorted(int.from_bytes(name, "big") for name in names)
+            assert 9 in there
+            assert all(read(tier, number) for number in there)
+            assert tier.write(key(1), 0, TENANT, content(1), 0)
+            found.append(there)
+        assert found[0] == [9]
+        assert found[-1] == [1, 2, 9]
+
+
 FULL = """
 import logging, resource, sys
 from pathlib import Path
