@@ -29,6 +29,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -176,18 +177,16 @@ def contestants(model: Path) -> dict[str, Callable[[Path], list[tuple[float, int
     return found
 
 
-def asked_ids(name: str, count: int, seed: int, tokens: int) -> tuple[Path, Ids]:
-    """The default model's file, and prompts as it reads them."""
+def asked_ids(name: str, count: int, seed: int, tokens: int) -> Ids:
+    """Prompts as the default model reads them."""
     from speculation_speed import prompts
 
     from headrace import LLM, SamplingParams
-    from headrace.loader import open_model
 
     with LLM(max_context=4096, offline=True) as llm:
         asked = prompts(name, count, seed, tokens)
         answers = llm.chat(asked, SamplingParams(max_tokens=1), use_tqdm=False)
-    model = open_model(llm.options.model, offline=True).path
-    return Path(model), [list(answer.prompt_token_ids) for answer in answers]
+        return [list(answer.prompt_token_ids) for answer in answers]
 
 
 def main() -> None:
@@ -207,20 +206,25 @@ def main() -> None:
     if arguments.go_on and arguments.json.exists():
         speeds = json.loads(arguments.json.read_text())["speeds"]
     options = {key: vars(arguments)[key] for key in ("tokens", "prompts")}
+    from headrace.base.config import DEFAULT_MODEL
+    from headrace.loader import open_model
+
+    model = open_model(DEFAULT_MODEL, offline=True).path
+    runs = list(contestants(Path(model)).items())
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "asked.json")
-        for turn in range(arguments.rounds):
-            for name in arguments.classes:
-                if turn < min(map(len, speeds.get(name, {"": []}).values())):
-                    continue
-                model, ids = asked_ids(name, arguments.prompts, 1000 * turn, arguments.tokens)
-                wanted.write_text(json.dumps({"prompts": ids, "tokens": arguments.tokens}))
-                runs = list(contestants(model).items())
-                for who, run in runs if turn % 2 == 0 else runs[::-1]:
-                    found = run(wanted)
-                    speed = sum(count for _, count in found) / sum(took for took, _ in found)
-                    speeds.setdefault(name, {}).setdefault(who, []).append(speed)
-                    print(f"round {turn} {name} {who}: {speed:.1f} tok/s", flush=True)
+        for turn, name in product(range(arguments.rounds), arguments.classes):
+            speeds.setdefault(name, {})
+            have = {who: speeds[name].setdefault(who, []) for who, _ in runs}
+            lacking = [(who, run) for who, run in runs if len(have[who]) <= turn]
+            if not lacking:
+                continue
+            ids = asked_ids(name, arguments.prompts, 1000 * turn, arguments.tokens)
+            wanted.write_text(json.dumps({"prompts": ids, "tokens": arguments.tokens}))
+            for who, run in lacking if turn % 2 == 0 else lacking[::-1]:
+                found = run(wanted)
+                have[who].append(sum(count for _, count in found) / sum(took for took, _ in found))
+                print(f"round {turn} {name} {who}: {have[who][-1]:.1f} tok/s", flush=True)
                 if arguments.json:
                     text = json.dumps({"options": options, "speeds": speeds}, indent=1)
                     arguments.json.write_text(text + "\n")

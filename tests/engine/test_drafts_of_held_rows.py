@@ -199,10 +199,29 @@ def test_a_draft_model_changes_no_answer(
     assert sum(plan.drafts for plan in driver.plans) > 100
 
 
-def test_forced_tokens_are_never_refused(workers) -> None:
-    """Keys and frames of JSON come several a step."""
-    driver = Driver(workers(("forced",)), drafts=DRAFTS)
-    driver.add("a", prompt_of(1), SAMPLINGS["greedy"], (bytewise.END,), grammar=JSON)
+class Counted:
+    """A program that notes how many rows of the head each step took."""
+
+    def __init__(self, program: Any) -> None:
+        self._program, self.heads = program, list[int]()
+
+    def step(self, batch: Any, wanted: Any) -> Any:
+        self.heads.append(len(batch.sample_rows))
+        return self._program.step(batch, wanted)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_forced_tokens_are_never_refused(workers, scored: bool) -> None:
+    """Keys and frames of JSON come several a step, and take no row of the head but where somebody
+    wants to know how likely they were."""
+    worker = workers(("forced",))
+    driver = Driver(worker, drafts=DRAFTS)
+    program = worker._steps.program = Counted(worker._steps.program)
+    sampling = replace(SAMPLINGS["greedy"], logprobs=1 if scored else None)
+    driver.add("a", prompt_of(1), sampling, (bytewise.END,), grammar=JSON)
     results: list[list[int]] = []
 
     def keep(result: Any) -> Any:
@@ -214,6 +233,7 @@ def test_forced_tokens_are_never_refused(workers) -> None:
     tried = [plan.counts[0] for plan in driver.plans[1:]]
     assert max(tried) == 1 + DRAFTS
     assert [len(tokens) for tokens in results[1:]] == tried
+    assert program.heads[1:] == (tried if scored else [1] * len(tried))
     assert not driver.answers["a", 0].error
 
 

@@ -7,7 +7,7 @@ Where does my change go: a new way to guess is a drafter; which of several is as
 
 from __future__ import annotations
 
-from .acceptance import Acceptance
+from .acceptance import SURE, Acceptance
 from .drafter import NOTHING, Drafter, Proposal
 from .forced import ForcedDrafter, Forcing
 from .ngram import NGramDrafter
@@ -20,6 +20,7 @@ __all__ = [
     "DRAFTERS",
     "MODEL",
     "NOTHING",
+    "SURE",
     "Acceptance",
     "Corpus",
     "Drafter",

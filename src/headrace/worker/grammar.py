@@ -169,7 +169,7 @@ class Mask(NamedTuple):
 class Form:
     """What one row is held to."""
 
-    __slots__ = ("coming", "fault", "masks", "matcher")
+    __slots__ = ("coming", "fault", "masks", "matcher", "passed")
 
     def __init__(self) -> None:
         self.matcher: Any = None
@@ -180,6 +180,8 @@ class Form:
         """Why the sequence has to end; the row is not masked any more."""
         self.coming: Future[None] | None = None
         """The job that computes the masks."""
+        self.passed = 0
+        """Positions of the next step that are not drawn, since the grammar forces their tokens."""
 
     def wait(self) -> None:
         """Wait until its matcher and its masks are at rest."""
@@ -252,9 +254,10 @@ class GrammarMasks(RowFeature):
         masks: list[Mask] = []
         last, depth = -1, 0
         for place, row in enumerate(rows.tolist()):
-            last, depth = row, depth + 1 if row == last else 0
             form = self._forms.get(row)
             if form is not None:
+                depth = depth + 1 if row == last else form.passed
+                last, form.passed = row, 0
                 form.wait()
                 if form.fault is None and depth < len(form.masks):
                     indices.append(place)

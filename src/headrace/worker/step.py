@@ -22,6 +22,7 @@ from ..kernels.arrays import Array, host
 from ..kernels.draws import Drawing
 from ..kernels.operators import KvCache, StepBatch
 from ..kernels.program import BEST, RULES, Outputs, Program, Tokens, choose, want
+from .arrays import like
 from .features import Asked, Features
 from .host_batch import HostBatches
 from .kv_tensors import copy_blocks
@@ -40,8 +41,9 @@ class Steps:
     tables: BlockTables
     cache: KvCache
     features: Features
-    batch: Callable[[StepPlan, list[int] | None], StepBatch]
-    """Arrays of a plan, and of the drafts of each entry, if there are any."""
+    batch: Callable[[StepPlan, list[int] | None, list[int] | None], StepBatch]
+    """Arrays of a plan, of the drafts of each entry, if there are any, and of those before which a
+    token is drawn, where not of all."""
     stopwatch: Stopwatch | None
     check: bool
     """Verify every plan."""
@@ -106,11 +108,15 @@ class Steps:
     def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         plan, drafted = self._prepare(plan)
         asked, entries = self.features.of(plan.rows), self._sampling(plan)
-        batch = self.batch(plan, drafted)
         depths: list[int] | None = None
+        looked: list[int] | None = None
         if drafted is not None:
-            depths = [depth for entry in entries for depth in range(-drafted[entry], 1)]
-            entries = [entry for entry in entries for _ in range(1 + drafted[entry])]
+            assert self.verification is not None
+            looked = self.verification.looked(drafted)
+            before = looked or drafted
+            depths = [depth for entry in entries for depth in range(-before[entry], 1)]
+            entries = [entry for entry in entries for _ in range(1 + before[entry])]
+        batch = self.batch(plan, drafted, looked)
         stop = None if self.stopwatch is None else self.stopwatch.start()
         masked, hidden = asked.wants(plan)
         if self.verification is not None and self.verification.hidden:
@@ -130,10 +136,10 @@ class Steps:
             outputs = Outputs(chosen, outputs.logits, outputs.hidden, outputs.states)
             if drafted is not None:
                 assert self.verification is not None
-                kept = self.verification.accept(plan, drafted, entries, chosen.tolist())
-                entries = [entries[place] for place in kept]
-                rows, places, chosen = rows[kept], places[kept], chosen[kept]
-                targets = None if targets is None else targets[kept]
+                accepted = self.verification.accept(plan, drafted, entries, chosen.tolist())
+                entries, ends, ids = accepted
+                rows, places = np.array([plan.rows[entry] for entry in entries]), np.array(ends)
+                chosen, targets = like(np.array(ids), chosen), None
             self.rows.append(rows, places, chosen, targets)
             arrived = to_host(chosen)
         asked.collect(plan, outputs, result)

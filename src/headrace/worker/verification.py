@@ -20,10 +20,10 @@ from itertools import accumulate
 from ..base.drafted import Verified
 from ..base.step import Admission, StepPlan, StepResult
 from ..kernels.arrays import Array
-from ..speculate import MODEL, NOTHING, Drafts, Proposal, Speculation
+from ..speculate import MODEL, NOTHING, SURE, Drafts, Proposal, Speculation
 from .draft_head import DraftHead
 from .draft_model import DraftModel
-from .grammar import GrammarMasks
+from .grammar import Form, GrammarMasks
 from .rows import Rows
 
 MOST_ASLEEP = 8
@@ -43,8 +43,10 @@ class _Row:
     """Tokens of the sequence that are known."""
     limit: int
     """Tokens that it may have at last."""
-    held: bool
-    """To a grammar, which has masks for no drafts but those that were announced to it."""
+    form: Form | None
+    """A grammar, which has masks for no drafts but those that were announced to it."""
+    granted: bool
+    """Are tokens that it forces taken without a look at what the model would say?"""
     ready: Proposal = NOTHING
     """For the next step."""
     promised: bool = False
@@ -78,6 +80,8 @@ class Verification:
         self._began = self._step = 0.0
         """When the step began that runs, drafts made; seconds of one, as they were lately."""
         self._rows: dict[int, _Row] = {}
+        self._granted: dict[int, Sequence[int]] = {}
+        """Entry of the step that runs → its drafts, where they are granted."""
         self._verified: dict[int, Verified] = {}
         """What a step's result will have."""
 
@@ -94,7 +98,9 @@ class Verification:
         )
         drafts.extend(admission.tokens)
         limit = admission.prompt_length + (spec.sampling.max_tokens or 0)
-        self._rows[row] = _Row(drafts, frozenset(spec.stop_ids), known, limit, form is not None)
+        # A budget of reasoning counts what is drawn.
+        granted = form is not None and spec.sampling.logprobs is None and spec.reasoning is None
+        self._rows[row] = _Row(drafts, frozenset(spec.stop_ids), known, limit, form, granted)
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -109,6 +115,7 @@ class Verification:
         """Put drafts behind what is known. → the plan as it is computed, with the starts that are
         true and no more drafts than are ready, and the drafts of each entry, None without any."""
         starts, counts, drafted = plan.starts, plan.counts, [0] * len(plan.rows)
+        self._granted = {}
         if self._model is not None:
             self._draft(self._model, plan)
         changed = False
@@ -126,6 +133,9 @@ class Verification:
             found.unused = found.asleep = 0
             starts[entry], counts[entry] = found.known - 1, 1 + some
             self._table.host_tokens[row, found.known : found.known + some] = ready.tokens[:some]
+            if some and found.granted and ready.drafter == SURE:
+                assert found.form is not None
+                found.form.passed, self._granted[entry] = some, ready.tokens[:some]
         if not changed:
             return plan, None
         return replace(plan, starts=starts, counts=counts), drafted if any(drafted) else None
@@ -142,28 +152,41 @@ class Verification:
                 found = self._rows[row]
                 # A step may begin twice.
                 found.promised, found.ready = False, _before_end(_by_model(tokens), found.ends)
-                if found.held:
+                if found.form is not None:
                     found.ready = self._announced(row, found.ready)
         self._began = time.perf_counter()
 
+    def looked(self, drafted: list[int]) -> list[int] | None:
+        """Drafts of each entry in front of which a token is drawn, where not of all: what a grammar
+        forces takes no row of the head."""
+        if not self._granted:
+            return None
+        return [0 if entry in self._granted else some for entry, some in enumerate(drafted)]
+
     def accept(
         self, plan: StepPlan, drafted: list[int], entries: list[int], chosen: Sequence[int]
-    ) -> list[int]:
-        """Which of the tokens `chosen`, one for each of the sampled rows that belong to `entries`,
-        follow from tokens that are true: of each entry those up to the first that is no draft."""
-        kept: list[int] = []
+    ) -> tuple[list[int], list[int], list[int]]:
+        """What follows from tokens that are true, of `chosen`, one for each of the sampled rows
+        that belong to `entries`: of each entry the tokens up to the first that is no draft.
+        → their entries, their places in the sequences, and the tokens."""
+        owners, places, tokens = list[int](), list[int](), list[int]()
         at = 0
         self._verified = {}
         while at < len(entries):
             entry = entries[at]
-            row, tried = plan.rows[entry], drafted[entry]
-            kept.append(at)
+            row, tried, right = plan.rows[entry], drafted[entry], 0
+            granted = self._granted.get(entry, ())
+            end = at + 1 + tried - len(granted)
+            line = [*granted, *chosen[at:end]]
+            first = plan.starts[entry] + plan.counts[entry] - tried
             if tried:
-                right = self._settle(entry, row, chosen[at : at + tried])
-                self._table.computed[row] = plan.starts[entry] + 1 + right
-                kept += range(at + 1, at + 1 + right)
-            at += 1 + tried
-        return kept
+                right = self._settle(entry, row, line[:tried])
+                self._table.computed[row] = first + right
+            owners += [entry] * (1 + right)
+            places += range(first, first + 1 + right)
+            tokens += line[: 1 + right]
+            at = end
+        return owners, places, tokens
 
     def take(self, plan: StepPlan, drafted: list[int], chosen: list[int]) -> list[list[int]]:
         """Like `accept` where every entry decodes and samples: the tokens that each gets, the last
@@ -224,14 +247,14 @@ class Verification:
             found.fresh = []
             found.unused += 1
             # A grammar forces tokens now and then, and those are always right.
-            patience = 1 if found.held else min(len(plan.rows), 1 + MOST_ASLEEP)
+            patience = 1 if found.form is not None else min(len(plan.rows), 1 + MOST_ASLEEP)
             found.asleep = min(found.unused, patience) - 1
             found.ready = _before_end(found.drafts.propose(self._most), found.ends)
             alive = found.drafts.survival(found.ready)
             if model is not None and (promise := self._promise(model, row, found, sum(alive))):
                 alive, found.ready, found.promised = promise, NOTHING, True
                 entries.append(entry)
-            elif found.held:
+            elif found.form is not None:
                 found.ready = self._announced(row, found.ready)
                 alive = alive[: len(found.ready)]
             if proposed is None:
