@@ -26,15 +26,14 @@ def make_batch(
     token_types: bool = False,
     draws: bool = False,
     planner: Planner | None = None,
-    looked: list[int] | None = None,
 ) -> StepBatch:
     """Tokens, positions and block tables of one step as tensors on the device; `sample_rows` are
     the entries that sample.
 
     A pooling entry samples nothing. `token_types`: the model reads them. `draws`: with how tokens
     are drawn and where they go, so that a step is one copy to the device. `drafted`: how many of
-    each entry's tokens are drafts, if any are; `looked`: in front of how many of them a token is
-    drawn, where not of all. `planner`: who shares out the step's attention.
+    each entry's tokens are drafts, as `Verification.begin` has it. `planner`: who shares out the
+    step's attention.
     """
     known = tensor(rows.tokens)
     device = known.device
@@ -46,7 +45,7 @@ def make_batch(
     place = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
     columns = rows.columns[plan.rows]
     samples = np.asarray(plan.samples, np.bool_) & ~columns["pooling"]
-    sampled, sampling = sampled_tokens(bounds, samples, looked or drafted)
+    sampled, sampling = sampled_tokens(bounds, samples, drafted)
     size = pool.block_size
     arrays = [
         owners,
@@ -125,6 +124,6 @@ def sampled_tokens(
     ends = bounds[1:][entries].astype(np.int64) - 1
     if drafted is None:
         return ends, entries
-    each = 1 + np.array(drafted)[entries]
+    each = 1 + np.array(drafted)[entries].clip(0)  # In front of a granted one nothing is drawn.
     behind = np.repeat(each.cumsum() - 1, each) - np.arange(each.sum())
     return np.repeat(ends, each) - behind, np.repeat(entries, each)

@@ -316,14 +316,11 @@ class GrammarMasks(RowFeature):
         forms = [form for form, _ in moving]
 
         def work() -> None:
-            if len(moving) < SHARED_FROM:
-                for form, tokens in moving:
-                    for token in tokens:
-                        form.matcher.consume_token(token)
-            else:
-                for form, tokens in moving:
-                    for token in tokens[:-1]:
-                        form.matcher.consume_token(token)
+            shared = len(moving) >= SHARED_FROM
+            for form, tokens in moving:
+                for token in tokens[: len(tokens) - shared]:
+                    form.matcher.consume_token(token)
+            if shared:
                 pairs = [(form.matcher, tokens[-1]) for form, tokens in moving]
                 self._parallel().consume_token_par(pairs)
             self._mask(forms)

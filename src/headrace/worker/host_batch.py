@@ -98,29 +98,18 @@ class HostBatches:
         self._picked_version = self._picked_width = -1
         """`BlockTables.version` and width that `_picked` was copied from; -1: nothing yet."""
 
-    def make(
-        self,
-        plan: StepPlan,
-        drafted: list[int] | None = None,
-        looked: list[int] | None = None,
-    ) -> StepBatch:
+    def make(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch:
         count = len(plan.rows)
         total = sum(plan.counts)
         if total > self._limits.tokens or count > self._limits.entries:
             return make_batch(
-                plan,
-                drafted,
-                self._rows,
-                self._tables,
-                self._pool,
-                token_types=self._typed,
-                looked=looked,
+                plan, drafted, self._rows, self._tables, self._pool, token_types=self._typed
             )
         if total == count and not self._typed and all(plan.samples):
             columns = self._rows.columns[plan.rows]
             if not columns["pooling"].any() and (columns["adapter"] < 0).all():
                 return self._decode(plan, count)
-        return self._mixed(plan, count, total, drafted, looked)
+        return self._mixed(plan, count, total, drafted)
 
     def decode(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch | None:
         """Like `make` for steps in which every entry computes one token and gets one, of rows that
@@ -192,12 +181,7 @@ class HostBatches:
                 slots[place] = table[row, block] * size + offset
 
     def _mixed(
-        self,
-        plan: StepPlan,
-        count: int,
-        total: int,
-        drafted: list[int] | None,
-        looked: list[int] | None = None,
+        self, plan: StepPlan, count: int, total: int, drafted: list[int] | None
     ) -> StepBatch:
         rows, starts = self._array_of(plan.rows), np.array(plan.starts)
         counts = np.array(plan.counts)
@@ -211,7 +195,7 @@ class HostBatches:
         self._tokens[:total] = self._rows.host_tokens[row_of_token, positions]
         self._place(row_of_token, positions, total)
         samples = np.array(plan.samples) & ~self._rows.columns["pooling"][rows]
-        sampled, sampling = sampled_tokens(bounds, samples, looked or drafted)
+        sampled, sampling = sampled_tokens(bounds, samples, drafted)
         self._sampled[: len(sampled)] = sampled
         max_length = int(lengths.max())
         width = self._pick(rows, max_length)

@@ -132,7 +132,7 @@ class Rows:
         assert ((behind >= 0) & (behind <= MOST_DRAFTS)).all(), f"{behind} tokens behind a state"
         columns[:, 1] = plan.counts
         if drafted is not None:
-            columns[:, 1] -= np.array(drafted, np.int32)
+            columns[:, 1] -= np.abs(np.array(drafted, np.int32))
         columns[:, 2:] = 0
         self._settled[rows] = starts + columns[:, 1]
         for keep in plan.keeps:

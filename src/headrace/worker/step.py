@@ -41,9 +41,8 @@ class Steps:
     tables: BlockTables
     cache: KvCache
     features: Features
-    batch: Callable[[StepPlan, list[int] | None, list[int] | None], StepBatch]
-    """Arrays of a plan, of the drafts of each entry, if there are any, and of those before which a
-    token is drawn, where not of all."""
+    batch: Callable[[StepPlan, list[int] | None], StepBatch]
+    """Arrays of a plan, and of the drafts of each entry, if there are any."""
     stopwatch: Stopwatch | None
     check: bool
     """Verify every plan."""
@@ -108,15 +107,12 @@ class Steps:
     def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         plan, drafted = self._prepare(plan)
         asked, entries = self.features.of(plan.rows), self._sampling(plan)
+        batch = self.batch(plan, drafted)
         depths: list[int] | None = None
-        looked: list[int] | None = None
         if drafted is not None:
-            assert self.verification is not None
-            looked = self.verification.looked(drafted)
-            before = looked or drafted
+            before = [max(0, some) for some in drafted]
             depths = [depth for entry in entries for depth in range(-before[entry], 1)]
             entries = [entry for entry in entries for _ in range(1 + before[entry])]
-        batch = self.batch(plan, drafted, looked)
         stop = None if self.stopwatch is None else self.stopwatch.start()
         masked, hidden = asked.wants(plan)
         if self.verification is not None and self.verification.hidden:

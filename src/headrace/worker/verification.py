@@ -80,8 +80,6 @@ class Verification:
         self._began = self._step = 0.0
         """When the step began that runs, drafts made; seconds of one, as they were lately."""
         self._rows: dict[int, _Row] = {}
-        self._granted: dict[int, Sequence[int]] = {}
-        """Entry of the step that runs → its drafts, where they are granted."""
         self._verified: dict[int, Verified] = {}
         """What a step's result will have."""
 
@@ -113,9 +111,9 @@ class Verification:
 
     def begin(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
         """Put drafts behind what is known. → the plan as it is computed, with the starts that are
-        true and no more drafts than are ready, and the drafts of each entry, None without any."""
+        true and no more drafts than are ready, and the drafts of each entry, None without any;
+        less than 0: granted, since a grammar forces them, so they take no row of the head."""
         starts, counts, drafted = plan.starts, plan.counts, [0] * len(plan.rows)
-        self._granted = {}
         if self._model is not None:
             self._draft(self._model, plan)
         changed = False
@@ -133,9 +131,8 @@ class Verification:
             found.unused = found.asleep = 0
             starts[entry], counts[entry] = found.known - 1, 1 + some
             self._table.host_tokens[row, found.known : found.known + some] = ready.tokens[:some]
-            if some and found.granted and ready.drafter == SURE:
-                assert found.form is not None
-                found.form.passed, self._granted[entry] = some, ready.tokens[:some]
+            if found.granted and ready.drafter == SURE and found.form is not None:
+                found.form.passed, drafted[entry] = some, -some
         if not changed:
             return plan, None
         return replace(plan, starts=starts, counts=counts), drafted if any(drafted) else None
@@ -156,26 +153,18 @@ class Verification:
                     found.ready = self._announced(row, found.ready)
         self._began = time.perf_counter()
 
-    def looked(self, drafted: list[int]) -> list[int] | None:
-        """Drafts of each entry in front of which a token is drawn, where not of all: what a grammar
-        forces takes no row of the head."""
-        if not self._granted:
-            return None
-        return [0 if entry in self._granted else some for entry, some in enumerate(drafted)]
-
     def accept(
         self, plan: StepPlan, drafted: list[int], entries: list[int], chosen: Sequence[int]
     ) -> tuple[list[int], list[int], list[int]]:
-        """What follows from tokens that are true, of `chosen`, one for each of the sampled rows
-        that belong to `entries`: of each entry the tokens up to the first that is no draft.
-        → their entries, their places in the sequences, and the tokens."""
-        owners, places, tokens = list[int](), list[int](), list[int]()
-        at = 0
+        """Of `chosen`, one for each of the sampled rows that belong to `entries`, what follows from
+        tokens that are true: of each entry up to the first that is no draft, and what was granted.
+        → its entries, its places in their sequences, the tokens."""
+        owners, places, tokens, at = list[int](), list[int](), list[int](), 0
         self._verified = {}
         while at < len(entries):
             entry = entries[at]
-            row, tried, right = plan.rows[entry], drafted[entry], 0
-            granted = self._granted.get(entry, ())
+            row, tried, right = plan.rows[entry], abs(drafted[entry]), 0
+            granted = self._rows[row].ready.tokens[:tried] if drafted[entry] < 0 else ()
             end = at + 1 + tried - len(granted)
             line = [*granted, *chosen[at:end]]
             first = plan.starts[entry] + plan.counts[entry] - tried
