@@ -13,7 +13,7 @@ from .forced import ForcedDrafter, Forcing
 from .ngram import NGramDrafter
 from .predicted import PredictedDrafter
 from .speculation import DEFAULT, DRAFTERS, MODEL, Drafts, Speculation, names_of
-from .suffix import Corpus, SuffixDrafter
+from .suffix import SuffixDrafter
 
 __all__ = [
     "DEFAULT",
@@ -22,7 +22,6 @@ __all__ = [
     "NOTHING",
     "SURE",
     "Acceptance",
-    "Corpus",
     "Drafter",
     "Drafts",
     "ForcedDrafter",

@@ -31,9 +31,8 @@ def make_batch(
     the entries that sample.
 
     A pooling entry samples nothing. `token_types`: the model reads them. `draws`: with how tokens
-    are drawn and where they go, so that a step is one copy to the device. `drafted`: how many of
-    each entry's tokens are drafts, as `Verification.begin` has it. `planner`: who shares out the
-    step's attention.
+    are drawn and where they go, so that a step is one copy to the device. `drafted`: the drafts of
+    each entry, as `Verification.begin` has them. `planner`: who shares out the step's attention.
     """
     known = tensor(rows.tokens)
     device = known.device

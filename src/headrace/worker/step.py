@@ -106,13 +106,13 @@ class Steps:
 
     def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         plan, drafted = self._prepare(plan)
-        asked, entries = self.features.of(plan.rows), self._sampling(plan)
+        asked = self.features.of(plan.rows)
+        entries = sampling = self._sampling(plan)
         batch = self.batch(plan, drafted)
-        depths: list[int] | None = None
+        depths = [0] * len(sampling)
         if drafted is not None:
-            before = [max(0, some) for some in drafted]
-            depths = [depth for entry in entries for depth in range(-before[entry], 1)]
-            entries = [entry for entry in entries for _ in range(1 + before[entry])]
+            depths = [depth for entry in sampling for depth in range(min(0, -drafted[entry]), 1)]
+            entries = [entry for entry in sampling for _ in range(min(0, -drafted[entry]), 1)]
         stop = None if self.stopwatch is None else self.stopwatch.start()
         masked, hidden = asked.wants(plan)
         if self.verification is not None and self.verification.hidden:
@@ -125,17 +125,18 @@ class Steps:
         rows = np.array([plan.rows[entry] for entry in entries], np.int64)
         if entries:
             places = np.array([plan.starts[entry] + plan.counts[entry] for entry in entries])
-            if depths is not None:
-                places += depths
+            places += depths
             chosen, targets = self._chosen(outputs, batch, asked, rows, places), batch.targets
             # The program's own object may come again.
             outputs = Outputs(chosen, outputs.logits, outputs.hidden, outputs.states)
             if drafted is not None:
                 assert self.verification is not None
-                accepted = self.verification.accept(plan, drafted, entries, chosen.tolist())
-                entries, ends, ids = accepted
-                rows, places = np.array([plan.rows[entry] for entry in entries]), np.array(ends)
-                chosen, targets = like(np.array(ids), chosen), None
+                news = self.verification.accept(plan, drafted, sampling, chosen.tolist())
+                entries = [entry for entry, new in zip(sampling, news, strict=True) for _ in new]
+                rows = np.array([plan.rows[entry] for entry in entries])
+                places = self.rows.computed[rows]
+                places += np.array([left for new in news for left in range(1 - len(new), 1)])
+                chosen, targets = like(np.concatenate(news), chosen), None
             self.rows.append(rows, places, chosen, targets)
             arrived = to_host(chosen)
         asked.collect(plan, outputs, result)
@@ -154,7 +155,9 @@ class Steps:
             # At once: the next step's drafts follow from these tokens.
             deliver()
             self.verification.propose(plan, result, outputs.states)
-            _cut_to_tokens(result)
+            if result.logprobs is not None:  # None of what stood behind a draft that was refused.
+                pairs = zip(result.logprobs, result.tokens, strict=True)
+                result.logprobs = [found[: len(new)] for found, new in pairs]
 
         def finish() -> StepResult:
             if self.verification is None:
@@ -214,12 +217,4 @@ class Steps:
             entry
             for entry, (samples, pools) in enumerate(zip(plan.samples, pooling, strict=True))
             if samples and not pools
-        ]
-
-
-def _cut_to_tokens(result: StepResult) -> None:
-    """Drop the log-probabilities of what was drawn behind a draft that was refused."""
-    if result.logprobs is not None:
-        result.logprobs = [
-            found[: len(new)] for found, new in zip(result.logprobs, result.tokens, strict=True)
         ]

@@ -13,7 +13,7 @@ it; the next step writes over that, and no prefix index was told of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -154,43 +154,31 @@ class Verification:
         self._began = time.perf_counter()
 
     def accept(
-        self, plan: StepPlan, drafted: list[int], entries: list[int], chosen: Sequence[int]
-    ) -> tuple[list[int], list[int], list[int]]:
-        """Of `chosen`, one for each of the sampled rows that belong to `entries`, what follows from
-        tokens that are true: of each entry up to the first that is no draft, and what was granted.
-        → its entries, its places in their sequences, the tokens."""
-        owners, places, tokens, at = list[int](), list[int](), list[int](), 0
+        self, plan: StepPlan, drafted: list[int], entries: Iterable[int], chosen: Sequence[int]
+    ) -> list[list[int]]:
+        """Tokens of each of these entries that follow from true ones: what was granted, and of
+        `chosen`, one for each of their rows of the head, those up to the first that is no draft."""
+        news, at = list[list[int]](), 0
         self._verified = {}
-        while at < len(entries):
-            entry = entries[at]
-            row, tried, right = plan.rows[entry], abs(drafted[entry]), 0
-            granted = self._rows[row].ready.tokens[:tried] if drafted[entry] < 0 else ()
-            end = at + 1 + tried - len(granted)
-            line = [*granted, *chosen[at:end]]
-            first = plan.starts[entry] + plan.counts[entry] - tried
-            if tried:
-                right = self._settle(entry, row, line[:tried])
-                self._table.computed[row] = first + right
-            owners += [entry] * (1 + right)
-            places += range(first, first + 1 + right)
-            tokens += line[: 1 + right]
-            at = end
-        return owners, places, tokens
+        for entry in entries:
+            row, some, right = plan.rows[entry], drafted[entry], 0
+            line = list(self._rows[row].ready.tokens[:-some]) if some < 0 else []
+            before, at = at, at + 1 + max(0, some)
+            line += chosen[before:at]
+            if some:
+                right = self._settle(entry, row, line[: abs(some)])
+            end = plan.starts[entry] + plan.counts[entry]
+            self._table.computed[row] = end - abs(some) + right
+            news.append(line[: 1 + right])
+        return news
 
     def take(self, plan: StepPlan, drafted: list[int], chosen: list[int]) -> list[list[int]]:
-        """Like `accept` where every entry decodes and samples: the tokens that each gets, the last
-        of which is written behind the others."""
-        tokens, at = [], 0
-        self._verified = {}
-        columns = zip(plan.rows, plan.starts, drafted, strict=True)
-        for entry, (row, start, tried) in enumerate(columns):
-            right = self._settle(entry, row, chosen[at : at + tried]) if tried else 0
-            self._table.computed[row] = start + 1 + right
-            new = chosen[at : at + right + 1]
-            self._table.host_tokens[row, start + right + 1] = new[-1]
-            tokens.append(new)
-            at += 1 + tried
-        return tokens
+        """Like `accept` where every entry decodes and samples; the last token of each is written
+        behind the others, which stand there as drafts."""
+        news, table = self.accept(plan, drafted, range(len(plan.rows)), chosen), self._table
+        for row, new in zip(plan.rows, news, strict=True):
+            table.host_tokens[row, table.computed[row]] = new[-1]
+        return news
 
     def _settle(self, entry: int, row: int, chosen: Sequence[int]) -> int:
         """How many of a row's drafts are right; `chosen` are the target's own tokens there."""
