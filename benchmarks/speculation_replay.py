@@ -12,9 +12,9 @@ head. The host's own time is not in it.
 The price that drafts are chosen by begins with what a roofline says that knows the machine
 (`true`), with nothing (`unknown`), or with a roofline of a machine that was measured beside
 others' work, on which rows are as good as free (`loaded`), and then learns from the steps. Each
-cell: seconds until the last answer has ended, and mean seconds until an answer has, without drafts
-over with. At once: so many answers, and no more (`batch`); or as many as there are, so many at a
-time (`stream`).
+cell: seconds until the last answer has ended, mean seconds until an answer has, and seconds a
+token until a place stood empty, without drafts over with. At once: so many answers, and no more
+(`batch`); or as many as there are, so many at a time (`stream`).
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ class Replay:
 
 def replay(
     answers: Sequence[Recorded], rows: int, minute: str, prior: Price | None
-) -> tuple[float, float]:
-    """(seconds until the last has ended, mean seconds until one has). No prior: no drafts."""
+) -> tuple[float, float, float]:
+    """(seconds until the last has ended, mean seconds until one has, seconds a token until a place
+    stood empty). No prior: no drafts."""
     drafts = MOST if prior else 0
     now = 0.0
     scheduler = Scheduler(
@@ -149,7 +150,7 @@ def replay(
         sampling = SamplingParams(temperature=0, max_tokens=len(one["answer"]))
         spec = RequestSpec(sampling, seed=place)
         scheduler.add(Request(id=str(place), prompt=one["prompt"], spec=spec, arrival=0.0))
-    worker, ends = Replay(answers, drafts), []
+    worker, ends, said, full = Replay(answers, drafts), [], 0, 0.0
     while plan := scheduler.schedule():
         result = worker.step(plan)
         prompts = sum(
@@ -161,15 +162,20 @@ def replay(
         result.seconds = step_seconds(minute, plan.tokens) - prompts * row
         now += result.seconds
         ends += [now for delta in scheduler.update(plan, result) if delta.finish]
+        said += sum(map(len, result.tokens))
+        if len(answers) - len(ends) < rows and not full:
+            full = now / said
     assert len(ends) == len(answers)
-    return now, statistics.mean(ends)
+    return now, statistics.mean(ends), full
 
 
-def measure(answers: list[Recorded], at_once: Sequence[int]) -> list[dict[str, Any]]:
+def measure(
+    answers: list[Recorded], at_once: Sequence[int], minutes: Sequence[str]
+) -> list[dict[str, Any]]:
     classes = {name: [one for one in answers if one["class"] == name] for name in CLASSES}
     classes["mixed"] = [one for turn in zip(*classes.values(), strict=True) for one in turn]
     found = []
-    for minute in MINUTES:
+    for minute in minutes:
         priors: dict[str, Price] = {
             "true": lambda rows, minute=minute: step_seconds(minute, rows),  # type: ignore[misc]
             "unknown": least,
@@ -184,15 +190,16 @@ def measure(answers: list[Recorded], at_once: Sequence[int]) -> list[dict[str, A
                     without = replay(some, rows, minute, None)
                     cell = {"minute": minute, "class": name, "at_once": rows, "kind": kind}
                     for title, prior in priors.items():
-                        last, mean = replay(some, rows, minute, prior)
-                        cell[title] = [round(without[0] / last, 3), round(without[1] / mean, 3)]
+                        with_drafts = replay(some, rows, minute, prior)
+                        ratios = zip(without, with_drafts, strict=True)
+                        cell[title] = [round(one / other, 3) for one, other in ratios]
                     print(*cell.values(), flush=True)
                     found.append(cell)
     return found
 
 
 def summary(cells: list[dict[str, Any]]) -> None:
-    print("geometric mean (least) of the classes: until the last has ended; until one has")
+    print("geometric mean (least) of the classes: until the last has ended; until one has; full")
     for minute, rows, kind, prior in sorted(
         {
             (one["minute"], one["at_once"], one["kind"], prior)
@@ -203,7 +210,7 @@ def summary(cells: list[dict[str, Any]]) -> None:
         key = {"minute": minute, "at_once": rows, "kind": kind}
         some = [one[prior] for one in cells if one.items() >= key.items()]
         texts = []
-        for place in range(2):
+        for place in range(3):
             each = [one[place] for one in some]
             texts.append(f"{math.exp(statistics.mean(map(math.log, each))):.3f} ({min(each):.3f})")
         print(f"{minute} x{rows} {kind} {prior}: {'; '.join(texts)}")
@@ -216,6 +223,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=12, help="answers of a class")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16, 32])
+    parser.add_argument("--minutes", nargs="+", default=[*MINUTES], choices=MINUTES)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.what == "record":
@@ -224,7 +232,7 @@ def main() -> None:
     answers = [json.loads(line) for line in args.answers.read_text().splitlines()]
     for one in answers:
         one["answer"] = one["answer"][: args.tokens]
-    cells = measure(answers, args.at_once)
+    cells = measure(answers, args.at_once, args.minutes)
     summary(cells)
     if args.json:
         args.json.write_text(json.dumps({"tokens": args.tokens, "cells": cells}, indent=1) + "\n")

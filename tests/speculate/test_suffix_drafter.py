@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from headrace.speculate import (
     DEFAULT,
     NOTHING,
-    Corpus,
     Proposal,
     Speculation,
     SuffixDrafter,
 )
 from headrace.speculate.automaton import DEPTH
-from headrace.speculate.suffix import PORTION, SHORTEST
+from headrace.speculate.suffix import PORTION, SHORTEST, Corpus
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
 
