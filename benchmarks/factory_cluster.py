@@ -1,7 +1,8 @@
 """A fleet on a Ray cluster of this machine: stub cells while a machine is killed, then real ones.
 
-Run: `python benchmarks/factory_cluster.py MODEL [CELLS [REAL]]`; MODEL: a folder of a small one.
-Needs `ray`. Three machines of Ray's own test cluster are processes here: a head that runs no cell
+Run: `python benchmarks/factory_cluster.py MODEL [CELLS [REAL [SLEEPING]]]`; MODEL: a folder of a
+small one; a part with 0 is left out. Each part that has ended replaces what
+`results/factory_cluster.json` had of it. Needs `ray`. Three machines of Ray's own test cluster are processes here: a head that runs no cell
 and two of kind `small` that run two at once. Stub cells have the stages, keys, store and graph of a
 build, and fixed figures where an engine would start; one of the machines is killed at a third of
 them. The real ones are built by `headrace factory build`. Then cells that sleep for a second, on 2
@@ -98,7 +99,7 @@ def run(asked: list[Cell], on: RayCluster, at: int = -1, act: Any = None) -> dic
     return {**ends, "s": round(time.perf_counter() - begin, 1)}
 
 
-def scaling(seconds: float = 1.0, each: int = 12) -> dict[str, Any]:
+def scaling(each: int, seconds: float = 1.0) -> dict[str, Any]:
     """Cells that sleep, `each` to a place, on machines with 2 and 8 places: what Ray adds to them.
 
     ideal: the time that they sleep, by the time that passed, once all places had one.
@@ -125,23 +126,34 @@ def scaling(seconds: float = 1.0, each: int = 12) -> dict[str, Any]:
     return found
 
 
-def main(model: Path, count: int, real: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"stub_cells": count, "real_cells": real}
-    with tempfile.TemporaryDirectory() as name, cluster() as (made, one):
-        asked = cells(model, Path(name), count)
-        on = RayCluster(stub())
+def main(model: Path, count: int = 3000, real: int = 20, each: int = 12) -> None:
+    if count or real:
+        with tempfile.TemporaryDirectory() as name, cluster() as (made, one):
+            asked = cells(model, Path(name), count)
+            on = RayCluster(stub())
 
-        def kill() -> None:
-            made.remove_node(one, allow_graceful=False)
+            def kill() -> None:
+                made.remove_node(one, allow_graceful=False)
 
-        found["stub_with_a_kill"] = run(asked, on, count // 3, kill)
-        found["stub_unchanged"] = run(asked, on)
-        asked = cells(model, Path(name) / "real", real, at_least=0.001, without="accuracy,sbom")
-        found["real"] = run(asked, RayCluster())
-        found["real_unchanged"] = run(asked, RayCluster())
-    return {**found, "sleeping": scaling()}
+            if count:
+                tell("stub_cells", count)
+                tell("stub_with_a_kill", run(asked, on, count // 3, kill))
+                tell("stub_unchanged", run(asked, on))
+            asked = cells(model, Path(name) / "real", real, at_least=0.001, without="accuracy,sbom")
+            if real:
+                tell("real_cells", real)
+                tell("real", run(asked, RayCluster()))
+                tell("real_unchanged", run(asked, RayCluster()))
+    if each:
+        tell("sleeping", scaling(each))
+
+
+def tell(part: str, found: Any) -> None:
+    """Ray prints among what we print, so the result is a file."""
+    place = Path(__file__).parent / "results" / "factory_cluster.json"
+    told = {**json.loads(place.read_text()), part: found}
+    place.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    given = [int(one) for one in sys.argv[2:]]
-    print(json.dumps(main(Path(sys.argv[1]), *(given + [3000, 20][len(given) :])), indent=1))
+    main(Path(sys.argv[1]), *(int(one) for one in sys.argv[2:]))

@@ -1,9 +1,10 @@
 """A chart's pods by podman, without a network: an answer, promoted, broken, refused, rolled back.
 
 podman runs what the rendered chart calls a pod. What a cluster does beside it is done here: the
-probes are asked over HTTP, requests are spread, a pod that goes is given its time. Three things of
+probes are asked over HTTP, requests are spread, a pod that goes is given its time. Four things of
 the pod are changed, for podman 4.3: it uses this network namespace with an address of loopback of
-its own, empty folders are ones of the host, and annotations, which podman wants short, are gone.
+its own, empty folders are ones of the host, annotations, which podman wants short, are gone, and
+what an image volume has is a folder into which oras brings each layer under its title.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Any
 import pytest
 from factory_cell import AT_LEAST, Made, flip
 from test_factory_airgap import Service, without_a_network
+
+from oras.provider import Registry
 
 from headrace.base.config import EngineOptions
 from headrace.base.version import VERSION
@@ -133,10 +136,10 @@ class Podman:
         self("pod", "rm", "--all", "--force", "--time", "1", check=False)
         self("rmi", "--all", "--force", check=False)
 
-    def take(self, chart: Path) -> None:
+    def take(self, chart: Path, *settings: str) -> None:
         """Render a chart, by Helm: pods are of this one from now on."""
         yaml = pytest.importorskip("yaml")
-        words = ["helm", "template", "river", str(chart)]
+        words = ["helm", "template", "river", str(chart), *(f"--set={one}" for one in settings)]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         found = [one for one in yaml.safe_load_all(done.stdout) if one]
         (self.pod,) = [one["spec"]["template"] for one in found if one["kind"] == "Deployment"]
@@ -147,11 +150,16 @@ class Podman:
         pod, settings = json.loads(json.dumps([self.pod, self.settings]))
         spec = pod["spec"] | {"hostNetwork": True, "restartPolicy": "Never"}
         for volume in spec["volumes"]:
+            folder = self.root / name / volume["name"]
             if "emptyDir" in volume:
                 del volume["emptyDir"]
-                folder = self.root / name / volume["name"]
                 folder.mkdir(parents=True)
                 os.chown(folder, OWNER, OWNER)
+                volume["hostPath"] = {"path": str(folder)}
+            elif "image" in volume:
+                if not folder.exists():
+                    Registry(insecure=True).pull(volume["image"]["reference"], outdir=str(folder))
+                del volume["image"]
                 volume["hostPath"] = {"path": str(folder)}
         for part in ("ports", "startupProbe", "readinessProbe", "livenessProbe", "lifecycle"):
             del spec["containers"][0][part]
@@ -275,9 +283,19 @@ def test_pods_of_a_chart_are_promoted_refused_and_rolled_back(
             pods.roll()
             print(f"rolled back: {time.monotonic() - begin:.1f} s")
             last = pods.ask(0)
+            podman.take(charts[0], "weights.from=volume")
+            assert "initContainers" not in podman.pod["spec"]
+            print(f"with mounted weights: {pods.roll():.1f} s")
+        mounted = pods.ask(0)
+        changed = shutil.copytree(podman.root / "river-8/weights", podman.root / "changed/weights")
+        largest = max(changed.rglob("*"), key=lambda path: path.stat().st_size)
+        largest.write_bytes(flip(largest.read_bytes()))
+        podman.play("changed", "127.0.0.99")
+        assert podman("wait", "changed-serve").strip() == "6"
+        assert largest.name in podman("logs", "changed-serve", check=False)
         print(f"{len(pods.answers)} answers, {len(pods.errors)} errors, {packets()} packets out")
         assert pods.errors == []
-        assert first == last
+        assert first == last == mounted
         assert set(pods.answers) == {first}
         assert packets() == 0
 
