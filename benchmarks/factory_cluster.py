@@ -2,11 +2,11 @@
 
 Run: `python benchmarks/factory_cluster.py MODEL [CELLS [REAL [SLEEPING]]]`; MODEL: a folder of a
 small one; a part with 0 is left out. Each part that has ended replaces what
-`results/factory_cluster.json` had of it. Needs `ray`. Three machines of Ray's own test cluster are processes here: a head that runs no cell
-and two of kind `small` that run two at once. Stub cells have the stages, keys, store and graph of a
-build, and fixed figures where an engine would start; one of the machines is killed at a third of
-them. The real ones are built by `headrace factory build`. Then cells that sleep for a second, on 2
-and on 8 places.
+`results/factory_cluster.json` had of it. Needs `ray`. Three machines of Ray's own test cluster are
+processes here: a head that runs no cell and two of kind `small` that run two at once. Stub cells
+have the stages, keys, store and graph of a build, and fixed figures where an engine would start;
+one of the machines is killed at a third of them. The real ones are built by `headrace factory
+build`. Then cells that sleep for a second, on 2 and on 8 places.
 """
 
 from __future__ import annotations

@@ -27,9 +27,8 @@ from typing import Any
 
 import pytest
 from factory_cell import AT_LEAST, Made, flip
-from test_factory_airgap import Service, without_a_network
-
 from oras.provider import Registry
+from test_factory_airgap import Service, without_a_network
 
 from headrace.base.config import EngineOptions
 from headrace.base.version import VERSION

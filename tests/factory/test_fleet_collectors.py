@@ -44,7 +44,8 @@ LINES = [
     LINE | {"fields": {"path": 1, "status": "200", "seconds": 3, "left": None}},
     LINE | {"ts": "2026-11-18T12:06:40+01:00", "error": "E: 'x'", "stack": "a\n\tb", "new": 1},
 ]
-REFUSED = ["no json", "[]", "{}", json.dumps(LINE | {"ts": "today"}), json.dumps(LINE | {"level": 3})]
+WRONG = {"ts": "today"}, {"level": 3}
+REFUSED = ["no json", "[]", "{}", *(json.dumps(LINE | one) for one in WRONG)]
 QUERIED = """
 import json, sys
 from chdb.session import Session
