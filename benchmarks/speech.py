@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -59,20 +58,6 @@ def speak(folder: Path) -> list[tuple[Path, str]]:
             file.writeframes((samples * 32767).astype("<i2").tobytes())
         made.append((path, said))
     return made
-
-
-def words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9']+", text.lower())
-
-
-def errors(said: list[str], heard: list[str]) -> int:
-    """Least number of words to change, take out or put in (Levenshtein)."""
-    row = list(range(len(heard) + 1))
-    for i, word in enumerate(said, 1):
-        corner, row[0] = row[0], i
-        for j, other in enumerate(heard, 1):
-            corner, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, corner + (word != other))
-    return row[-1]
 
 
 def samples_of(path: str) -> Any:
@@ -160,6 +145,7 @@ class Side:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    from headrace.bench.word_errors import word_errors
     from headrace.loader.catalog import CATALOG
     from headrace.loader.download import fetch_catalog
 
@@ -194,8 +180,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 answer = side.ask([path for path, _ in together])
                 rates[name].append(answer["length"] / answer["taken"])
                 for (_, said), text in zip(together, answer["texts"], strict=True):
-                    wrong[name] += errors(words(said), words(text))
-        total = sum(len(words(said)) for together in rounds for _, said in together)
+                    wrong[name] += word_errors(said, text).wrong
+        total = sum(word_errors(said, "").said for together in rounds for _, said in together)
     for name, side in sides.items():
         side.process.kill()
         rate = statistics.median(rates[name])

@@ -38,9 +38,9 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 6_044,
-    "bench": 9_500,
-    "cli": 5_701,
+    "base": 6_056,
+    "bench": 10_032,
+    "cli": 5_852,
     "dist": 576,
     "engine": 8_733,
     "factory": 6_688,
@@ -55,14 +55,14 @@ LINES = {
     "roofline": 4_712,
     "route": 955,
     "sched": 1_578,
-    "server": 15_916,
+    "server": 15_910,
     "speech": 2_232,
     "speculate": 702,
     "text": 6_206,
     "worker": 5_875,
 }
 """Lines of Python in each package."""
-TOTAL = 100_954
+TOTAL = 101_643
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -393,3 +393,22 @@ def test_drain_ends_sessions_and_says_so(talk: Path) -> None:
         begin = time.monotonic()
         assert server.wait() == 0
         assert time.monotonic() - begin < 20
+
+
+def test_it_is_measured_beside_its_roofline(server: Running, talk: Path, tmp_path: Path) -> None:
+    shutil.copy(talk, tmp_path / "talk.wav")
+    (tmp_path / "talk.txt").write_text(TEXT)
+    command = headrace("bench", "hear", str(tmp_path), "--url", server.url, "--language", "en")
+    command += ["--out", str(tmp_path / "out"), "--json"]
+    for more in (
+        ["--requests", "3", "--roofline", "whisper-base", "--hardware", "H100"],
+        ["--live"],
+    ):
+        done = subprocess.run([*command, *more], check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert result["failed"] == 0
+        assert result["words"]["rate"] < 0.4
+        assert result["live"] or 0 < result["roofline"]["share"] < 1
+        assert (tmp_path / "out" / "texts.jsonl").read_text().count("\n") == result["requests"]
+    assert result["metrics"]["first_partial_seconds"]["mean"] > 0

@@ -8,10 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any
 from urllib.parse import unquote
 
 from .errors import PackageAbsent
 from .hardware import torch_build
+
+
+def needed(package: str, who: str, extra: str) -> Any:
+    """A package of an extra, imported. Raises `PackageAbsent`: "`who` need …"."""
+    try:
+        return import_module(package)
+    except ImportError as absent:
+        raise PackageAbsent(
+            f"{who} need {package}, which is not installed: {install_extra(extra)}"
+        ) from absent
 
 
 def install_torch() -> str:

@@ -292,11 +292,10 @@ def request_bytes(
     body: bytes = b"",
     headers: dict[str, str] | None = None,
 ) -> bytes:
-    """A whole request."""
+    """A whole request; a body is JSON unless a header says otherwise."""
     lines = [f"{method} {address.path}{path} HTTP/1.1", f"Host: {address.authority}"]
-    if body:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    said = {"Content-Type": "application/json", "Content-Length": str(len(body))} if body else {}
+    lines += [f"{name}: {value}" for name, value in (said | (headers or {})).items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 

@@ -50,6 +50,7 @@ from .bench_flags import (
     fresh_seed,
     with_run_flags,
 )
+from .bench_hearing import hear_command
 from .bench_mlperf import mlperf_check_command, mlperf_command
 from .bench_offline import latency_command, throughput_command
 from .bench_quality import accuracy_command
@@ -454,5 +455,6 @@ def _sweep_seed(folder: Path, wish: int) -> int:
 command.command("mlperf")(mlperf_command)
 command.command("mlperf-check")(mlperf_check_command)
 command.command("accuracy")(accuracy_command)
+command.command("hear")(hear_command)
 command.command("throughput", cls=BriefHelp)(throughput_command)
 command.command("latency", cls=BriefHelp)(latency_command)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...base.errors import InvalidRequest, PackageAbsent
-from ...base.extras import install_extra
+from ...base.errors import InvalidRequest
+from ...base.extras import needed
 from ...media import RATE
 
 Floats = npt.NDArray[np.float32]
@@ -41,12 +40,7 @@ class Intake:
     def __init__(self, format: str, rate: int) -> None:
         """`format`: audio/pcm (16 bits, little endian), audio/pcmu or audio/pcma. Raises
         `PackageAbsent`."""
-        try:
-            soxr = import_module("soxr")
-        except ImportError as absent:
-            raise PackageAbsent(
-                f"sessions need soxr, which is not installed: {install_extra('audio')}"
-            ) from absent
+        soxr = needed("soxr", "sessions", "audio")
         self._table = _TABLES.get(format)
         self._new: Any = partial(soxr.ResampleStream, rate, RATE, 1, dtype="float32")
         self._stream: Any = None if rate == RATE else self._new()
