@@ -59,10 +59,10 @@ LINES = {
     "speech": 2_232,
     "speculate": 702,
     "text": 6_206,
-    "worker": 5_875,
+    "worker": 5_872,
 }
 """Lines of Python in each package."""
-TOTAL = 101_643
+TOTAL = 101_640
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
