@@ -12,9 +12,14 @@ head. The host's own time is not in it.
 The price that drafts are chosen by begins with what a roofline says that knows the machine
 (`true`), with nothing (`unknown`), or with a roofline of a machine that was measured beside
 others' work, on which rows are as good as free (`loaded`), and then learns from the steps. Each
-cell: seconds until the last answer has ended, mean seconds until an answer has, and seconds a
-token until a place stood empty, without drafts over with. At once: so many answers, and no more
-(`batch`); or as many as there are, so many at a time (`stream`).
+cell: seconds until the last answer has ended, and mean seconds until an answer has, without drafts
+over with. At once: so many answers, and no more (`batch`); or as many as there are, so many at a
+time (`stream`).
+
+Recorded answers end after the same number of tokens, so that without drafts a wave ends in one step
+and with them one by one, which leaves small steps at the end: a stream of two waves loses more by
+that than drafts cost. With `--varied N` each answer is cut to a length from a quarter to all of
+`--tokens`, in N orders; cells are geometric means over them.
 """
 
 from __future__ import annotations
@@ -22,10 +27,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +141,8 @@ class Replay:
 
 def replay(
     answers: Sequence[Recorded], rows: int, minute: str, prior: Price | None
-) -> tuple[float, float, float]:
-    """(seconds until the last has ended, mean seconds until one has, seconds a token until a place
-    stood empty). No prior: no drafts."""
+) -> tuple[float, float]:
+    """(seconds until the last has ended, mean seconds until one has). No prior: no drafts."""
     drafts = MOST if prior else 0
     now = 0.0
     scheduler = Scheduler(
@@ -150,7 +155,7 @@ def replay(
         sampling = SamplingParams(temperature=0, max_tokens=len(one["answer"]))
         spec = RequestSpec(sampling, seed=place)
         scheduler.add(Request(id=str(place), prompt=one["prompt"], spec=spec, arrival=0.0))
-    worker, ends, said, full = Replay(answers, drafts), [], 0, 0.0
+    worker, ends = Replay(answers, drafts), []
     while plan := scheduler.schedule():
         result = worker.step(plan)
         prompts = sum(
@@ -162,44 +167,59 @@ def replay(
         result.seconds = step_seconds(minute, plan.tokens) - prompts * row
         now += result.seconds
         ends += [now for delta in scheduler.update(plan, result) if delta.finish]
-        said += sum(map(len, result.tokens))
-        if len(answers) - len(ends) < rows and not full:
-            full = now / said
     assert len(ends) == len(answers)
-    return now, statistics.mean(ends), full
+    return now, statistics.mean(ends)
 
 
 def measure(
-    answers: list[Recorded], at_once: Sequence[int], minutes: Sequence[str]
+    answers: list[Recorded], at_once: Sequence[int], minutes: Sequence[str], varied: int
 ) -> list[dict[str, Any]]:
     classes = {name: [one for one in answers if one["class"] == name] for name in CLASSES}
     classes["mixed"] = [one for turn in zip(*classes.values(), strict=True) for one in turn]
     found = []
-    for minute in minutes:
+    for minute, (name, all), rows, kind in product(
+        minutes, classes.items(), at_once, ("batch", "stream")
+    ):
+        some = all[:rows] if kind == "batch" else all
+        if len(some) < rows or (kind == "stream" and len(some) == rows):
+            continue
         priors: dict[str, Price] = {
             "true": lambda rows, minute=minute: step_seconds(minute, rows),  # type: ignore[misc]
             "unknown": least,
             "loaded": loaded,
         }
-        for name, all in classes.items():
-            for rows in at_once:
-                for kind in ("batch", "stream"):
-                    some = all[:rows] if kind == "batch" else all
-                    if len(some) < rows or (kind == "stream" and len(some) == rows):
-                        continue
-                    without = replay(some, rows, minute, None)
-                    cell = {"minute": minute, "class": name, "at_once": rows, "kind": kind}
-                    for title, prior in priors.items():
-                        with_drafts = replay(some, rows, minute, prior)
-                        ratios = zip(without, with_drafts, strict=True)
-                        cell[title] = [round(one / other, 3) for one, other in ratios]
-                    print(*cell.values(), flush=True)
-                    found.append(cell)
+        cell = {"minute": minute, "class": name, "at_once": rows, "kind": kind}
+        draws = [cut(some, seed) for seed in range(varied)] or [some]
+        without = [replay(draw, rows, minute, None) for draw in draws]
+        for title, prior in priors.items():
+            drafting = [replay(draw, rows, minute, prior) for draw in draws]
+            cell[title] = [
+                round(geometric(before[at] / after[at] for before, after in pairs), 3)
+                for at in range(2)
+                for pairs in [list(zip(without, drafting, strict=True))]
+            ]
+        print(*cell.values(), flush=True)
+        found.append(cell)
     return found
 
 
+def cut(answers: Sequence[Recorded], seed: int) -> list[Recorded]:
+    """The same answers in another order, each ending somewhere behind its first quarter."""
+    chance = random.Random(seed)
+    lengths = [chance.randint(len(one["answer"]) // 4, len(one["answer"])) for one in answers]
+    some = [
+        {**one, "answer": one["answer"][: max(1, length)]}
+        for one, length in zip(answers, lengths, strict=True)
+    ]
+    return chance.sample(some, len(some))
+
+
+def geometric(numbers: Iterable[float]) -> float:
+    return math.exp(statistics.mean(map(math.log, numbers)))
+
+
 def summary(cells: list[dict[str, Any]]) -> None:
-    print("geometric mean (least) of the classes: until the last has ended; until one has; full")
+    print("geometric mean (least) of the classes: until the last has ended; until one has")
     for minute, rows, kind, prior in sorted(
         {
             (one["minute"], one["at_once"], one["kind"], prior)
@@ -210,9 +230,9 @@ def summary(cells: list[dict[str, Any]]) -> None:
         key = {"minute": minute, "at_once": rows, "kind": kind}
         some = [one[prior] for one in cells if one.items() >= key.items()]
         texts = []
-        for place in range(3):
+        for place in range(2):
             each = [one[place] for one in some]
-            texts.append(f"{math.exp(statistics.mean(map(math.log, each))):.3f} ({min(each):.3f})")
+            texts.append(f"{geometric(each):.3f} ({min(each):.3f})")
         print(f"{minute} x{rows} {kind} {prior}: {'; '.join(texts)}")
 
 
@@ -224,6 +244,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16, 32])
     parser.add_argument("--minutes", nargs="+", default=[*MINUTES], choices=MINUTES)
+    parser.add_argument("--varied", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.what == "record":
@@ -232,10 +253,13 @@ def main() -> None:
     answers = [json.loads(line) for line in args.answers.read_text().splitlines()]
     for one in answers:
         one["answer"] = one["answer"][: args.tokens]
-    cells = measure(answers, args.at_once, args.minutes)
+    cells = measure(answers, args.at_once, args.minutes, args.varied)
     summary(cells)
     if args.json:
-        args.json.write_text(json.dumps({"tokens": args.tokens, "cells": cells}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"tokens": args.tokens, "varied": args.varied, "cells": cells}, indent=1)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Run: `python benchmarks/speculation_speed.py [--rounds 5] [--at-once 1 8 16 32] [--tokens 128]
 [--classes NAME …] [--threads N] [--model NAME] [--draft-model NAME] [--speculate auto]
-[--waves 3] [--json FILE [--go-on] [--seconds S]]`, or `make bench-speculation`.
+[--waves 3] [--varied] [--json FILE [--go-on] [--seconds S]]`, or `make bench-speculation`.
 
 Two engines in one process, one with `--speculate auto` and perhaps a draft model, one without,
 answer the same prompts in turns, whoever begins changing with the round. Each round has prompts of
@@ -11,9 +11,9 @@ learnt from an earlier time that they were asked. At once: so many first turns o
 `mixed`, of all of them. Answers must be equal, token by token. Given are the ratio of seconds,
 without over with, of each round: its median and the least, the tokens per second of both, and how
 much was reached of the speed that the engine's prices allow for the drafts that were accepted.
-Answers of one length end together without drafts and one by one with them, so at the end of a round
-places stand empty; `full` is the ratio of the tokens per second until the first one did, as on a
-server where somebody always waits.
+
+Answers of one length end together without drafts and one by one with them, which leaves small
+steps at the end of a round. With `--varied` each ends somewhere behind its first quarter.
 
 With `--go-on` the rounds that FILE has count, and only those that it lacks run, none that begins
 later than `--seconds`. So a machine that is quiet for a minute at a time gives all of them.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +33,6 @@ from typing import Any, NamedTuple
 
 from headrace import LLM, SamplingParams
 from headrace.base.config import DEFAULT_MODEL
-from headrace.base.request import OutputDelta
 from headrace.bench.lengths import parse_lengths
 from headrace.bench.material import Material
 from headrace.bench.natural import CLASSES
@@ -40,8 +40,6 @@ from headrace.bench.workload import Wish, make_workload
 
 Messages = list[dict[str, Any]]
 MIXED = "mixed"
-SAME_STEP = 2e-3
-"""Seconds in which the news of one step come."""
 
 
 class Round(NamedTuple):
@@ -53,10 +51,6 @@ class Round(NamedTuple):
     allowed_s: float
     """Seconds without, less what the drafts that were accepted should have saved and those that
     were verified should have cost, by the prices of which they were chosen."""
-
-    full_without: float = 0.0
-    """Tokens per second until a place stood empty; 0: nobody noted that yet."""
-    full_with: float = 0.0
 
     @property
     def share(self) -> float:
@@ -86,34 +80,17 @@ def prompts(name: str, count: int, seed: int, tokens: int) -> list[Messages]:
     ]
 
 
-class Timed(NamedTuple):
-    """One engine's part of a round."""
-
-    seconds: float
-    said: list[list[int]]
-    """The ids of each greedy answer."""
-    saved: float
-    """Seconds that drafts saved, by their prices."""
-    full: float
-    """Tokens per second until a place stood empty."""
-
-
-def timed(llm: LLM, asked: list[Messages], tokens: int, at_once: int) -> Timed:
-    greedy = SamplingParams(temperature=0, max_tokens=tokens)
-    news: list[tuple[float, int, bool]] = []
-
-    def note(delta: OutputDelta) -> None:
-        now = time.perf_counter() - begin
-        news.append((now, len(delta.token_ids), delta.finish_reason is not None))
-
+def timed(
+    llm: LLM, asked: list[Messages], lengths: Sequence[int]
+) -> tuple[float, list[list[int]], float]:
+    """Seconds, the ids of each greedy answer, and how many seconds drafts saved by their prices."""
+    wishes = [SamplingParams(temperature=0, max_tokens=length) for length in lengths]
     begin = time.perf_counter()
-    answers = llm.chat(asked, greedy, use_tqdm=False, on_delta=note)
+    answers = llm.chat(asked, wishes, use_tqdm=False)
     seconds = time.perf_counter() - begin
     drafted = [answer.drafted for answer in answers if answer.drafted is not None]
     saved = sum(one.saved - one.spent for one in drafted)
-    empty = [now for now, _, ended in news if ended][-at_once] + SAME_STEP
-    full = sum(count for now, count, _ in news if now <= empty) / empty
-    return Timed(seconds, [answer.outputs[0].token_ids for answer in answers], saved, full)
+    return seconds, [answer.outputs[0].token_ids for answer in answers], saved
 
 
 def measure(
@@ -122,6 +99,7 @@ def measure(
     rounds: int,
     tokens: int,
     waves: int,
+    varied: bool,
     options: dict[str, Any],
     drafts: dict[str, Any],
     cells: Cells,
@@ -147,24 +125,26 @@ def measure(
             # compiled.
             each = -(-count // len(classes))
             for llm, name in product((plain, drafting), classes):
-                timed(llm, prompts(name, each, 10**6, tokens), 8, 1)
+                timed(llm, prompts(name, each, 10**6, tokens), [8] * each)
             for number, name in lacking:
                 if time.perf_counter() > until:
                     return
                 asked = prompts(name, waves * count, 1000 * number + count, tokens)
+                chance, least = random.Random(number), tokens // 4 if varied else tokens
+                lengths = [chance.randint(least, tokens) for _ in asked]
                 order = (plain, drafting) if number % 2 else (drafting, plain)
-                found = {id(llm): timed(llm, asked, tokens, count) for llm in order}
-                alone, drafted = found[id(plain)], found[id(drafting)]
-                assert drafted.said == alone.said, f"{name}: another answer"
-                without, said = alone.seconds, sum(map(len, alone.said))
-                allowed_s = without - drafted.saved
-                one = Round(without, drafted.seconds, said, allowed_s, alone.full, drafted.full)
+                found = {id(llm): timed(llm, asked, lengths) for llm in order}
+                (without, wanted, _), (drafted, said, saved) = (
+                    found[id(plain)],
+                    found[id(drafting)],
+                )
+                assert said == wanted, f"{name}: another answer"
+                one = Round(without, drafted, sum(map(len, said)), without - saved)
                 cells.setdefault((name, count, tokens), []).append(one)
                 keep()
                 print(
-                    f"round {number} {name} x{count}: {without:.2f} s, {one.with_s:.2f} s, "
-                    f"x{without / one.with_s:.3f}, full x{drafted.full / alone.full:.3f}, "
-                    f"{allowed(count, [one])} of what prices allow",
+                    f"round {number} {name} x{count}: {without:.2f} s, {drafted:.2f} s, "
+                    f"x{without / drafted:.3f}, {allowed(count, [one])} of what prices allow",
                     flush=True,
                 )
 
@@ -175,15 +155,12 @@ def allowed(count: int, found: Sequence[Round]) -> str:
 
 def summary(name: str, count: int, tokens: int, found: list[Round]) -> dict[str, Any]:
     ratios = [one.without_s / one.with_s for one in found]
-    full = [one.full_with / one.full_without for one in found if one.full_without]
     return {
         "class": name,
         "at_once": count,
         "most_tokens": tokens,
         "ratio_median": statistics.median(ratios),
         "ratio_least": min(ratios),
-        "full_ratio_median": statistics.median(full) if full else None,
-        "full_ratio_least": min(full, default=None),
         "of_allowed": allowed(count, found),
         "without_tokens_per_second": statistics.median(one.tokens / one.without_s for one in found),
         "with_tokens_per_second": statistics.median(one.tokens / one.with_s for one in found),
@@ -205,6 +182,7 @@ def main() -> None:
     parser.add_argument(
         "--waves", type=int, default=3, help="prompts of a round for each that runs"
     )
+    parser.add_argument("--varied", action="store_true")
     parser.add_argument("--go-on", action="store_true")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     args = parser.parse_args()
@@ -218,7 +196,7 @@ def main() -> None:
     drafts = {"speculate": args.speculate, "draft_model": args.draft_model}
     if args.threads:
         options["threads"] = args.threads
-    of_all = ("waves", "threads", "model", "draft_model", "speculate")
+    of_all = ("waves", "varied", "threads", "model", "draft_model", "speculate")
     shown = {key: vars(args)[key] for key in of_all}
 
     def found() -> list[dict[str, Any]]:
@@ -229,17 +207,14 @@ def main() -> None:
             text = json.dumps({"options": shown, "cells": found()}, indent=1)
             args.json.write_text(text + "\n")
 
-    wanted = args.classes, args.at_once, args.rounds, args.tokens, args.waves
+    wanted = args.classes, args.at_once, args.rounds, args.tokens, args.waves, args.varied
     measure(*wanted, options, drafts, cells, until, keep)
-    print("class         at once  tok/s without  tok/s with  median ratio  least  full  of allowed")
+    print("class         at once  tok/s without  tok/s with  median ratio  least  of allowed")
     for one in found():
         print(
             "{class:12s}  {at_once:7d}  {without_tokens_per_second:13.1f}  "
             "{with_tokens_per_second:10.1f}  {ratio_median:12.2f}  {ratio_least:5.2f}  "
-            "{full:>4s}  {of_allowed:>10s}".format(
-                full="–" if one["full_ratio_median"] is None else f"{one['full_ratio_median']:.2f}",
-                **one,
-            )
+            "{of_allowed:>10s}".format(**one)
         )
 
 
