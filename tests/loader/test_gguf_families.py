@@ -41,6 +41,16 @@ LONG = {
     "short_factor": [1.0 + 0.1 * pair for pair in range(6)],
     "long_factor": [1.0 + 3 * pair for pair in range(6)],
 }
+MAMBA = {
+    **MULTIPLIERS,
+    "logits_scaling": 0.25,
+    "layer_types": ["mamba", "attention"],
+    "shared_intermediate_size": 96,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "position_embedding_type": "nope",
+}
 LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
@@ -180,7 +190,7 @@ def test_both_kinds_of_file_say_the_same(family: str, both: Both) -> None:
 
 
 def test_every_architecture_of_gguf_has_a_file_here() -> None:
-    elsewhere = {"qwen2", "qwen3", "qwen3moe", "llama", "gemma3"}
+    elsewhere = {"qwen2", "qwen3", "qwen3moe", "llama", "gemma3", "granitehybrid"}
     assert {arch for _, arch, _ in FAMILIES.values()} == set(GGUF_ARCHITECTURES) - elsewhere
 
 
@@ -216,6 +226,34 @@ def test_metadata_that_is_not_run_is_named(
     changed = {f"{arch}.{own}": value for own, value in values.items()}
     with pytest.raises((UnsupportedModel, ModelFileError), match=re.escape(key)):
         from_gguf({**file.metadata, **changed}, file.tensors, factors)
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"ssm.time_step_rank": 7}, "ssm.time_step_rank"),
+        ({"ssm.group_count": 3}, "ssm.time_step_rank"),
+        ({"ssm.conv_kernel": 0}, "ssm.conv_kernel"),
+        ({"attention.head_count_kv": 2}, "attention.head_count_kv"),
+        ({"attention.head_count_kv": [0, 2, 2]}, "attention.head_count_kv"),
+        ({"rope.scaling.finetuned": 1}, "rope.scaling.finetuned"),
+        ({"expert_gating_func": 2}, "expert_gating_func"),
+    ],
+)
+def test_states_that_do_not_fit_are_refused(
+    tmp_path: Path, values: dict[str, Any], key: str
+) -> None:
+    """Granite 4: what a folder says in one product is two here, so it is no member of `FAMILIES`;
+    llama.cpp reads it as we do."""
+    model = hf_model("GraniteMoeHybrid", **MAMBA, **LOCAL)
+    file = GgufFile(save_gguf(model, tmp_path / "m.gguf", "granitehybrid"))
+    arch = from_gguf(file.metadata, file.tensors)
+    assert arch.recurrence is not None
+    assert arch.recurrence.layers == (0,)
+    assert arch.nope == (True, True)
+    changed = {f"granitehybrid.{own}": value for own, value in values.items()}
+    with pytest.raises((UnsupportedModel, ModelFileError), match=re.escape(key)):
+        from_gguf({**file.metadata, **changed}, file.tensors)
 
 
 def test_long_factors_that_do_not_fit_are_refused(both: Both) -> None:

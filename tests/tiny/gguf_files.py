@@ -26,6 +26,7 @@ VOCABULARY: dict[str, Any] = {
     "tokenizer.ggml.eos_token_id": 2,
 }
 """Metadata of the vocabulary that `checkpoints` has."""
+MAMBA = ("mamba", "linear_attention")
 KEYS = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "context_length",
@@ -75,6 +76,21 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
     found["block_count"] = config.num_hidden_layers
     found["rope.freq_base"] = float(rope["rope_theta"])
     found["attention.key_length"] = found["attention.value_length"] = head
+    if arch == "granitehybrid":
+        heads, kinds = config.num_key_value_heads, config.layer_types
+        found["attention.head_count_kv"] = [0 if k in MAMBA else heads for k in kinds]
+        found["ssm.conv_kernel"], found["ssm.state_size"] = (
+            config.mamba_d_conv,
+            config.mamba_d_state,
+        )
+        found["ssm.group_count"] = config.mamba_n_groups
+        found["ssm.inner_size"] = config.mamba_expand * config.hidden_size
+        found["ssm.time_step_rank"] = config.mamba_n_heads
+        found["rope.scaling.finetuned"] = False
+        found["expert_shared_feed_forward_length"] = config.shared_intermediate_size
+        if not config.num_local_experts:
+            del found["expert_count"], found["expert_used_count"]
+            found["feed_forward_length"] = config.shared_intermediate_size
     if arch == "lfm2":
         heads = config.num_key_value_heads
         found["attention.head_count_kv"] = [0 if k == "conv" else heads for k in config.layer_types]
@@ -146,6 +162,26 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
             continue
         if name.endswith(".sinks"):
             name += ".weight"
+        if ".shared_mlp." in name:
+            end = "_shexp.weight" if config.num_local_experts else ".weight"
+            at = f"blk.{name.split('.')[2]}.ffn"
+            if name.endswith("output_linear.weight"):
+                found[f"{at}_down{end}"] = data
+            else:
+                found[f"{at}_gate{end}"], found[f"{at}_up{end}"] = np.split(data, 2)
+            continue
+        if ".mamba." in name:
+            if name.endswith(("A_log", ".D")):
+                data = -np.exp(data)[:, None] if name.endswith("A_log") else data[:, None]
+                found[f"blk.{name.split('.')[2]}.ssm_{'a' if 'A_log' in name else 'd'}"] = data
+                continue
+            if name.endswith("norm.weight"):
+                data = data.reshape(config.mamba_n_groups, -1)
+            elif name.endswith("dt_bias"):
+                found[f"blk.{name.split('.')[2]}.ssm_dt.bias"] = data
+                continue
+            elif name.endswith("conv1d.weight"):
+                data = data.squeeze(1)
         if name.endswith("input_linear.weight"):
             at = f"blk.{name.split('.')[2]}"
             gate, up = np.split(data, 2, 1)

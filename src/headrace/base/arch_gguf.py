@@ -47,6 +47,7 @@ GGUF_ARCHITECTURES = {
     "glm4": "glm4",
     "glm4moe": "glm4_moe",
     "granite": "granite",
+    "granitehybrid": "granitemoehybrid",
     "granitemoe": "granitemoe",
     "gpt-oss": "gpt_oss",
     "minimax-m2": "minimax_m2",
@@ -172,7 +173,7 @@ def from_gguf(
         tied_embedding="output.weight" not in tensor_names,
         moe=moe,
         mla=mla,
-        recurrence=gguf_recurrence(fields, family, layers, hidden),
+        recurrence=gguf_recurrence(fields, family, layers, hidden, tensor_names),
         **extra,
     )
 

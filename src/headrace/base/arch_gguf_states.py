@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from .arch import Recurrence
 from .arch_fields import Fields
 from .arch_states import RECURRENT
-from .errors import ModelFileError
+from .errors import ModelFileError, UnsupportedModel
 
 _KV_HEADS = "attention.head_count_kv"
 
@@ -25,7 +27,9 @@ def kv_heads_of(fields: Fields, heads: int) -> int:
     return Fields({_KV_HEADS: found.pop()}, fields.where).integer(_KV_HEADS, 1, heads)
 
 
-def gguf_recurrence(fields: Fields, family: str, layers: int, hidden: int) -> Recurrence | None:
+def gguf_recurrence(
+    fields: Fields, family: str, layers: int, hidden: int, tensor_names: Collection[str]
+) -> Recurrence | None:
     """The layers that keep a state; None where the family has none."""
     if family not in RECURRENT:
         return None
@@ -36,4 +40,28 @@ def gguf_recurrence(fields: Fields, family: str, layers: int, hidden: int) -> Re
             param=_KV_HEADS,
         )
     own = tuple(layer for layer, heads in enumerate(given) if heads == 0)
-    return Recurrence("conv", own, fields.integer("shortconv.l_cache", 2, 16), hidden)
+    if family == "lfm2":
+        return Recurrence("conv", own, fields.integer("shortconv.l_cache", 2, 16), hidden)
+    heads = fields.integer("ssm.time_step_rank", 1, 2**12)
+    groups = fields.integer("ssm.group_count", 1, heads)
+    inner, keys = (
+        fields.integer("ssm.inner_size", 1, 2**20),
+        fields.integer("ssm.state_size", 1, 2**12),
+    )
+    if inner % heads or heads % groups:
+        raise UnsupportedModel(
+            f"{fields.where}: {fields.prefix}ssm.time_step_rank is {heads}; must divide "
+            f"ssm.inner_size ({inner}) and be a multiple of ssm.group_count ({groups})",
+            param="ssm.time_step_rank",
+        )
+    return Recurrence(
+        "ssm",
+        own,
+        taps=fields.integer("ssm.conv_kernel", 2, 16),
+        channels=inner + 2 * groups * keys,
+        bias=any(name.endswith("ssm_conv1d.bias") for name in tensor_names),
+        key_heads=groups,
+        value_heads=heads,
+        key_size=keys,
+        value_size=inner // heads,
+    )

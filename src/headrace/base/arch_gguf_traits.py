@@ -34,6 +34,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
     "cohere2": ("logit_scale",),
     "granite": _SCALES,
     "granitemoe": _SCALES,
+    "granitemoehybrid": _SCALES,
     "gemma2": ("attn_logit_softcapping",),
     "glm4_moe": (
         "expert_shared_count",
@@ -52,6 +53,7 @@ _EXPERTS = {
     "llama": True,
     "qwen3_moe": True,
     "granitemoe": True,
+    "granitemoehybrid": True,
     "minimax_m2": True,
     "gpt_oss": True,
     "glm4_moe": False,
@@ -79,7 +81,7 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
             "experts are supported for llama and the mixtures among general.architecture",
             param="expert_count",
         )
-    dense = family in ("llama", "granitemoe", "olmoe")
+    dense = family in ("llama", "granitemoe", "granitemoehybrid", "olmoe")
     width = "feed_forward_length" if dense else "expert_feed_forward_length"
     inner = fields.integer(width, 1, 2**20)
     sigmoid = family in ("glm4_moe", "minimax_m2", "deepseek_v3")
@@ -90,7 +92,7 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
         fields.expect("expert_gating_func", *((0, 2) if family == "glm4_moe" else (2,)))
     if family in ("glm4_moe", *LATENT):
         shared = inner * fields.integer("expert_shared_count", 0, 2**8, 0)
-    elif family == "qwen2_moe":
+    elif family in ("qwen2_moe", "granitemoehybrid"):
         shared = fields.integer("expert_shared_feed_forward_length", 1, 2**20)
     groups, best = _groups(fields, experts, family)
     return Moe(
@@ -206,6 +208,10 @@ def traits(
                 given["local_rope"] = Rope(theta=base)  # Windowed layers are not stretched.
         case "granite" | "granitemoe":
             given |= _granite(fields)
+        case "granitemoehybrid":
+            # The key that says whether a stretched rope was trained is its switch of all rope.
+            turned = fields.flag("rope.scaling.finetuned", True)
+            given |= {**_granite(fields), "nope": (not turned,) * layers}
         case "gpt_oss":
             given["sinks"] = True
         case "deepseek_v2" | "deepseek_v3":

@@ -50,6 +50,20 @@ _SHORT = {
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
 }
+_SHARED = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_SSM = {
+    **_PLAIN,
+    **_SHARED,
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+_SSM_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 _SCORED = {"exp_probs_b": "mlp.gate.e_score_correction"}
 _SECOND = ("glm4_moe", "deepseek_v2", "deepseek_v3")
 """Families that may have layers behind the last which predict a second token."""
@@ -64,15 +78,14 @@ _LATENT = {
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_k_b": "self_attn.k_b_proj.*",
     "attn_v_b": "self_attn.v_b_proj.*",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    **_SHARED,
 }
 _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "granitemoehybrid": _SSM,
     "lfm2": _SHORT,
     "olmo2": _BEHIND,
     "olmo3": _BEHIND,
@@ -94,10 +107,8 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
     },
     "glm4_moe": {
         **_SCORED,
+        **_SHARED,
         "post_attention_norm": "post_attention_layernorm",
-        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-        "ffn_up_shexp": "mlp.shared_experts.up_proj",
-        "ffn_down_shexp": "mlp.shared_experts.down_proj",
     },
     "qwen2_moe": {
         **_PLAIN,
@@ -155,6 +166,7 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Part of a name in one family's files → in ours."""
+_GGUF_VECTOR = re.compile(r"blk\.(\d{1,4})\.(ssm_a|ssm_d|ssm_dt\.bias)")
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 
 
@@ -168,6 +180,9 @@ def from_gguf_name(name: str, arch: ModelArch) -> str | None:
     stem, _, suffix = name.rpartition(".")
     if stem in _GGUF_TOP and suffix in ("weight", "bias"):
         return f"{_GGUF_TOP[stem]}.{suffix}"
+    vector = _GGUF_VECTOR.fullmatch(name)
+    if vector and arch.family == "granitemoehybrid":
+        return f"model.layers.{int(vector[1])}.mamba.{_SSM_VECTORS[vector[2]]}"
     match = _GGUF_BLOCK.fullmatch(name)
     if match:
         own = _GGUF_FAMILY.get(arch.family, _PLAIN)

@@ -6,6 +6,7 @@ of Hugging Face (pairs i and i + E/2), and the 1 that was added to Gemma's norms
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +22,10 @@ from . import latent_heads
 from .gguf import GgufFile, TensorInfo
 from .names import Shapes, check, from_gguf_name
 
-PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "smollm3")
+PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "granitemoehybrid", "smollm3")
 """Families whose q and k are stored with the halves of a rotary pair side by side."""
+_FLAT = (".mamba.A_log", ".mamba.D", ".mamba.norm.weight")
+"""Vectors that a file has as matrices."""
 Host = npt.NDArray[Any]
 
 
@@ -60,6 +63,8 @@ def _named(
         yield from heads.items()
     elif name.endswith(".shared_expert_gate.weight") and len(shape) == 1:
         yield name, (1, *shape)  # A product of one output is stored as a vector.
+    elif name.endswith(_FLAT):
+        yield name, (math.prod(shape),)
     elif "*" not in name:
         yield name, shape
     else:
@@ -77,6 +82,8 @@ def _load(
         mapped = False
         heads = arch.heads if ".q_proj." in name else arch.kv_heads
         data = data[original_rows(heads, arch.head_dim)]
+    if name.endswith(".A_log"):
+        data = np.log(-floats(data))  # A is what the file has.
     if arch.norm_offset and name.endswith("norm.weight"):
         data = floats(data) - np.float32(arch.norm_offset)
     if latent_heads.shapes(name, info.shape, arch):
