@@ -26,7 +26,7 @@ ELSEWHERE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "granite 4": ("GraniteMoeHybrid", "granitehybrid", {**MAMBA, **LOCAL}),
     "granite 4 dense": ("GraniteMoeHybrid", "granitehybrid", {**MAMBA, "num_local_experts": 0}),
 }
-"""Those whose files other tests read."""
+"""Architectures whose files other tests read."""
 UNREAD = ("deepseek_v2",)
 """It takes a latent of queries for granted, but in files of 26 or 27 layers."""
 NAMES = {name: values for name, values in {**FAMILIES, **ELSEWHERE}.items() if name not in UNREAD}
@@ -39,7 +39,7 @@ WORDS = {
 """A vocabulary that it takes, in which no name means an end."""
 PROMPT = list(range(20, 60))
 NEAR = 5e-3
-"""Of log probabilities: it keeps K and V, and a table of GELU, in half precision."""
+"""Between log probabilities: it keeps K and V, and a table of GELU, in half precision."""
 
 
 @pytest.fixture(scope="module")
