@@ -213,7 +213,7 @@ def test_weights_are_mounted_where_the_cluster_can(
         assert images["profile"]["reference"] == REFERENCE
         assert images["weights"]["reference"] == REFERENCE  # Their digest is nought as well.
         assert images["panels"]["reference"] == REFERENCE
-        assert where["panels"] == {"name": "panels", "mountPath": "/cache/panels", "readOnly": True}
+        assert where["panels"] == {"name": "panels", "mountPath": "/panels", "readOnly": True}
         assert where["weights"] == {"name": "weights", "mountPath": "/weights", "readOnly": True}
         profile = "/profile/profile.dsse.json"
         assert "--no-keep-packed" not in serve["args"], "panels are mounted"

@@ -98,10 +98,11 @@ def test_a_server_maps_what_came_from_a_registry(made: Made, tmp_path: Path) -> 
 def test_a_server_maps_what_a_cluster_mounts(made: Made, tmp_path: Path) -> None:
     """Weights and panels in folders of their own, as image volumes are, which nobody may write."""
     site, one = fresh(made, tmp_path), bound(made)
-    weights, profile = tmp_path / "weights", tmp_path / "profile.dsse.json"
+    weights, profile = tmp_path / "weights", tmp_path / "profile" / "profile.dsse.json"
+    profile.parent.mkdir()
     shutil.copytree(made.model, weights)
     profile.write_bytes(made.envelope)
-    mounted = panel_folder(site.cache) / one.path
+    mounted = tmp_path / "panels" / one.path
     mounted.parent.mkdir()
     shutil.copyfile(made.store.blob(one.digest), mounted)
     options = EngineOptions(cache_dir=str(site.cache), model=str(weights), threads=1)

@@ -23,7 +23,7 @@ volumeMounts:
   - {name: profile, mountPath: /profile, readOnly: true}
   - {name: weights, mountPath: /weights, readOnly: true}
   {{- with .Values.weights.panels }}
-  - {name: panels, mountPath: /cache/panels, readOnly: true}
+  - {name: panels, mountPath: /panels, readOnly: true}
   {{- end }}
   {{- else }}
   - {name: store, mountPath: /cache/factory/store}
