@@ -13,7 +13,6 @@ from pathlib import Path
 from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import OptionError
 from ..engine.face import ServingEngine
-from ..loader.kept import FOLDER
 from ..loader.panelfile import TEMPORARY
 from ..loader.panels import panel_folder
 from ..server.served_profile import ServedProfile
@@ -69,8 +68,7 @@ def admit(wanted: str, options: EngineOptions) -> Admitted:
         raise OptionError(f"the profile {body.name} cannot serve here: {why}", param="profile")
     with ThreadPoolExecutor(1, "headrace-panels") as beside:  # Hashing does not hold Python's lock.
         panels = body.model.panels if options.keep_packed else None
-        mounted = Path(wanted).parent.parent / FOLDER
-        found = panels and beside.submit(_find_panels, panels, store, mounted, panel_folder(cache))
+        found = panels and beside.submit(_find_panels, panels, store, wanted, panel_folder(cache))
         place = _place(profile, options, store)
         if found:
             found.result()
@@ -98,18 +96,16 @@ async def certified(
     return engine
 
 
-def _find_panels(one: ProfileFile, store: Store | None, mounted: Path, folder: Path) -> None:
-    """Let the engine find the panels that the profile binds, where the store has them or a cluster
-    mounts them: not in the cache, which a mount of its own would hide them with. Hashed, since the
-    engine looks for damage alone. Raises `Untrusted`."""
-    path, source = folder / one.path, mounted / one.path
+def _find_panels(one: ProfileFile, store: Store | None, profile: str, folder: Path) -> None:
+    """Let the engine find panels that the store has or a cluster mounts, beside the profile: the
+    cache's mount hides others. Hashed: it looks for damage alone. Raises `Untrusted`."""
+    path, source = folder / one.path, Path(profile).parent.parent / folder.name / one.path
     if store is not None and store.has(Descriptor(digest=one.digest, size=one.size)):
         source = store.blob(one.digest)
     if source.exists():
         with suppress(OSError):  # A folder that is there to be read.
             folder.mkdir(parents=True, exist_ok=True)
-            fresh = path.with_suffix(f".{os.getpid()}{TEMPORARY}")
-            fresh.symlink_to(source.resolve())
+            (fresh := path.with_suffix(f".{os.getpid()}{TEMPORARY}")).symlink_to(source.resolve())
             fresh.replace(path)
     if path.exists():
         check_file(path, one)
