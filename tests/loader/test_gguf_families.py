@@ -51,6 +51,14 @@ MAMBA = {
     "mamba_d_state": 32,
     "position_embedding_type": "nope",
 }
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "head_dim": 32,
+}
 LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
@@ -191,6 +199,7 @@ def test_both_kinds_of_file_say_the_same(family: str, both: Both) -> None:
 
 def test_every_architecture_of_gguf_has_a_file_here() -> None:
     elsewhere = {"qwen2", "qwen3", "qwen3moe", "llama", "gemma3", "granitehybrid"}
+    elsewhere |= {"qwen35", "qwen35moe"}
     assert {arch for _, arch, _ in FAMILIES.values()} == set(GGUF_ARCHITECTURES) - elsewhere
 
 
@@ -252,6 +261,32 @@ def test_states_that_do_not_fit_are_refused(
     assert arch.recurrence.layers == (0,)
     assert arch.nope == (True, True)
     changed = {f"granitehybrid.{own}": value for own, value in values.items()}
+    with pytest.raises((UnsupportedModel, ModelFileError), match=re.escape(key)):
+        from_gguf({**file.metadata, **changed}, file.tensors)
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"attention.recurrent_layers": [True]}, "attention.recurrent_layers"),
+        ({"attention.recurrent_layers": [True, 2]}, "attention.recurrent_layers"),
+        ({"ssm.time_step_rank": 5}, "ssm.time_step_rank"),
+        ({"rope.dimension_count": 7}, "rope.dimension_count"),
+    ],
+)
+def test_delta_rules_that_do_not_fit_are_refused(
+    tmp_path: Path, values: dict[str, Any], key: str
+) -> None:
+    """Qwen3.5: value heads take key heads in turn here, so it is no member of `FAMILIES` either."""
+    model = hf_model("Qwen3_5Text", **DELTA)
+    file = GgufFile(save_gguf(model, tmp_path / "m.gguf", "qwen35"))
+    arch = from_gguf(file.metadata, file.tensors)
+    assert arch.recurrence is not None
+    assert arch.recurrence.tiled
+    by_rule = {**file.metadata, "qwen35.full_attention_interval": 2}
+    del by_rule["qwen35.attention.recurrent_layers"]
+    assert from_gguf(by_rule, file.tensors) == arch
+    changed = {f"qwen35.{own}": value for own, value in values.items()}
     with pytest.raises((UnsupportedModel, ModelFileError), match=re.escape(key)):
         from_gguf({**file.metadata, **changed}, file.tensors)
 

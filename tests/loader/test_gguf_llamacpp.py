@@ -15,7 +15,7 @@ from headrace import LLM, SamplingParams
 from tiny.checkpoints import hf_model
 from tiny.gguf_files import save_gguf
 
-from .test_gguf_families import EXPERTS, FAMILIES, LOCAL, MAMBA
+from .test_gguf_families import DELTA, EXPERTS, FAMILIES, LOCAL, MAMBA
 
 pytestmark = pytest.mark.slow
 ELSEWHERE: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -23,6 +23,17 @@ ELSEWHERE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", "qwen3", {}),
     "qwen3_moe": ("Qwen3Moe", "qwen3moe", {**EXPERTS, "moe_intermediate_size": 32}),
     "llama": ("Llama", "llama", {}),
+    "qwen 3.5": ("Qwen3_5Text", "qwen35", DELTA),
+    "qwen 3.5 mixture": (
+        "Qwen3_5MoeText",
+        "qwen35moe",
+        {
+            **DELTA,
+            **EXPERTS,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
     "granite 4": ("GraniteMoeHybrid", "granitehybrid", {**MAMBA, **LOCAL}),
     "granite 4 dense": ("GraniteMoeHybrid", "granitehybrid", {**MAMBA, "num_local_experts": 0}),
 }

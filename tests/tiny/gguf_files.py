@@ -91,6 +91,16 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
         if not config.num_local_experts:
             del found["expert_count"], found["expert_used_count"]
             found["feed_forward_length"] = config.shared_intermediate_size
+    if arch.startswith("qwen35"):
+        found["ssm.conv_kernel"] = config.linear_conv_kernel_dim
+        found["ssm.state_size"] = config.linear_key_head_dim
+        found["ssm.group_count"] = config.linear_num_key_heads
+        found["ssm.time_step_rank"] = config.linear_num_value_heads
+        found["ssm.inner_size"] = config.linear_value_head_dim * config.linear_num_value_heads
+        kinds = config.layer_types
+        found["attention.recurrent_layers"] = [kind == "linear_attention" for kind in kinds]
+        found["rope.dimension_count"] = int(head * rope.get("partial_rotary_factor", 1.0))
+        found["rope.dimension_sections"] = [2, 1, 1, 0]
     if arch == "lfm2":
         heads = config.num_key_value_heads
         found["attention.head_count_kv"] = [0 if k == "conv" else heads for k in config.layer_types]
@@ -141,7 +151,8 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
         for part, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):
             if family in PERMUTED and f".{part}_proj." in name:
                 data = permuted(data, heads)
-        if arch in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
+        plus = arch in ("gemma", "gemma2", "gemma3") or arch.startswith("qwen35")
+        if plus and name.endswith("norm.weight") and ".linear_attn." not in name:
             data = data + np.float32(1)
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         if arch == "gpt-oss" and ".experts." in name:
@@ -169,6 +180,9 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
                 found[f"{at}_down{end}"] = data
             else:
                 found[f"{at}_gate{end}"], found[f"{at}_up{end}"] = np.split(data, 2)
+            continue
+        if ".linear_attn." in name and (of := delta_tensor(data, name, config)) is not None:
+            found[of[0]] = of[1]
             continue
         if ".mamba." in name:
             if name.endswith(("A_log", ".D")):
@@ -206,6 +220,42 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
             values = np.array(rope[f"{length}_factor"], np.float32)
             found[f"rope_factors_{length}.weight"] = values
     return found
+
+
+def delta_tensor(data: np.ndarray, name: str, config: Any) -> tuple[str, np.ndarray] | None:
+    """Qwen3.5's, with value heads in turns of key heads; None: as others."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    size = config.linear_value_head_dim
+
+    def turned(rows: np.ndarray, each: int) -> np.ndarray:
+        cut = rows.reshape(keys, values // keys, each, *rows.shape[1:])
+        return cut.swapaxes(0, 1).reshape(rows.shape)
+
+    at, part = f"blk.{name.split('.')[2]}", name.split(".linear_attn.")[1]
+    ahead = 2 * keys * config.linear_key_head_dim
+    match part.removesuffix(".weight"):
+        case "in_proj_qkv":
+            return f"{at}.attn_qkv.weight", np.concatenate(
+                [data[:ahead], turned(data[ahead:], size)]
+            )
+        case "conv1d":
+            data = data.squeeze(1)
+            rows = np.concatenate([data[:ahead], turned(data[ahead:], size)])
+            return f"{at}.ssm_conv1d.weight", rows
+        case "in_proj_z":
+            return f"{at}.attn_gate.weight", turned(data, size)
+        case "in_proj_b" | "in_proj_a":
+            name = {"b": "beta", "a": "alpha"}[part[8]]
+            return f"{at}.ssm_{name}.weight", turned(data, 1)
+        case "A_log":
+            return f"{at}.ssm_a", turned(-np.exp(data), 1)
+        case "dt_bias":
+            return f"{at}.ssm_dt.bias", turned(data, 1)
+        case "out_proj":
+            return f"{at}.ssm_out.weight", np.ascontiguousarray(turned(data.T, size).T)
+        case "norm":
+            return f"{at}.ssm_norm.weight", data
+    return None
 
 
 def permuted(data: np.ndarray, heads: int) -> np.ndarray:

@@ -119,6 +119,8 @@ class Recurrence:
     key_size: int = 0
     """Numbers of a key; of "ssm" of B and C."""
     value_size: int = 0
+    tiled: bool = False
+    """Value heads take key heads in turn (GGUF of Qwen3.5)."""
     bare: tuple[int, ...] = ()
     """Layers of neither state nor attention: a feed-forward alone (Nemotron-H)."""
 

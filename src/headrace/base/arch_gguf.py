@@ -55,6 +55,8 @@ GGUF_ARCHITECTURES = {
     "olmoe": "olmoe",
     "phi3": "phi3",
     "qwen2moe": "qwen2_moe",
+    "qwen35": "qwen3_5",
+    "qwen35moe": "qwen3_5_moe",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",

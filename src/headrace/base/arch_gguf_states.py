@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from .arch import Recurrence
 from .arch_fields import Fields
-from .arch_states import RECURRENT
+from .arch_states import DELTA, RECURRENT
 from .errors import ModelFileError, UnsupportedModel
 
 _KV_HEADS = "attention.head_count_kv"
@@ -33,6 +33,8 @@ def gguf_recurrence(
     """The layers that keep a state; None where the family has none."""
     if family not in RECURRENT:
         return None
+    if family in DELTA:
+        return _delta(fields, layers)
     given = fields.raw(_KV_HEADS)
     if not isinstance(given, list) or len(given) != layers:
         raise ModelFileError(
@@ -42,18 +44,7 @@ def gguf_recurrence(
     own = tuple(layer for layer, heads in enumerate(given) if heads == 0)
     if family == "lfm2":
         return Recurrence("conv", own, fields.integer("shortconv.l_cache", 2, 16), hidden)
-    heads = fields.integer("ssm.time_step_rank", 1, 2**12)
-    groups = fields.integer("ssm.group_count", 1, heads)
-    inner, keys = (
-        fields.integer("ssm.inner_size", 1, 2**20),
-        fields.integer("ssm.state_size", 1, 2**12),
-    )
-    if inner % heads or heads % groups:
-        raise UnsupportedModel(
-            f"{fields.where}: {fields.prefix}ssm.time_step_rank is {heads}; must divide "
-            f"ssm.inner_size ({inner}) and be a multiple of ssm.group_count ({groups})",
-            param="ssm.time_step_rank",
-        )
+    heads, groups, inner, keys = _sizes(fields)
     return Recurrence(
         "ssm",
         own,
@@ -65,3 +56,45 @@ def gguf_recurrence(
         key_size=keys,
         value_size=inner // heads,
     )
+
+
+def _delta(fields: Fields, layers: int) -> Recurrence:
+    """The gated delta rule, in all layers but every n-th, or in those that are named."""
+    every = fields.integer("full_attention_interval", 1, 2**10, 4)
+    named = fields.raw("attention.recurrent_layers")
+    flags = [bool((layer + 1) % every) for layer in range(layers)]
+    if named is not None:
+        # Heads that predict a second token are layers behind the last, and attend.
+        flags = list(named)[:layers] if isinstance(named, list) else []
+    if len(flags) != layers or not all(one in (0, 1) for one in flags):
+        raise ModelFileError(
+            f"{fields.where}: {fields.prefix}attention.recurrent_layers must be a flag for each of "
+            f"{layers} layers",
+            param="attention.recurrent_layers",
+        )
+    heads, groups, inner, keys = _sizes(fields)
+    return Recurrence(
+        "delta",
+        tuple(layer for layer, own in enumerate(flags) if own),
+        taps=fields.integer("ssm.conv_kernel", 2, 16),
+        channels=inner + 2 * groups * keys,
+        key_heads=groups,
+        value_heads=heads,
+        key_size=keys,
+        value_size=inner // heads,
+        tiled=heads > groups,
+    )
+
+
+def _sizes(fields: Fields) -> tuple[int, int, int, int]:
+    """(heads, groups of them that share keys, numbers of all heads, numbers of a key)."""
+    heads = fields.integer("ssm.time_step_rank", 1, 2**12)
+    groups = fields.integer("ssm.group_count", 1, heads)
+    inner = fields.integer("ssm.inner_size", 1, 2**20)
+    if inner % heads or heads % groups:
+        raise UnsupportedModel(
+            f"{fields.where}: {fields.prefix}ssm.time_step_rank is {heads}; must divide "
+            f"ssm.inner_size ({inner}) and be a multiple of ssm.group_count ({groups})",
+            param="ssm.time_step_rank",
+        )
+    return heads, groups, inner, fields.integer("ssm.state_size", 1, 2**12)

@@ -17,7 +17,7 @@ from .errors import ModelFileError, UnsupportedModel
 _MAX_WINDOW = 2**27
 LAYER_NORMED = {"cohere", "cohere2", "starcoder2"}
 GELU = {"gemma", "gemma2", "gemma3", "starcoder2"}
-PARTLY_ROTATED = {"phi3", "glm", "glm4", "glm4_moe", "minimax_m2"}
+PARTLY_ROTATED = {"phi3", "glm", "glm4", "glm4_moe", "minimax_m2", "qwen3_5", "qwen3_5_moe"}
 _SCALES = ("logit_scale", "embedding_scale", "residual_scale", "attention.scale")
 LATENT_KEYS = (
     "attention.q_lora_rank",
@@ -44,6 +44,8 @@ OWN: Mapping[str, tuple[str, ...]] = {
         "expert_gating_func",
     ),
     "minimax_m2": ("expert_gating_func",),
+    "qwen3_5": ("nextn_predict_layers",),
+    "qwen3_5_moe": ("nextn_predict_layers",),
     "deepseek_v2": LATENT_KEYS,
     "deepseek_v3": LATENT_KEYS,
     "gpt_oss": ("expert_gating_func",),
@@ -61,6 +63,7 @@ _EXPERTS = {
     "deepseek_v3": True,
     "olmoe": False,
     "qwen2_moe": False,
+    "qwen3_5_moe": True,
 }
 """Families with experts → whether their shares are scaled to one where the file says nothing."""
 
@@ -92,7 +95,7 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
         fields.expect("expert_gating_func", *((0, 2) if family == "glm4_moe" else (2,)))
     if family in ("glm4_moe", *LATENT):
         shared = inner * fields.integer("expert_shared_count", 0, 2**8, 0)
-    elif family in ("qwen2_moe", "granitemoehybrid"):
+    elif family in ("qwen2_moe", "qwen3_5_moe", "granitemoehybrid"):
         shared = fields.integer("expert_shared_feed_forward_length", 1, 2**20)
     groups, best = _groups(fields, experts, family)
     return Moe(
@@ -101,7 +104,7 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
         intermediate=inner,
         normalise=fields.flag("expert_weights_norm", _EXPERTS[family]),
         shared_intermediate=shared,
-        shared_gate=family == "qwen2_moe",
+        shared_gate=family in ("qwen2_moe", "qwen3_5_moe"),
         dense_layers=fields.integer("leading_dense_block_count", 0, 2**10, 0),
         scores="sigmoid" if sigmoid else "softmax",
         bias=sigmoid and any(".exp_probs_b." in name for name in tensor_names),
@@ -214,6 +217,8 @@ def traits(
             given |= {**_granite(fields), "nope": (not turned,) * layers}
         case "gpt_oss":
             given["sinks"] = True
+        case "qwen3_5" | "qwen3_5_moe":
+            given |= {"norm_offset": 1.0, "attention_gate": True}
         case "deepseek_v2" | "deepseek_v3":
             given["attention_scale"] = grown(fields, head_dim)
     return given

@@ -32,6 +32,8 @@ class DeltaSpec(NamedTuple):
     value_size: int
     eps: float
     """Epsilon of the norm."""
+    tiled: bool = False
+    """Value heads take key heads in turn; else those of one key head are next to each other."""
 
     @property
     def mixed(self) -> int:

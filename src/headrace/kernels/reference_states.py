@@ -143,7 +143,10 @@ class _DeltaRule:
         keys, each = spec.key_heads * spec.key_size, spec.value_heads // spec.key_heads
         q, k, v = torch.split(mixed, [keys, keys, spec.values], -1)
         shape = len(mixed), spec.key_heads, spec.key_size
-        q, k = (_unit(one.reshape(shape)).repeat_interleave(each, 1) for one in (q, k))
+        if spec.tiled:
+            q, k = (_unit(one.reshape(shape)).repeat(1, each, 1) for one in (q, k))
+        else:
+            q, k = (_unit(one.reshape(shape)).repeat_interleave(each, 1) for one in (q, k))
         self._q = q * spec.key_size**-0.5
         v = v.reshape(len(mixed), spec.value_heads, spec.value_size)
         g = torch.exp(-decay.exp() * softplus(a + step)).unsqueeze(-1)

@@ -24,7 +24,7 @@ def gated_delta_net(to: Description, layer: int, x: Value, at: str) -> Value:
     arch, of = to.arch, to.arch.recurrence
     assert of is not None
     sizes = of.key_heads, of.value_heads, of.key_size, of.value_size
-    spec = DeltaSpec(layer, *sizes, arch.norm_eps)
+    spec = DeltaSpec(layer, *sizes, arch.norm_eps, of.tiled)
     widths = [spec.mixed, spec.values, of.value_heads, of.value_heads]
     names = [f"{at}.in_proj_{part}" for part in ("qkv", "z", "b", "a")]
     all_four = to.linear(x, *names, outputs=widths)

@@ -63,9 +63,25 @@ _SSM = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+_DELTA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_GATED = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
 _SSM_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 _SCORED = {"exp_probs_b": "mlp.gate.e_score_correction"}
-_SECOND = ("glm4_moe", "deepseek_v2", "deepseek_v3")
+_SECOND = ("glm4_moe", "deepseek_v2", "deepseek_v3", "qwen3_5", "qwen3_5_moe")
 """Families that may have layers behind the last which predict a second token."""
 _LATENT = {
     **_PLAIN,
@@ -110,13 +126,9 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
         **_SHARED,
         "post_attention_norm": "post_attention_layernorm",
     },
-    "qwen2_moe": {
-        **_PLAIN,
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    },
+    "qwen2_moe": {**_PLAIN, **_GATED},
+    "qwen3_5": _DELTA,
+    "qwen3_5_moe": {**_DELTA, **_GATED},
 }
 """What a layer's names mean in one family alone; in the others they are `_PLAIN`."""
 _GGUF_HARMLESS = re.compile(
@@ -166,6 +178,11 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Part of a name in one family's files → in ours."""
+_STATES = {
+    "granitemoehybrid": "mamba",
+    "qwen3_5": "linear_attn",
+    "qwen3_5_moe": "linear_attn",
+}
 _GGUF_VECTOR = re.compile(r"blk\.(\d{1,4})\.(ssm_a|ssm_d|ssm_dt\.bias)")
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 
@@ -181,8 +198,8 @@ def from_gguf_name(name: str, arch: ModelArch) -> str | None:
     if stem in _GGUF_TOP and suffix in ("weight", "bias"):
         return f"{_GGUF_TOP[stem]}.{suffix}"
     vector = _GGUF_VECTOR.fullmatch(name)
-    if vector and arch.family == "granitemoehybrid":
-        return f"model.layers.{int(vector[1])}.mamba.{_SSM_VECTORS[vector[2]]}"
+    if vector and arch.family in _STATES:
+        return f"model.layers.{int(vector[1])}.{_STATES[arch.family]}.{_SSM_VECTORS[vector[2]]}"
     match = _GGUF_BLOCK.fullmatch(name)
     if match:
         own = _GGUF_FAMILY.get(arch.family, _PLAIN)

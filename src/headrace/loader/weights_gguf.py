@@ -18,7 +18,7 @@ from ..base.errors import ModelFileError, UnsupportedModel
 from ..kernels.arrays import floats
 from ..kernels.weights import BlockWeight
 from ..quant.ggml_types import DENSE, SUPPORTED
-from . import latent_heads
+from . import latent_heads, row_parts
 from .gguf import GgufFile, TensorInfo
 from .names import Shapes, check, from_gguf_name
 
@@ -59,8 +59,11 @@ def _named(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The tensors that one of the file becomes: stacked experts and heads become one each."""
     heads = latent_heads.shapes(name, shape, arch)
+    orders = row_parts.parts(name, shape[0], arch)
     if heads:
         yield from heads.items()
+    elif orders:
+        yield from ((each, (len(order), *shape[1:])) for each, order in orders.items())
     elif name.endswith(".shared_expert_gate.weight") and len(shape) == 1:
         yield name, (1, *shape)  # A product of one output is stored as a vector.
     elif name.endswith(_FLAT):
@@ -84,13 +87,15 @@ def _load(
         data = data[original_rows(heads, arch.head_dim)]
     if name.endswith(".A_log"):
         data = np.log(-floats(data))  # A is what the file has.
-    if arch.norm_offset and name.endswith("norm.weight"):
+    if arch.norm_offset and name.endswith("norm.weight") and ".linear_attn." not in name:
         data = floats(data) - np.float32(arch.norm_offset)
     if latent_heads.shapes(name, info.shape, arch):
         yield from latent_heads.of_blocks(name, data, info.type.name, arch)
         return
+    orders = row_parts.parts(name, info.shape[0], arch)
+    mapped = mapped and not orders
     for index, (each, shape) in enumerate(_named(name, info.shape, arch)):
-        part = data if "*" not in name else data[index]
+        part = data[orders[each]] if orders else data if "*" not in name else data[index]
         if info.type.name in DENSE:
             yield each, part.reshape(shape)
         elif len(shape) == 2:

@@ -53,7 +53,7 @@ class HrRecurrence(Structure):
         ("drafts", _I),
         ("group", _I),
         ("eps", _F),
-        ("unused", _I),
+        ("tiled", _I),
     ]
 
 

@@ -86,7 +86,7 @@ def recurrence(
         layer.tail.shape[1],
         group,
         spec.eps,
-        0,
+        isinstance(spec, DeltaSpec) and spec.tiled,
     )
     op.keep = list(vectors)
     yield records.RECURRENCE, op

@@ -134,7 +134,8 @@ HR_INLINE void to_unit(const float* x, int64_t size, float factor, float* y) {
 HR_INLINE void read_block(const HrRecurrence& op, const Stay& stay, int64_t head, int64_t from,
                           int64_t to, Block& block) {
   const int64_t K = op.key_size, V = op.value_size, keys = op.key_heads * K, values = op.heads * V;
-  const int64_t own = head / (op.heads / op.key_heads) * K, n = to - from;
+  const int64_t shared = op.tiled ? head % op.key_heads : head / (op.heads / op.key_heads);
+  const int64_t own = shared * K, n = to - from;
   const bool delta = op.b != nullptr;
   float a[kTokens] = {0}, b[kTokens] = {0};
   const int64_t row = stay.first + from - stay.start;

@@ -50,7 +50,7 @@ typedef struct {         // the gated delta rule, or a selective state space: of
   int32_t drafts;
   int32_t group;
   float eps;
-  int32_t unused;
+  int32_t tiled;         // heads take key heads in turn; else each has a run of heads
 } HrRecurrence;
 
 typedef struct {         // y = x · act(gate)
