@@ -38,16 +38,16 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 6_091,
+    "base": 6_135,
     "bench": 10_032,
     "cli": 5_852,
     "dist": 576,
     "engine": 8_733,
     "factory": 6_688,
-    "kernels": 14_924,
+    "kernels": 14_927,
     "kv": 1_581,
     "layers": 413,
-    "loader": 5_006,
+    "loader": 5_028,
     "media": 389,
     "models": 413,
     "obs": 1_767,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_872,
 }
 """Lines of Python in each package."""
-TOTAL = 101_697
+TOTAL = 101_766
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
