@@ -18,22 +18,15 @@ from tiny.gguf_files import save_gguf
 from .test_gguf_families import DELTA, EXPERTS, FAMILIES, LOCAL, MAMBA
 
 pytestmark = pytest.mark.slow
+NARROW = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 ELSEWHERE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", "qwen2", {}),
     "qwen3": ("Qwen3", "qwen3", {}),
     "qwen3_moe": ("Qwen3Moe", "qwen3moe", {**EXPERTS, "moe_intermediate_size": 32}),
     "llama": ("Llama", "llama", {}),
     "qwen 3.5": ("Qwen3_5Text", "qwen35", DELTA),
-    "qwen 3.5 mixture": (
-        "Qwen3_5MoeText",
-        "qwen35moe",
-        {
-            **DELTA,
-            **EXPERTS,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 64,
-        },
-    ),
+    "qwen 3.5 mixture": ("Qwen3_5MoeText", "qwen35moe", {**DELTA, **EXPERTS, **NARROW}),
+    "qwen 3 next": ("Qwen3Next", "qwen3next", {**DELTA, **EXPERTS, **NARROW}),
     "granite 4": ("GraniteMoeHybrid", "granitehybrid", {**MAMBA, **LOCAL}),
     "granite 4 dense": ("GraniteMoeHybrid", "granitehybrid", {**MAMBA, "num_local_experts": 0}),
 }

@@ -27,6 +27,7 @@ VOCABULARY: dict[str, Any] = {
 }
 """Metadata of the vocabulary that `checkpoints` has."""
 MAMBA = ("mamba", "linear_attention")
+DELTA = ("qwen35", "qwen35moe", "qwen3next")
 KEYS = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "context_length",
@@ -91,7 +92,7 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
         if not config.num_local_experts:
             del found["expert_count"], found["expert_used_count"]
             found["feed_forward_length"] = config.shared_intermediate_size
-    if arch.startswith("qwen35"):
+    if arch in DELTA:
         found["ssm.conv_kernel"] = config.linear_conv_kernel_dim
         found["ssm.state_size"] = config.linear_key_head_dim
         found["ssm.group_count"] = config.linear_num_key_heads
@@ -151,7 +152,7 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
         for part, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):
             if family in PERMUTED and f".{part}_proj." in name:
                 data = permuted(data, heads)
-        plus = arch in ("gemma", "gemma2", "gemma3") or arch.startswith("qwen35")
+        plus = arch in ("gemma", "gemma2", "gemma3") or arch in DELTA
         if plus and name.endswith("norm.weight") and ".linear_attn." not in name:
             data = data + np.float32(1)
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
@@ -181,8 +182,8 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
             else:
                 found[f"{at}_gate{end}"], found[f"{at}_up{end}"] = np.split(data, 2)
             continue
-        if ".linear_attn." in name and (of := delta_tensor(data, name, config)) is not None:
-            found[of[0]] = of[1]
+        if ".linear_attn." in name:
+            found |= delta_tensors(data, name, config)
             continue
         if ".mamba." in name:
             if name.endswith(("A_log", ".D")):
@@ -222,40 +223,49 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
     return found
 
 
-def delta_tensor(data: np.ndarray, name: str, config: Any) -> tuple[str, np.ndarray] | None:
-    """Qwen3.5's, with value heads in turns of key heads; None: as others."""
+def delta_tensors(data: np.ndarray, name: str, config: Any) -> dict[str, np.ndarray]:
+    """Qwen3.5's value heads take key heads in turn; Qwen3-Next's stay, with one product less."""
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     size = config.linear_value_head_dim
 
     def turned(rows: np.ndarray, each: int) -> np.ndarray:
+        if config.model_type == "qwen3_next":
+            return rows
         cut = rows.reshape(keys, values // keys, each, *rows.shape[1:])
         return cut.swapaxes(0, 1).reshape(rows.shape)
 
     at, part = f"blk.{name.split('.')[2]}", name.split(".linear_attn.")[1]
     ahead = 2 * keys * config.linear_key_head_dim
     match part.removesuffix(".weight"):
+        case "in_proj_qkvz":
+            cut = data.reshape(keys, -1, data.shape[1])
+            ends = np.cumsum([config.linear_key_head_dim] * 2 + [values // keys * size])
+            *qkv, z = (each.reshape(-1, data.shape[1]) for each in np.split(cut, ends, 1))
+            return {f"{at}.attn_qkv.weight": np.concatenate(qkv), f"{at}.attn_gate.weight": z}
+        case "in_proj_ba":
+            return {f"{at}.ssm_ba.weight": data}
         case "in_proj_qkv":
-            return f"{at}.attn_qkv.weight", np.concatenate(
-                [data[:ahead], turned(data[ahead:], size)]
-            )
+            rows = np.concatenate([data[:ahead], turned(data[ahead:], size)])
+            return {f"{at}.attn_qkv.weight": rows}
         case "conv1d":
             data = data.squeeze(1)
             rows = np.concatenate([data[:ahead], turned(data[ahead:], size)])
-            return f"{at}.ssm_conv1d.weight", rows
+            return {f"{at}.ssm_conv1d.weight": rows}
         case "in_proj_z":
-            return f"{at}.attn_gate.weight", turned(data, size)
-        case "in_proj_b" | "in_proj_a":
-            name = {"b": "beta", "a": "alpha"}[part[8]]
-            return f"{at}.ssm_{name}.weight", turned(data, 1)
+            return {f"{at}.attn_gate.weight": turned(data, size)}
+        case "in_proj_b":
+            return {f"{at}.ssm_beta.weight": turned(data, 1)}
+        case "in_proj_a":
+            return {f"{at}.ssm_alpha.weight": turned(data, 1)}
         case "A_log":
-            return f"{at}.ssm_a", turned(-np.exp(data), 1)
+            return {f"{at}.ssm_a": turned(-np.exp(data), 1)}
         case "dt_bias":
-            return f"{at}.ssm_dt.bias", turned(data, 1)
+            return {f"{at}.ssm_dt.bias": turned(data, 1)}
         case "out_proj":
-            return f"{at}.ssm_out.weight", np.ascontiguousarray(turned(data.T, size).T)
-        case "norm":
-            return f"{at}.ssm_norm.weight", data
-    return None
+            return {f"{at}.ssm_out.weight": np.ascontiguousarray(turned(data.T, size).T)}
+        case other:
+            assert other == "norm", name
+            return {f"{at}.ssm_norm.weight": data}
 
 
 def permuted(data: np.ndarray, heads: int) -> np.ndarray:

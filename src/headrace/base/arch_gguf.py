@@ -56,6 +56,7 @@ GGUF_ARCHITECTURES = {
     "phi3": "phi3",
     "qwen2moe": "qwen2_moe",
     "qwen35": "qwen3_5",
+    "qwen3next": "qwen3_next",
     "qwen35moe": "qwen3_5_moe",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",

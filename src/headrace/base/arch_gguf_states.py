@@ -34,7 +34,7 @@ def gguf_recurrence(
     if family not in RECURRENT:
         return None
     if family in DELTA:
-        return _delta(fields, layers)
+        return _delta(fields, layers, turning=family != "qwen3_next")
     given = fields.raw(_KV_HEADS)
     if not isinstance(given, list) or len(given) != layers:
         raise ModelFileError(
@@ -58,8 +58,9 @@ def gguf_recurrence(
     )
 
 
-def _delta(fields: Fields, layers: int) -> Recurrence:
-    """The gated delta rule, in all layers but every n-th, or in those that are named."""
+def _delta(fields: Fields, layers: int, *, turning: bool) -> Recurrence:
+    """The gated delta rule, in all layers but every n-th, or in those that are named. `turning`:
+    value heads take key heads in turn."""
     every = fields.integer("full_attention_interval", 1, 2**10, 4)
     named = fields.raw("attention.recurrent_layers")
     flags = [bool((layer + 1) % every) for layer in range(layers)]
@@ -82,7 +83,7 @@ def _delta(fields: Fields, layers: int) -> Recurrence:
         value_heads=heads,
         key_size=keys,
         value_size=inner // heads,
-        tiled=heads > groups,
+        tiled=turning and heads > groups,
     )
 
 

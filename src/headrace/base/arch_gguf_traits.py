@@ -11,13 +11,14 @@ from typing import Any
 
 from .arch import Mla, Moe, Rope
 from .arch_fields import Fields
+from .arch_states import DELTA
 from .arch_traits import LATENT
 from .errors import ModelFileError, UnsupportedModel
 
 _MAX_WINDOW = 2**27
 LAYER_NORMED = {"cohere", "cohere2", "starcoder2"}
 GELU = {"gemma", "gemma2", "gemma3", "starcoder2"}
-PARTLY_ROTATED = {"phi3", "glm", "glm4", "glm4_moe", "minimax_m2", "qwen3_5", "qwen3_5_moe"}
+PARTLY_ROTATED = {"phi3", "glm", "glm4", "glm4_moe", "minimax_m2", *DELTA}
 _SCALES = ("logit_scale", "embedding_scale", "residual_scale", "attention.scale")
 LATENT_KEYS = (
     "attention.q_lora_rank",
@@ -44,8 +45,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
         "expert_gating_func",
     ),
     "minimax_m2": ("expert_gating_func",),
-    "qwen3_5": ("nextn_predict_layers",),
-    "qwen3_5_moe": ("nextn_predict_layers",),
+    **dict.fromkeys(DELTA, ("nextn_predict_layers",)),
     "deepseek_v2": LATENT_KEYS,
     "deepseek_v3": LATENT_KEYS,
     "gpt_oss": ("expert_gating_func",),
@@ -64,6 +64,7 @@ _EXPERTS = {
     "olmoe": False,
     "qwen2_moe": False,
     "qwen3_5_moe": True,
+    "qwen3_next": True,
 }
 """Families with experts → whether their shares are scaled to one where the file says nothing."""
 
@@ -95,7 +96,7 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
         fields.expect("expert_gating_func", *((0, 2) if family == "glm4_moe" else (2,)))
     if family in ("glm4_moe", *LATENT):
         shared = inner * fields.integer("expert_shared_count", 0, 2**8, 0)
-    elif family in ("qwen2_moe", "qwen3_5_moe", "granitemoehybrid"):
+    elif family in ("qwen2_moe", *DELTA, "granitemoehybrid"):
         shared = fields.integer("expert_shared_feed_forward_length", 1, 2**20)
     groups, best = _groups(fields, experts, family)
     return Moe(
@@ -104,7 +105,7 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
         intermediate=inner,
         normalise=fields.flag("expert_weights_norm", _EXPERTS[family]),
         shared_intermediate=shared,
-        shared_gate=family in ("qwen2_moe", "qwen3_5_moe"),
+        shared_gate=family in ("qwen2_moe", *DELTA),
         dense_layers=fields.integer("leading_dense_block_count", 0, 2**10, 0),
         scores="sigmoid" if sigmoid else "softmax",
         bias=sigmoid and any(".exp_probs_b." in name for name in tensor_names),
@@ -217,7 +218,7 @@ def traits(
             given |= {**_granite(fields), "nope": (not turned,) * layers}
         case "gpt_oss":
             given["sinks"] = True
-        case "qwen3_5" | "qwen3_5_moe":
+        case "qwen3_5" | "qwen3_5_moe" | "qwen3_next":
             given |= {"norm_offset": 1.0, "attention_gate": True}
         case "deepseek_v2" | "deepseek_v3":
             given["attention_scale"] = grown(fields, head_dim)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ..base.arch import ModelArch
+from ..base.arch_states import DELTA
 from ..base.errors import ModelFileError
 from ..models.registry import describe
 
@@ -81,7 +82,7 @@ _GATED = {
 }
 _SSM_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 _SCORED = {"exp_probs_b": "mlp.gate.e_score_correction"}
-_SECOND = ("glm4_moe", "deepseek_v2", "deepseek_v3", "qwen3_5", "qwen3_5_moe")
+_SECOND = ("glm4_moe", "deepseek_v2", "deepseek_v3", *DELTA)
 """Families that may have layers behind the last which predict a second token."""
 _LATENT = {
     **_PLAIN,
@@ -129,6 +130,12 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
     "qwen2_moe": {**_PLAIN, **_GATED},
     "qwen3_5": _DELTA,
     "qwen3_5_moe": {**_DELTA, **_GATED},
+    "qwen3_next": {
+        **_DELTA,
+        **_GATED,
+        "ssm_ba": "linear_attn.in_proj_ba",
+        "ssm_in": "linear_attn.in_proj_qkvz",
+    },
 }
 """What a layer's names mean in one family alone; in the others they are `_PLAIN`."""
 _GGUF_HARMLESS = re.compile(
@@ -178,11 +185,7 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Part of a name in one family's files → in ours."""
-_STATES = {
-    "granitemoehybrid": "mamba",
-    "qwen3_5": "linear_attn",
-    "qwen3_5_moe": "linear_attn",
-}
+_STATES = {"granitemoehybrid": "mamba", **dict.fromkeys(DELTA, "linear_attn")}
 _GGUF_VECTOR = re.compile(r"blk\.(\d{1,4})\.(ssm_a|ssm_d|ssm_dt\.bias)")
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 
