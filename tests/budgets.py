@@ -38,7 +38,7 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 6_138,
+    "base": 6_163,
     "bench": 10_032,
     "cli": 5_852,
     "dist": 576,
@@ -47,7 +47,7 @@ LINES = {
     "kernels": 14_927,
     "kv": 1_581,
     "layers": 413,
-    "loader": 5_031,
+    "loader": 5_051,
     "media": 389,
     "models": 413,
     "obs": 1_767,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_872,
 }
 """Lines of Python in each package."""
-TOTAL = 101_772
+TOTAL = 101_817
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -27,6 +27,18 @@ ELSEWHERE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen 3.5": ("Qwen3_5Text", "qwen35", DELTA),
     "qwen 3.5 mixture": ("Qwen3_5MoeText", "qwen35moe", {**DELTA, **EXPERTS, **NARROW}),
     "qwen 3 next": ("Qwen3Next", "qwen3next", {**DELTA, **EXPERTS, **NARROW}),
+    "nemotron h": (
+        "NemotronH",
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 32,
+            "time_step_min": 1e-9,
+        },
+    ),
     "granite 4": ("GraniteMoeHybrid", "granitehybrid", {**MAMBA, **LOCAL}),
     "granite 4 dense": ("GraniteMoeHybrid", "granitehybrid", {**MAMBA, "num_local_experts": 0}),
 }

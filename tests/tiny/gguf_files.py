@@ -71,7 +71,7 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
     found = {
         key: value for own, key in KEYS.items() if (value := getattr(config, own, None)) is not None
     }
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {"rope_theta": 1e4, "rope_type": "default"}
     rope = rope.get("full_attention", rope)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     found["block_count"] = config.num_hidden_layers
@@ -92,6 +92,23 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
         if not config.num_local_experts:
             del found["expert_count"], found["expert_used_count"]
             found["feed_forward_length"] = config.shared_intermediate_size
+    if arch == "nemotron_h":
+        kinds, heads = config.layers_block_type, config.num_key_value_heads
+        found["attention.head_count_kv"] = [heads if k == "full_attention" else 0 for k in kinds]
+        inner = config.intermediate_size
+        found["feed_forward_length"] = [inner if k == "mlp" else 0 for k in kinds]
+        found["ssm.conv_kernel"], found["ssm.state_size"] = (
+            config.conv_kernel,
+            config.ssm_state_size,
+        )
+        found["ssm.group_count"], found["ssm.time_step_rank"] = (
+            config.n_groups,
+            config.mamba_num_heads,
+        )
+        found["ssm.inner_size"] = config.mamba_num_heads * config.mamba_head_dim
+        for epsilon in ("", "_rms"):
+            found[f"attention.layer_norm{epsilon}_epsilon"] = config.layer_norm_epsilon
+        found = {key: value for key, value in found.items() if not key.startswith("expert_")}
     if arch in DELTA:
         found["ssm.conv_kernel"] = config.linear_conv_kernel_dim
         found["ssm.state_size"] = config.linear_key_head_dim
@@ -185,13 +202,14 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
         if ".linear_attn." in name:
             found |= delta_tensors(data, name, config)
             continue
-        if ".mamba." in name:
+        if ".mamba." in name or (arch == "nemotron_h" and not is_plain(name)):
             if name.endswith(("A_log", ".D")):
                 data = -np.exp(data)[:, None] if name.endswith("A_log") else data[:, None]
                 found[f"blk.{name.split('.')[2]}.ssm_{'a' if 'A_log' in name else 'd'}"] = data
                 continue
             if name.endswith("norm.weight"):
-                data = data.reshape(config.mamba_n_groups, -1)
+                groups = config.n_groups if arch == "nemotron_h" else config.mamba_n_groups
+                data = data.reshape(groups, -1)
             elif name.endswith("dt_bias"):
                 found[f"blk.{name.split('.')[2]}.ssm_dt.bias"] = data
                 continue
@@ -215,12 +233,18 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
         own = renamed.get_name(name, (".weight", ".bias"))
         assert own is not None, name
         found[own] = np.stack(parts)
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {"rope_theta": 1e4, "rope_type": "default"}
     for length in ("short", "long"):
         if f"{length}_factor" in rope:
             values = np.array(rope[f"{length}_factor"], np.float32)
             found[f"rope_factors_{length}.weight"] = values
     return found
+
+
+def is_plain(name: str) -> bool:
+    """Is this a tensor of Nemotron-H that is no state's?"""
+    parts = ("A_log", ".D", "mixer.norm.weight", "dt_bias", "conv1d.weight")
+    return not name.endswith(parts)
 
 
 def delta_tensors(data: np.ndarray, name: str, config: Any) -> dict[str, np.ndarray]:

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from .arch import ModelArch, Rope
 from .arch_fields import Fields
-from .arch_gguf_states import gguf_recurrence, kv_heads_of
+from .arch_gguf_states import gguf_recurrence, inner_sizes, kv_heads_of
 from .arch_gguf_traits import (
-    GELU,
+    ACTIVATIONS,
     LAYER_NORMED,
     OWN,
     PARTLY_ROTATED,
@@ -51,6 +51,7 @@ GGUF_ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "gpt-oss": "gpt_oss",
     "minimax-m2": "minimax_m2",
+    "nemotron_h": "nemotron_h",
     "olmo2": "olmo2",
     "olmoe": "olmoe",
     "phi3": "phi3",
@@ -162,12 +163,12 @@ def from_gguf(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=fields.integer(
-            "feed_forward_length", 1, 2**20, moe.intermediate if moe else None
-        ),
+        intermediate=max(inner_sizes(fields, layers))
+        if family == "nemotron_h"
+        else fields.integer("feed_forward_length", 1, 2**20, moe.intermediate if moe else None),
         max_context=max_context,
         norm_eps=plain(fields.number(f"attention.{eps}", 1e-12, 1e-1)),
-        activation="gelu_tanh" if family in GELU else "silu",
+        activation=ACTIVATIONS.get(family, "silu"),
         rope=rope,
         qkv_bias=f"blk.0.attn_q{'kv' * fused}.bias" in tensor_names,
         output_bias="blk.0.attn_output.bias" in tensor_names,

@@ -42,20 +42,39 @@ def gguf_recurrence(
             param=_KV_HEADS,
         )
     own = tuple(layer for layer, heads in enumerate(given) if heads == 0)
+    bare: tuple[int, ...] = ()
+    if family == "nemotron_h":
+        inner = inner_sizes(fields, layers)
+        bare = tuple(layer for layer in own if inner[layer])
+        own = tuple(layer for layer in own if not inner[layer])
     if family == "lfm2":
         return Recurrence("conv", own, fields.integer("shortconv.l_cache", 2, 16), hidden)
-    heads, groups, inner, keys = _sizes(fields)
+    heads, groups, values, keys = _sizes(fields)
     return Recurrence(
         "ssm",
         own,
         taps=fields.integer("ssm.conv_kernel", 2, 16),
-        channels=inner + 2 * groups * keys,
+        channels=values + 2 * groups * keys,
         bias=any(name.endswith("ssm_conv1d.bias") for name in tensor_names),
         key_heads=groups,
         value_heads=heads,
         key_size=keys,
-        value_size=inner // heads,
+        value_size=values // heads,
+        bare=bare,
     )
+
+
+def inner_sizes(fields: Fields, layers: int) -> list[int]:
+    """The width of each layer's feed-forward; 0: it has none."""
+    given = fields.raw("feed_forward_length")
+    sizes = given if isinstance(given, list) and len(given) == layers else []
+    if not any(sizes) or not all(one in (0, max(sizes)) for one in sizes):
+        raise ModelFileError(
+            f"{fields.where}: {fields.prefix}feed_forward_length must be one number or zero for "
+            f"each of {layers} layers",
+            param="feed_forward_length",
+        )
+    return sizes
 
 
 def _delta(fields: Fields, layers: int, *, turning: bool) -> Recurrence:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .arch import Mla, Moe, Rope
+from .arch import Activation, Mla, Moe, Rope
 from .arch_fields import Fields
 from .arch_states import DELTA
 from .arch_traits import LATENT
@@ -17,7 +17,10 @@ from .errors import ModelFileError, UnsupportedModel
 
 _MAX_WINDOW = 2**27
 LAYER_NORMED = {"cohere", "cohere2", "starcoder2"}
-GELU = {"gemma", "gemma2", "gemma3", "starcoder2"}
+ACTIVATIONS: Mapping[str, Activation] = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "starcoder2"), "gelu_tanh"),
+    "nemotron_h": "relu2",
+}
 PARTLY_ROTATED = {"phi3", "glm", "glm4", "glm4_moe", "minimax_m2", *DELTA}
 _SCALES = ("logit_scale", "embedding_scale", "residual_scale", "attention.scale")
 LATENT_KEYS = (
@@ -216,6 +219,8 @@ def traits(
             # The key that says whether a stretched rope was trained is its switch of all rope.
             turned = fields.flag("rope.scaling.finetuned", True)
             given |= {**_granite(fields), "nope": (not turned,) * layers}
+        case "nemotron_h":
+            given["nope"] = (True,) * layers
         case "gpt_oss":
             given["sinks"] = True
         case "qwen3_5" | "qwen3_5_moe" | "qwen3_next":

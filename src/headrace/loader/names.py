@@ -80,6 +80,19 @@ _GATED = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_MIXER = {
+    "attn_norm": "norm",
+    "attn_q": "mixer.q_proj",
+    "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj",
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ssm_in": "mixer.in_proj",
+    "ssm_conv1d": "mixer.conv1d",
+    "ssm_norm": "mixer.norm",
+    "ssm_out": "mixer.out_proj",
+}
 _SSM_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 _SCORED = {"exp_probs_b": "mlp.gate.e_score_correction"}
 _SECOND = ("glm4_moe", "deepseek_v2", "deepseek_v3", *DELTA)
@@ -104,6 +117,7 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
     "gemma3": _GEMMA,
     "granitemoehybrid": _SSM,
     "lfm2": _SHORT,
+    "nemotron_h": _MIXER,
     "olmo2": _BEHIND,
     "olmo3": _BEHIND,
     "glm": {**_PLAIN, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
@@ -185,7 +199,11 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Part of a name in one family's files → in ours."""
-_STATES = {"granitemoehybrid": "mamba", **dict.fromkeys(DELTA, "linear_attn")}
+_STATES = {
+    "granitemoehybrid": "mamba",
+    "nemotron_h": "mixer",
+    **dict.fromkeys(DELTA, "linear_attn"),
+}
 _GGUF_VECTOR = re.compile(r"blk\.(\d{1,4})\.(ssm_a|ssm_d|ssm_dt\.bias)")
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 

@@ -24,7 +24,9 @@ from .names import Shapes, check, from_gguf_name
 
 PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "granitemoehybrid", "smollm3")
 """Families whose q and k are stored with the halves of a rotary pair side by side."""
-_FLAT = (".mamba.A_log", ".mamba.D", ".mamba.norm.weight")
+_FLAT = tuple(
+    f".{at}.{name}" for at in ("mamba", "mixer") for name in ("A_log", "D", "norm.weight")
+)
 """Vectors that a file has as matrices."""
 Host = npt.NDArray[Any]
 
