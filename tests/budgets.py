@@ -47,7 +47,7 @@ LINES = {
     "kernels": 14_927,
     "kv": 1_581,
     "layers": 413,
-    "loader": 5_051,
+    "loader": 5_057,
     "media": 389,
     "models": 413,
     "obs": 1_767,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_872,
 }
 """Lines of Python in each package."""
-TOTAL = 101_817
+TOTAL = 101_823
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

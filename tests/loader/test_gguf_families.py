@@ -317,3 +317,25 @@ def test_a_missing_stack_of_experts_is_named(tmp_path: Path) -> None:
     path = save_gguf(model, tmp_path / "m.gguf", arch, drop=dropped)
     with pytest.raises(ModelFileError, match=r"model\.layers\.1\.mlp\.experts\.0\.up_proj"):
         loaded(path)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_gate_above_up_of_all_experts_may_be_one_tensor(tmp_path: Path, kind: str) -> None:
+    name, arch, values = FAMILIES["qwen2_moe"]
+    model = hf_model(name, **values)
+    types = {"_exps.weight": kind}
+    apart = GgufFile(save_gguf(model, tmp_path / "apart.gguf", arch))
+    names = [f"blk.{layer}.ffn_{part}_exps.weight" for layer in (0, 1) for part in ("gate", "up")]
+    both = {
+        f"blk.{layer}.ffn_gate_up_exps.weight": np.concatenate(
+            [apart.view(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up")], 1
+        )
+        for layer in (0, 1)
+    }
+    more = {"drop": tuple(names), "extra": both, "quantise": types}
+    joined = loaded(save_gguf(model, tmp_path / "joined.gguf", arch, **more))
+    wanted = loaded(save_gguf(model, tmp_path / "again.gguf", arch, quantise=types))
+    assert set(joined) == set(wanted)
+    for each, weight in wanted.items():
+        ours, theirs = (getattr(one, "data", one) for one in (joined[each], weight))
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))

@@ -37,6 +37,7 @@ _GGUF_LAYER = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.*.gate_proj",
     "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_gate_up_exps": "mlp.experts.*.gate_up_proj",
     "ffn_down_exps": "mlp.experts.*.down_proj",
 }
 _PLAIN = {"ffn_norm": "post_attention_layernorm"}

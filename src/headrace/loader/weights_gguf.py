@@ -20,7 +20,7 @@ from ..kernels.weights import BlockWeight
 from ..quant.ggml_types import DENSE, SUPPORTED
 from . import latent_heads, row_parts
 from .gguf import GgufFile, TensorInfo
-from .names import Shapes, check, from_gguf_name
+from .names import Shapes, check, each_expert, from_gguf_name
 
 PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "granitemoehybrid", "smollm3")
 """Families whose q and k are stored with the halves of a rotary pair side by side."""
@@ -72,6 +72,9 @@ def _named(
         yield name, (math.prod(shape),)
     elif "*" not in name:
         yield name, shape
+    elif ".gate_up_proj." in name:
+        # Views of the file: gate above up, of each expert.
+        yield from ((each, part) for each, part, _ in each_expert(name, shape))
     else:
         stacked = len(shape) == (2 if name.endswith(".bias") else 3)
         for expert in range(shape[0] if stacked else 0):
@@ -95,9 +98,11 @@ def _load(
         yield from latent_heads.of_blocks(name, data, info.type.name, arch)
         return
     orders = row_parts.parts(name, info.shape[0], arch)
-    mapped = mapped and not orders
+    mapped, both = mapped and not orders, ".gate_up_proj." in name
     for index, (each, shape) in enumerate(_named(name, info.shape, arch)):
-        part = data[orders[each]] if orders else data if "*" not in name else data[index]
+        part = data[orders[each]] if orders else data
+        if "*" in name:
+            part = data[index // 2].reshape(2, shape[0], -1)[index % 2] if both else data[index]
         if info.type.name in DENSE:
             yield each, part.reshape(shape)
         elif len(shape) == 2:
