@@ -55,14 +55,14 @@ LINES = {
     "roofline": 4_712,
     "route": 955,
     "sched": 1_578,
-    "server": 15_910,
+    "server": 15_930,
     "speech": 2_232,
     "speculate": 702,
     "text": 6_206,
     "worker": 5_872,
 }
 """Lines of Python in each package."""
-TOTAL = 101_823
+TOTAL = 101_843
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

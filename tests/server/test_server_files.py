@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from server_fake import FakeEngine
+from starlette.types import Message, Receive, Scope, Send
 
 from headrace.base.config import ServerOptions
 from headrace.base.errors import OptionError, TooLarge
@@ -72,6 +73,27 @@ async def put(
 ) -> httpx.Response:
     data = {"purpose": "batch"} | (more or {})
     return await client.post("/v1/files", files={"file": ("in.jsonl", content)}, data=data)
+
+
+async def test_who_deletes_a_file_cuts_no_answer_off(app: Application, tmp_path: Path) -> None:
+    """Its head has been sent, and then it is gone: the body comes all the same."""
+    content, name = os.urandom(15_000), ""
+
+    async def deleting(scope: Scope, receive: Receive, send: Send) -> None:
+        async def between(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.start" and scope["path"].endswith("/content"):
+                (tmp_path / "files" / name).unlink(missing_ok=True)
+
+        await app(scope, receive, between)
+
+    transport = httpx.ASGITransport(app=deleting)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        name = (await put(client, content)).json()["id"]
+        opened = len(os.listdir("/dev/fd"))
+        assert (await client.get(f"/v1/files/{name}/content")).content == content
+        assert (await client.get(f"/v1/files/{name}/content")).status_code == 404
+        assert len(os.listdir("/dev/fd")) == opened
 
 
 async def test_a_file_comes_and_goes(client: httpx.AsyncClient, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from ...base.errors import InvalidRequest, NotFound
@@ -216,16 +218,34 @@ async def content(request: Request, file_id: str) -> Response:
     """The content of a file."""
     files = files_of(request)
     file = await files.get(file_id, owner_of(request))
-    path = files.path(file.id)
-    if not path.is_file():
-        raise NotFound(f"the content of {file.id} is gone", param="file_id")
-    # Sent to be kept, never to be shown: a page that somebody uploads is not a page of ours.
-    return FileResponse(
-        path,
-        media_type="application/octet-stream",
-        filename=file.filename,
-        headers={"x-content-type-options": "nosniff"},
-    )
+    try:
+        descriptor = os.open(files.path(file.id), os.O_RDONLY)
+    except FileNotFoundError:
+        raise NotFound(f"the content of {file.id} is gone", param="file_id") from None
+    return _OpenFile(descriptor, file.filename)
+
+
+class _OpenFile(FileResponse):
+    """Sends a file that was opened when it was found: who deletes it meanwhile cuts no answer off.
+
+    It is sent to be kept, never to be shown: a page that somebody uploads is not a page of ours.
+    """
+
+    def __init__(self, descriptor: int, filename: str) -> None:
+        self._descriptor = descriptor
+        super().__init__(
+            f"/dev/fd/{descriptor}",
+            media_type="application/octet-stream",
+            filename=filename,
+            headers={"x-content-type-options": "nosniff"},
+            stat_result=os.fstat(descriptor),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            os.close(self._descriptor)
 
 
 @router.delete("/v1/files/{file_id}", responses=replies(DeletedFile, body=False))
