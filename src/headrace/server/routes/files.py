@@ -222,10 +222,10 @@ async def content(request: Request, file_id: str) -> Response:
         descriptor = os.open(files.path(file.id), os.O_RDONLY)
     except FileNotFoundError:
         raise NotFound(f"the content of {file.id} is gone", param="file_id") from None
-    return _OpenFile(descriptor, file.filename)
+    return _HeldFile(descriptor, file.filename)
 
 
-class _OpenFile(FileResponse):
+class _HeldFile(FileResponse):
     """Sends a file that was opened when it was found: who deletes it meanwhile cuts no answer off.
 
     It is sent to be kept, never to be shown: a page that somebody uploads is not a page of ours.
