@@ -39,15 +39,15 @@ WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
     "base": 6_163,
-    "bench": 10_032,
-    "cli": 5_852,
+    "bench": 10_029,
+    "cli": 5_855,
     "dist": 576,
     "engine": 8_733,
     "factory": 6_688,
     "kernels": 14_927,
     "kv": 1_581,
     "layers": 413,
-    "loader": 5_057,
+    "loader": 5_052,
     "media": 389,
     "models": 413,
     "obs": 1_767,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_872,
 }
 """Lines of Python in each package."""
-TOTAL = 101_843
+TOTAL = 101_838
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

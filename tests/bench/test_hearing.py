@@ -10,6 +10,7 @@ import wave
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from hypothesis import strategies as st
 
 from headrace.base.errors import InvalidRequest
 from headrace.bench.hearing import SoundLoad
+from headrace.bench.hearing_limit import hearing_limit
 from headrace.bench.options import RunOptions
-from headrace.bench.sounds import Recording, read_recordings
+from headrace.bench.sounds import HeardSound, Recording, read_recordings
 from headrace.bench.word_errors import character_errors, errors, word_errors
+from headrace.roofline.hardware import Hardware
 
 pytest.importorskip("soundfile", reason="needs the extra audio")
 websockets = pytest.importorskip("websockets", reason="needs the extra audio")
@@ -226,3 +229,33 @@ def test_a_session_is_fed_in_its_own_time() -> None:
     assert metrics["first_partial_seconds"]["mean"] >= 0.2
     assert metrics["final_seconds"]["mean"] >= 0.6
     assert metrics["rewritten_words"]["mean"] == 1.0
+
+
+class Words:
+    """A tokenizer of which each word is a token."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> Any:
+        return SimpleNamespace(ids=text.split())
+
+
+def test_the_limit_is_the_sum_of_its_products() -> None:
+    """Matrix by matrix, of a window of 30 s and one of 15 s."""
+    shape = {"width": 8, "mels": 5, "encoder_layers": 2, "decoder_layers": 3, "vocab": 40}
+    files: Any = SimpleNamespace(**shape, frames=1500, tokenizer=Words())
+    device = Hardware("some", {"float32": 1e6, "int8": 4e6}, 1e5, 2**30, kind="cpu")
+    one = HeardSound(Recording("a.wav", b"", 45.0, None), 0.0, end=1.0, text="three small words")
+    flops = read = 0.0
+    for positions, tokens in ((1500, 2.0), (750, 1.0)):
+        linear = [(2 * positions, 3 * 5, 8), (positions, 3 * 8, 8)]  # Frames, then positions.
+        linear += 2 * [*4 * [(positions, 8, 8)], (positions, 8, 32), (positions, 32, 8)]
+        linear += 2 * [(positions, 8, positions), (positions, positions, 8)]  # q · k, and times v.
+        linear += 3 * 2 * [(positions, 8, 8)]
+        flops += sum(2 * rows * inner * out for rows, inner, out in linear)
+        read += tokens * 3 * 2 * positions * 8
+    weights = 3 * (4 * 8 * 8 + 2 * 8 * 8 + 2 * 8 * 32) + 40 * 8
+    for users in (1, 4):
+        found = hearing_limit([one], files, device, users)
+        assert found["encoder"] == pytest.approx(flops / 4e6)
+        assert found["decoder"] == pytest.approx((read + 3 * weights / users) / 1e5)
+        both = found["encoder"], found["decoder"]
+        assert found["seconds"] == pytest.approx(sum(both) if users == 1 else max(both))

@@ -24,6 +24,8 @@ ELSEWHERE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", "qwen3", {}),
     "qwen3_moe": ("Qwen3Moe", "qwen3moe", {**EXPERTS, "moe_intermediate_size": 32}),
     "llama": ("Llama", "llama", {}),
+    "mixtral": ("Mixtral", "llama", LOCAL),
+    "gemma3": ("Gemma3Text", "gemma3", {"sliding_window": 64, "query_pre_attn_scalar": 16}),
     "qwen 3.5": ("Qwen3_5Text", "qwen35", DELTA),
     "qwen 3.5 mixture": ("Qwen3_5MoeText", "qwen35moe", {**DELTA, **EXPERTS, **NARROW}),
     "qwen 3 next": ("Qwen3Next", "qwen3next", {**DELTA, **EXPERTS, **NARROW}),

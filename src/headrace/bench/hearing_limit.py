@@ -19,11 +19,11 @@ def hearing_limit(
     """The least seconds for these sounds and texts, with weights and K and V in eight bits.
 
     With D numbers a position, E and L layers, F positions of a window (50 a second of its sound,
-    no silence behind it): the encoder multiplies 6 M D F + 12 D² F + E (24 D² F + 4 F² D) and
-    4 L D² F for the decoder's K and V (Radford et al. 2022; convolutions over M mels, then two
-    positions of three), at the full rate. Each token of a text reads L · 14 D² + V D weights, which
-    at most `users` sounds share, and 2 L F D of K and V. One user waits for both; of several one
-    may decode while another is encoded.
+    no silence behind it), the encoder needs, in FLOPs: 12 M D F for a convolution over three frames
+    of M mels, two a position; 6 D² F for one over three of those, one a position; E times 24 D² F +
+    4 F² D; and 4 L D² F for the decoder's K and V (Radford et al. 2022), all at the full rate. Each
+    token of a text reads 14 L D² + V D weights, which at most `users` sounds share, and 2 L F D of
+    K and V. One user waits for both; of several one may decode while another is encoded.
     """
     width, products, read = files.width, 0.0, 0.0
     weights = files.decoder_layers * 14 * width * width + files.vocab * width
@@ -33,11 +33,8 @@ def hearing_limit(
         for begin in range(0, int(one.recording.seconds) + 1, int(WINDOW)):
             part = min(WINDOW, one.recording.seconds - begin)
             positions = files.frames * part / WINDOW
-            products += (
-                2 * 3 * files.mels * width * 2 * positions + 2 * 6 * width * width * positions
-            )
-            each = 24 * width * width * positions + 4 * positions * positions * width
-            products += files.encoder_layers * each
+            products += (12 * files.mels + 6 * width) * width * positions
+            products += files.encoder_layers * (24 * width + 4 * positions) * width * positions
             products += files.decoder_layers * 4 * width * width * positions
             share = count * part / one.recording.seconds
             read += share * 2 * files.decoder_layers * positions * width

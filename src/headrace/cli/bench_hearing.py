@@ -59,7 +59,10 @@ def hear_command(
     options: RunOptions,
     folder: Annotated[
         Path,
-        typer.Argument(help="Sounds (wav, flac, ogg, mp3 …), each with what is said in a .txt."),
+        typer.Argument(
+            help="Sounds (wav, flac, ogg, mp3 …), each with what is said in a .txt; each is asked "
+            "once, unless --requests says how many in all."
+        ),
     ],
     language: Annotated[
         str | None, typer.Option(help="Code of it; none: what the server hears.")

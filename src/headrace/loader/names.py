@@ -57,23 +57,27 @@ _SHARED = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-_SSM = {
-    **_PLAIN,
-    **_SHARED,
-    "ssm_in": "mamba.in_proj",
-    "ssm_conv1d": "mamba.conv1d",
-    "ssm_norm": "mamba.norm",
-    "ssm_out": "mamba.out_proj",
+_STATE = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
+_STATE_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
+_STATES = {
+    "granitemoehybrid": "mamba",
+    "nemotron_h": "mixer",
+    **dict.fromkeys(DELTA, "linear_attn"),
 }
+"""Family → where a layer's state has its tensors."""
+
+
+def _state(family: str) -> dict[str, str]:
+    return {part: f"{_STATES[family]}.{name}" for part, name in _STATE.items()}
+
+
 _DELTA = {
+    **_state("qwen3_5"),
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
     "ssm_beta": "linear_attn.in_proj_b",
     "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
 }
 _GATED = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
@@ -82,6 +86,7 @@ _GATED = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _MIXER = {
+    **_state("nemotron_h"),
     "attn_norm": "norm",
     "attn_q": "mixer.q_proj",
     "attn_k": "mixer.k_proj",
@@ -89,12 +94,7 @@ _MIXER = {
     "attn_output": "mixer.o_proj",
     "ffn_up": "mixer.up_proj",
     "ffn_down": "mixer.down_proj",
-    "ssm_in": "mixer.in_proj",
-    "ssm_conv1d": "mixer.conv1d",
-    "ssm_norm": "mixer.norm",
-    "ssm_out": "mixer.out_proj",
 }
-_SSM_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 _SCORED = {"exp_probs_b": "mlp.gate.e_score_correction"}
 _SECOND = ("glm4_moe", "deepseek_v2", "deepseek_v3", *DELTA)
 """Families that may have layers behind the last which predict a second token."""
@@ -116,7 +116,7 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
     "deepseek_v3": _LATENT,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
-    "granitemoehybrid": _SSM,
+    "granitemoehybrid": {**_PLAIN, **_SHARED, **_state("granitemoehybrid")},
     "lfm2": _SHORT,
     "nemotron_h": _MIXER,
     "olmo2": _BEHIND,
@@ -200,11 +200,6 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Part of a name in one family's files → in ours."""
-_STATES = {
-    "granitemoehybrid": "mamba",
-    "nemotron_h": "mixer",
-    **dict.fromkeys(DELTA, "linear_attn"),
-}
 _GGUF_VECTOR = re.compile(r"blk\.(\d{1,4})\.(ssm_a|ssm_d|ssm_dt\.bias)")
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 
@@ -221,7 +216,7 @@ def from_gguf_name(name: str, arch: ModelArch) -> str | None:
         return f"{_GGUF_TOP[stem]}.{suffix}"
     vector = _GGUF_VECTOR.fullmatch(name)
     if vector and arch.family in _STATES:
-        return f"model.layers.{int(vector[1])}.{_STATES[arch.family]}.{_SSM_VECTORS[vector[2]]}"
+        return f"model.layers.{int(vector[1])}.{_STATES[arch.family]}.{_STATE_VECTORS[vector[2]]}"
     match = _GGUF_BLOCK.fullmatch(name)
     if match:
         own = _GGUF_FAMILY.get(arch.family, _PLAIN)
