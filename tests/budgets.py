@@ -40,29 +40,29 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 6_163,
     "bench": 10_029,
-    "cli": 5_855,
+    "cli": 5_955,
     "dist": 576,
-    "engine": 8_733,
+    "engine": 8_907,
     "factory": 6_688,
     "kernels": 14_927,
     "kv": 1_581,
     "layers": 413,
     "loader": 5_052,
-    "media": 389,
+    "media": 504,
     "models": 413,
     "obs": 1_767,
     "quant": 1_014,
     "roofline": 4_712,
     "route": 955,
     "sched": 1_578,
-    "server": 15_930,
-    "speech": 2_232,
+    "server": 16_122,
+    "speech": 2_892,
     "speculate": 702,
     "text": 6_206,
     "worker": 5_872,
 }
 """Lines of Python in each package."""
-TOTAL = 101_838
+TOTAL = 103_077
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -48,6 +48,7 @@ PARSED = {
     "profile": "times this machine; tests/cli",
     "replay": "needs a record; tests/engine/test_replay.py",
     "roofline": "measures this machine; tests/roofline",
+    "speak": "needs a model that speaks; tests/cli on a tiny one",
     "route": "serves until it is told to stop; tests/route",
     "serve": "serves until it is told to stop; tests/server/test_server_process.py",
     "simulate": "placeholders only; the block of docs/roofline.md is run",

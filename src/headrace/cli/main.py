@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "headrace.cli.transcribe:command",
         "Speech to text: a file of sound as text, captions or JSON.",
     ),
+    "speak": ("headrace.cli.speak:command", "Text to speech: a file of the sound of a text."),
     "models": (
         "headrace.cli.models:command",
         "The catalog: what there is, what is on disk, licences.",

@@ -2,7 +2,8 @@
 
 Owns: which formats are taken, the limits of what is declared and of what comes out, the child
 process in which decoders run. Takes the bytes of a file; gives fp32 samples at 16 kHz, one channel.
-Knows nothing of models, routes or URLs: it opens no file by name and no connection.
+A sound that was made becomes a file in
+`writing.py`. Knows nothing of models, routes or URLs: it opens no file by name and no connection.
 Invariant: whatever the bytes are, the caller gets samples or one typed refusal, in bounded time.
 Your change: a format is a row of `SIGNATURES` in `formats.py` and a reader in `child.py`.
 """

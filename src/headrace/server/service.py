@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..engine.face import ServingEngine
     from ..engine.hearing.engine import HearingEngine
     from .served_profile import ServedProfile
+    from .speech_fields import SpeechBody
 
 INLINE_CHARACTERS = 8192
 """Longer texts are tokenised in a thread, so that they do not hold up the streams."""
@@ -51,6 +52,12 @@ class Ears(Protocol):
 
     async def transcribe(self, request: Request, task: str) -> Response: ...
     def live(self, request: Request) -> Response: ...
+
+
+class Voices(Protocol):
+    """What makes sounds of texts: `speaking.SpeakingRoutes`, imported where it is wanted."""
+
+    async def speak(self, request: Request, body: SpeechBody) -> Response: ...
 
 
 class Service:
@@ -79,6 +86,7 @@ class Service:
         """The signed profile that the server was started with."""
         self._engine: ServingEngine | None = None
         self._ears: Ears | None = None
+        self._voices: Voices | None = None
         self._defaults = SamplingParams()
         self._speech = Speech()
         if engine is not None:
@@ -93,6 +101,8 @@ class Service:
         self._engine = engine
         self._defaults = default_sampling(engine.files)
         self._speech = Speech.of(engine)
+        if (engine.files.path / "speech.json").is_file():
+            self._voices = import_module("headrace.server.speaking").SpeakingRoutes(self, engine)
         if self.spans is not None and hasattr(engine, "on_end"):
             engine.on_end = partial(self.spans.request, model=self.name)
 
@@ -132,6 +142,20 @@ class Service:
                 code="unsupported_model",
             )
         return self._ears
+
+    @property
+    def voices(self) -> Voices:
+        """What makes sounds of texts. Raises as `engine` does, and `InvalidRequest` where the model
+        does not speak."""
+        _ = self.engine
+        if self._voices is None:
+            raise InvalidRequest(
+                f"{self.name} does not speak; /v1/audio/speech needs a model whose folder has a "
+                "speech.json and a codec",
+                param="model",
+                code="unsupported_model",
+            )
+        return self._voices
 
     @property
     def loaded(self) -> bool:

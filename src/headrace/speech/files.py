@@ -19,6 +19,7 @@ from ..base.errors import ModelFileError, UnsupportedModel
 from ..loader.jsonfile import MAX_JSON, read_json
 from ..loader.safetensors_file import read_header
 from .ctranslate import BinaryModel
+from .stored import stored
 
 Array = npt.NDArray[Any]
 HEAD_SIZE = 64
@@ -99,7 +100,7 @@ def open_whisper(folder: Path) -> WhisperFiles:
                 "the folder holds no Whisper: no model.bin, no model.safetensors"
             )
         header = read_header(weights)
-        shapes = {name: stored.shape for name, stored in header.items()}
+        shapes = {name: one.shape for name, one in header.items()}
         tensor = lambda name: _stored(header, name)  # noqa: E731
         width, mels = (_shape(shapes, "model.encoder.conv1.weight", 3)[i] for i in (0, 1))
         vocab = _shape(shapes, "model.decoder.embed_tokens.weight", 2)[0]
@@ -208,22 +209,12 @@ def _stored(header: Mapping[str, Any], name: str) -> Array:
             continue
         parts = [name.replace(f".{stack}_proj.", f".{letter}_proj.") for letter in stack]
         if name.endswith(".weight"):
-            return np.concatenate([_plain(header, part) for part in parts])
-        biases = [None if ".k_proj." in part else _plain(header, part) for part in parts]
+            return np.concatenate([stored(header, part) for part in parts])
+        biases = [None if ".k_proj." in part else stored(header, part) for part in parts]
         size = next(len(bias) for bias in biases if bias is not None)
         filled = [np.zeros(size, np.float32) if bias is None else bias for bias in biases]
         return np.concatenate(filled)
-    return _plain(header, name)
-
-
-def _plain(header: Mapping[str, Any], name: str) -> Array:
-    stored = header.get(name)
-    if stored is None or stored.host_dtype not in ("float32", "float16", "bfloat16"):
-        raise ModelFileError(f"{name} is missing, or is not in fp32, fp16 or bf16")
-    data: Array = stored.read()
-    if stored.host_dtype == "bfloat16":
-        return (data.astype(np.uint32) << 16).view(np.float32)
-    return data
+    return stored(header, name)
 
 
 _LAYER = {

@@ -1,0 +1,141 @@
+"""A folder of SNAC (Siuzdak et al. 2024): `config.json` and `model.safetensors`, checked.
+
+Only the half that makes sound is read. Names are those of the authors' package
+(github.com/hubertsiuzdak/snac, MIT); kernels under weight normalisation are read in each of the
+three ways in which PyTorch has kept them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import ModelFileError, UnsupportedModel
+from ..loader.jsonfile import read_json
+from ..loader.safetensors_file import StoredTensor, read_header
+from .stored import stored
+
+Floats = npt.NDArray[np.float32]
+_MOST = {"sampling_rate": 192_000, "decoder_dim": 4_096, "codebook_size": 65_536}
+_PARTS = (
+    (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
+    (".weight_g", ".weight_v"),
+)
+"""Length and direction of a kernel under weight normalisation."""
+
+
+@dataclass(frozen=True)
+class CodecFiles:
+    """What the folder says of itself."""
+
+    rate: int
+    """Samples a second."""
+    latent: int
+    """Numbers of a frame that the codes become."""
+    width: int
+    """Channels behind the first convolution; each block halves them."""
+    rates: tuple[int, ...]
+    """How many frames each block makes of one."""
+    strides: tuple[int, ...]
+    """How many frames a code of each level stands for; the first is the longest, the last 1."""
+    codes: int
+    """Codes of a level."""
+    code_width: int
+    noise: bool
+    header: Mapping[str, StoredTensor]
+
+    @property
+    def hop(self) -> int:
+        """Samples of one code of the first level."""
+        return math.prod(self.rates) * self.strides[0]
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The level of each code of such a stretch, as language models write them: each code
+        before those of the levels below it that it covers, which for strides of 4, 2 and 1 is
+        0 1 2 2 1 2 2."""
+
+        def below(level: int) -> list[int]:
+            if level + 1 == len(self.strides):
+                return [level]
+            return [level, *below(level + 1) * (self.strides[level] // self.strides[level + 1])]
+
+        return tuple(below(0))
+
+    def vector(self, name: str, *shape: int) -> Floats:
+        """A tensor in fp32; raises `ModelFileError` where it has another shape."""
+        found = stored(self.header, name).astype(np.float32)
+        if found.shape != shape:
+            raise ModelFileError(f"{name}: {list(found.shape)}, where {list(shape)} is wanted")
+        return found
+
+    def kernel(self, name: str, *shape: int) -> Floats:
+        """A convolution's kernel, in fp32: of one under weight normalisation length times
+        direction, over all but the first dimension."""
+        for length, direction in _PARTS:
+            if name + direction in self.header:
+                v = self.vector(name + direction, *shape).astype(np.float64)
+                g = self.vector(name + length, shape[0], *[1] * (len(shape) - 1))
+                norm = np.sqrt((v**2).sum(axis=tuple(range(1, len(shape))), keepdims=True))
+                return np.asarray(v * (g / np.maximum(norm, 1e-30)), np.float32)
+        return self.vector(name + ".weight", *shape)
+
+
+def open_codec(folder: Path) -> CodecFiles:
+    """Raises `ModelFileError`, and `UnsupportedModel` for a relative of SNAC at 24 kHz that has
+    attention, or convolutions over all channels where this one goes channel by channel."""
+    config = read_json(folder / "config.json")
+    if config.get("attn_window_size") is not None:
+        raise UnsupportedModel("config.json: attn_window_size: a codec with attention is not run")
+    if config.get("depthwise") is not True:
+        raise UnsupportedModel("config.json: depthwise: only true is run")
+    sizes = {name: _natural(config, name, most) for name, most in _MOST.items()}
+    rates = _naturals(config, "decoder_rates")
+    strides = _naturals(config, "vq_strides")
+    falls = all(not a % b for a, b in pairwise(strides))
+    if strides[-1] != 1 or not falls:
+        raise UnsupportedModel("config.json: vq_strides: each must divide the one before, to 1")
+    width = sizes["decoder_dim"]
+    if width % 2 ** len(rates) or width >> len(rates) < 8:
+        raise UnsupportedModel("config.json: decoder_dim cannot be halved by each of decoder_rates")
+    if "latent_dim" in config and config["latent_dim"] is not None:
+        latent = _natural(config, "latent_dim", 4_096)
+    else:
+        first = _natural(config, "encoder_dim", 4_096)
+        latent = first << len(_naturals(config, "encoder_rates"))
+    if latent > 4_096:
+        raise UnsupportedModel(f"config.json: a latent of {latent:,}, at most 4,096 is run")
+    return CodecFiles(
+        sizes["sampling_rate"],
+        latent,
+        width,
+        rates,
+        strides,
+        sizes["codebook_size"],
+        _natural(config, "codebook_dim", 512),
+        config.get("noise", True) is True,
+        read_header(folder / "model.safetensors"),
+    )
+
+
+def _natural(config: Mapping[str, Any], name: str, most: int) -> int:
+    value = config.get(name)
+    if type(value) is not int or not 0 < value <= most:
+        raise ModelFileError(f"config.json: {name} must be a number from 1 to {most:,}")
+    return value
+
+
+def _naturals(config: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    value = config.get(name)
+    if not isinstance(value, list) or not 0 < len(value) <= 6:
+        raise ModelFileError(f"config.json: {name} must be a list of one to six numbers")
+    if not all(type(one) is int and 0 < one <= 16 for one in value):
+        raise ModelFileError(f"config.json: {name} must hold numbers from 1 to 16")
+    return tuple(value)

@@ -1,0 +1,157 @@
+"""What a folder whose language model speaks says of that: `speech.json`, and its codec.
+
+Such a model (Orpheus' shape) is a language model whose vocabulary ends in the codes of a codec: for
+each place of a frame all codes of it, one place behind the other. A frame is written code by code,
+as `CodecFiles.levels` orders them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import HeadraceError, InvalidRequest, ModelFileError
+from ..base.sampling import SamplingParams
+from ..loader.jsonfile import read_json
+from .codec_files import CodecFiles, open_codec
+
+FILE = "speech.json"
+_FIELDS = {"codec", "voices", "prompt", "first_code", "end", "sampling"}
+_SAMPLING = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+_MOST_VOICES, _MOST_PROMPT = 1_024, 64
+_NAME = re.compile(r"[\w.-]{1,64}")
+
+
+@dataclass(frozen=True)
+class VoiceFiles:
+    """How the model of a folder is asked, and what its tokens mean."""
+
+    codec: CodecFiles
+    voices: tuple[str, ...]
+    prompt: tuple[int | str, ...]
+    """Token ids, and texts in which {voice} and {text} stand for what is asked."""
+    first_code: int
+    """Token of code 0 of a frame's first place."""
+    end: int
+    """Token that ends a sound."""
+    sampling: Mapping[str, Any]
+    """What the authors say of it: fields of `SamplingParams`."""
+
+    @property
+    def last_code(self) -> int:
+        return self.first_code + len(self.codec.levels) * self.codec.codes - 1
+
+    def check(self, voice: str) -> None:
+        """Raise `InvalidRequest` for a voice that is not there."""
+        if voice not in self.voices:
+            shown = ", ".join(self.voices[:20]) + (", …" if len(self.voices) > 20 else "")
+            raise InvalidRequest(
+                f"there is no voice {voice!r:.100}; there are {shown}", param="voice"
+            )
+
+    def ids(self, encode: Callable[[str], list[int]], voice: str, text: str) -> list[int]:
+        """The prompt of a request. Raises `InvalidRequest` for a voice that is not there."""
+        self.check(voice)
+        found: list[int] = []
+        for part in self.prompt:
+            if isinstance(part, int):
+                found.append(part)
+            else:
+                # What was asked for is put in last: it may hold braces.
+                head, mark, rest = part.replace("{voice}", voice).partition("{text}")
+                found += encode(head + text * bool(mark) + rest)
+        return found
+
+
+def open_voices(folder: Path, vocabulary: int) -> VoiceFiles:
+    """`vocabulary`: of the language model. Raises `ModelFileError`, `UnsupportedModel`."""
+    said = read_json(folder / FILE)
+    unknown = sorted(set(said) - _FIELDS)
+    if unknown:
+        known = ", ".join(sorted(_FIELDS))
+        raise ModelFileError(f"{FILE}: {unknown[0]!r:.60} is none of its fields: {known}")
+    name = said.get("codec")
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("."):
+        raise ModelFileError(f"{FILE}: codec must name a folder beside it")
+    codec = open_codec(folder / name)
+    voices = said.get("voices")
+    if (
+        not isinstance(voices, list)
+        or not 0 < len(voices) <= _MOST_VOICES
+        or not all(isinstance(one, str) and _NAME.fullmatch(one) for one in voices)
+    ):
+        raise ModelFileError(f"{FILE}: voices must be a list of names (letters, digits, _ . -)")
+    prompt = said.get("prompt")
+    if not isinstance(prompt, list) or not 0 < len(prompt) <= _MOST_PROMPT:
+        raise ModelFileError(f"{FILE}: prompt must be a list of token ids and texts")
+    for part in prompt:
+        if not isinstance(part, str):
+            _token(part, "prompt", vocabulary)
+    if sum(isinstance(part, str) and part.count("{text}") for part in prompt) != 1:
+        raise ModelFileError(f"{FILE}: prompt must have {{text}} in one of its texts, once")
+    first = _token(said.get("first_code"), "first_code", vocabulary)
+    found = VoiceFiles(
+        codec,
+        tuple(dict.fromkeys(voices)),
+        tuple(prompt),
+        first,
+        _token(said.get("end"), "end", vocabulary),
+        _sampling(said.get("sampling", {})),
+    )
+    if found.last_code >= vocabulary:
+        raise ModelFileError(
+            f"{FILE}: first_code: the last code is token {found.last_code:,}, and the vocabulary "
+            f"has {vocabulary:,}"
+        )
+    return found
+
+
+def _token(value: object, name: str, vocabulary: int) -> int:
+    if type(value) is not int or not 0 <= value < vocabulary:
+        raise ModelFileError(f"{FILE}: {name} must be a token id below {vocabulary:,}")
+    return value
+
+
+def _sampling(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict) or not set(value) <= _SAMPLING:
+        raise ModelFileError(f"{FILE}: sampling may have {', '.join(sorted(_SAMPLING))}")
+    try:
+        SamplingParams(**value).verify()
+    except HeadraceError as error:
+        raise ModelFileError(f"{FILE}: sampling: {error.message}") from None
+    return value
+
+
+class FrameReader:
+    """Tokens of one sound to frames of codes.
+
+    A token that is no code of the place that is next is left out and counted: a model that slips
+    goes on at the place where it was.
+    """
+
+    def __init__(self, files: VoiceFiles) -> None:
+        self._first, self._codes = files.first_code, files.codec.codes
+        self._places = len(files.codec.levels)
+        self._open: list[int] = []
+        self.dropped = 0
+        """Tokens that were no code of their place, but for the one that ends a sound."""
+        self._end = files.end
+
+    def take(self, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The frames [n, places] that these tokens complete."""
+        for token in tokens:
+            code = token - self._first - len(self._open) % self._places * self._codes
+            if 0 <= code < self._codes:
+                self._open.append(code)
+            elif token != self._end:
+                self.dropped += 1
+        whole = len(self._open) // self._places * self._places
+        found = np.array(self._open[:whole], np.int64).reshape(-1, self._places)
+        del self._open[:whole]
+        return found
