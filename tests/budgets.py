@@ -39,8 +39,8 @@ WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
     "base": 6_163,
-    "bench": 10_029,
-    "cli": 5_955,
+    "bench": 10_141,
+    "cli": 5_970,
     "dist": 576,
     "engine": 8_907,
     "factory": 6_688,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_872,
 }
 """Lines of Python in each package."""
-TOTAL = 103_077
+TOTAL = 103_206
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

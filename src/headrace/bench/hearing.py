@@ -28,7 +28,7 @@ from .word_errors import Errors, character_errors, word_errors
 
 LATE = 0.1
 """Share of the median latency by which this process may be late (p99) in a valid run."""
-_EDGE = "headrace-bench-4f1d7c"
+EDGE = "headrace-bench-4f1d7c"
 """Between the parts of a form."""
 
 
@@ -114,10 +114,10 @@ class SoundLoad:
         fields = {"model": options.model or "", "stream": "true", "response_format": "json"}
         if self._language:
             fields["language"] = self._language
-        headers = {"Content-Type": f"multipart/form-data; boundary={_EDGE}"}
+        headers = {"Content-Type": f"multipart/form-data; boundary={EDGE}"}
         if options.api_key:
             headers["Authorization"] = f"Bearer {options.api_key}"
-        path, form = "/v1/audio/transcriptions", _form(fields, one.recording)
+        path, form = "/v1/audio/transcriptions", form_of(fields, one.recording)
         reply = await pool.request(request_bytes(self._address, "POST", path, form, headers), take)
         one.end = reply.end_ns / 1e9 - self._begin
         if reply.status != 200:
@@ -191,13 +191,13 @@ def _rate(count: Callable[[str, str], Errors], good: Sequence[HeardSound]) -> di
     return {**total._asdict(), "rate": total.rate}
 
 
-def _form(fields: dict[str, str], recording: Recording) -> bytes:
+def form_of(fields: dict[str, str], recording: Recording) -> bytes:
     """multipart/form-data (RFC 7578)."""
-    part = f'--{_EDGE}\r\nContent-Disposition: form-data; name="'
+    part = f'--{EDGE}\r\nContent-Disposition: form-data; name="'
     lines = [f'{part}{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()]
     name = Path(recording.name).name.encode("ascii", "replace").decode().replace('"', "_")
     lines.append(f'{part}file"; filename="{name}"\r\nContent-Type: audio/*\r\n\r\n')
-    return "".join(lines).encode() + recording.data + f"\r\n--{_EDGE}--\r\n".encode()
+    return "".join(lines).encode() + recording.data + f"\r\n--{EDGE}--\r\n".encode()
 
 
 class _TextEvents:

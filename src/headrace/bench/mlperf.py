@@ -42,6 +42,7 @@ from .mlperf_compliance import (
     verify_tokens,
     write_verdicts,
 )
+from .mlperf_hearing import AT_ONCE, KEPT, sound_request, take_transcript, word_accuracy
 from .mlperf_samples import LibrarySample, made
 from .mlperf_submission import SEEDS
 from .options import verify_bounds
@@ -131,7 +132,16 @@ class MlperfOptions:
             raise InvalidRequest(f"score must be one of {', '.join(SCORES)}", param="score")
         if self.user_conf is not None and not self.user_conf.is_file():
             raise InvalidRequest(f"no such file: {self.user_conf}", param="user_conf")
+        if self.hears and self.scenario != "Offline":
+            raise InvalidRequest("sounds are heard under Offline alone", param="scenario")
+        if self.hears and self.test not in (None, "TEST01", "TEST07"):
+            raise InvalidRequest(f"{self.test} is for language models", param="test")
         verify_bounds(self)
+
+    @property
+    def hears(self) -> bool:
+        """Are the samples sounds?"""
+        return bool(self.library) and self.library[0].recording is not None  # type: ignore[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +188,7 @@ class SystemUnderTest:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._errands = TaskWatch()
+        self._places = asyncio.Semaphore(AT_ONCE if options.hears else 1 << 20)
         self._tasks: set[asyncio.Task[None]] = set()
         asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
@@ -278,9 +289,14 @@ class SystemUnderTest:
             int(planned * 1e9),
             asked_tokens=turn.output_tokens,
         )
-        path, body = make_body(target, turn, list(sample.history), record)
-        headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else None
-        stream = Stream(record, None, [], Lines(), bytearray(), 0)
+        hears = sample.recording is not None
+        if hears:
+            asked = sound_request(self._pool.address, target, sample)
+        else:
+            path, body = make_body(target, turn, list(sample.history), record)
+            headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else None
+            asked = request_bytes(self._pool.address, "POST", path, body, headers)
+        stream = Stream(record, None, [], Lines(), bytearray(), 0, KEPT if hears else 4096)
         first = False
 
         def on_body(now: int, data: bytes) -> None:
@@ -293,11 +309,12 @@ class SystemUnderTest:
 
         record.sent_ns = time.monotonic_ns()
         try:
-            async with asyncio.timeout(target.timeout):
-                reply = await self._pool.request(
-                    request_bytes(self._pool.address, "POST", path, body, headers), on_body
-                )
-            judge(target, stream, reply)
+            async with self._places, asyncio.timeout(target.timeout):
+                reply = await self._pool.request(asked, on_body)
+            if hears:
+                take_transcript(stream, reply.status)
+            else:
+                judge(target, stream, reply)
         except (TimeoutError, ConnectionLost) as error:
             record.error_kind = "connection"
             record.error = str(error) or f"no end after {target.timeout:g} s"
@@ -355,7 +372,12 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
     verdict = summary.get("Result is")
     scores = None
     if under_test.accuracy:
-        scores = scores_of(under_test.answers, [one.truth for one in under_test.samples])
+        answers, truths = under_test.answers, [one.truth for one in under_test.samples]
+        if options.hears:
+            heard = word_accuracy(answers, truths)
+            scores = None if heard is None else {"word_accuracy": heard}
+        else:
+            scores = scores_of(answers, truths)
     verdicts: list[ComplianceVerdict] = []
     passed = None
     if options.test:
@@ -392,7 +414,7 @@ def verify(
         ids, offline = options.token_ids, options.scenario == "Offline"
         return verify_tokens(logged, ids=ids, end=options.end_id, offline=offline)
     if options.test == "TEST07":
-        found = None if scores is None else scores[options.score]
+        found = None if scores is None else scores.get(options.score)
         return [verify_score(found, options.threshold)]
     return [verify_lengths(logged, options.reference_tokens)]
 

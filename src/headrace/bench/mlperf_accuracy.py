@@ -18,9 +18,10 @@ from .store import write_text
 from .tasks import last_number
 
 LOG = "mlperf_log_accuracy.json"
-SCORES = ("rougeL", "exact_match")
-"""In per cent: ROUGE-L of words without stemming, and answers that are the truth or end with its
-number. MLCommons' own scripts decide a submission; these tell before."""
+SCORES = ("rougeL", "exact_match", "word_accuracy")
+"""In per cent: ROUGE-L of words without stemming, answers that are the truth or end with its
+number, and, of sounds, 100 less the word error rate. MLCommons' own scripts decide a submission;
+these tell before."""
 LOG_BYTES = 10 * 1024
 """Largest log that a submission may hold: longer ones are cut, and their hash stands beside."""
 TRUNCATED = 4000
@@ -104,7 +105,8 @@ def compare_logs(here: Path, reference: Path) -> LogAgreement:
 
 
 def scores_of(answers: Mapping[int, str], truths: Sequence[str | None]) -> dict[str, float] | None:
-    """Means of `SCORES` over the samples that were answered; None where one has no truth."""
+    """Means of the scores of texts over the samples that were answered; None where one has no
+    truth."""
     pairs = [(answer, truths[index]) for index, answer in answers.items()]
     if not pairs or any(truth is None for _, truth in pairs):
         return None

@@ -17,6 +17,7 @@ from typing import Any
 from ..base.errors import InvalidRequest, OptionError
 from .lengths import Lengths
 from .material import Material
+from .sounds import Recording
 from .traces import load_trace
 from .workload import ROLE_USER, Turn
 
@@ -35,6 +36,8 @@ class LibrarySample:
     history: tuple[dict[str, str], ...] = ()
     """Messages up to and with the turn's text; empty where the turn has token ids."""
     truth: str | None = None
+    recording: Recording | None = None
+    """The sound, where text is wanted of one."""
 
 
 def made(

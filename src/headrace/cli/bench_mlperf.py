@@ -24,6 +24,7 @@ from ..bench.mlperf import (
     run_mlperf,
 )
 from ..bench.mlperf_accuracy import compare_logs, read_log, truncate_logs
+from ..bench.mlperf_hearing import from_sounds
 from ..bench.mlperf_samples import from_dataset, from_trace
 from ..bench.mlperf_submission import UNVERIFIED, check_submission, describe_system, write_beside
 from ..bench.options import RunOptions
@@ -48,6 +49,13 @@ def mlperf_command(
         str | None,
         typer.Option(help="FORMAT:FILE: each turn of recorded sessions, with its history."),
     ] = None,
+    sounds: Annotated[
+        Path | None,
+        typer.Option(help="Whisper's: a folder of sounds, each with what is said in a .txt."),
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Of the sounds; none: what the server hears.")
+    ] = None,
     division: Annotated[str, typer.Option(help="open, closed or network.")] = "open",
     submitter: Annotated[str, typer.Option(help="Of the system's description.")] = "unnamed",
     reference: Annotated[
@@ -67,9 +75,14 @@ def mlperf_command(
     mlperf.input = parse_lengths(options.input, "input")
     mlperf.output = parse_lengths(options.output, "output")
     mlperf.verify()
-    if dataset is not None and trace is not None:
-        raise InvalidRequest("samples come from a --dataset or a --trace, not both", param="trace")
+    if sum(source is not None for source in (dataset, trace, sounds)) > 1:
+        raise InvalidRequest("samples come from one of --dataset, --trace, --sounds", param="trace")
     material = make_material(options.tokenizer)
+    if sounds is not None:
+        if not sounds.is_dir():
+            raise InvalidRequest(f"{sounds} is no folder of sounds", param="sounds")
+        mlperf.library, mlperf.score = from_sounds(sounds, mlperf.samples), "word_accuracy"
+        mlperf.verify()
     if dataset is not None:
         mlperf.library = from_dataset(dataset, mlperf.output, mlperf.samples)
     elif trace is not None:
@@ -86,6 +99,10 @@ def mlperf_command(
     )
     if mlperf.library and any(len(sample.history) > 1 for sample in mlperf.library):
         mlperf.target.endpoint = "chat"
+    if mlperf.hears:
+        # Tokens of a text that is heard are counted by its answer, which comes whole.
+        mlperf.target.stream = False
+        mlperf.target.extra = {"language": language} if language else {}
     root = out or Path(".")
     found = run_mlperf(mlperf, material, root)
     place = root / "results" / mlperf.system / model.replace("/", "_") / scenario
