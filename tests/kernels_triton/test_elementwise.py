@@ -7,11 +7,12 @@ from itertools import product
 import pytest
 import torch
 
+from headrace.base.arch import Rope
 from headrace.base.graph import AttentionSpec
 from headrace.kernels.operators import KvLayer
 from headrace.kernels.prepared import RopeTable
 from headrace.kernels.reference import ReferenceOperators
-from headrace.kernels.triton.gated import gated, gated_codes
+from headrace.kernels.triton.gated import gated, gated_codes, multiply
 from headrace.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_codes
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.rope_cache import rope_and_cache
@@ -97,6 +98,16 @@ def test_gated(dtype: torch.dtype, activation: str) -> None:
         assert (error.abs() <= step * share * 1.01).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["sigmoid", "silu", "gelu", "gelu_tanh", "tanh", "relu2"])
+def test_multiply(dtype: torch.dtype, activation: str) -> None:
+    """Columns of wider matrices."""
+    torch.manual_seed(1)
+    x, gate = (torch.randn(3, 2 * 1300) * 4).to(dtype).chunk(2, -1)
+    ref = ReferenceOperators(torch.float32).multiply(x.float(), gate.float(), activation)
+    close(multiply(x, gate, activation), ref, dtype)
+
+
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "fp8"])
 @pytest.mark.parametrize("norms", [False, True])
 def test_rope_and_cache(kind: str, norms: bool) -> None:
@@ -135,3 +146,50 @@ def test_rope_and_cache(kind: str, norms: bool) -> None:
             close(a, b, dtype)
     if mine.k_scale is not None and theirs.k_scale is not None:
         close(mine.k_scale, theirs.k_scale, torch.bfloat16)
+
+
+SHAPES = {
+    "in part": ({"rope": Rope(1e4, share=0.5)}, 24),
+    "in pairs": ({"rope": Rope(1e4, interleaved=True)}, 24),
+    "in part, in pairs": ({"rope": Rope(1e4, share=0.25, interleaved=True)}, 6),
+    "not at all": ({}, 0),
+    "whole norm": ({"rope": Rope(1e4), "whole_norm": True, "eps": 1e-6}, 24),
+    "latents": ({"rope": Rope(1e4, interleaved=True), "latent": True, "rotated": 16}, 8),
+}
+"""Fields of the spec, and how many pairs of a head of 48 are rotated."""
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "fp8", "int8"])
+def test_heads_that_are_rotated_otherwise(name: str, kind: str) -> None:
+    torch.manual_seed(2)
+    fields, turned = SHAPES[name]
+    width, block, latent = 48, 16, "latent" in fields
+    heads, kv_heads = 11, 1 if latent else 3
+    batch = make_batch([(5, 3), (40, 1), (0, 17)], block, None)
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    blocks = int(batch.groups[0].tables.max()) + 1
+    cache = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kind, dtype)
+
+    def empty() -> KvLayer:
+        k, v = torch.zeros(2, blocks, kv_heads, block, width).to(cache)
+        scales = torch.zeros(2, blocks, kv_heads, block, dtype=torch.bfloat16)
+        given = scales if kind in ("int8", "fp8") else (None, None)
+        return KvLayer(k, k, given[0], given[0]) if latent else KvLayer(k, v, *given)
+
+    spec = AttentionSpec(0, heads, kv_heads, width, 1.0, **fields)
+    qkv = torch.randn(len(batch.tokens), spec.stacked).to(dtype)
+    both = None
+    if spec.whole_norm:
+        both = tuple(torch.randn(n * width).to(dtype) for n in (heads, kv_heads))
+    angles = torch.randn(64, turned)
+    rope = RopeTable(angles.cos(), angles.sin()) if turned else None
+    mine, theirs = empty(), empty()
+    q = rope_and_cache(qkv, spec, both, rope, mine, batch, 0)
+    close(q, ReferenceOperators(dtype).write(qkv, spec, both, rope, theirs, batch, 0), dtype)
+    step = {"int8": 1.0, "fp8": 32.0}.get(kind, TOLERANCE[dtype] * 8)
+    for a, b in ((mine.k, theirs.k), (mine.v, theirs.v)):
+        difference = (a.float() - b.float()).abs()
+        assert (difference <= step).all()
+        assert kind not in ("int8", "fp8") or (difference > 0).float().mean() < 0.01
+        assert b.float().abs().sum() > 0

@@ -51,7 +51,7 @@ def test_equals_reference(tokens: int, count: int, active: int) -> None:
         tables = (expert_table(part, x.dtype) for part in wrapped)
         actual = experts(
             x,
-            *route(router, active, normalise),
+            *route(router, RouteSpec(active, normalise)),
             *tables,
             count,
             "silu",
@@ -222,21 +222,50 @@ def test_a_router_that_overflowed_names_experts(value: float, normalise: bool) -
     router[0] = value
     router[1, 2] = value
     router[2, 1:] = value
-    chosen, shares = route(router, 3, normalise)
+    chosen, shares = route(router, RouteSpec(3, normalise))
     assert chosen.min() >= 0
     assert chosen.max() < 6
     assert all(len(set(row)) == 3 for row in chosen.tolist())
-    plain, same = route(router[3:], 3, normalise)
+    plain, same = route(router[3:], RouteSpec(3, normalise))
     assert torch.equal(chosen[3:], plain)
     assert torch.equal(shares[3:], same)
     if value != float("-inf"):
         assert shares[:3].isnan().any(1).all(), "the row's result says that it overflowed"
 
 
+ROUTES = (
+    (RouteSpec(4, True, "sigmoid", 2.5, 4, 2), 24, True),
+    (RouteSpec(4, True, "sigmoid", 2.5, 8, 4), 40, True),
+    (RouteSpec(6, False, "softmax", 16.0, 8, 3, best=1), 160, False),
+    (RouteSpec(3, False), 7, False),
+    (RouteSpec(8, True, "sigmoid"), 128, False),
+    (RouteSpec(2, True, "softmax", 0.5), 6, True),
+)
+"""Of GLM-4.5, DeepSeek-V3, DeepSeek-V2, Qwen1.5, MiniMax-M2, ERNIE: spec, experts, bias."""
+
+
+@pytest.mark.parametrize(("spec", "count", "biased"), ROUTES)
+def test_routes_of_all_kinds(spec: RouteSpec, count: int, biased: bool) -> None:
+    """The same experts as the reference's, with the same shares; equal scores among them."""
+    torch.manual_seed(count)
+    logits = torch.randn(33, count)
+    logits[1] = 0.0
+    logits[2, ::2] = logits[2, 1]
+    bias = torch.randn(count) * 0.3 if biased else None
+    chosen, shares = route(logits, spec, bias)
+    wanted, theirs = ReferenceOperators(torch.float32).route(logits, spec, bias)
+    order = wanted.argsort(-1)
+    assert torch.equal(chosen.long(), wanted.gather(-1, order))
+    torch.testing.assert_close(shares, theirs.gather(-1, order), atol=1e-6, rtol=1e-5)
+    alone, share = route(logits[5:6], spec, bias)
+    assert torch.equal(alone[0], chosen[5])
+    assert torch.equal(share[0], shares[5])
+
+
 def test_every_assignment_is_placed_once() -> None:
     torch.manual_seed(0)
     experts, rows = 9, 16
-    chosen, shares = route(torch.randn(50, experts), 3, True)
+    chosen, shares = route(torch.randn(50, experts), RouteSpec(3))
     torch.testing.assert_close(shares.sum(1), torch.ones(50))
     tiles = place(chosen, experts, rows)
     listed = tiles.listed

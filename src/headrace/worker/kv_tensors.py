@@ -128,7 +128,11 @@ def leave_biases_out(model: Model, backend: str, cache: KvCache) -> None:
             continue
         keys = slice(spec.queries, spec.queries + spec.kv_heads * spec.size)
         bias = floats(weights.vector(given.weights[1]))[keys].reshape(spec.kv_heads, spec.size)
-        kv.bias = key_bias(bias, weights.rope(spec), spec)
+        rope = weights.rope(spec)
+        halves = rope is not None and 2 * rope.cos.shape[1] == spec.size
+        if backend == "triton" and not (halves and spec.rope and not spec.rope.interleaved):
+            continue  # Its kernels add planes of halves.
+        kv.bias = key_bias(bias, rope, spec)
         if backend == "triton" and kv.bias is not None:
             kv.planes = tensor(kv.bias.planes()).to(tensor(kv.k).device)
 

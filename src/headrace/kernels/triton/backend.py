@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ...base.environment import triton_interpreted
-from ...base.graph import RouteSpec
 from ..backend import Question
 from ..program import Provider
 
@@ -40,23 +39,15 @@ class TritonBackend:
             return f"does not quantise weights to {question.quantise}"
         if question.dtype not in DTYPES:
             return f"no kernels for {question.dtype}"
-        if kind in ("short_conv", "delta_rule", "ssm", "multiply"):
+        if kind in ("short_conv", "delta_rule", "ssm"):
             return f"no kernel for {kind}"
         of_latents = any(each.latent for each in question.attentions)
         if of_latents and kind in ("write", "attend", "absorb", "unpack"):
             return "no kernel for attention over latents"
         if kind == "attend" and question.bidirectional:
             return "no kernel for attention to both sides"
-        if kind == "route":
-            specs = {node.spec for node in question.nodes(kind)}
-            for spec in specs:
-                if isinstance(spec, RouteSpec) and spec != RouteSpec(spec.active, spec.normalise):
-                    return "no kernel for other scores of experts than a softmax over all"
-        if kind == "write":
-            for each in question.attentions:
-                rope = each.rope
-                if rope is None or rope.interleaved or rope.share != 1 or each.whole_norm:
-                    return "no kernel for heads that are rotated in part, in pairs or not at all"
+        if kind == "write" and any(size % 2 for size in question.head_sizes()):
+            return "no kernel for heads of an odd size"
         if kind in ("attend", "write"):
             for size in question.head_sizes():
                 if size > 256:

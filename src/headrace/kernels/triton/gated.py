@@ -1,4 +1,4 @@
-"""The gate of the feed-forward: act(gate) · up, as values or as 8-bit codes.
+"""The gate of the feed-forward: act(gate) · up, as values or as 8-bit codes; and any other gate.
 
 Arithmetic: 4 bytes read and 2 written per output element for a handful of operations: bandwidth
 binds. Values are cut into tiles over both axes, so one row of a decode step still fills many
@@ -37,6 +37,13 @@ def activate(gate, up, ACTIVATION: tl.constexpr):
         gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up.to(tl.float32), -7.0, 7.0, propagate_nan=tl.PropagateNan.ALL) + 1.0
         act = gate / (1.0 + tl.exp2(gate * -2.4554669595930155))
+    elif ACTIVATION == "sigmoid":
+        act = 1.0 / (1.0 + tl.exp2(gate * -1.4426950408889634))
+    elif ACTIVATION == "relu2":
+        act = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        act = act * act
+    elif ACTIVATION == "tanh":
+        act = _tanh(gate)
     elif ACTIVATION == "gelu":
         act = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:
@@ -75,6 +82,26 @@ def _gated_kernel(
     values = _act(gate_up, biases, chosen, row, columns, width, ACTIVATION)
     place = out + row * width + columns
     tl.store(place, values.to(out.dtype.element_ty), mask=columns < width)
+
+
+@triton.jit(do_not_specialize=["x_stride", "gate_stride"])
+def _multiply_kernel(
+    x,
+    gate,
+    out,
+    width,
+    x_stride,
+    gate_stride,
+    ACTIVATION: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    mask = columns < width
+    values = tl.load(x + row * x_stride + columns, mask=mask, other=0.0)
+    gates = tl.load(gate + row * gate_stride + columns, mask=mask, other=0.0)
+    values = activate(gates, values, ACTIVATION).to(out.dtype.element_ty)
+    tl.store(out + row * width + columns, values, mask=mask)
 
 
 @triton.jit
@@ -148,6 +175,25 @@ def gated(
         chosen,
         out,
         width,
+        ACTIVATION=activation,
+        TILE=TILE,
+        num_warps=4,
+    )
+    return out
+
+
+def multiply(x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
+    """x · act(gate) [N, I], of columns of any matrices; activations silu, gelu, gelu_tanh, tanh,
+    relu2 and sigmoid."""
+    rows, width = x.shape
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    _multiply_kernel[(rows, triton.cdiv(width, TILE))](
+        x,
+        gate,
+        out,
+        width,
+        x.stride(0),
+        gate.stride(0),
         ACTIVATION=activation,
         TILE=TILE,
         num_warps=4,

@@ -7,7 +7,8 @@ products become dense ones of N · active / experts rows.
 
 How it goes, all on the device, no sort and no host:
 
-1. `_route`: one program per token takes its `active` largest logits and their softmax shares.
+1. `_route`: one program per token takes the `active` experts of the highest score, of groups and
+   with a bias where the model has them, and their shares.
 2. `_count`: one program per `TILE` assignments counts them by expert, and empties its part of the
    list.
 3. `_place`: one program per `TILE` assignments adds up what the programs before it counted and
@@ -31,6 +32,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...base.graph import RouteSpec
 from .gated import gated, gated_codes
 from .moe_packed import grouped_packed
 from .moe_products import MoeConfig, grouped_product
@@ -56,39 +58,85 @@ GATE_ROWS = 16
 @triton.jit
 def _route_kernel(
     router,
+    bias,
     chosen,
     shares,
-    experts,
-    EXPERTS: tl.constexpr,
+    scale,
+    SIGMOID: tl.constexpr,
+    EACH: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUPS_PADDED: tl.constexpr,
+    EACH_PADDED: tl.constexpr,
+    ACTIVE_GROUPS: tl.constexpr,
+    BEST: tl.constexpr,
     ACTIVE: tl.constexpr,
     NORMALISE: tl.constexpr,
 ):
+    """Of GROUPS groups of EACH experts; see `RouteSpec`."""
     token = tl.program_id(0).to(tl.int64)
-    expert = tl.arange(0, EXPERTS)
-    logits = tl.load(router + token * experts + expert, mask=expert < experts, other=float("-inf"))
-    logits = logits.to(tl.float32)
-    peak = tl.max(logits, 0)
-    masses = tl.exp(logits - peak)
-    total = tl.sum(masses, 0)
-    kept = tl.zeros([EXPERTS], tl.int32)
+    group = tl.arange(0, GROUPS_PADDED)
+    member = tl.arange(0, EACH_PADDED)
+    real = (group < GROUPS)[:, None] & (member < EACH)[None, :]
+    number = group[:, None] * EACH + member[None, :]
+    at = router + token * (GROUPS * EACH) + number
+    wish = tl.load(at, mask=real, other=float("-inf")).to(tl.float32)
+    if SIGMOID:
+        masses = 1.0 / (1.0 + tl.exp(-wish))
+        total = 1.0
+        wish = tl.where(real, masses, float("-inf"))
+    else:
+        masses = tl.exp(wish - tl.max(tl.max(wish, 1), 0))
+        total = tl.sum(tl.sum(masses, 1), 0)
+    if bias is not None:
+        own = tl.load(bias + number, mask=real, other=0.0).to(tl.float32)
+        wish = tl.where(real, masses / total + own, float("-inf"))
     # Whatever overflowed, `ACTIVE` experts are chosen, each once: their numbers become addresses.
     # That a logit was NaN shows in the shares, which are then NaN, and in the row's result.
-    ranks = tl.where(logits == logits, logits, float("-inf"))
+    wish = tl.where(wish == wish, wish, float("-inf"))
+    if GROUPS > 1:
+        rest = wish
+        worth = tl.zeros([GROUPS_PADDED], tl.float32)
+        for _ in tl.static_range(BEST):
+            largest = tl.max(rest, 1)
+            worth += largest
+            same = (rest == largest[:, None]) & real
+            first = tl.min(tl.where(same, member[None, :], EACH_PADDED), 1)
+            rest = tl.where(member[None, :] == first[:, None], float("-inf"), rest)
+        worth = tl.where(worth == worth, worth, float("-inf"))
+        open = tl.zeros([GROUPS_PADDED], tl.int32)
+        for _ in tl.static_range(ACTIVE_GROUPS):
+            free = (open == 0) & (group < GROUPS)
+            largest = tl.max(tl.where(free, worth, float("-inf")), 0)
+            best = tl.min(tl.where(free & (worth == largest), group, GROUPS_PADDED), 0)
+            open = tl.where(group == best, 1, open)
+        wish = tl.where((open == 1)[:, None], wish, float("-inf"))
+        there = real & (open == 1)[:, None]
+    else:
+        there = real
+    # In ascending order of expert, with what only fills a group between them.
+    PLACES: tl.constexpr = GROUPS_PADDED * EACH_PADDED
+    ranks = tl.reshape(wish, [PLACES])
+    masses = tl.reshape(masses, [PLACES])
+    expert = tl.reshape(number, [PLACES])
+    allowed = tl.reshape(there.to(tl.int32), [PLACES]) == 1
+    kept = tl.zeros([PLACES], tl.int32)
     for _ in tl.static_range(ACTIVE):
-        free = (kept == 0) & (expert < experts)
+        free = (kept == 0) & allowed
         largest = tl.max(tl.where(free, ranks, float("-inf")), 0)
-        # Of equals the smallest id, as torch.topk on the reference's side need not: ties of
-        # router logits do not happen outside of made-up weights.
-        best = tl.min(tl.where(free & (ranks == largest), expert, EXPERTS), 0)
-        kept = tl.where(expert == best, 1, kept)
+        # Of equals the smallest number.
+        best = tl.min(tl.where(free & (ranks == largest), expert, GROUPS * EACH), 0)
+        kept = tl.where((expert == best) & allowed, 1, kept)
     if NORMALISE:
         # The other part is 0, or NaN where a logit was that was not chosen.
-        total = tl.sum(tl.where(kept == 1, masses, 0.0), 0) + 0.0 * total
+        lost = 0.0 * total
+        total = tl.sum(tl.where(kept == 1, masses, 0.0), 0) + lost
+        if SIGMOID:
+            total += 1e-20
     # Written in ascending order of expert: the place among the kept ones.
     place = tl.cumsum(kept, 0) - 1
-    at = token * ACTIVE + place
-    tl.store(chosen + at, expert, mask=kept == 1)
-    tl.store(shares + at, masses / total, mask=kept == 1)
+    to = token * ACTIVE + place
+    tl.store(chosen + to, expert, mask=kept == 1)
+    tl.store(shares + to, masses / total * scale, mask=kept == 1)
 
 
 @triton.jit(do_not_specialize=["assignments", "places", "tiles"])
@@ -186,19 +234,30 @@ def _gather_kernel(
     tl.store(y + token * width + column, total.to(y.dtype.element_ty), mask=column < width)
 
 
-def route(router: torch.Tensor, active: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Router logits [N, experts] → experts [N, active] int32 in ascending order, shares fp32."""
+def route(
+    router: torch.Tensor, spec: RouteSpec, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Router logits [N, experts] → experts [N, active] int32 in ascending order, shares fp32.
+    `bias` [experts] is for the choice alone."""
     tokens, experts = router.shape
-    chosen = torch.empty(tokens, active, dtype=torch.int32, device=router.device)
-    shares = torch.empty(tokens, active, dtype=torch.float32, device=router.device)
+    chosen = torch.empty(tokens, spec.active, dtype=torch.int32, device=router.device)
+    shares = torch.empty(tokens, spec.active, dtype=torch.float32, device=router.device)
+    each = experts // spec.groups
     _route_kernel[(tokens,)](
         router,
+        bias,
         chosen,
         shares,
-        experts,
-        EXPERTS=triton.next_power_of_2(experts),
-        ACTIVE=active,
-        NORMALISE=normalise,
+        spec.scale,
+        SIGMOID=spec.scores == "sigmoid",
+        EACH=each,
+        GROUPS=spec.groups,
+        GROUPS_PADDED=triton.next_power_of_2(spec.groups),
+        EACH_PADDED=triton.next_power_of_2(each),
+        ACTIVE_GROUPS=spec.active_groups,
+        BEST=min(spec.best, each),
+        ACTIVE=spec.active,
+        NORMALISE=spec.normalise,
         num_warps=1,
     )
     return chosen, shares

@@ -16,7 +16,7 @@ from .quantise import CODES, store_groups, store_row
 from .support import INTERPRETED
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["x_stride"])
 def _norm_kernel(
     x,
     residual,
@@ -27,6 +27,7 @@ def _norm_kernel(
     eps,
     offset,
     width,
+    x_stride,
     groups,
     COLUMNS: tl.constexpr,
     RESIDUAL: tl.constexpr,
@@ -39,7 +40,7 @@ def _norm_kernel(
     columns = tl.arange(0, COLUMNS)
     mask = columns < width
     at = row * width + columns
-    wide = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    wide = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
     if RESIDUAL:
         wide += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
         # Rounded before it is normed: the next layer norms the sum that it finds in memory.
@@ -68,11 +69,11 @@ def _launch(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     rows, width = x.shape
     groups = triton.cdiv(width, group) if group else 1
-    assert x.is_contiguous()
+    assert x.stride(1) == 1
     assert residual is None or residual.is_contiguous()
     dtype, high = CODES[codes] if codes else (x.dtype, 0.0)
-    out = torch.empty_like(x, dtype=dtype)
-    total = torch.empty_like(x) if residual is not None else x
+    out = torch.empty(rows, width, dtype=dtype, device=x.device)
+    total = torch.empty(rows, width, dtype=x.dtype, device=x.device) if residual is not None else x
     scales = torch.empty(rows, groups, dtype=torch.float32, device=x.device) if codes else None
     columns = max(group, triton.next_power_of_2(width))
     _norm_kernel[(rows,)](
@@ -85,6 +86,7 @@ def _launch(
         eps,
         offset,
         width,
+        x.stride(0),
         groups,
         COLUMNS=columns,
         RESIDUAL=residual is not None,

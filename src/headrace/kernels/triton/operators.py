@@ -226,8 +226,7 @@ class TritonOperators(ReferenceOperators):
         batch: StepBatch,
         group: int,
     ) -> torch.Tensor:
-        assert rope is not None, "no kernel for layers without positions"
-        return rope_cache.rope_and_cache(qkv, spec, norms, rope, kv, batch, group)
+        return rope_cache.rope_and_cache(qkv.contiguous(), spec, norms, rope, kv, batch, group)
 
     def attend(
         self,
@@ -280,13 +279,15 @@ class TritonOperators(ReferenceOperators):
         return out.view_as(flat)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        return gated.gated(gate_up, activation)
+        return gated.gated(gate_up.contiguous(), activation)
+
+    def multiply(self, x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
+        return gated.multiply(x, gate, activation)
 
     def route(
         self, logits: torch.Tensor, spec: RouteSpec, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert bias is None, "no kernel for a bias of the choice"
-        return moe.route(logits, spec.active, spec.normalise)
+        return moe.route(logits, spec, bias)
 
     def experts(
         self,

@@ -6,6 +6,11 @@ write q and k three times. One program per token and up to eight heads of one ki
 each head was 393,000 of them for a prompt of 8,192 tokens of an 8B, and starting them took longer
 than their bytes. Heads are independent, and as many share a program in every step, so nothing
 depends on the batch.
+
+A program holds its heads as pairs of numbers that are turned by one angle, whatever pairs they are:
+(i, i + half), or neighbours; numbers that nothing turns, of heads that are rotated in part or not
+at all, are pairs too, with angle nought. A norm over all heads of a token (OLMo 2) reads them all
+in each program: they are in L2, and how many share a program is the model's.
 """
 
 from __future__ import annotations
@@ -36,7 +41,8 @@ def _store_kv(
     block_stride,
     head_stride,
     scale_block_stride,
-    half_columns,
+    left,
+    right,
     real,
     mask,
     HALF: tl.constexpr,
@@ -45,7 +51,8 @@ def _store_kv(
     FOUR: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """Both halves of the vectors of heads `head` [HEADS] to their token's slot; as codes with a
+    """Both numbers of each pair of heads `head` [HEADS], which lie at `left` and `right`, to their
+    token's slot; as codes with a
     scale for each where TOP > 0, of four bits where FOUR."""
     block = slot // BLOCK
     offset = slot % BLOCK
@@ -54,7 +61,7 @@ def _store_kv(
         scale_at = cache_scale + block * scale_block_stride + head * BLOCK + offset
         tl.store(scale_at, scale.to(tl.bfloat16), mask=real)
         at = cache + block * (block_stride // 2) + head[:, None] * (head_stride // 2)
-        tl.store(at + offset * HALF + half_columns[None, :], codes, mask=mask)
+        tl.store(at + offset * HALF + left[None, :], codes, mask=mask)
     elif TOP > 0:
         peak = tl.maximum(
             tl.max(tl.where(mask, tl.abs(low), 0.0), 1),
@@ -71,9 +78,8 @@ def _store_kv(
         high = to_codes(high / scale[:, None], cache.dtype.element_ty, TOP, INTERPRET)
     if not FOUR:
         at = cache + block * block_stride + head[:, None] * head_stride + offset * (2 * HALF)
-        at += half_columns[None, :]
-        tl.store(at, low.to(cache.dtype.element_ty), mask=mask)
-        tl.store(at + HALF, high.to(cache.dtype.element_ty), mask=mask)
+        tl.store(at + left[None, :], low.to(cache.dtype.element_ty), mask=mask)
+        tl.store(at + right[None, :], high.to(cache.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -98,17 +104,22 @@ def _rope_kernel(
     scale_block_stride,
     eps,
     norm_offset,
+    VALUES: tl.constexpr,
     HALF: tl.constexpr,
     HALF_PADDED: tl.constexpr,
+    TURNED: tl.constexpr,
+    PAIRS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
-    Q_NORM: tl.constexpr,
-    K_NORM: tl.constexpr,
+    NORM: tl.constexpr,
+    WHOLE: tl.constexpr,
     TOP: tl.constexpr,
     FOUR: tl.constexpr,
     BIASES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
+    """VALUES: parts of the KV, keys and values 2, or keys that are values too 1. TURNED: how many
+    pairs of a head are rotated; PAIRS: of neighbours. NORM: of heads, or where WHOLE of all."""
     token = tl.program_id(0).to(tl.int64)
     # Programs of queries come first, then those of keys and of values.
     queries = tl.cdiv(heads, HEADS)
@@ -130,37 +141,62 @@ def _rope_kernel(
     real = head < count
     inside = columns < HALF
     mask = real[:, None] & inside[None, :]
-    first = token * (heads + 2 * kv_heads) + before
-    at = qkv + (first + head)[:, None] * (2 * HALF) + columns[None, :]
-    low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
+    first = token * (heads + VALUES * kv_heads) + before
+    # Where in a head both numbers of each pair are; values in four bits are coded by halves.
+    left = columns
+    right = HALF + columns
+    if PAIRS:
+        left = tl.where(is_value, left, 2 * columns)
+        right = tl.where(is_value, right, 2 * columns + 1)
+    elif TURNED > 0 and TURNED < HALF:
+        left = tl.where(is_value | (columns < TURNED), left, columns + TURNED)
+        right = tl.where(is_value | (columns >= TURNED), right, columns + TURNED)
+    at = qkv + (first + head)[:, None] * (2 * HALF)
+    low = tl.load(at + left[None, :], mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(at + right[None, :], mask=mask, other=0.0).to(tl.float32)
     if not is_value:
         norm = k_norm
         if is_query:
             norm = q_norm
-        if (Q_NORM and is_query) or (K_NORM and not is_query):
-            mean = (tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF)
-            factor = (1.0 / tl.sqrt(mean + eps))[:, None]
-            gain_low = tl.load(norm + columns, mask=inside, other=0.0).to(tl.float32)
-            gain_high = tl.load(norm + HALF + columns, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            if WHOLE:
+                squares = tl.zeros([HEADS], tl.float32)
+                for others in range(0, count, HEADS):
+                    each = others + tl.arange(0, HEADS)
+                    there = (each < count)[:, None] & inside[None, :]
+                    every = qkv + (first + each)[:, None] * (2 * HALF) + columns[None, :]
+                    x = tl.load(every, mask=there, other=0.0).to(tl.float32)
+                    y = tl.load(every + HALF, mask=there, other=0.0).to(tl.float32)
+                    squares += tl.sum(x * x, 1) + tl.sum(y * y, 1)
+                factor = 1.0 / tl.sqrt(tl.sum(squares, 0) / (count * (2 * HALF)) + eps)
+                gain = norm + head[:, None] * (2 * HALF)
+                gain_low = tl.load(gain + left[None, :], mask=mask, other=0.0)
+                gain_high = tl.load(gain + right[None, :], mask=mask, other=0.0)
+            else:
+                mean = (tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF)
+                factor = (1.0 / tl.sqrt(mean + eps))[:, None]
+                gain_low = tl.load(norm + left, mask=inside, other=0.0)[None, :]
+                gain_high = tl.load(norm + right, mask=inside, other=0.0)[None, :]
+            gain_low = gain_low.to(tl.float32) + norm_offset
+            gain_high = gain_high.to(tl.float32) + norm_offset
             # Rounded as the reference does, so that both rotate the same values.
-            low = (low * factor * (gain_low + norm_offset)[None, :]).to(qkv.dtype.element_ty)
-            high = (high * factor * (gain_high + norm_offset)[None, :]).to(qkv.dtype.element_ty)
+            low = (low * factor * gain_low).to(qkv.dtype.element_ty)
+            high = (high * factor * gain_high).to(qkv.dtype.element_ty)
             low = low.to(tl.float32)
             high = high.to(tl.float32)
         if BIASES > 0 and not is_query:
             low, high = leave_out(low, high, biases, head, columns, real, BIASES)
-        position = tl.load(positions + token)
-        angle = position * HALF + columns
-        c = tl.load(cos + angle, mask=inside, other=0.0)[None, :]
-        s = tl.load(sin + angle, mask=inside, other=0.0)[None, :]
-        turned = low * c - high * s
-        high = high * c + low * s
-        low = turned
+        if TURNED > 0:
+            angle = tl.load(positions + token) * TURNED + columns
+            c = tl.load(cos + angle, mask=columns < TURNED, other=1.0)[None, :]
+            s = tl.load(sin + angle, mask=columns < TURNED, other=0.0)[None, :]
+            turned = low * c - high * s
+            high = high * c + low * s
+            low = turned
     if is_query:
-        to = q_out + (token * heads + head)[:, None] * (2 * HALF) + columns[None, :]
-        tl.store(to, low.to(q_out.dtype.element_ty), mask=mask)
-        tl.store(to + HALF, high.to(q_out.dtype.element_ty), mask=mask)
+        to = q_out + (token * heads + head)[:, None] * (2 * HALF)
+        tl.store(to + left[None, :], low.to(q_out.dtype.element_ty), mask=mask)
+        tl.store(to + right[None, :], high.to(q_out.dtype.element_ty), mask=mask)
     else:
         slot = tl.load(slots + token)
         # Rounded to the model's dtype before it is quantised, as the reference does.
@@ -177,7 +213,8 @@ def _rope_kernel(
                 block_stride,
                 head_stride,
                 scale_block_stride,
-                columns,
+                left,
+                right,
                 real,
                 mask,
                 HALF,
@@ -197,7 +234,8 @@ def _rope_kernel(
                 block_stride,
                 head_stride,
                 scale_block_stride,
-                columns,
+                left,
+                right,
                 real,
                 mask,
                 HALF,
@@ -212,12 +250,13 @@ def rope_and_cache(
     qkv: torch.Tensor,
     spec: AttentionSpec,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
-    rope: RopeTable,
+    rope: RopeTable | None,
     kv: KvLayer,
     batch: StepBatch,
     group: int,
 ) -> torch.Tensor:
-    """See `Operators.write`: qkv [N, (H + 2G) · E] → q [N, H · E]."""
+    """See `Operators.write`: qkv [N, (H + 2G) · E] → q [N, H · E]; of latents [N, (H + 1) · E]. E
+    is even. Biases that keys are kept without are of heads whose halves are rotated."""
     heads, kv_heads, width, tokens = spec.heads, spec.kv_heads, spec.size, len(qkv)
     out = torch.empty(tokens, spec.queries, dtype=qkv.dtype, device=qkv.device)
     coded = kv.k_scale is not None
@@ -228,7 +267,9 @@ def rope_and_cache(
     assert kv.k.stride(0) == kv.v.stride(0) * (1 + four)
     assert qkv.is_contiguous()
     together = min(TOGETHER, triton.next_power_of_2(heads))
-    programs = triton.cdiv(heads, together) + 2 * triton.cdiv(kv_heads, together)
+    parts = 1 if spec.latent else 2
+    programs = triton.cdiv(heads, together) + parts * triton.cdiv(kv_heads, together)
+    cos, sin = (qkv, qkv) if rope is None else (rope.cos, rope.sin)
     _rope_kernel[(tokens, programs)](
         qkv,
         out,
@@ -239,8 +280,8 @@ def rope_and_cache(
         biased[0],
         q_norm,
         k_norm,
-        rope.cos,
-        rope.sin,
+        cos,
+        sin,
         batch.positions,
         batch.groups[group].slots,
         heads,
@@ -250,12 +291,15 @@ def rope_and_cache(
         k_scale.stride(0),
         spec.eps,
         spec.norm_offset,
+        VALUES=parts,
         HALF=width // 2,
         HALF_PADDED=triton.next_power_of_2(width // 2),
+        TURNED=0 if rope is None else rope.cos.shape[1],
+        PAIRS=spec.rope is not None and spec.rope.interleaved,
         HEADS=together,
         BLOCK=kv.block_size,
-        Q_NORM=norms is not None,
-        K_NORM=norms is not None,
+        NORM=norms is not None,
+        WHOLE=spec.whole_norm,
         TOP=top,
         FOUR=four,
         BIASES=biased[3],
