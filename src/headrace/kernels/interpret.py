@@ -26,7 +26,6 @@ from ..base.graph import (
     WeightRef,
 )
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
-from . import latent
 from .arrays import Array
 from .fuse import AroundSpec, CodesSpec, Joining, Norm
 from .operators import KvCache, KvLayer, Operators, StepBatch
@@ -197,12 +196,12 @@ class _Run:
     def _absorb(self, node: Node) -> None:
         q, own, rotary = (self.values[value] for value in node.reads)
         spec, packing = cast(LatentSpec, node.spec), self.weights.copies(node.weights[0])
-        self.values[node.out[0]] = latent.absorb(self.ops, q, own, rotary, spec, packing)
+        self.values[node.out[0]] = self.ops.absorb(q, own, rotary, spec, packing)
 
     def _unpack(self, node: Node) -> None:
         spec, mixed = cast(LatentSpec, node.spec), self.values[node.reads[0]]
         unpacking = self.weights.copies(node.weights[0])
-        self.values[node.out[0]] = latent.unpack(self.ops, mixed, spec, unpacking)
+        self.values[node.out[0]] = self.ops.unpack(mixed, spec, unpacking)
 
     def _kv(self, spec: AttentionSpec) -> tuple[KvLayer, StepBatch, int]:
         """The layer's KV, the step, the layer's group in it."""

@@ -6,13 +6,16 @@ A packed head is its rotated part, then what it is worth against a latent; so is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..base.graph import LatentSpec
 from .arrays import Array
-from .operators import Operators
 from .weights import Weight
+
+if TYPE_CHECKING:
+    from .operators import Operators
 
 
 def absorb(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..base.graph import AttentionSpec, Role, RouteSpec
+from ..base.graph import AttentionSpec, LatentSpec, Role, RouteSpec
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from .arrays import Array, host
 from .draws import DrawParameters
@@ -303,6 +303,16 @@ class Operators(Protocol):
         Bidirectional, without `kv`: q is qkv [N, 3 · H · E], and every token sees all tokens of
         its own entry, which are all in this step.
         """
+        ...
+
+    def absorb(
+        self, q: Array, latent: Array, rotary: Array, spec: LatentSpec, packing: list[Weight]
+    ) -> Array:
+        """Queries and the key of latent attention, packed as latents are: `kernels.latent`."""
+        ...
+
+    def unpack(self, mixed: Array, spec: LatentSpec, unpacking: list[Weight]) -> Array:
+        """Sums over latents → values of all heads: `kernels.latent`."""
         ...
 
     def gated(self, gate_up: Array, activation: str) -> Array:

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from ..base.graph import AttentionSpec, Role, RouteSpec
-from . import reference_attention, reference_states, sampling
+from . import latent, reference_attention, reference_states, sampling
 from .arrays import tensor
 from .operators import Dequantise, KvCache, KvLayer, StepBatch, StepLimits
 from .prepared import RopeTable
@@ -148,6 +148,7 @@ class ReferenceOperators:
             return x / torch.exp_(-gate.contiguous()).add_(1)
         return self.activate(gate, activation).mul_(x)
 
+    absorb, unpack = latent.absorb, latent.unpack
     short_conv = staticmethod(reference_states.short_conv)
     recur = staticmethod(reference_states.recur)
 

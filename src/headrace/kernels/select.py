@@ -47,6 +47,7 @@ class ComposedOperators:
         self.planner = of("attend").planner
         self.gated, self.activate = of("gated").gated, of("activate").activate
         self.multiply = of("multiply").multiply
+        self.absorb, self.unpack = of("absorb").absorb, of("unpack").unpack
         self.short_conv = of("short_conv").short_conv
         self.recur = of("delta_rule" if "delta_rule" in providers else "ssm").recur
         self.route, self.experts = of("route").route, of("experts").experts

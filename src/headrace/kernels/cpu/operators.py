@@ -14,6 +14,7 @@ import numpy as np
 from ...base.config import Decision
 from ...base.graph import AttentionSpec, Role, RouteSpec
 from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
+from .. import latent
 from ..arrays import Array, address, floats_like, stride
 from ..attention_plan import Planner
 from ..backend import Shelf
@@ -175,6 +176,8 @@ class CpuOperators:
             HrStep(n=rows),
         )
         return y
+
+    absorb, unpack = latent.absorb, latent.unpack
 
     def multiply(self, x: Array, gate: Array, activation: str) -> Array:
         y = floats_like(x, *x.shape)

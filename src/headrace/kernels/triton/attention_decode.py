@@ -21,6 +21,14 @@ an eighth of the rate; as fp16 (`quantise.from_codes`) it takes 360 (machine cod
 become fp16 behind the exchange of operands, so that only their codes pass through it (ADR 0321).
 What is left is waiting, for block numbers, scales and copies in turn (`docs/tried/gpu.md`).
 
+Latents. Of latent attention all H heads share one key of 64 + 512 numbers, whose latent is the
+value too: 1,152 bytes a token in bf16 and 2,176 · H operations, 30 operations a byte with the 16
+heads of DeepSeek-V2-Lite (bandwidth binds), 242 with the 128 of V3, at the ridge. Heads fill the
+tile; more than `LATENT_HEADS` are several tiles, which read the same latents, the second time from
+L2. Each is loaded once and multiplied twice. Sums are four times as wide as those of other heads,
+so their pieces are joined by a kernel of its own (`attention_join`): the last program to come would
+read 64 of them one after the other.
+
 Source: Dao et al., "Flash-Decoding for long-context inference" (2023).
 """
 
@@ -35,11 +43,16 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import SHORTEST, AttentionPlan
 from ..operators import GroupBatch, KvLayer
+from .attention_join import join_pieces
 from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
 from .support import INTERPRETED, LOG2E, few_product, sink_mass, soft_cap
 
 CUT = tl.constexpr(SHORTEST)
+ROTARY = tl.constexpr(64)
+"""Room for the rotated part of a latent key."""
+LATENT_HEADS = 64
+"""Heads of a tile over latents, at most: sums of 64 x 512 are 128 registers of eight warps."""
 TOGETHER = 4096
 """Values of partial results that are joined in one turn, all on their way at once: 32 a
 thread. With twice as many Triton 3.6 gives the whole kernel 152 registers, not 128."""
@@ -87,17 +100,21 @@ def _leave(
     WIDTH_PADDED: tl.constexpr,
     JOINED: tl.constexpr,
     FOUR: tl.constexpr,
+    ROPE: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """This program's piece, one of several, to memory: the PACKED = tokens x GROUP query rows of
     one KV head in `partial` [pieces, kv_heads, PACKED, WIDTH]. The last to come joins all of them,
-    in order and JOINED in a turn → `count` tokens at out_at [..., GROUP, WIDTH]."""
+    in order and JOINED in a turn → `count` tokens at out_at [..., GROUP, WIDTH]. Those over latents
+    are joined by `attention_join`."""
     rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, WIDTH_PADDED)
+    columns = ROPE + tl.arange(0, WIDTH_PADDED)
     cell = (number * kv_heads + head) * PACKED + rows
     tl.store(partial + cell[:, None] * WIDTH + columns[None, :], output, mask=real)
     tl.store(log_sums + cell * 2, best, mask=rows < count * GROUP)
     tl.store(log_sums + cell * 2 + 1, total, mask=rows < count * GROUP)
+    if ROPE > 0:
+        return
     # All threads have written before one of them says so to the whole device.
     tl.debug_barrier()
     pair = entry * kv_heads + head
@@ -173,7 +190,6 @@ def _split_kernel(
     scale_block_stride,
     table_stride,
     out_stride,
-    kv_heads,
     scale_log2,
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -191,11 +207,15 @@ def _split_kernel(
     JOINED: tl.constexpr,
     FOUR: tl.constexpr,
     BIASES: tl.constexpr,
+    ROPE: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """HALVES: codes are multiplied as fp16, with `scale` in the query already. FOUR: values in four
-    bits. BIASES: of keys, see `add_biases`."""
+    bits. BIASES: of keys, see `add_biases`. ROPE: numbers of a key over latents that are rotated
+    and lie before its value; `head` is a tile of heads then, and there is one KV head."""
     head = tl.program_id(0)
+    kv_heads = tl.num_programs(0)
+    kv_head = 0 if ROPE > 0 else head
     number = tl.program_id(1)
     # Columns: see `attention_plan.COLUMNS`.
     line = pieces + number * 8
@@ -211,7 +231,8 @@ def _split_kernel(
     high = tl.load(line + 5)
 
     rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, WIDTH_PADDED)
+    columns = ROPE + tl.arange(0, WIDTH_PADDED)
+    rotary = tl.arange(0, ROTARY)
     if TOKENS == 1:
         count = 1
     real = (rows < count * GROUP)[:, None] & (columns < WIDTH)[None, :]
@@ -220,6 +241,9 @@ def _split_kernel(
     if TOKENS > 1:
         place = rows // GROUP * q_stride + rows % GROUP * WIDTH
     query = tl.load(q_at + place[:, None] + columns[None, :], mask=real, other=0.0)
+    if ROPE > 0:
+        turned = (rows < count * GROUP)[:, None] & (rotary < ROPE)[None, :]
+        query_rope = tl.load(q_at + place[:, None] + rotary[None, :], mask=turned, other=0.0)
     # Rows that work for nobody repeat the last token: their softmax stays finite.
     position = length - count + tl.minimum(rows // GROUP, count - 1)
     begin = 0
@@ -229,6 +253,8 @@ def _split_kernel(
     factor = 1.0
     if HALVES:
         query = scale_query(query, scale_log2)
+        if ROPE > 0:
+            query_rope = scale_query(query_rope, scale_log2)
         factor = scale_log2
         scale_log2 = 1.0
 
@@ -243,27 +269,29 @@ def _split_kernel(
         then = start + tl.arange(0, TILE)
         seen = (then < high) & (then >= begin)
         ahead = tl.load(row + then // BLOCK, mask=seen, other=0)
-        next_scales = _scales(k_scale, v_scale, ahead, then, seen, head, scale_block_stride, BLOCK)
+        next_scales = _scales(k_scale, v_scale, ahead, then, seen, kv_head, scale_block_stride, BLOCK)
         ahead = tl.load(row + (then + TILE) // BLOCK, mask=then + TILE < high, other=0)
     for at in range(start, high, TILE):
         places = at + tl.arange(0, TILE)
         seen = (places < high) & (places >= begin)
         block = tl.load(row + places // BLOCK, mask=seen, other=0)
-        token = block.to(tl.int64) * block_stride + head * head_stride + (places % BLOCK) * WIDTH
+        token = block.to(tl.int64) * block_stride + kv_head * head_stride + (places % BLOCK) * WIDTH
         wanted = seen[:, None] & inside
         if SCALED and AHEAD:
             scales, then = next_scales, places + TILE
             next_scales = _scales(
-                k_scale, v_scale, ahead, then, then < high, head, scale_block_stride, BLOCK
+                k_scale, v_scale, ahead, then, then < high, kv_head, scale_block_stride, BLOCK
             )
             ahead = tl.load(row + (then + TILE) // BLOCK, mask=then + TILE < high, other=0)
         elif SCALED:
-            scales = _scales(k_scale, v_scale, block, places, seen, head, scale_block_stride, BLOCK)
+            scales = _scales(k_scale, v_scale, block, places, seen, kv_head, scale_block_stride, BLOCK)
         key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if FOUR:
             bytes = tl.arange(0, WIDTH // 2)[None, :]
             value = tl.load(v + token[:, None] // 2 + bytes, mask=seen[:, None], other=0)
             value = levels(value, INTERPRET)
+        elif ROPE > 0:
+            value = key
         else:
             value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if HALVES:
@@ -271,7 +299,15 @@ def _split_kernel(
             if not FOUR:
                 value = from_codes(value, INTERPRET)
         keys = tl.trans(key).to(query.dtype)
-        scores = few_product(query, keys, tl.zeros([ROWS, TILE], tl.float32), INTERPRET)
+        scores = tl.zeros([ROWS, TILE], tl.float32)
+        if ROPE > 0:
+            beside = seen[:, None] & (rotary < ROPE)[None, :]
+            key_rope = tl.load(k + token[:, None] + rotary[None, :], mask=beside, other=0.0)
+            if HALVES:
+                key_rope = from_codes(key_rope, INTERPRET, INNER=True)
+            key_rope = tl.trans(key_rope).to(query.dtype)
+            scores = few_product(query_rope, key_rope, scores, INTERPRET)
+        scores = few_product(query, keys, scores, INTERPRET)
         if SCALED:
             scores *= scales[0].to(tl.float32)[None, :]
         if BIASES > 0:
@@ -352,6 +388,7 @@ def _split_kernel(
             WIDTH_PADDED,
             JOINED,
             FOUR,
+            ROPE,
             INTERPRET,
         )
 
@@ -369,9 +406,11 @@ def attention_decode(
     tickets: torch.Tensor,
     *,
     sinks: torch.Tensor | None = None,
+    rope: int = 0,
 ) -> None:
     """Fill `out` [N, H, E] for the entries that `plan` cuts in pieces; rows of others are left
-    alone. `group_number`: whose pieces. `sinks` [H]: see `Operators.attend`.
+    alone. `rope`: of keys over latents, how many of their first numbers are rotated; these of the
+    result are left alone too. `group_number`: whose pieces. `sinks` [H]: see `Operators.attend`.
 
     `tickets` [entries · G or more] int32: zero before and after, see `split.make_tickets`.
 
@@ -381,6 +420,10 @@ def attention_decode(
     """
     _, heads, width = q.shape
     kv_heads, block = kv.k.shape[1], kv.k.shape[2]
+    if rope:
+        assert rope <= 64
+        assert sinks is None
+        kv_heads = head_tiles(heads)
     pieces = tensor(plan.pieces[group_number])
     group, count = heads // kv_heads, len(pieces)
     if not count:
@@ -392,7 +435,7 @@ def attention_decode(
     k_scale, v_scale = (q, q) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
     scaled, four = kv.k_scale is not None, kv.v.dtype == torch.uint8
     biased = biases_of(kv, q)
-    padded = max(16, triton.next_power_of_2(width))
+    padded = max(16, triton.next_power_of_2(width - rope))
     # Behind values in four bits stands a product, which takes eight rows at least.
     rows_padded = max(8 if four else 1, triton.next_power_of_2(packed))
     entries = len(view.tables)
@@ -418,7 +461,6 @@ def attention_decode(
         k_scale.stride(0),
         view.tables.stride(0),
         out.stride(0),
-        kv_heads,
         scale * LOG2E,
         GROUP=group,
         TOKENS=tokens,
@@ -436,8 +478,16 @@ def attention_decode(
         JOINED=max(1, TOGETHER // (rows_padded * padded)),
         FOUR=four,
         BIASES=biased[3],
+        ROPE=rope,
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
         maxnreg=config.registers if short and q.dtype != torch.float32 else None,
     )
+    if rope:
+        join_pieces(partial, log_sums, pieces, out, group, rope)
+
+
+def head_tiles(heads: int) -> int:
+    """Tiles of up to `LATENT_HEADS` heads, all of one size, that heads over latents are cut in."""
+    return next(n for n in range(-(-heads // LATENT_HEADS), heads + 1) if heads % n == 0)

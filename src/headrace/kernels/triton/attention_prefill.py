@@ -20,6 +20,11 @@ each, as a persistent kernel with a queue would (`benchmarks/gpu_waves.py`); one
 other, first tiles first, was 6 % over it at 8,192 tokens, 30 % at 2,048. Heads whose KV would not
 stay in L2 together come in sections, one after the other.
 
+Latents (see `attention_decode`) take 2,176 operations of a head where keys and values of 192 and
+128 numbers would take 640, and nothing is unpacked. Prompts so pay 3.4 times the operations of
+expanded heads, in attention alone: below some thousand tokens of context their other products are
+more. Tiles have 64 rows; a row's sums of 512 are 128 registers of eight warps.
+
 Sources: Dao, "FlashAttention-2" (2023); packing of grouped heads as in flash decoding; sections of
 heads and the reversed order as in FlashAttention-3's scheduler.
 """
@@ -35,6 +40,7 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import AttentionPlan
 from ..operators import GroupBatch, KvLayer
+from .attention_decode import ROTARY, head_tiles
 from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
 from .support import INTERPRETED, LOG2E, matrix_product, sink_mass, soft_cap
@@ -72,6 +78,7 @@ def _find_chunk(chunks, program, count, TOKENS: tl.constexpr):
 @triton.jit
 def _turn(
     query,
+    query_rope,
     at,
     k,
     v,
@@ -97,9 +104,7 @@ def _turn(
     output,
     total,
     best,
-    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
-    WIDTH_PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -108,22 +113,34 @@ def _turn(
     HALVES: tl.constexpr,
     FOUR: tl.constexpr,
     BIASES: tl.constexpr,
+    ROPE: tl.constexpr,
     MASKED: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """One tile of the KV at place `at`: online softmax over it."""
-    columns = tl.arange(0, WIDTH_PADDED)
+    ROWS: tl.constexpr = query.shape[0]
+    columns = ROPE + tl.arange(0, query.shape[1])
+    if ROPE > 0:
+        head = 0
     places = at + tl.arange(0, TILE)
     there = (places < length) & (places >= begin)
     block = tl.load(tables + entry * table_stride + places // BLOCK, mask=there, other=0)
     token = block.to(tl.int64) * block_stride + head * head_stride + (places % BLOCK) * WIDTH
     wanted = there[:, None] & (columns < WIDTH)[None, :]
     key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
+    value = key
     if HALVES:
         key = from_codes(key, INTERPRET, INNER=True)
-    scores = matrix_product(
-        query, tl.trans(key).to(query.dtype), tl.zeros([ROWS, TILE], tl.float32), INTERPRET
-    )
+    scores = tl.zeros([ROWS, TILE], tl.float32)
+    if ROPE > 0:
+        rotary = tl.arange(0, ROTARY)
+        turned = there[:, None] & (rotary < ROPE)[None, :]
+        key_rope = tl.load(k + token[:, None] + rotary[None, :], mask=turned, other=0.0)
+        if HALVES:
+            key_rope = from_codes(key_rope, INTERPRET, INNER=True)
+        key_rope = tl.trans(key_rope).to(query.dtype)
+        scores = matrix_product(query_rope, key_rope, scores, INTERPRET)
+    scores = matrix_product(query, tl.trans(key).to(query.dtype), scores, INTERPRET)
     if SCALED:
         scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
         scores *= tl.load(k_scale + scale_at, mask=there, other=0.0).to(tl.float32)[None, :]
@@ -159,7 +176,8 @@ def _turn(
         value = tl.load(v + token[:, None] // 2 + bytes, mask=there[:, None], other=0)
         value = levels(value, INTERPRET)
     else:
-        value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
+        if ROPE == 0:
+            value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if HALVES:
             value = from_codes(value, INTERPRET, INNER=True)
     output = matrix_product(
@@ -204,9 +222,10 @@ def _prefill_kernel(
     HALVES: tl.constexpr,
     FOUR: tl.constexpr,
     BIASES: tl.constexpr,
+    ROPE: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """HALVES, FOUR, BIASES: see `attention_decode._split_kernel`."""
+    """HALVES, FOUR, BIASES, ROPE: see `attention_decode._split_kernel`."""
     TOKENS: tl.constexpr = ROWS // GROUP
     # `section` KV heads beside each other, the last tile of all first.
     number = tl.program_id(0)
@@ -228,7 +247,7 @@ def _prefill_kernel(
     start = length - count
 
     rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, WIDTH_PADDED)
+    columns = ROPE + tl.arange(0, WIDTH_PADDED)
     token = first + rows // GROUP
     # ROWS need not be a multiple of GROUP: what is left over works for nobody.
     owned = (token < count) & (rows < TOKENS * GROUP)
@@ -236,9 +255,16 @@ def _prefill_kernel(
     query_head = head * GROUP + rows % GROUP
     q_at = (first_row + token).to(tl.int64) * q_stride + query_head * WIDTH
     query = tl.load(q + q_at[:, None] + columns[None, :], mask=real, other=0.0)
+    query_rope = query
+    if ROPE > 0:
+        rotary = tl.arange(0, ROTARY)
+        turned = owned[:, None] & (rotary < ROPE)[None, :]
+        query_rope = tl.load(q + q_at[:, None] + rotary[None, :], mask=turned, other=0.0)
     factor = 1.0
     if HALVES:
         query = scale_query(query, scale_log2)
+        if ROPE > 0:
+            query_rope = scale_query(query_rope, scale_log2)
         factor = scale_log2
         scale_log2 = 1.0
     # Rows that work for nobody repeat the last token: their softmax stays finite.
@@ -261,6 +287,7 @@ def _prefill_kernel(
     for at in range(tile_begin, clear_end, TILE):
         output, total, best = _turn(
             query,
+            query_rope,
             at,
             k,
             v,
@@ -286,9 +313,7 @@ def _prefill_kernel(
             output,
             total,
             best,
-            ROWS,
             WIDTH,
-            WIDTH_PADDED,
             BLOCK,
             TILE,
             WINDOW,
@@ -297,12 +322,14 @@ def _prefill_kernel(
             HALVES,
             FOUR,
             BIASES,
+            ROPE,
             False,
             INTERPRET,
         )
     for at in range(clear_end, highest + 1, TILE):
         output, total, best = _turn(
             query,
+            query_rope,
             at,
             k,
             v,
@@ -328,9 +355,7 @@ def _prefill_kernel(
             output,
             total,
             best,
-            ROWS,
             WIDTH,
-            WIDTH_PADDED,
             BLOCK,
             TILE,
             WINDOW,
@@ -339,6 +364,7 @@ def _prefill_kernel(
             HALVES,
             FOUR,
             BIASES,
+            ROPE,
             True,
             INTERPRET,
         )
@@ -372,17 +398,20 @@ def attention_prefill(
     *,
     longest: int,
     sinks: torch.Tensor | None = None,
+    rope: int = 0,
 ) -> None:
     """Fill `out` [N, H, E] for the chunks of `plan`; rows of others are left alone. `longest`:
     tokens of KV that a chunk reads at most. `sinks` [H]: see `Operators.attend`.
 
-    Shapes and dtypes as in `attention_decode`.
+    Shapes, dtypes and `rope` as in `attention_decode`.
     """
     _, heads, width = q.shape
     kv_heads, block = kv.k.shape[1], kv.k.shape[2]
     chunks = tensor(plan.chunks)
     if not len(chunks):
         return
+    if rope:
+        kv_heads = head_tiles(heads)
     group = heads // kv_heads
     rows = max(16, config.rows, triton.next_power_of_2(group))
     tiles = plan.chunk_tokens // (rows // group) + len(chunks)
@@ -391,6 +420,8 @@ def attention_prefill(
     # Of heads of 256 the sums take the registers: with operands that are made there 39 spill.
     halves = scaled and q.dtype != torch.float32 and width <= 128
     section = heads_beside(kv_heads, 2 * longest * width * kv.k.element_size())
+    if rope:
+        section = kv_heads  # They read the same latents.
     _prefill_kernel[(tiles * kv_heads,)](
         q,
         kv.k,
@@ -415,7 +446,7 @@ def attention_prefill(
         GROUP=group,
         ROWS=rows,
         WIDTH=width,
-        WIDTH_PADDED=max(16, triton.next_power_of_2(width)),
+        WIDTH_PADDED=max(16, triton.next_power_of_2(width - rope)),
         BLOCK=block,
         TILE=config.tile,
         WINDOW=view.window or 0,
@@ -424,6 +455,7 @@ def attention_prefill(
         HALVES=halves,
         FOUR=kv.v.dtype == torch.uint8,
         BIASES=biased[3],
+        ROPE=rope,
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,

@@ -39,19 +39,18 @@ class TritonBackend:
             return f"does not quantise weights to {question.quantise}"
         if question.dtype not in DTYPES:
             return f"no kernels for {question.dtype}"
-        if kind in ("short_conv", "delta_rule", "ssm"):
-            return f"no kernel for {kind}"
-        of_latents = any(each.latent for each in question.attentions)
-        if of_latents and kind in ("write", "attend", "absorb", "unpack"):
-            return "no kernel for attention over latents"
+        if kind == "attend" and any(
+            each.latent and (each.rotated or 0) > 64 for each in question.attentions
+        ):
+            return "no kernel for keys over latents with more than 64 rotated numbers"
         if kind == "attend" and question.bidirectional:
             return "no kernel for attention to both sides"
         if kind == "write" and any(size % 2 for size in question.head_sizes()):
             return "no kernel for heads of an odd size"
         if kind in ("attend", "write"):
             for size in question.head_sizes():
-                if size > 256:
-                    return f"head size {size} is over 256"
+                if size > (576 if any(each.latent for each in question.attentions) else 512):
+                    return f"head size {size} is over 512"
         return None
 
     def build(self, question: Question) -> Provider:

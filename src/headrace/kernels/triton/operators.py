@@ -6,16 +6,19 @@ are invariant.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from ...base.graph import AttentionSpec, Role, RouteSpec
+from ...base.graph import AttentionSpec, LatentSpec, Role, RouteSpec
+from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from ..arrays import tensor
 from ..attention_lists import plan_step
 from ..attention_plan import Planner
 from ..cuda_graphs import CudaGraphMaker, GraphProgram, null_step
 from ..draws import Drawing, DrawParameters
 from ..fuse import Norm, Way
-from ..operators import Dequantise, KvCache, KvLayer, StepBatch, StepLimits
+from ..operators import Dequantise, KvCache, KvLayer, StateLayer, StepBatch, StepLimits
 from ..prepared import RopeTable
 from ..program import LOGITS, CallByCall, Program
 from ..reference import ReferenceOperators, unpack_rows
@@ -28,9 +31,10 @@ from ..weights import (
     TiledWeight,
     Weight,
 )
-from . import gated, moe, norm, rope_cache, sampling
-from .attention_decode import attention_decode
+from . import gated, head_products, moe, norm, rope_cache, sampling, short_conv, states
+from .attention_decode import attention_decode, head_tiles
 from .attention_prefill import attention_prefill
+from .head_products import FEW_ROWS
 from .library import ScaledProducts, WideProducts
 from .moe_tiles import ExpertTables
 from .packed import merge_neighbours, merge_tiled, tile_weight
@@ -56,6 +60,9 @@ EXPERT_ROWS = 5
 FEW_TOKENS = 8
 """Tokens of an entry up to which its attention reads KV as fast as for one: with eight heads a
 group they are 64 query rows, a tile that still leaves its registers to what is on its way."""
+LATENT_SHARE = 4
+"""Latents are planned for as so many KV heads are: a program over them fills half of a
+multiprocessor, where eight of others' would be on it one after the other."""
 FP8_OUTS = 256
 """A matrix with fewer outputs (a router) stays as it is: nothing to gain, and its ties matter."""
 
@@ -94,6 +101,8 @@ class TritonOperators(ReferenceOperators):
         # One kernel for every entry where rows must be invariant: the two sum in other orders.
         few = 1 + drafts if drafts < FEW_TOKENS else 1
         heads = cache.first.k.shape[1]
+        if cache.first.k is cache.first.v:
+            heads, few = LATENT_SHARE, 1
         return Planner(heads, cache.windows, 0 if self.deterministic else few)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
@@ -104,6 +113,8 @@ class TritonOperators(ReferenceOperators):
                 return DenseWeight(torch.cat([_data(part) for part in parts]))
             whole = merge_tiled(parts) or merge_fp8(parts)
             return whole or StackedWeight(tuple(merge_neighbours(parts)))  # type: ignore[arg-type]
+        if role == "heads":
+            return DenseWeight(self._dense(weight, dequantise))
         if isinstance(weight, DenseWeight):
             small = weight.shape[0] < FP8_OUTS
             if self._quantise == "fp8" and role in ("linear", "moe") and not small:
@@ -250,7 +261,7 @@ class TritonOperators(ReferenceOperators):
             plan = plan_step(batch, self.planner(KvCache([kv], [group], windows)))
             # One that may come again has other numbers then.
             batch.plan = None if batch.fixed else plan
-        reach = batch.max_length
+        reach, rope = batch.max_length, spec.rotated or 0 if spec.latent else 0
         attention_prefill(
             q,
             kv,
@@ -262,6 +273,7 @@ class TritonOperators(ReferenceOperators):
             table.prefill(width, coded=coded),
             longest=reach if view.window is None else min(reach, view.window + batch.max_count),
             sinks=sinks,
+            rope=rope,
         )
         attention_decode(
             q,
@@ -272,14 +284,58 @@ class TritonOperators(ReferenceOperators):
             out,
             scale,
             softcap,
-            table.decode(width, coded=coded),
+            table.latents(spec.heads // head_tiles(spec.heads))
+            if rope
+            else table.decode(width, coded=coded),
             self._ticket(q.device),
             sinks=sinks,
+            rope=rope,
         )
         return out.view_as(flat)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         return gated.gated(gate_up.contiguous(), activation)
+
+    def absorb(
+        self,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        rotary: torch.Tensor,
+        spec: LatentSpec,
+        packing: list[Weight],
+    ) -> torch.Tensor:
+        table, few = self._experts.find(packing), self.deterministic or len(q) <= FEW_ROWS
+        return head_products.absorb(q, latent, rotary, spec, table, few=few)
+
+    def unpack(
+        self, mixed: torch.Tensor, spec: LatentSpec, unpacking: list[Weight]
+    ) -> torch.Tensor:
+        table, few = self._experts.find(unpacking), self.deterministic or len(mixed) <= FEW_ROWS
+        return head_products.unpack(mixed, spec, table, few=few)
+
+    def short_conv(
+        self,
+        x: torch.Tensor,
+        spec: ConvSpec,
+        taps: torch.Tensor,
+        bias: torch.Tensor | None,
+        layer: StateLayer,
+        batch: StepBatch,
+        group: int,
+    ) -> torch.Tensor:
+        return short_conv.short_conv(x, spec, taps, bias, layer, batch, group)
+
+    def recur(
+        self,
+        given: Sequence[torch.Tensor],
+        spec: DeltaSpec | SsmSpec,
+        weights: Sequence[torch.Tensor],
+        layer: StateLayer,
+        batch: StepBatch,
+        group: int,
+    ) -> torch.Tensor:
+        columns = states.FEW_COLUMNS if self.deterministic else None
+        return states.recur(given, spec, weights, layer, batch, group, columns=columns)
 
     def multiply(self, x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
         return gated.multiply(x, gate, activation)

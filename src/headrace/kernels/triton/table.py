@@ -70,6 +70,10 @@ class Table:
         """By head size; `coded`: of a cache in 8-bit codes."""
         return self._find(DecodeConfig, "attention_decode" + "_coded" * coded, width)
 
+    def latents(self, heads: int) -> DecodeConfig:
+        """By the heads of a tile over latents."""
+        return self._find(DecodeConfig, "attention_latents", heads)
+
     def prefill(self, width: int, *, coded: bool = False) -> PrefillConfig:
         """By head size; `coded`: of a cache in 8-bit codes."""
         return self._find(PrefillConfig, "attention_prefill" + "_coded" * coded, width)

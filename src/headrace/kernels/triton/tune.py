@@ -70,7 +70,7 @@ class Problem:
 def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Iterator[Problem]:
     """Every bucket that is tuned, what is farthest from its limit first; the configuration in use
     is always among its candidates."""
-    for width, up_to in ((128, 128), (64, 64), (256, None)):
+    for width, up_to in ((128, 128), (64, 64), (256, 256)):
         for coded in (True, False):
             yield from _attention(table, shapes, width, up_to, device, dtype, coded)
     weights = _weights(shapes, device)
