@@ -27,6 +27,12 @@ FAMILIES = (
     pytest.param("phi3", marks=SLOW),
     pytest.param("ernie4_5", marks=SLOW),
     pytest.param("granitemoe", marks=SLOW),
+    pytest.param("gemma2", marks=SLOW),
+    pytest.param("lfm2", marks=SLOW),
+    pytest.param("qwen3_next", marks=SLOW),
+    pytest.param("qwen3_5", marks=SLOW),
+    pytest.param("granitemoehybrid", marks=SLOW),
+    pytest.param("nemotron_h", marks=SLOW),
 )
 
 

@@ -157,6 +157,8 @@ class StepBatch:
     entry's state; its tokens in this step that are no drafts; then twice, for a checkpoint, behind
     how many tokens of the sequence (0: none) and into which block. None: nothing is a draft, nor
     kept."""
+    state_rows: Array | None = None
+    """`states` where the other arrays are, of a device."""
 
     def sampled_places(self) -> npt.NDArray[np.int64]:
         """`sample_rows` on the host, without waiting for a device."""

@@ -269,7 +269,9 @@ def _split_kernel(
         then = start + tl.arange(0, TILE)
         seen = (then < high) & (then >= begin)
         ahead = tl.load(row + then // BLOCK, mask=seen, other=0)
-        next_scales = _scales(k_scale, v_scale, ahead, then, seen, kv_head, scale_block_stride, BLOCK)
+        next_scales = _scales(
+            k_scale, v_scale, ahead, then, seen, kv_head, scale_block_stride, BLOCK
+        )
         ahead = tl.load(row + (then + TILE) // BLOCK, mask=then + TILE < high, other=0)
     for at in range(start, high, TILE):
         places = at + tl.arange(0, TILE)
@@ -284,7 +286,9 @@ def _split_kernel(
             )
             ahead = tl.load(row + (then + TILE) // BLOCK, mask=then + TILE < high, other=0)
         elif SCALED:
-            scales = _scales(k_scale, v_scale, block, places, seen, kv_head, scale_block_stride, BLOCK)
+            scales = _scales(
+                k_scale, v_scale, block, places, seen, kv_head, scale_block_stride, BLOCK
+            )
         key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if FOUR:
             bytes = tl.arange(0, WIDTH // 2)[None, :]

@@ -105,9 +105,7 @@ def _advance(state, k, v, decay, step, DELTA: tl.constexpr):
     return state + k[:, None] * v[None, :]
 
 
-@triton.jit(
-    do_not_specialize=["mixed_stride", "gates_stride", "steps_stride", "table_stride"]
-)
+@triton.jit(do_not_specialize=["mixed_stride", "gates_stride", "steps_stride", "table_stride"])
 def _walk_kernel(
     mixed,
     gates,
@@ -241,9 +239,7 @@ def _walk_kernel(
         q, k, v, decay, step, given = next_q, next_k, next_v, next_decay, next_step, next_given
 
 
-@triton.jit(
-    do_not_specialize=["mixed_stride", "gates_stride", "steps_stride", "table_stride"]
-)
+@triton.jit(do_not_specialize=["mixed_stride", "gates_stride", "steps_stride", "table_stride"])
 def _tail_kernel(
     mixed,
     gates,
