@@ -13,6 +13,8 @@ import torch
 
 from headrace.base.arch import ModelArch, Rope
 from headrace.base.graph import AttentionSpec, RouteSpec
+from headrace.base.groups import layer_groups
+from headrace.base.step import PoolShape
 from headrace.kernels.key_bias import KeyBias
 from headrace.kernels.model import Model
 from headrace.kernels.operators import GroupBatch, HostStep, KvCache, KvLayer, Operators, StepBatch
@@ -22,6 +24,7 @@ from headrace.loader.prepare import prepare
 from headrace.loader.weight_source import Named, WeightSource
 from headrace.models.registry import describe
 from headrace.roofline.known import known
+from headrace.worker.kv_tensors import allocate_kv
 
 BLOCK = 16
 GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128, "mxfp4": 32}
@@ -199,8 +202,11 @@ def prefill(count: int, start: int = 0) -> Step:
     return Step(f"prefill {count}" + (f" after {start}" if start else ""), ((start, count),))
 
 
-def make_batch(step: Step, windows: list[int | None], device: str) -> StepBatch:
-    """Tensors of a step; tables hand out blocks 1, 2, 3 … in order."""
+def make_batch(
+    step: Step, windows: list[int | None], device: str, *, states: bool = False
+) -> StepBatch:
+    """Tensors of a step; tables hand out blocks 1, 2, 3 … in order. `states`: with a group of
+    them, last."""
     used = -(-step.longest // BLOCK)
     tables = 1 + torch.arange(len(step.entries) * used, dtype=torch.int32).view(-1, used)
     counts = torch.tensor([count for _, count in step.entries])
@@ -209,12 +215,16 @@ def make_batch(step: Step, windows: list[int | None], device: str) -> StepBatch:
     owner = torch.repeat_interleave(torch.arange(len(counts)), counts)
     positions = torch.arange(step.tokens) - bounds[owner] + starts[owner]
     slots = tables[owner, positions // BLOCK].long() * BLOCK + positions % BLOCK
+    groups = [GroupBatch(tables.to(device), slots.to(device), window) for window in windows]
+    if states:
+        own = 1 + torch.arange(len(counts), dtype=torch.int32).view(-1, 1)
+        groups.append(GroupBatch(own.to(device), slots.to(device), None))
     return StepBatch(
         tokens=(positions % 1000).to(device),
         positions=positions.to(device),
         query_starts=bounds.to(torch.int32).to(device),
         lengths=(starts + counts).to(torch.int32).to(device),
-        groups=[GroupBatch(tables.to(device), slots.to(device), window) for window in windows],
+        groups=groups,
         sample_rows=(bounds[1:] - 1).to(device),
         max_count=int(counts.max()),
         max_length=step.longest,
@@ -229,6 +239,15 @@ def windows_of(arch: ModelArch) -> list[int | None]:
         if arch.window(layer) not in found:
             found.append(arch.window(layer))
     return found
+
+
+def family_cache(
+    arch: ModelArch, blocks: int, device: str, kv: str = "bfloat16", *, rows: int = 32
+) -> KvCache:
+    """`make_cache` of any family: latents, and states of `rows` sequences."""
+    groups = layer_groups(arch, kv, blocks)
+    pool = PoolShape(BLOCK, tuple(g._replace(blocks=rows + 1) if g.state else g for g in groups))
+    return allocate_kv(pool, device)
 
 
 def make_cache(

@@ -69,7 +69,7 @@ def test_tiles_of_heads_are_all_of_one_size() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 19, 70])
 def test_queries_to_latents_and_back(dtype: torch.dtype, rows: int) -> None:
-    """Of columns of wider matrices; a row alone is the row among others."""
+    """They are columns of wider matrices; a row alone is the row among others."""
     torch.manual_seed(rows)
     spec = LatentSpec(0, heads=3, rank=72, rope_size=8, plain_size=20, value_size=24, scale=1.0)
     wide = torch.randn(rows, spec.queries + spec.size).to(dtype)

@@ -241,7 +241,7 @@ ROUTES = (
     (RouteSpec(8, True, "sigmoid"), 128, False),
     (RouteSpec(2, True, "softmax", 0.5), 6, True),
 )
-"""Of GLM-4.5, DeepSeek-V3, DeepSeek-V2, Qwen1.5, MiniMax-M2, ERNIE: spec, experts, bias."""
+"""Spec, experts, bias: GLM-4.5, DeepSeek-V3 and V2, Qwen1.5, MiniMax-M2, ERNIE."""
 
 
 @pytest.mark.parametrize(("spec", "count", "biased"), ROUTES)

@@ -13,6 +13,7 @@ from headrace.base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from headrace.base.step import MOST_DRAFTS
 from headrace.kernels.operators import GroupBatch, StateLayer, StepBatch
 from headrace.kernels.reference import ReferenceOperators
+from headrace.kernels.state_lines import StateLines
 from headrace.kernels.triton.operators import TritonOperators
 
 from .test_attention import make_batch
@@ -130,3 +131,24 @@ def test_a_prompt_may_be_cut_anywhere(name: str) -> None:
         results.append((torch.cat(found), layer.state[3].clone()))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
+
+
+def test_padding_walks_nowhere() -> None:
+    """Entries that only fill a graph's bucket leave states alone, and give what is finite."""
+    torch.manual_seed(7)
+    spec = SPECS["delta"]
+    weights, (layer, before) = weights_of(spec), layers(spec, 8, 4)
+    batch = step_of(3)
+    batch.groups[0].tables[1] = 0
+    lines = StateLines(2, torch.device("cpu"))
+    whole, batch.lengths = batch.lengths, batch.lengths[:1]
+    for part, source in lines.copies(replace(batch, query_starts=batch.query_starts[:2]), 2):
+        part.copy_(source)
+    batch.lengths, batch.state_rows = whole, lines.view(2)
+    ops = TritonOperators(torch.float32)
+    found = ops.recur(given_of(spec, 21, torch.float32), spec, weights, layer, batch, 0)
+    assert torch.isfinite(found).all()
+    assert not found[20].any()
+    assert found[:20].all()
+    assert torch.equal(layer.state[0], before.state[0])
+    assert not torch.equal(layer.state[3], before.state[3])

@@ -44,6 +44,7 @@ from .attention_lists import AttentionLists, Bucket, plan_step
 from .draws import DrawParameters
 from .operators import GroupBatch, HostStep, KvCache, StepBatch, StepLimits
 from .program import CallByCall, Outputs, Want, choose, want
+from .state_lines import StateLines
 
 ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 64))
 """Buckets of decode steps. Up to some 200 rows products are bound by their weights and padding
@@ -142,6 +143,7 @@ class _Inputs:
     windows: list[int | None] = field(default_factory=list)
     attention: AttentionLists | None = None
     """Where the backend has a planner."""
+    states: StateLines | None = None
 
     def view(self, bucket: Bucket, samples: int, max_context: int) -> StepBatch:
         """The batch that a graph of this bucket is captured with, in which so many tokens get
@@ -152,6 +154,7 @@ class _Inputs:
             positions=self.positions[:tokens],
             query_starts=self.query_starts[: entries + 1],
             lengths=self.lengths[:entries],
+            state_rows=None if self.states is None else self.states.view(entries),
             groups=[
                 GroupBatch(table[:entries], slots[:tokens], window)
                 for table, slots, window in zip(self.tables, self.slots, self.windows, strict=True)
@@ -392,6 +395,8 @@ class GraphProgram:
                 lengths = inputs.counting[0].expand(spare)
             ints.append((inputs.query_starts[entries + 1 : bucket.entries + 1], starts))
             ints.append((inputs.lengths[entries : bucket.entries], lengths))
+        if inputs.states is not None:
+            ints += inputs.states.copies(batch, bucket.entries)
         if inputs.attention is not None:
             ints += inputs.attention.copies(batch, bucket, inputs.counting)
         for pairs in (longs, ints):
@@ -455,6 +460,7 @@ class GraphProgram:
             attention=None
             if self._planner is None
             else AttentionLists(self._planner, list(self.buckets()), windows, device),
+            states=StateLines(entries, device) if self._plain.cache.states else None,
         )
 
 

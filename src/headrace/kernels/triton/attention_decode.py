@@ -160,6 +160,14 @@ def _leave(
 
 
 @triton.jit
+def rotary_part(at, real, ROPE: tl.constexpr):
+    """The first ROPE numbers behind each of the places `at` [ROWS] that are `real`."""
+    columns = tl.arange(0, ROTARY)
+    mask = real[:, None] & (columns < ROPE)[None, :]
+    return tl.load(at[:, None] + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
 def _scales(k_scale, v_scale, block, places, seen, head, scale_block_stride, BLOCK: tl.constexpr):
     """→ scales of the keys and of the values at `places`, asked for at once."""
     at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
@@ -232,7 +240,6 @@ def _split_kernel(
 
     rows = tl.arange(0, ROWS)
     columns = ROPE + tl.arange(0, WIDTH_PADDED)
-    rotary = tl.arange(0, ROTARY)
     if TOKENS == 1:
         count = 1
     real = (rows < count * GROUP)[:, None] & (columns < WIDTH)[None, :]
@@ -242,8 +249,7 @@ def _split_kernel(
         place = rows // GROUP * q_stride + rows % GROUP * WIDTH
     query = tl.load(q_at + place[:, None] + columns[None, :], mask=real, other=0.0)
     if ROPE > 0:
-        turned = (rows < count * GROUP)[:, None] & (rotary < ROPE)[None, :]
-        query_rope = tl.load(q_at + place[:, None] + rotary[None, :], mask=turned, other=0.0)
+        query_rope = rotary_part(q_at + place, rows < count * GROUP, ROPE)
     # Rows that work for nobody repeat the last token: their softmax stays finite.
     position = length - count + tl.minimum(rows // GROUP, count - 1)
     begin = 0
@@ -305,8 +311,7 @@ def _split_kernel(
         keys = tl.trans(key).to(query.dtype)
         scores = tl.zeros([ROWS, TILE], tl.float32)
         if ROPE > 0:
-            beside = seen[:, None] & (rotary < ROPE)[None, :]
-            key_rope = tl.load(k + token[:, None] + rotary[None, :], mask=beside, other=0.0)
+            key_rope = rotary_part(k + token, seen, ROPE)
             if HALVES:
                 key_rope = from_codes(key_rope, INTERPRET, INNER=True)
             key_rope = tl.trans(key_rope).to(query.dtype)

@@ -40,7 +40,7 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import AttentionPlan
 from ..operators import GroupBatch, KvLayer
-from .attention_decode import ROTARY, head_tiles
+from .attention_decode import head_tiles, rotary_part
 from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
 from .support import INTERPRETED, LOG2E, matrix_product, sink_mass, soft_cap
@@ -133,9 +133,7 @@ def _turn(
         key = from_codes(key, INTERPRET, INNER=True)
     scores = tl.zeros([ROWS, TILE], tl.float32)
     if ROPE > 0:
-        rotary = tl.arange(0, ROTARY)
-        turned = there[:, None] & (rotary < ROPE)[None, :]
-        key_rope = tl.load(k + token[:, None] + rotary[None, :], mask=turned, other=0.0)
+        key_rope = rotary_part(k + token, there, ROPE)
         if HALVES:
             key_rope = from_codes(key_rope, INTERPRET, INNER=True)
         key_rope = tl.trans(key_rope).to(query.dtype)
@@ -257,9 +255,7 @@ def _prefill_kernel(
     query = tl.load(q + q_at[:, None] + columns[None, :], mask=real, other=0.0)
     query_rope = query
     if ROPE > 0:
-        rotary = tl.arange(0, ROTARY)
-        turned = owned[:, None] & (rotary < ROPE)[None, :]
-        query_rope = tl.load(q + q_at[:, None] + rotary[None, :], mask=turned, other=0.0)
+        query_rope = rotary_part(q + q_at, owned, ROPE)
     factor = 1.0
     if HALVES:
         query = scale_query(query, scale_log2)

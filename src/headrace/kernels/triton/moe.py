@@ -72,7 +72,7 @@ def _route_kernel(
     ACTIVE: tl.constexpr,
     NORMALISE: tl.constexpr,
 ):
-    """Of GROUPS groups of EACH experts; see `RouteSpec`."""
+    """Experts are GROUPS groups of EACH; see `RouteSpec`."""
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS_PADDED)
     member = tl.arange(0, EACH_PADDED)

@@ -143,7 +143,7 @@ class ExpertTables:
         self._dtype = dtype
         self._found: dict[int, ExpertTable] = {}
 
-    def find(self, experts: list[Weight]) -> ExpertTable:
+    def find(self, experts: Sequence[Weight]) -> ExpertTable:
         key = id(experts[0])
         if key not in self._found:
             self._found[key] = expert_table(experts, self._dtype)

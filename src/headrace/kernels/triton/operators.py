@@ -136,10 +136,9 @@ class TritonOperators(ReferenceOperators):
         return weight
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
-        """CUDA graphs; and every kernel that steps without a graph need is compiled here. Graphs
-        have no states: models with them go call by call."""
+        """CUDA graphs; and every kernel that steps without a graph need is compiled here."""
         cache = plain.cache
-        if cache.states or cache.first.k.device.type != "cuda":
+        if cache.first.k.device.type != "cuda":
             return None
         for tokens in sorted({min(count, limits.tokens) for count in WARM_UP}):
             found = plain.step(null_step(tokens, cache, limits.max_context), LOGITS)
@@ -161,7 +160,7 @@ class TritonOperators(ReferenceOperators):
     def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
         """What the graphs of `compile` will take of the device, from a few of them."""
         device = plain.cache.first.k.device
-        if plain.cache.states or device.type != "cuda":
+        if device.type != "cuda":
             return 0
         return GraphProgram(plain, limits, CudaGraphMaker(device)).estimate()
 
@@ -302,13 +301,13 @@ class TritonOperators(ReferenceOperators):
         latent: torch.Tensor,
         rotary: torch.Tensor,
         spec: LatentSpec,
-        packing: list[Weight],
+        packing: Sequence[Weight],
     ) -> torch.Tensor:
         table, few = self._experts.find(packing), self.deterministic or len(q) <= FEW_ROWS
         return head_products.absorb(q, latent, rotary, spec, table, few=few)
 
     def unpack(
-        self, mixed: torch.Tensor, spec: LatentSpec, unpacking: list[Weight]
+        self, mixed: torch.Tensor, spec: LatentSpec, unpacking: Sequence[Weight]
     ) -> torch.Tensor:
         table, few = self._experts.find(unpacking), self.deterministic or len(mixed) <= FEW_ROWS
         return head_products.unpack(mixed, spec, table, few=few)

@@ -16,7 +16,8 @@ import triton.language as tl
 from ...base.recurrent import ConvSpec
 from ..arrays import tensor
 from ..operators import StateLayer, StepBatch
-from .state_rows import find_entry, read_entry, rows_of
+from ..state_lines import device_lines
+from .state_rows import find_entry, read_entry
 
 TILE = 1024
 
@@ -51,21 +52,20 @@ def _keep(
 ):
     """An entry's last inputs, and those of the checkpoints in its step, to their blocks."""
     start = length - count
-    if state_rows is not None:
-        # Before what is behind them is written over.
-        for number in tl.static_range(2):
-            at = tl.load(state_rows + entry * 6 + 2 + 2 * number)
-            to = tl.load(state_rows + entry * 6 + 3 + 2 * number)
-            if (at > 0) & (to != block):
-                for place in range(tl.maximum(at - (TAPS - 1), 0), at):
-                    own = mask & (place >= start)
-                    past = mask & (place < start)
-                    token = (first + place - start).to(tl.int64)
-                    found = _input(x, token, columns, own, channels, x_stride, GATED)
-                    before = ring + (block * KEPT + place % KEPT).to(tl.int64) * channels
-                    found += tl.load(before + columns, mask=past, other=0.0)
-                    home = ring + (to * KEPT + place % KEPT).to(tl.int64) * channels
-                    tl.store(home + columns, found, mask=mask)
+    # Before what is behind them is written over.
+    for number in tl.static_range(2):
+        at = tl.load(state_rows + entry * 6 + 2 + 2 * number)
+        to = tl.load(state_rows + entry * 6 + 3 + 2 * number)
+        if (at > 0) & (to != block):
+            for place in range(tl.maximum(at - (TAPS - 1), 0), at):
+                own = mask & (place >= start)
+                past = mask & (place < start)
+                token = (first + place - start).to(tl.int64)
+                found = _input(x, token, columns, own, channels, x_stride, GATED)
+                before = ring + (block * KEPT + place % KEPT).to(tl.int64) * channels
+                found += tl.load(before + columns, mask=past, other=0.0)
+                home = ring + (to * KEPT + place % KEPT).to(tl.int64) * channels
+                tl.store(home + columns, found, mask=mask)
     for place in range(tl.maximum(start, length - KEPT), length):
         token = (first + place - start).to(tl.int64)
         found = _input(x, token, columns, mask, channels, x_stride, GATED)
@@ -192,7 +192,7 @@ def short_conv(
     ring, table = tensor(layer.inputs), tensor(batch.groups[group].tables)
     _, kept, channels = ring.shape
     out = torch.empty(len(x), channels, dtype=x.dtype, device=x.device)
-    rows, single, parts = rows_of(batch), batch.max_count == 1, triton.cdiv(channels, TILE)
+    rows, single, parts = device_lines(batch), batch.max_count == 1, triton.cdiv(channels, TILE)
     entries = len(batch.lengths)
     shape = {"TAPS": spec.taps, "KEPT": kept, "GATED": spec.gated, "TILE": TILE, "num_warps": 4}
     step = batch.query_starts, batch.lengths, table, rows

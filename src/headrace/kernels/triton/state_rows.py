@@ -1,12 +1,9 @@
-"""What kernels of states read of a step: its entries, and `StepBatch.states` on the device."""
+"""What kernels of states read of a step: its entries."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-
-from ..operators import StepBatch
 
 
 @triton.jit
@@ -29,12 +26,3 @@ def read_entry(query_starts, lengths, table, entry, table_stride):
     first = tl.load(query_starts + entry)
     count = tl.load(query_starts + entry + 1) - first
     return first, count, tl.load(lengths + entry), tl.load(table + entry * table_stride)
-
-
-def rows_of(batch: StepBatch) -> torch.Tensor | None:
-    """`StepBatch.states` [B, 6] where the step's arrays are: copied once, by the first layer. None:
-    all that came before is in the states, nothing is a draft, nor kept."""
-    if batch.state_rows is None and batch.states is not None:
-        batch.state_rows = torch.from_numpy(batch.states).to(batch.tokens.device)
-    found: torch.Tensor | None = batch.state_rows
-    return found

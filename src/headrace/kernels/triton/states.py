@@ -28,12 +28,14 @@ import triton.language as tl
 from ...base.recurrent import DeltaSpec, SsmSpec
 from ..arrays import tensor
 from ..operators import StateLayer, StepBatch
-from .state_rows import read_entry, rows_of
+from ..state_lines import NOWHERE, device_lines
+from .state_rows import read_entry
 
 FEW_COLUMNS = 8
 """Columns of a program where entries have many tokens: 32 numbers a thread."""
 COLUMNS = 32
-"""Those where entries have one: 128 bytes of each key's row."""
+"""The same where entries have one: 128 bytes of each key's row."""
+IDLE = tl.constexpr(NOWHERE)
 TOGETHER = 1024
 """Numbers that a program norms."""
 
@@ -147,19 +149,15 @@ def _walk_kernel(
     mask = real[:, None] & inside[None, :]
     home = keys[:, None] * VALUES + columns[None, :]
     start = length - count
-    settled = start
-    certain = count
-    keep_at, keep_block, then_at, then_block = 0, 0, 0, 0
-    if state_rows is not None:
-        line = state_rows + entry * 6
-        settled = tl.load(line)
-        certain = tl.load(line + 1)
-        keep_at = tl.load(line + 2)
-        keep_block = tl.load(line + 3)
-        then_at = tl.load(line + 4)
-        then_block = tl.load(line + 5)
+    line = state_rows + entry * 6
+    settled = tl.load(line)
+    certain = tl.load(line + 1)
+    keep_at = tl.load(line + 2)
+    keep_block = tl.load(line + 3).to(tl.int64)
+    then_at = tl.load(line + 4)
+    then_block = tl.load(line + 5).to(tl.int64)
     # Padding of a graph walks nowhere; what it leaves must be finite.
-    walks = certain < 1073741824
+    walks = certain < IDLE
     cell = (block.to(tl.int64) * HEADS + head) * (KEYS * VALUES)
     state = tl.load(states + cell + home, mask=mask & (settled > 0), other=0.0)
     for behind in range(tl.where(walks, start - settled, 0)):
@@ -231,10 +229,10 @@ def _walk_kernel(
         if number + 1 == certain:
             tl.store(states + cell + home, state, mask=mask)
         if start + number + 1 == keep_at:
-            kept = (keep_block.to(tl.int64) * HEADS + head) * (KEYS * VALUES)
+            kept = (keep_block * HEADS + head) * (KEYS * VALUES)
             tl.store(states + kept + home, state, mask=mask)
         if start + number + 1 == then_at:
-            kept = (then_block.to(tl.int64) * HEADS + head) * (KEYS * VALUES)
+            kept = (then_block * HEADS + head) * (KEYS * VALUES)
             tl.store(states + kept + home, state, mask=mask)
         q, k, v, decay, step, given = next_q, next_k, next_v, next_decay, next_step, next_given
 
@@ -268,7 +266,7 @@ def _tail_kernel(
     """What each draft of an entry would bring to a head's state, to the entry's block."""
     entry = tl.program_id(1)
     head = tl.program_id(0)
-    first, count, length, block = read_entry(query_starts, lengths, table, entry, table_stride)
+    first, count, _, block = read_entry(query_starts, lengths, table, entry, table_stride)
     certain = tl.load(state_rows + entry * 6 + 1)
     keys = tl.arange(0, KEYS_PADDED)
     columns = tl.arange(0, VALUES_PADDED)
@@ -365,7 +363,7 @@ def recur(
     steps, gates = more if delta else (more[0], more[0])
     decays, biases, *rest = weights
     states, tail = tensor(layer.state), tensor(layer.tail)
-    table, rows = tensor(batch.groups[group].tables), rows_of(batch)
+    table, rows = tensor(batch.groups[group].tables), device_lines(batch)
     entries, count, values = len(batch.lengths), len(mixed), spec.value_size
     if columns is None:
         columns = COLUMNS if batch.max_count == 1 else FEW_COLUMNS
@@ -399,7 +397,7 @@ def recur(
         COLUMNS=columns,
         **shape,
     )
-    if batch.max_count > 1 and rows is not None:
+    if batch.max_count > 1:
         _tail_kernel[(spec.value_heads, entries)](
             mixed,
             gates,
