@@ -25,7 +25,7 @@ CEILINGS = {
     "lines of a function": 133,  # What is understood without scrolling back.
     "lines of a command": 148,  # Most of them say what an option means.
     "lines of a class": 436,  # What has one reason to change.
-    "lines of a Triton function": 203,
+    "lines of a Triton function": 224,
     "parameters": 16,  # What a caller can get right without looking it up.
     "parameters of a command": 39,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 40,
@@ -44,7 +44,7 @@ LINES = {
     "dist": 576,
     "engine": 8_907,
     "factory": 6_688,
-    "kernels": 14_927,
+    "kernels": 16_256,
     "kv": 1_581,
     "layers": 413,
     "loader": 5_052,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 2_892,
     "speculate": 702,
     "text": 6_206,
-    "worker": 5_872,
+    "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 103_206
+TOTAL = 104_539
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
