@@ -24,7 +24,7 @@ CEILINGS = {
     "lines of a file": 510,  # What is read in one sitting.
     "lines of a function": 133,  # What is understood without scrolling back.
     "lines of a command": 148,  # Most of them say what an option means.
-    "lines of a class": 436,  # What has one reason to change.
+    "lines of a class": 437,  # What has one reason to change.
     "lines of a Triton function": 224,
     "parameters": 16,  # What a caller can get right without looking it up.
     "parameters of a command": 39,  # Each is an option that `--help` prints.
@@ -38,14 +38,14 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 6_163,
+    "base": 6_251,
     "bench": 10_141,
-    "cli": 5_970,
+    "cli": 6_002,
     "dist": 576,
-    "engine": 8_907,
+    "engine": 9_121,
     "factory": 6_688,
     "kernels": 16_256,
-    "kv": 1_581,
+    "kv": 1_662,
     "layers": 413,
     "loader": 5_052,
     "media": 504,
@@ -53,16 +53,16 @@ LINES = {
     "obs": 1_767,
     "quant": 1_014,
     "roofline": 4_712,
-    "route": 955,
+    "route": 1_062,
     "sched": 1_578,
-    "server": 16_122,
+    "server": 16_198,
     "speech": 2_892,
     "speculate": 702,
     "text": 6_206,
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 104_539
+TOTAL = 105_137
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

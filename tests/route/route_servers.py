@@ -12,8 +12,10 @@ from typing import ParamSpec
 
 from starlette.types import Receive, Scope, Send
 
-from headrace.engine.routing import ROUTERS
+from headrace.base.text_prefixes import PATH_TOLD
+from headrace.engine.routing import ROUTERS, PrefixAffinity
 from headrace.route.gateway import MAX_BODY, Gateway
+from headrace.route.holdings import follow
 from headrace.route.replica import replicas_of
 from headrace.server.listen import Listener, http_server
 from headrace.server.run import loop_factory, take_port
@@ -46,6 +48,9 @@ class Mock:
     headers: list[dict[bytes, bytes]] = field(default_factory=list)
     clients: set[tuple[str, int]] = field(default_factory=set)
     """The other ends of its connections."""
+    tells: asyncio.Queue[bytes] | None = None
+    """Events of `/v1/prefixes/stream`; an empty one ends the connection."""
+    listeners: int = 0
     cancelled: int = 0
     url: str = ""
     stop: Callable[[], None] = lambda: None
@@ -53,6 +58,9 @@ class Mock:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/health":
             await self._say(send, self.status, b"{}")
+            return
+        if scope["path"] == PATH_TOLD:
+            await self._tell(send)
             return
         body = b""
         more = True
@@ -85,6 +93,17 @@ class Mock:
                     return
                 left.cancel()
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    async def _tell(self, send: Send) -> None:
+        if self.tells is None:
+            await self._say(send, 404, b"{}")
+            return
+        self.listeners += 1
+        kind = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        while event := await self.tells.get():
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        raise RuntimeError("this connection ends")
 
     async def _say(self, send: Send, status: int, body: bytes) -> None:
         headers = [(b"content-length", b"%d" % len(body)), (b"x-of", self.url.encode())]
@@ -122,9 +141,18 @@ async def gateway(
     urls: list[str], policy: str = "round-robin", max_body: int = MAX_BODY, migrate: bool = True
 ) -> AsyncIterator[tuple[str, Gateway]]:
     replicas = replicas_of(urls)
-    app = Gateway(replicas, ROUTERS[policy](), max_body=max_body, migrate=migrate)
+    router = ROUTERS[policy]()
+    app = Gateway(replicas, router, max_body=max_body, migrate=migrate)
+    listening = [
+        asyncio.ensure_future(follow(one, router))
+        for one in replicas
+        if isinstance(router, PrefixAffinity)
+    ]
     async with served(app) as (url, _):
         yield url, app
+    for task in listening:
+        task.cancel()
+    await asyncio.gather(*listening, return_exceptions=True)
     for one in replicas:
         assert one.outstanding == 0, "each request was counted until it ended"
         one.connections.abort()

@@ -44,6 +44,9 @@ class Request:
     """`time.monotonic()` at the API border."""
     retained: tuple[Retained, ...] = ()
     """Parts of the prompt that are to stay in the context cache."""
+    marks: tuple[tuple[int, int], ...] = ()
+    """(tokens, name): what others call the first so many tokens of the prompt, the longest first;
+    the engine tells which of these it holds (`base.text_prefixes`)."""
     keep_ids: tuple[int, ...] = ()
     """Special tokens that stay in the text although special tokens are skipped: a dialect's
     markers."""

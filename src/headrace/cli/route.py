@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..base.errors import OptionError
 from ..engine.routing import ROUTERS
 from ..route.gateway import MAX_BODY
 from ..route.run import route
@@ -21,6 +23,13 @@ def command(
         bool, typer.Option(help="Streams of a dead server go on at another one.")
     ] = True,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request's body.")] = MAX_BODY,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with an operator's key of servers that ask for keys, so that they tell what "
+            "their caches hold."
+        ),
+    ] = None,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="For what runs, after the first signal.")
     ] = 30.0,
@@ -39,6 +48,20 @@ def command(
             migrate=migrate,
             max_body=max_body,
             drain_seconds=drain_seconds,
+            key=_key(key_file),
             announce=announce,
         )
     )
+
+
+def _key(file: Path | None) -> str:
+    """Raises `OptionError`."""
+    if file is None:
+        return ""
+    try:
+        key = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"key_file cannot be read: {error}", param="key_file") from None
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise OptionError("key_file must hold one key", param="key_file")
+    return key

@@ -61,6 +61,13 @@ def simulate(
     replicas: Annotated[int, typer.Option(min=1, help="Engines behind the router.")] = 1,
     prefill: Annotated[int, typer.Option(min=0, help="How many of them only prefill.")] = 0,
     routing: Annotated[str, typer.Option(help=", ".join(ROUTERS))] = "least-loaded",
+    told_after: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds in which `prefix` learns what caches hold; none: it knows what it sent.",
+        ),
+    ] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Attention groups that share experts.")] = 1,
@@ -119,7 +126,9 @@ def simulate(
     begin = time.perf_counter()
 
     def cluster(course: int) -> Cluster:
-        return Cluster(spec, replicas, routing, prefill=prefill, course=course)
+        return Cluster(
+            spec, replicas, routing, prefill=prefill, course=course, told_after=told_after
+        )
 
     result, _ = Simulation(cluster(0), options).run()
     further = COURSES if options.sessions <= FEW else 0

@@ -30,6 +30,7 @@ from . import messages
 from .adapter_loads import AdapterLoads
 from .adapters import AdapterBook
 from .face import Health, Prompt, RequestOptions
+from .held import HeldPrefixes
 from .in_work import RequestsInWork, refusal
 from .input import InputProcessor
 from .opening import OpenModel, open_for_serving
@@ -84,6 +85,7 @@ class AsyncEngine:
         self._subscribers: list[Callable[[StepStats], None]] = []
         self._reports: list[asyncio.Future[messages.Report]] = []
         self.adapters = AdapterBook()
+        self.held = HeldPrefixes()
         self._loads = AdapterLoads(self.adapters, options, files, self.model_name, supervisor.send)
         self._own_phases = model.phases
         self.operations = Operations(supervisor, self._work, self._end_all, tasks)
@@ -249,6 +251,8 @@ class AsyncEngine:
             case messages.News(deltas, stats):
                 self._work.deliver(deltas, time.monotonic())
                 self._observe(stats)
+            case messages.PrefixNews(held, gone):
+                self.held.told(held, gone)
             case messages.Refused(request_id, error):
                 self._work.refuse(request_id, error.error())
             case messages.Ready():
@@ -329,6 +333,7 @@ class AsyncEngine:
 
     def _forget_process(self, error: EngineDead) -> None:
         self.metrics.up = 0.0
+        self.held.forget()
         self.stats = StepStats()
         self.metrics.stats = self.stats
         for waiting in self._reports:

@@ -23,6 +23,7 @@ from ..base.request import Request, SequenceDelta
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
 from ..kv import KvManager
+from ..kv.holdings import Holdings
 from ..loader.content import content_digest
 from ..obs.flight import FlightRecorder
 from ..roofline.memory import MemoryPlan
@@ -60,6 +61,7 @@ class Built:
     facts: WorkerFacts
     decisions: list[Decision]
     identity: Identity
+    holdings: Holdings
     context: ContextCache | None = None
 
     def close(self) -> None:
@@ -128,7 +130,9 @@ def build(
             decisions = list({decision.name: decision for decision in decided}.values())
             options = resolved.options
             identity = Identity.of(content_digest(files), files.arch, options, decisions)
-            core, context = _core(resolved, memory, executor, flight, facts, files, identity)
+            core, context, holdings = _core(
+                resolved, memory, executor, flight, facts, files, identity
+            )
         with phase("warm_up"):
             executor.warm_up()
         with phase("first_token"):
@@ -142,7 +146,7 @@ def build(
     except BaseException:
         executor.close()
         raise
-    return Built(core, memory, facts, decisions, identity, context)
+    return Built(core, memory, facts, decisions, identity, holdings, context)
 
 
 def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
@@ -167,7 +171,7 @@ def _core(
     facts: WorkerFacts,
     files: ModelFiles,
     identity: Identity,
-) -> tuple[EngineCore, ContextCache | None]:
+) -> tuple[EngineCore, ContextCache | None, Holdings]:
     options = resolved.options
     predict = step_predictor(
         files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
@@ -210,7 +214,7 @@ def _core(
         adapters=adapters,
         predict=predict,
     )
-    return core, context
+    return core, context, kv.holdings
 
 
 def _decided(resolved: Resolved) -> Decision:

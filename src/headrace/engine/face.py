@@ -17,6 +17,7 @@ from ..base.modelfiles import ModelFiles
 from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, Retained, StepStats
 from ..base.sampling import SamplingParams
 from ..base.spec import Task
+from ..base.text_prefixes import TextPrefixes
 from .adapters import AdapterBook
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class RequestOptions(TypedDict, total=False):
     task: Task
     second_at: int
     retained: Sequence[Retained]
+    prefixes: TextPrefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,9 @@ class ServingEngine(Protocol):
     registry: CollectorRegistry
     """Metrics of this engine; the server adds its own and renders it under /metrics."""
     # Optional, asked for with `getattr`: `metrics` (obs.metrics.EngineMetrics, whose sketches give
-    # latencies of the last seconds), `in_work()` (id and life of each request, for the page) and
-    # `on_end` (called with id and life when a request has ended, for traces).
+    # latencies of the last seconds), `held` (`HeldPrefixes`, for routers), `in_work()` (id and life
+    # of each request, for the page) and `on_end` (called with id and life when a request has ended,
+    # for traces).
 
     def submit(
         self,

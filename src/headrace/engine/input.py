@@ -13,6 +13,7 @@ from ..base.modelfiles import ModelFiles
 from ..base.request import Request, Retained
 from ..base.sampling import SamplingParams
 from ..base.spec import SEEDS, ReasoningBudget, RequestSpec, Task
+from ..base.text_prefixes import NOTHING, TextPrefixes
 from ..text.reasoning import detect_reasoning
 from ..text.tokenizer import Tokenizer
 
@@ -68,12 +69,14 @@ class InputProcessor:
         keep_ids: Collection[int] = (),
         expected: Sequence[int] = (),
         retained: Sequence[Retained] = (),
+        prefixes: TextPrefixes = NOTHING,
     ) -> Request:
         """Resolve a request: its tokens, its limits, its seed. `grammar`: what the answer must
         match, made by `text.grammar` or `text.toolgrammar`. `keep_ids`: special tokens that stay
         in the text though special tokens are skipped. `expected`: the answer that the client
         expects, a hint for drafts; what is longer than an answer may be is cut off. `retained`:
-        beginnings of the prompt that are to stay in the context cache. `task` other
+        beginnings of the prompt that are to stay in the context cache. `prefixes`: names of its
+        beginnings, of which the engine tells those that it holds. `task` other
         than "tokens": nothing is sampled; with `second_at` the prompt is a pair of texts, of which
         the second begins there.
 
@@ -151,6 +154,7 @@ class InputProcessor:
             cache_salt=cache_salt,
             arrival=arrival,
             keep_ids=tuple(keep_ids),
+            marks=prefixes.marks(len(ids)),
             retained=tuple(retained),
         )
 

@@ -186,6 +186,13 @@ class News(_Message):
     stats: StepStats
 
 
+class PrefixNews(_Message):
+    """What the prefix cache gained and lost in a turn: marks of requests (`Request.marks`)."""
+
+    held: list[int]
+    gone: list[int]
+
+
 class Refused(_Message):
     request_id: str
     error: WireError
@@ -229,7 +236,18 @@ ToEngine = (
     | Stop
 )
 FromEngine = (
-    Hello | Phase | Failed | Ready | News | Refused | Beat | Busy | Report | AdapterDone | Operated
+    Hello
+    | Phase
+    | Failed
+    | Ready
+    | News
+    | PrefixNews
+    | Refused
+    | Beat
+    | Busy
+    | Report
+    | AdapterDone
+    | Operated
 )
 
 

@@ -25,6 +25,7 @@ from .messages import WireError
 from .preload import give_back, preload_torch
 
 if TYPE_CHECKING:
+    from ..kv.holdings import Holdings
     from .controls import Controls
 
 BEAT_SECONDS = 0.5
@@ -93,13 +94,15 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
             )
         )
         built.core.announce = lambda seconds: channel.send(messages.Busy(seconds))
-        serve(channel, built.core, Controls(built, files))
+        serve(channel, built.core, Controls(built, files), built.holdings)
     finally:
         built.close()
         flight.close()
 
 
-def serve(channel: Channel, core: EngineCore, operator: Controls) -> None:
+def serve(
+    channel: Channel, core: EngineCore, operator: Controls, holdings: Holdings | None = None
+) -> None:
     """accept → turn → emit, until `Stop` comes."""
     bell = core.executor.wake
     channel.watch(bell.fileno())
@@ -119,14 +122,22 @@ def serve(channel: Channel, core: EngineCore, operator: Controls) -> None:
                 channel.send(messages.Refused(message.request.id, WireError.of(refusal)))
             else:
                 accept(channel, core, message)
+        _tell(channel, holdings)  # An operator may have emptied the cache.
         if not arrived and not core.has_work:
             channel.send(messages.Beat(core.stats.step))
             continue
         deltas = core.turn()
         if not core.stalled:
             channel.send(messages.News(deltas, core.stats))
+            _tell(channel, holdings)
         elif not arrived:
             channel.send(messages.Beat(core.stats.step))
+
+
+def _tell(channel: Channel, holdings: Holdings | None) -> None:
+    """Say what the prefix cache gained and lost."""
+    if holdings is not None and (news := holdings.take()) is not None:
+        channel.send(messages.PrefixNews(*news))
 
 
 def accept(channel: Channel, core: EngineCore, message: object) -> None:

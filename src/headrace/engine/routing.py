@@ -8,19 +8,19 @@ a trace of the live router can be decided again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 MOST_PREFIXES = 1 << 20
-"""Prefixes that a policy remembers; the ones that were seen least recently go first."""
+"""Prefixes that a policy remembers of its own choices; those seen least recently go first."""
 
 
 class Prompted(Protocol):
     """What a policy sees of a request."""
 
     @property
-    def prompt(self) -> Sequence[int]:
-        """Token ids in the simulator; eight bytes of text a number in the live router."""
+    def prefixes(self) -> Sequence[int]:
+        """Names of the beginnings of its prompt, the shortest first."""
 
 
 class Loaded(Protocol):
@@ -31,8 +31,8 @@ class Loaded(Protocol):
         """Its name among all replicas, which it keeps while others come and go."""
 
     @property
-    def outstanding(self) -> int:
-        """Requests that have not ended."""
+    def load(self) -> int:
+        """Requests that have not ended, whoever sent them."""
 
 
 Place = TypeVar("Place", bound=Loaded)
@@ -65,46 +65,96 @@ class LeastLoaded:
         self._turn = 0
 
     def choose(self, request: Prompted, replicas: Sequence[Place]) -> Place:
-        least = min(replica.outstanding for replica in replicas)
+        least = min(replica.load for replica in replicas)
         size = len(replicas)
         self._turn = next(
             place
             for place in ((self._turn + n) % size for n in range(1, size + 1))
-            if replicas[place].outstanding == least
+            if replicas[place].load == least
         )
         return replicas[self._turn]
 
 
 class PrefixAffinity:
-    """Where the longest prefix went before, unless that replica has too much to do.
+    """Where the longest prefix of the prompt is, unless that replica has too much to do.
 
-    Remembers, per chained hash of every `grain` numbers of the prompt, the replica that got it
-    last, by its number. A replica with more than `slack` times the mean load (and two more) is
-    passed over for the least loaded one, and so is one that may get nothing now.
+    What a replica holds it may tell (`told`): then that decides, and of what this policy chose
+    itself only what the replica, still at work, has not spoken of yet. Of a replica that tells
+    nothing the policy remembers what it got last. A replica with more than `slack` times the mean
+    load (and two more) is passed over for the least loaded one, and so is one that may get
+    nothing now.
     """
 
-    def __init__(self, grain: int = 128, slack: float = 1.25, most: int = MOST_PREFIXES) -> None:
-        self._grain, self._slack, self._most = grain, slack, most
-        self._seen: dict[int, int] = {}
+    def __init__(self, slack: float = 1.25, most: int = MOST_PREFIXES) -> None:
+        self._slack, self._most = slack, most
+        self._sent: dict[int, int] = {}
+        """Prefix → the replica that it was last sent to and that has not spoken of it."""
+        self._held: dict[int, int | set[int]] = {}
+        """Prefix → the replica that holds it, or those that do."""
+        self._tells: set[int] = set()
         self._else = LeastLoaded()
 
+    def told(self, replica: int, held: Iterable[int], gone: Iterable[int]) -> None:
+        """A replica says which prefixes it holds now and which no longer."""
+        self._tells.add(replica)
+        known, sent = self._held, self._sent
+        for key in held:
+            holders = known.setdefault(key, replica)
+            if isinstance(holders, set):
+                holders.add(replica)
+            elif holders != replica:
+                known[key] = {holders, replica}
+            if sent.get(key) == replica:
+                del sent[key]
+        for key in gone:
+            holders = known.get(key, -1)
+            if holders == replica:
+                del known[key]
+            elif isinstance(holders, set):
+                holders.discard(replica)
+                if not holders:
+                    del known[key]
+
+    def silent(self, replica: int) -> None:
+        """A replica tells nothing any more: what it told is forgotten."""
+        self.told(replica, (), [key for key in self._held if replica in self._holders(key)])
+        self._tells.discard(replica)
+
     def choose(self, request: Prompted, replicas: Sequence[Place]) -> Place:
-        prompt, grain, seen = request.prompt, self._grain, self._seen
-        keys, key = [], 0
-        for end in range(grain, len(prompt) + 1, grain):
-            key = hash((key, tuple(prompt[end - grain : end])))
-            keys.append(key)
-        known = next((seen[key] for key in reversed(keys) if key in seen), None)
-        chosen = next((one for one in replicas if one.number == known), None)
-        bound = self._slack * sum(one.outstanding for one in replicas) / len(replicas) + 2
-        if chosen is None or chosen.outstanding > bound:
+        keys, sent = request.prefixes, self._sent
+        chosen = self._where(keys, replicas)
+        bound = self._slack * sum(one.load for one in replicas) / len(replicas) + 2
+        if chosen is None or chosen.load > bound:
             chosen = self._else.choose(request, replicas)
+        number = chosen.number
         for key in keys:
-            seen.pop(key, None)  # What is used again is the youngest.
-            seen[key] = chosen.number
-        while len(seen) > self._most:
-            del seen[next(iter(seen))]
+            sent.pop(key, None)  # What is used again is the youngest.
+            if number not in self._holders(key):
+                sent[key] = number
+        while len(sent) > self._most:
+            del sent[next(iter(sent))]
         return chosen
+
+    def _holders(self, key: int) -> Collection[int]:
+        """The replicas that say they hold a prefix."""
+        holders = self._held.get(key, ())
+        return (holders,) if isinstance(holders, int) else holders
+
+    def _where(self, keys: Sequence[int], replicas: Sequence[Place]) -> Place | None:
+        """The least loaded of those that have the longest prefix."""
+        able: dict[int, Place] | None = None
+        for key in reversed(keys):
+            holders, last = self._holders(key), self._sent.get(key)
+            if not holders and last is None:
+                continue
+            if able is None:
+                able = {one.number: one for one in replicas}
+            found = [able[number] for number in holders if number in able]
+            if last in able and not (last in self._tells and not able[last].load):
+                found.append(able[last])
+            if found:
+                return min(found, key=lambda one: one.load)
+        return None
 
 
 ROUTERS: dict[str, Callable[[], Router]] = {

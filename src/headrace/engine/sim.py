@@ -37,10 +37,13 @@ from ..roofline.memory import MemoryPlan, plan_memory
 from ..roofline.step import StepModel
 from ..sched import Limits, Scheduler, StepPrices
 from .draft_law import LENGTHS, DraftLaw, verifying
-from .routing import ROUTERS, LeastLoaded
+from .routing import ROUTERS, LeastLoaded, PrefixAffinity
 
 TOKEN = 1
 """What every simulated answer consists of, so that a next turn finds it in the prefix index."""
+
+GRAIN = 128
+"""Tokens between two names of a prompt's beginnings: about what 512 bytes are in a live router."""
 
 DECODE_BUDGET = 1 << 20
 """Tokens per step of a decode pool: what arrives there is not computed but received."""
@@ -113,6 +116,15 @@ class SimRequest:
     output_tokens: int
     session: int = 0
     cancel_after: int | None = None
+
+    @property
+    def prefixes(self) -> list[int]:
+        """A name for each of the prompt's beginnings in steps of `GRAIN` tokens."""
+        keys, key = [], 0
+        for end in range(GRAIN, len(self.prompt) + 1, GRAIN):
+            key = hash((key, tuple(self.prompt[end - GRAIN : end])))
+            keys.append(key)
+        return keys
 
 
 @dataclass(slots=True)
@@ -187,6 +199,11 @@ class Replica:
         self._flying: deque[tuple[StepPlan, float]] = deque()
         self._received: dict[int, int] = {}
         """Row → tokens whose KV came from the prefill pool."""
+
+    @property
+    def load(self) -> int:
+        """See `routing.Loaded`."""
+        return self.outstanding
 
     def fill(self, now: float) -> list[float]:
         """Plan steps while fewer than `depth` fly; → when each ends."""
@@ -282,9 +299,11 @@ class Cluster:
         prefill: int = 0,
         decode_spec: ReplicaSpec | None = None,
         course: int = 0,
+        told_after: float | None = None,
     ) -> None:
         """`course`: 0 gives each request the gateway's mean time, every other number times of its
-        own, exponential with that mean, and interruptions of its own."""
+        own, exponential with that mean, and interruptions of its own. `told_after`: seconds in
+        which the router learns what a replica's cache gained and lost; None: it never does."""
         if not 0 <= prefill < replicas:
             raise OptionError(
                 f"of {replicas} replicas {prefill} cannot be for prefill alone", param="prefill"
@@ -308,6 +327,7 @@ class Cluster:
         self._decode = [one for one in self.replicas if one.role == "decode"]
         self._router: Chooser = ROUTERS[router]() if isinstance(router, str) else router
         self._second = LeastLoaded()
+        self._told_after = told_after if isinstance(self._router, PrefixAffinity) else None
         self._answers: dict[str, SimAnswer] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -349,6 +369,8 @@ class Cluster:
             for replica in list(self._dirty.values()):
                 for end in replica.fill(now):
                     self._at(end, lambda replica=replica: self._step_done(replica))  # type: ignore[misc]
+                if self._told_after is not None:
+                    self._tell(replica, self._told_after)
             self._dirty.clear()
         return self._ended
 
@@ -374,19 +396,38 @@ class Cluster:
         replica = self._router.choose(request, self._prefill)
         answer.replica = replica.number
         tokens = 1 if self._decode else request.output_tokens
-        self._give(replica, answer, request.prompt, tokens)
+        marks: tuple[tuple[int, int], ...] = ()
+        if self._told_after is not None:
+            marks = tuple((GRAIN * (n + 1), key) for n, key in enumerate(request.prefixes))[::-1]
+        self._give(replica, answer, request.prompt, tokens, marks)
 
-    def _give(self, replica: Replica, answer: SimAnswer, prompt: list[int], tokens: int) -> None:
+    def _give(
+        self,
+        replica: Replica,
+        answer: SimAnswer,
+        prompt: list[int],
+        tokens: int,
+        marks: tuple[tuple[int, int], ...] = (),
+    ) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         spec = RequestSpec(sampling, seed=0)
         try:
-            replica.scheduler.add(Request(answer.request.id, prompt, spec, arrival=self.clock.now))
+            now = self.clock.now
+            replica.scheduler.add(
+                Request(answer.request.id, prompt, spec, arrival=now, marks=marks)
+            )
         except HeadraceError as error:
             answer.error = error.message
             self._end(answer)
             return
         replica.outstanding += 1
         self._dirty[replica.number] = replica
+
+    def _tell(self, replica: Replica, after: float) -> None:
+        """Let the router hear of what the replica's cache gained and lost."""
+        news, router = replica.kv.holdings.take(), self._router
+        if news is not None and isinstance(router, PrefixAffinity):
+            self._at(self.clock.now + after, lambda: router.told(replica.number, *news))
 
     def _step_done(self, replica: Replica) -> None:
         now = self.clock.now

@@ -36,6 +36,7 @@ from headrace.base.step import (
 )
 from headrace.base.tiers import KeyedBlock, LowerTiers
 
+from .holdings import Holdings
 from .partial import PartialBlocks
 from .pool import BlockPool
 from .prefix import PrefixChain, root_of
@@ -87,6 +88,7 @@ class KvManager:
             if not group.state
         ]
         """(group, window, pool) of those whose tables grow with their sequences."""
+        self.holdings = Holdings(self._paged, self.block_size)
         self._tables: dict[int, BlockTable] = {}
         self.unsettled: dict[int, list[KeyedBlock]] = {}
         """Per step whose end is not known: what it entered into the index."""
@@ -157,6 +159,7 @@ class KvManager:
             adapter=None if spec.adapter is None else self._adapter_content(spec.adapter),
             inputs=spec.inputs,
             retained=request.retained,
+            marks=request.marks,
         )
 
     def open(self, known: int, chain: PrefixChain | None, *, read: bool) -> BlockTable:
@@ -182,6 +185,7 @@ class KvManager:
             table.blocks[group] = [NULL_BLOCK] * first + found
             table.first[group] = first
         table.entered = hit
+        self.holdings.note(table)
         if self.states is None:
             self._part_of_a_block(table, known)
         else:
@@ -301,6 +305,7 @@ class KvManager:
             if tokens := chain.plain(at * size, (at + 1) * size):
                 self.partial.add(chain.before(at), keys[at], tokens)
         table.entered = blocks
+        self.holdings.note(table)
         if step is None and self.tiers is not None:
             self.tiers.offer(entries)
 

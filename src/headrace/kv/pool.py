@@ -39,6 +39,7 @@ class BlockPool:
         "index",
         "keep",
         "keys",
+        "on_gone",
         "refs",
         "total",
         "touched",
@@ -62,6 +63,8 @@ class BlockPool:
         self.keys: list[bytes | None] = []
         """Per block: the key under which the index knows its content."""
         self.index: dict[bytes, int] = {}
+        self.on_gone: Callable[[bytes], None] | None = None
+        """Told the key of each block that leaves the index."""
         self._next: list[int] = []
         self._before: list[int] = []
         self.reset(blocks)
@@ -70,6 +73,9 @@ class BlockPool:
         """All blocks empty, in ascending order. Only while none is owned."""
         count = self.total + 1 if blocks is None else blocks
         assert self.free == self.total or not self.refs, "reset while blocks are owned"
+        if self.on_gone is not None:
+            for key in self.index:
+                self.on_gone(key)
         self.refs = [0] * count
         self.keys = [None] * count
         self.index = {}
@@ -93,9 +99,7 @@ class BlockPool:
         self._unlink(block)
         key = self.keys[block]
         if key is not None:
-            del self.index[key]
-            self.keys[block] = None
-            self.cached_blocks.forget(block)
+            self._leave(key, block)
         self.refs[block] = 1
         return block
 
@@ -139,12 +143,18 @@ class BlockPool:
             free = self.refs[block] == 0
             if free:
                 self._unlink(block)
-            del self.index[key]
-            self.keys[block] = None
-            self.cached_blocks.forget(block)
+            self._leave(key, block)
             if free:
                 self._insert(block, NULL_BLOCK)
                 self.free += 1
+
+    def _leave(self, key: bytes, block: int) -> None:
+        """Take a block and its key out of the index."""
+        del self.index[key]
+        self.keys[block] = None
+        self.cached_blocks.forget(block)
+        if self.on_gone is not None:
+            self.on_gone(key)
 
     def _insert(self, block: int, before: int) -> None:
         """Link a block into the empty list, behind `before`."""

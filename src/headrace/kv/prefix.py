@@ -63,6 +63,7 @@ class PrefixChain:
         "_tokens",
         "block_size",
         "keys",
+        "marks",
         "retained",
         "tenant",
     )
@@ -77,8 +78,10 @@ class PrefixChain:
         adapter: str | None = None,
         inputs: Sequence[InputSpan] = (),
         retained: Sequence[Retained] = (),
+        marks: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """`tokens` is the sequence's own list, which only ever grows. `adapter`: its content."""
+        """`tokens` is the sequence's own list, which only ever grows. `adapter`: its content.
+        `marks`: see `Request.marks`."""
         self.block_size = block_size
         self._tokens = tokens
         self._inputs = inputs
@@ -87,6 +90,8 @@ class PrefixChain:
         self.keys: list[bytes] = []
         self.tenant = tenant_of(salt)
         self.retained = retained
+        self.marks = list(marks)
+        """What nobody was told of yet (`holdings`)."""
 
     def extend(self, blocks: int) -> list[bytes]:
         """Keys of at least the first `blocks` full blocks."""
@@ -146,4 +151,5 @@ class PrefixChain:
         twin.keys = self.keys.copy()
         twin.tenant = self.tenant
         twin.retained = self.retained
+        twin.marks = []
         return twin

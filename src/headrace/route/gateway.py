@@ -20,6 +20,7 @@ from prometheus_client.core import GaugeMetricFamily
 from starlette.types import Receive, Scope, Send
 
 from ..base.errors import HeadraceError, NotFound, Overloaded, TooLarge
+from ..base.text_prefixes import NOTHING, PATHS, secret_of, text_prefixes
 from ..engine.routing import Router
 from ..server.errors import MethodNotAllowed, error_body, error_headers
 from ..server.paths import Paths
@@ -73,10 +74,8 @@ _LEFT_OUT = _OWN | {b"host", b"content-length"}
 
 
 class _Body(msgspec.Struct):
-    """What the gateway reads of a body."""
+    """What the gateway reads of a body, beside its prompt."""
 
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
     seed: int | None = None
     stream: bool | None = None
 
@@ -89,7 +88,8 @@ class Asked:
     head: bytes
     """Its first line and headers, but for the host's."""
     body: bytes
-    prompt: Sequence[int]
+    prefixes: Sequence[int]
+    """Names of the beginnings of its prompt."""
     migrates: bool
 
     def to(self, replica: Replica) -> bytes:
@@ -144,10 +144,14 @@ class Gateway:
         ready = GaugeMetricFamily(
             "headrace_route_ready", "1: the replica may be chosen.", labels=["replica"]
         )
+        tells = GaugeMetricFamily(
+            "headrace_route_tells", "1: it tells what its cache holds.", labels=["replica"]
+        )
         for one in self._replicas:
+            tells.add_metric([one.url], float(one.tells))
             outstanding.add_metric([one.url], one.outstanding)
             ready.add_metric([one.url], float(one.may_be_chosen))
-        return [outstanding, ready]
+        return [outstanding, ready, tells]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._paths(scope, receive, send)
@@ -204,13 +208,14 @@ class Gateway:
             for name, value in scope["headers"]
             if name not in _LEFT_OUT
         )
-        migrates, prompt = False, b""
+        migrates, prefixes = False, NOTHING
+        if path in PATHS:
+            prefixes = text_prefixes(body, secret_of(scope["headers"]))
         if path in GENERATING:
             try:
                 read = msgspec.json.decode(body, type=_Body)
             except (msgspec.DecodeError, msgspec.ValidationError):
                 read = _Body()  # What is wrong with it the replica says.
-            prompt = bytes(read.messages or read.prompt)
             migrates = self._migrate and bool(read.stream)
             start = body.find(b"{") + 1
             if migrates and read.seed is None and b'"seed"' not in body and start:
@@ -218,8 +223,7 @@ class Gateway:
                 body = b'%b"seed":%d,%b' % (body[:start], seed, body[start:])
             elif migrates and read.seed is None:
                 migrates = False
-        numbers = memoryview(prompt[: len(prompt) // 8 * 8]).cast("Q")
-        return Asked(path, head, body, numbers, migrates)
+        return Asked(path, head, body, prefixes.keys, migrates)
 
     async def _while_connected(self, receive: Receive, work: Awaitable[None]) -> None:
         """Do the work unless the client leaves: then the replica's connection ends with it."""

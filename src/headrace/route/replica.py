@@ -48,6 +48,10 @@ class Replica:
         self.connections = Connections(parts.hostname, port, parts.scheme == "https")
         self.outstanding = 0
         """Requests of this gateway that have not ended."""
+        self.others = 0
+        """Requests that others sent it, as far as it tells (`holdings`)."""
+        self.tells = False
+        """Does it tell what its cache holds?"""
         self.ready = True
         """What its last probe said; before the first, that it may be tried."""
         self._refused = 0
@@ -63,6 +67,11 @@ class Replica:
             yield
         finally:
             self.outstanding -= 1
+
+    @property
+    def load(self) -> int:
+        """Requests that have not ended, whoever sent them."""
+        return self.outstanding + self.others
 
     @property
     def may_be_chosen(self) -> bool:

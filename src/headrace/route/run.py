@@ -11,6 +11,7 @@ from ..engine.routing import ROUTERS, PrefixAffinity
 from ..server.listen import Listener, http_server
 from ..server.run import loop_factory, take_port
 from .gateway import MAX_BODY, Gateway
+from .holdings import follow
 from .replica import replicas_of
 
 BACKLOG = 2048
@@ -25,20 +26,21 @@ def route(
     migrate: bool = True,
     max_body: int = MAX_BODY,
     drain_seconds: float = 30.0,
+    key: str = "",
     announce: Callable[[str], None] = print,
 ) -> int:
     """Serve until a signal; returns the exit status.
 
     On the first signal the port closes and what runs has `drain_seconds` to end; a second one ends
-    it at once. Raises `OptionError`.
+    it at once. `key`: an operator's key of the servers, where they ask for keys and are to tell
+    what their caches hold. Raises `OptionError`.
     """
     if policy not in ROUTERS:
         raise OptionError(
             f"policy must be one of {', '.join(ROUTERS)}, not {policy!r}", param="policy"
         )
     replicas = replicas_of(servers)
-    # 64 numbers of eight bytes are about the 128 tokens of the simulator's grain.
-    router = ROUTERS[policy]() if policy != "prefix" else PrefixAffinity(grain=64)
+    router = ROUTERS[policy]()
     gateway = Gateway(replicas, router, migrate=migrate, max_body=max_body)
     listener = take_port(host, port)
 
@@ -48,6 +50,8 @@ def route(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _signalled, gateway, server)
         watching = [asyncio.ensure_future(one.watch()) for one in replicas]
+        if isinstance(router, PrefixAffinity):
+            watching += [asyncio.ensure_future(follow(one, router, key)) for one in replicas]
         name, taken = listener.getsockname()[:2]
         announce(f"ready: {len(replicas)} servers by {policy} on http://{name}:{taken}")
         try:

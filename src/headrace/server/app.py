@@ -55,6 +55,7 @@ from .routes.nim import router as nim
 from .routes.ollama.route import router as ollama
 from .routes.operate import router as operate
 from .routes.pooling import router as pooling
+from .routes.prefixes import router as prefixes
 from .routes.ranking import router as ranking
 from .routes.realtime import router as realtime
 from .routes.rerank import router as rerank
@@ -102,11 +103,12 @@ ROUTERS = (
     ranking,
     pooling,
     stats,
+    prefixes,
     adapters,
     page,
     docs,
 )
-OPERATOR_ROUTERS = (operate, control, adapters, health, metrics, version, stats)
+OPERATOR_ROUTERS = (operate, control, adapters, health, metrics, version, stats, prefixes)
 
 
 class Application(FastAPI):

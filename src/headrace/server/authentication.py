@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..base.errors import Forbidden, HeadraceError, Unauthorised
+from ..base.text_prefixes import PATH_TOLD
 from .caller import CALLER, caller_of
 from .refusal import last_frame, refusal
 from .socket import SOCKET_KEY
@@ -38,6 +39,7 @@ OPERATOR = frozenset(
         "/v1/metrics",
         "/v1/stats",
         "/v1/stats/stream",
+        PATH_TOLD,
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
     }

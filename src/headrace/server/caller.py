@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..base.text_prefixes import NOTHING, TextPrefixes
+
 if TYPE_CHECKING:
     from starlette.types import Receive
 
@@ -37,6 +39,7 @@ def begin_exchange() -> None:
     CALLER.set(_NOBODY)
     RECEIVE.set(None)
     BODY_SIZE.set(0)
+    PREFIXES.set(NOTHING)
 
 
 def caller_of(account: Account) -> Caller:
@@ -50,6 +53,9 @@ RECEIVE: ContextVar[Receive | None] = ContextVar("headrace_receive", default=Non
 
 BODY_SIZE: ContextVar[int] = ContextVar("headrace_body_size", default=0)
 """Bytes of the body of this task's request; set once it has been read."""
+
+PREFIXES: ContextVar[TextPrefixes] = ContextVar("headrace_prefixes", default=NOTHING)
+"""What a router calls the beginnings of this task's prompt; set once its body has been read."""
 
 _MARK = "~"
 

@@ -11,8 +11,9 @@ from typing import TypeVar
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from ..base.text_prefixes import PATHS, secret_of, text_prefixes
 from .body import parse, read_json
-from .caller import RECEIVE
+from .caller import PREFIXES, RECEIVE
 from .service import Service, of
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -33,6 +34,9 @@ async def entered_raw(request: Request) -> tuple[Service, bytearray]:
     service = of(request)
     service.check_open(request.scope)
     body = await read_json(request, service.options.max_body)
+    if request.scope["path"] in PATHS:
+        secret = secret_of(request.scope["headers"])
+        PREFIXES.set(await service.hands.beside(text_prefixes, body, secret))
     service.enter(request.scope)
     RECEIVE.set(request.receive)
     return service, body

@@ -12,7 +12,7 @@ from ....base.sampling import MAX_LOGPROBS, SamplingParams
 from ....text import open_end
 from ....text.foreign import CUT
 from ....text.template import SMALL_CHARACTERS
-from ...caller import CALLER, engine_id
+from ...caller import CALLER, PREFIXES, engine_id
 from ...generation import Usage
 from .demand import expected_of, grammar_of, tools_of
 from .legacy import is_legacy, modern, tool_calls
@@ -187,6 +187,7 @@ class Chat:
             keep_ids=self.service.speech.ids(self.hidden),
             expected=self.usage.expected,
             retained=self.retained,
+            prefixes=PREFIXES.get(),
         )
         self.usage.known_prompt(0, len(self.prompt))
         return stream

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from ....base.errors import ContextOverflow, InvalidRequest
 from ....base.request import OutputDelta
 from ....base.sampling import SamplingParams
-from ...caller import CALLER, engine_id
+from ....base.text_prefixes import NOTHING
+from ...caller import CALLER, PREFIXES, engine_id
 from ...connection import EventStream, while_connected
 from ...frames import Frames
 from ...generation import Usage, deltas
@@ -152,6 +153,7 @@ class Completion:
                         adapter=self.adapter,
                         grammar=self.grammar,
                         retained=self.body.retained(len(prompt)),
+                        prefixes=PREFIXES.get() if len(self.prompts) == 1 else NOTHING,
                     )
                 )
                 self.usage.known_prompt(index, len(prompt))

@@ -1,0 +1,85 @@
+"""Names for the beginnings of a prompt as its client sent it, which need no tokenizer.
+
+A router that wants to know which server holds the beginning of a prompt sees text, where a server's
+cache knows blocks of tokens. Both sides name beginnings by this module: the key of the first n
+grains of the text is a running hash over them. A server remembers which block of tokens a key
+stands behind and tells the key for as long as it holds that block (`kv.holdings`).
+
+The hash is not cryptographic: whoever makes two prompts of one name gains a worse server for his
+own request, since blocks are found by other keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+GRAIN = 512
+"""Bytes of a prompt's JSON between two names: about 128 tokens of English."""
+MOST_KEYS = 4096
+"""Names of one prompt: two million bytes."""
+PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+"""Routes whose bodies hold a prompt that is named."""
+
+
+PATH_TOLD = "/v1/prefixes/stream"
+"""Where a server tells which beginnings its cache holds."""
+
+
+class _Prompt(msgspec.Struct):
+    """The members of a body that decide over the tokens of its prompt, unread."""
+
+    model: msgspec.Raw = msgspec.Raw()
+    cache_salt: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+
+
+class TextPrefixes(NamedTuple):
+    """The names of one prompt's beginnings, the shortest first."""
+
+    keys: list[int]
+    """Key n names the first (n + 1) grains; 64 bits."""
+    size: int
+    """Bytes of the whole prompt."""
+
+    def marks(self, tokens: int) -> tuple[tuple[int, int], ...]:
+        """(tokens, key) of each beginning of a prompt that became so many tokens, the longest
+        first. Where a beginning ends is known by its share of the bytes alone: a text whose parts
+        differ in bytes per token is a few blocks off, which costs a router nothing."""
+        size = self.size
+        ends = ((n + 1) * GRAIN for n in range(len(self.keys)))
+        pairs = ((-(-tokens * end // size), key) for end, key in zip(ends, self.keys, strict=True))
+        return tuple(reversed([*pairs]))
+
+
+NOTHING = TextPrefixes([], 0)
+
+
+def text_prefixes(body: bytes | bytearray, secret: bytes) -> TextPrefixes:
+    """The names of a request's prompt. `secret`: the value of its authorisation header, since
+    caches are shared within one key. `NOTHING` where the body has no prompt, or is no JSON."""
+    if len(body) < GRAIN:
+        return NOTHING
+    try:
+        told = msgspec.json.decode(body, type=_Prompt)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return NOTHING
+    # In the order in which templates write them.
+    text = b"".join((told.tools, told.system, told.messages or told.prompt))
+    key = xxh3_64_intdigest(b"\0".join((told.model, told.cache_salt, secret)))
+    keys = []
+    for begin in range(0, min(len(text), MOST_KEYS * GRAIN) - GRAIN + 1, GRAIN):
+        key = xxh3_64_intdigest(text[begin : begin + GRAIN], seed=key)
+        keys.append(key)
+    return TextPrefixes(keys, len(text)) if keys else NOTHING
+
+
+def secret_of(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The header that says who asks, as it came; empty where there is none."""
+    found = dict(headers)
+    return found.get(b"authorization") or found.get(b"x-api-key") or b""
