@@ -40,7 +40,7 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 6_251,
     "bench": 10_141,
-    "cli": 6_002,
+    "cli": 6_073,
     "dist": 576,
     "engine": 9_121,
     "factory": 6_688,
@@ -52,17 +52,17 @@ LINES = {
     "models": 413,
     "obs": 1_767,
     "quant": 1_014,
-    "roofline": 4_712,
+    "roofline": 4_823,
     "route": 1_062,
     "sched": 1_578,
     "server": 16_198,
-    "speech": 2_892,
+    "speech": 2_912,
     "speculate": 702,
     "text": 6_206,
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 105_137
+TOTAL = 105_331
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

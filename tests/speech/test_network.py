@@ -10,6 +10,9 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
+from headrace.kernels.operators import KvLayer
+from headrace.kernels.weights import PanelWeight
+from headrace.roofline.hearing import hearing_memory
 from headrace.speech.features import log_mel
 from headrace.speech.files import open_whisper
 from headrace.speech.network import Chunk, Network, Team
@@ -100,3 +103,26 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, folder: Path) -> None
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UnsupportedModel, match="holds no Whisper"):
         open_whisper(tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["exact", "int8"])
+def test_the_memory_plan_is_what_is_kept(folder: Path, precision: Any) -> None:
+    """Its parts against the arrays of a network; all it keeps beside is vectors and rows."""
+    kv = "float32" if precision == "exact" else "int8"
+    network = Network(open_whisper(folder), Team(1), precision, windows=3, sequences=5)
+    plan = [
+        size
+        for _, size in hearing_memory(network.files.sizes, 3, 5, coded=precision == "int8", kv=kv)
+    ]
+    packed = sum(one.nbytes for one in network._kept if isinstance(one, PanelWeight))
+    vocab, width = network.files.vocab, network.files.width
+    padding = -vocab % 16 * width * (34 / 32 if precision == "int8" else 4)
+    assert abs(packed - padding - plan[0]) <= 64
+    assert network._embedding.nbytes == plan[1]
+
+    def room(layers: list[KvLayer]) -> int:
+        arrays = [(one.k, one.v, one.k_scale, one.v_scale) for one in layers]
+        return sum(one.nbytes for each in arrays for one in each if one is not None)
+
+    assert room(network._cross) == plan[2]
+    assert room(network._own) == plan[3]

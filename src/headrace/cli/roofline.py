@@ -29,6 +29,8 @@ from ..roofline.plot import write_png
 from ..roofline.report import COLUMNS, as_json, html_page, roofline_chart, rows, share_chart
 from ..roofline.step import StepModel, StepTime, step_time
 from ..roofline.weights import total_bytes
+from ..speech.finding import hears
+from .roofline_hearing import show_hearing
 
 
 def roofline(
@@ -98,6 +100,9 @@ def roofline(
         device = find_hardware(hardware, calibration_path())
     if model is None:
         raise OptionError("name a model, or pass --calibrate", param="model")
+    if hears(model):
+        show_hearing(console, model, device, batch, plain=as_json_)
+        return
     case = make_case(model, device, format, dtype, kv_dtype, Layout(tp, pp, ep, dp), skew)
     case.layout.verify(case.arch)
     if fit is not None:

@@ -18,6 +18,7 @@ import tokenizers
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..loader.jsonfile import MAX_JSON, read_json
 from ..loader.safetensors_file import read_header
+from ..roofline.hearing import WhisperSizes
 from .ctranslate import BinaryModel
 from .stored import stored
 
@@ -69,8 +70,24 @@ class WhisperFiles:
     alignment: tuple[tuple[int, int], ...]
     """Layer and head of the cross attention that follow the sound."""
     special: Special
+    file_bytes: int
+    """Bytes of a number of the embedding, as the file has it."""
     tokenizer: tokenizers.Tokenizer
     tensor: Callable[[str], Array]
+
+    @property
+    def sizes(self) -> WhisperSizes:
+        """What the roofline counts by."""
+        return WhisperSizes(
+            self.width,
+            self.encoder_layers,
+            self.decoder_layers,
+            self.mels,
+            self.vocab,
+            self.frames,
+            self.positions,
+            self.file_bytes,
+        )
 
 
 def open_whisper(folder: Path) -> WhisperFiles:
@@ -136,6 +153,7 @@ def open_whisper(folder: Path) -> WhisperFiles:
         _ids(first, vocab, "tokens suppressed first"),
         _pairs(alignment, layers[1], heads),
         special,
+        tensor("model.decoder.embed_positions.weight").itemsize,
         tokenizer,
         tensor,
     )

@@ -38,6 +38,8 @@ MAX_ROWS = 512
 """Tokens of a step of the decoder."""
 MAX_LOGITS = 64
 """Rows of logits of a step."""
+WINDOWS, SEQUENCES = 10, 48
+"""Room, where nothing else is said: windows and sequences at a time."""
 _EPS = 1e-5
 _FRAME_SAMPLES = 320
 """Samples of a position of the encoder's output."""
@@ -124,8 +126,8 @@ class Network:
         team: Team,
         precision: Precision = "int8",
         kv: str | None = None,
-        windows: int = 10,
-        sequences: int = 48,
+        windows: int = WINDOWS,
+        sequences: int = SEQUENCES,
     ) -> None:
         """`kv`: type of K and V of cross attention: float32, bfloat16, int8; None: float32 where
         weights are exact, else int8."""
