@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import ParamSpec
 
@@ -50,6 +50,8 @@ class Mock:
     """The other ends of its connections."""
     tells: asyncio.Queue[bytes] | None = None
     """Events of `/v1/prefixes/stream`; an empty one ends the connection."""
+    holds: list[int] | None = None
+    """What it tells everybody who listens, and nothing more."""
     listeners: int = 0
     cancelled: int = 0
     url: str = ""
@@ -95,13 +97,18 @@ class Mock:
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _tell(self, send: Send) -> None:
-        if self.tells is None:
+        if self.tells is None and self.holds is None:
             await self._say(send, 404, b"{}")
             return
         self.listeners += 1
         kind = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": kind})
-        while event := await self.tells.get():
+        if self.holds is not None:
+            told = {"held": self.holds, "gone": [], "in_work": 0}
+            event = b"data: %b\n\n" % json.dumps(told).encode()
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        tells = self.tells or asyncio.Queue[bytes]()
+        while event := await tells.get():
             await send({"type": "http.response.body", "body": event, "more_body": True})
         raise RuntimeError("this connection ends")
 
@@ -128,12 +135,14 @@ async def served(app: object) -> AsyncIterator[tuple[str, Listener]]:
 @asynccontextmanager
 async def mocks(*servers: Mock) -> AsyncIterator[list[str]]:
     """The addresses of these servers."""
-    if not servers:
-        yield []
-        return
-    async with served(servers[0]) as (url, _), mocks(*servers[1:]) as urls:
-        servers[0].url = url
-        yield [url, *urls]
+    async with AsyncExitStack() as stack:
+        listeners = []
+        for one in servers:
+            one.url, listener = await stack.enter_async_context(served(one))
+            listeners.append(listener)
+        yield [one.url for one in servers]
+        for listener in listeners:  # All at once: each takes a while to end.
+            listener.should_exit = listener.force_exit = True
 
 
 @asynccontextmanager

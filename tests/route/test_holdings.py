@@ -155,3 +155,35 @@ async def test_a_new_gateway_knows_what_servers_hold(kept: Kept) -> None:
                     for text in texts:
                         assert await cached(client, gate.url, model.name, text) > 0
                     kill(gate.process.pid)
+
+
+@on_the_loop_of_servers
+async def test_two_gateways_before_200_servers_choose_alike() -> None:
+    """They share nothing but what servers tell; one of them begins late. A storm of clients that
+    leave counts for nothing afterwards."""
+    texts = [body(f"{n} and a river ") for n in range(50)]
+    nothing: list[int] = []
+    servers = [Mock(holds=keys(texts[n // 4]) if n % 4 < 2 else nothing) for n in range(200)]
+    wanted = len({key for asked in texts for key in keys(asked)})
+    client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None))
+    async with client, mocks(*servers) as urls, gateway(urls, "prefix") as (first, one):
+        await until(lambda: all(replica.tells for replica in one._replicas))
+        async with gateway(urls, "prefix") as (second, two):
+            await until(lambda: all(replica.tells for replica in two._replicas))
+            assert known(one) == known(two) == wanted
+            for number, asked in enumerate(texts):
+                for url in (first, second):
+                    assert (await client.post(url + CHAT, json=asked)).status_code == 200
+                got = [len(server.bodies) for server in servers[number * 4 : number * 4 + 4]]
+                assert got == [2, 0, 0, 0], "where it is held, and both choose alike"
+            storm = [
+                asyncio.ensure_future(client.post(url + CHAT, json={**asked, "stream": True}))
+                for asked in texts * 4
+                for url in (first, second)
+            ]
+            for place, task in enumerate(storm):
+                if place % 7 == 0:
+                    await asyncio.sleep(0)
+                task.cancel()
+            await asyncio.gather(*storm, return_exceptions=True)
+            await until(lambda: not any(r.outstanding for g in (one, two) for r in g._replicas))
