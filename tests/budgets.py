@@ -38,14 +38,14 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 6_251,
-    "bench": 10_141,
+    "base": 6_256,
+    "bench": 10_133,
     "cli": 6_073,
     "dist": 576,
-    "engine": 9_121,
+    "engine": 9_306,
     "factory": 6_688,
     "kernels": 16_256,
-    "kv": 1_662,
+    "kv": 1_703,
     "layers": 413,
     "loader": 5_052,
     "media": 504,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 105_331
+TOTAL = 105_562
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

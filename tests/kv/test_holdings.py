@@ -26,13 +26,25 @@ class Router:
     def __init__(self, kv: KvManager) -> None:
         self._kv = kv
         self.held: set[int] = set()
+        self.blocks: dict[bytes, list[int]] = {}
+        """Block → the tokens of its whole prefix."""
+        kv.holdings.log_blocks()
 
     def listen(self) -> None:
         news = self._kv.holdings.take()
         if news is not None:
-            held, gone = news
+            held, gone, blocks = news
             assert not {*held} & {*gone}
             self.held = (self.held | {*held}) - {*gone}
+            for key, tokens, parent in blocks:
+                if not tokens:
+                    del self.blocks[key]
+                else:
+                    assert key not in self.blocks
+                    assert len(tokens) == SIZE
+                    # Its parent may be behind a window, or have been given up before it.
+                    before = [] if parent is None else self.blocks.get(parent, [-1])
+                    self.blocks[key] = [*before, *tokens]
 
 
 def prompt_of(family: int, length: int) -> list[int]:
@@ -96,6 +108,15 @@ def test_news_are_what_the_index_holds(
             router.listen()
     router.listen()
     index = kv.pools[-1].index
+    named = {one for one in index if one in router.blocks}
+    assert named == router.blocks.keys(), "every block that is told is there"
+    for table in tables:
+        if table.chain is not None:
+            for at, one in enumerate(table.chain.keys[: table.entered]):
+                if one in index:
+                    told = router.blocks[one]
+                    assert told[-SIZE:] == table.chain.plain(at * SIZE, (at + 1) * SIZE)
+                    assert told[0] == -1 or len(told) == (at + 1) * SIZE
     for mark in router.held:
         assert keys[mark] & index.keys(), "what is told is there"
     for table in tables:

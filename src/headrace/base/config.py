@@ -144,6 +144,11 @@ class EngineOptions:
         "A file for the names of the prefixes that requests ask for, as headrace plan --tiers "
         "reads it; at most 256 MiB.",
     )
+    kv_events: str | None = option(
+        None,
+        "Address (tcp://127.0.0.1:5557) where the blocks of the prefix cache are published as they "
+        "come and go, with their tokens, in vLLM's form; missed events at the next port.",
+    )
     cache_dir: str | None = option(None, "Where models are kept; none: ~/.cache/headrace.")
     offline: bool = option(False, "Never touch the network.")
     keep_packed: bool = option(

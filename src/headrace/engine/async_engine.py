@@ -33,6 +33,7 @@ from .face import Health, Prompt, RequestOptions
 from .held import HeldPrefixes
 from .in_work import RequestsInWork, refusal
 from .input import InputProcessor
+from .kv_events import published
 from .opening import OpenModel, open_for_serving
 from .operations import Operations
 from .output import Answer
@@ -86,6 +87,7 @@ class AsyncEngine:
         self._reports: list[asyncio.Future[messages.Report]] = []
         self.adapters = AdapterBook()
         self.held = HeldPrefixes()
+        self._events = published(options)
         self._loads = AdapterLoads(self.adapters, options, files, self.model_name, supervisor.send)
         self._own_phases = model.phases
         self.operations = Operations(supervisor, self._work, self._end_all, tasks)
@@ -251,8 +253,10 @@ class AsyncEngine:
             case messages.News(deltas, stats):
                 self._work.deliver(deltas, time.monotonic())
                 self._observe(stats)
-            case messages.PrefixNews(held, gone):
+            case messages.PrefixNews(held, gone, blocks):
                 self.held.told(held, gone)
+                if self._events is not None:
+                    self._events.tell(blocks)
             case messages.Refused(request_id, error):
                 self._work.refuse(request_id, error.error())
             case messages.Ready():
@@ -286,6 +290,9 @@ class AsyncEngine:
         self.max_context = ready.max_context
         self.decisions = ready.decisions
         self.identity = ready.identity
+        if self._events is not None:
+            on_cpu = any(one.name == "device" and one.value == "cpu" for one in ready.decisions)
+            self._events.medium = "CPU" if on_cpu else "GPU"
         if self._recorder is not None:
             self._recorder.identity = ready.identity
         self._most = ready.rows + self.options.max_waiting
@@ -334,6 +341,8 @@ class AsyncEngine:
     def _forget_process(self, error: EngineDead) -> None:
         self.metrics.up = 0.0
         self.held.forget()
+        if self._events is not None:
+            self._events.cleared()
         self.stats = StepStats()
         self.metrics.stats = self.stats
         for waiting in self._reports:
@@ -435,4 +444,6 @@ class AsyncEngine:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._work.idle.wait(), 1.0)
         await self._supervisor.close()
+        if self._events is not None:
+            self._events.close()
         self._end_all(EngineDead("the engine was closed", retry_after=2.0))

@@ -200,6 +200,8 @@ def _core(
         identity=identity.fingerprint,
         adapter_content=str if adapters is None else adapters.content,
     )
+    if options.kv_events is not None:
+        kv.holdings.log_blocks()
     seconds = computing(predict, memory.step_tokens)
     context = open_context_cache(_decided(resolved), options, kv, memory.pool, executor, seconds)
     if context is not None:

@@ -20,6 +20,7 @@ from ..base.identity import Identity
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request, SequenceDelta, StepStats
 from ..base.step import PoolShape, StepPlan, StepResult
+from ..kv.holdings import BlockEvent
 
 ASLEEP_RETRY = 5.0
 """Seconds after which a client that met a sleeping engine should ask again."""
@@ -187,10 +188,11 @@ class News(_Message):
 
 
 class PrefixNews(_Message):
-    """What the prefix cache gained and lost in a turn: marks of requests (`Request.marks`)."""
+    """What the prefix cache gained and lost in a turn (`kv.holdings.Gains`)."""
 
     held: list[int]
     gone: list[int]
+    blocks: list[BlockEvent]
 
 
 class Refused(_Message):

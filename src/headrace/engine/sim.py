@@ -427,7 +427,8 @@ class Cluster:
         """Let the router hear of what the replica's cache gained and lost."""
         news, router = replica.kv.holdings.take(), self._router
         if news is not None and isinstance(router, PrefixAffinity):
-            self._at(self.clock.now + after, lambda: router.told(replica.number, *news))
+            told = (replica.number, news.held, news.gone)
+            self._at(self.clock.now + after, lambda: router.told(*told))
 
     def _step_done(self, replica: Replica) -> None:
         now = self.clock.now

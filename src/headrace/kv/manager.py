@@ -184,8 +184,8 @@ class KvManager:
             self._retain(pool, table.chain, found, first)
             table.blocks[group] = [NULL_BLOCK] * first + found
             table.first[group] = first
+        self.holdings.note(table, hit)
         table.entered = hit
-        self.holdings.note(table)
         if self.states is None:
             self._part_of_a_block(table, known)
         else:
@@ -304,8 +304,8 @@ class KvManager:
         for at in range(table.entered, blocks):
             if tokens := chain.plain(at * size, (at + 1) * size):
                 self.partial.add(chain.before(at), keys[at], tokens)
+        self.holdings.note(table, blocks)
         table.entered = blocks
-        self.holdings.note(table)
         if step is None and self.tiers is not None:
             self.tiers.offer(entries)
 
