@@ -56,13 +56,13 @@ LINES = {
     "route": 1_062,
     "sched": 1_578,
     "server": 16_198,
-    "speech": 2_912,
+    "speech": 3_716,
     "speculate": 702,
     "text": 6_206,
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 105_562
+TOTAL = 106_349
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -9,25 +9,19 @@ on the rows beside it; what is left is done number by number.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.arrays import address, aligned
-from ..kernels.cpu import emit
-from ..kernels.cpu.emit import NOT_QUANTISED, Matrix
 from ..kernels.cpu.library import Team
 from ..kernels.cpu.panels import Packer
-from ..kernels.cpu.records import ROWS_N, HrStep
-from ..kernels.weights import DenseWeight
 from .codec_files import CodecFiles
+from .product import Product
 
 Floats = npt.NDArray[np.float32]
 _KERNEL = 7
 _DILATIONS = 1, 3, 9
-MAX_ROWS = 2_048
-"""Rows of a product at a time."""
 _NOISE_ROWS = 4_096
 """Numbers of noise that are drawn at once, from a seed of their own."""
 
@@ -35,37 +29,6 @@ _NOISE_ROWS = 4_096
 class _Layer(Protocol):
     def __call__(self, x: Floats, last: bool) -> Floats:
         """What can be said with these rows behind those before; `last`: none will follow."""
-
-
-class _Product:
-    """Rows times a matrix [out, width], and a bias; the matrix is packed once for all streams."""
-
-    def __init__(
-        self, team: Team, packer: Packer, weight: Floats, bias: Floats | None, step: int = 0
-    ) -> None:
-        """`step`: numbers from the begin of a row to that of the next; 0: rows do not overlap."""
-        self._team, self.out, self._width = team, *weight.shape
-        self._step = step or self._width
-        packed = packer.pack(DenseWeight(np.ascontiguousarray(weight)))
-        self._bias = None
-        if bias is not None:
-            self._bias = aligned((self.out,), np.float32)
-            self._bias[:] = bias
-        nowhere = Matrix(0, self._step), Matrix(0, self.out)
-        emitted = emit.linear(NOT_QUANTISED, nowhere[0], packed, self._bias, nowhere[1], ROWS_N)
-        self._kept, self._op = packed, emitted[1]
-        self._records = emit.program([emitted])
-
-    def __call__(self, x: Floats, rows: int) -> Floats:
-        """[rows, out]; x has what the last of them reaches, and lies densely."""
-        x = np.ascontiguousarray(x)
-        y = np.empty((rows, self.out), np.float32)
-        op: Any = self._op
-        for first in range(0, rows, MAX_ROWS):
-            op.dense = address(x) + 4 * first * self._step
-            op.keep[0].y = address(y) + 4 * first * self.out
-            self._team.run(self._records, 1, HrStep(n=min(MAX_ROWS, rows - first)))
-        return y
 
 
 def _snake(x: Floats, alpha: Floats, inverse: Floats) -> Floats:
@@ -226,7 +189,7 @@ def noise(seed: int, place: int, first: int, count: int) -> Floats:
     return np.concatenate([np.empty(0, np.float32), *drawn])[skip : skip + count]
 
 
-class _End:
+class _Mouth:
     """Snake, a convolution to one channel, tanh."""
 
     def __init__(self, codec: Codec, place: int, width: int) -> None:
@@ -281,11 +244,11 @@ class Codec:
             for i, dilation in enumerate(_DILATIONS, first):
                 self._blocks.append(_Unit(self, f"{name}.{i}", out, dilation))
             width = out
-        self._end = _End(self, 2 + len(files.rates), width)
+        self._end = _Mouth(self, 2 + len(files.rates), width)
 
-    def product(self, weight: Floats, bias: Floats | None, step: int = 0) -> _Product:
+    def product(self, weight: Floats, bias: Floats | None, step: int = 0) -> Product:
         """A matrix [out, width] of this decoder, ready."""
-        return _Product(self._team, self._packer, weight, bias, step)
+        return Product(self._team, self._packer, weight, bias, step)
 
     def latents(self, codes: Sequence[npt.NDArray[np.int64]]) -> Floats:
         """What codes of each level stand for together, [frames, latent]."""

@@ -18,8 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from .decoding import Copy, Decode, Encode
-from .features import log_mel
-from .network import MAX_LOGITS, MAX_ROWS, Network
+from .network import MAX_LOGITS, MAX_ROWS
 
 Result = TypeVar("Result")
 _NOTHING = np.empty((0, 0), np.float32)
@@ -65,7 +64,8 @@ class WalkUnderWay(Generic[Result]):
 class Conductor:
     """Runs walks until none is left; not safe for threads."""
 
-    def __init__(self, network: Network, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, network: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`network`: a `Network`, or another that hears windows and is asked for no steps."""
         self.network = network
         self._clock = clock
         self._jobs: list[WalkUnderWay[Any]] = []
@@ -150,10 +150,7 @@ class Conductor:
 
     def _encode(self, job: WalkUnderWay[Any]) -> None:
         if job.slices is None:
-            mel = log_mel(job.wish.samples, self.network.files.mels)
-            wish = job.wish
-            samples = len(wish.samples) if wish.short else None
-            job.slices = self.network.encode(mel, wish.window, samples)
+            job.slices = self.network.hear(*job.wish)
         if next(job.slices, self) is self:
             job.slices = None
             self._send(job, _NOTHING)

@@ -21,8 +21,8 @@ _SIZE, _HOP = 400, 160
 
 
 @functools.cache
-def filters(mels: int) -> npt.NDArray[np.float64]:
-    """[mels, 201]: triangles between 0 and 8 kHz on Slaney's scale, of equal area."""
+def filters(mels: int, size: int = _SIZE) -> npt.NDArray[np.float64]:
+    """[mels, size / 2 + 1]: triangles between 0 and 8 kHz on Slaney's scale, of equal area."""
 
     def to_mel(hertz: float) -> float:
         if hertz < 1_000:
@@ -31,7 +31,7 @@ def filters(mels: int) -> npt.NDArray[np.float64]:
 
     marks = np.linspace(to_mel(0), to_mel(RATE / 2), mels + 2)
     edges = np.where(marks < 15, 200 * marks / 3, 1_000 * np.exp((marks - 15) * np.log(6.4) / 27))
-    bins = np.linspace(0, RATE / 2, _SIZE // 2 + 1)
+    bins = np.linspace(0, RATE / 2, size // 2 + 1)
     slopes = edges[:, None] - bins
     widths = np.diff(edges)
     rising = -slopes[:-2] / widths[:-1, None]

@@ -6,7 +6,7 @@ with q, k and v of one input are one matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,11 @@ class WhisperFiles:
     tokenizer: tokenizers.Tokenizer
     tensor: Callable[[str], Array]
 
+    def bytes_of(self, tokens: Sequence[int]) -> list[bytes]:
+        """Bytes of each token of a byte-level vocabulary: a token may be part of a letter."""
+        pieces = (self.tokenizer.id_to_token(token) or "" for token in tokens)
+        return [bytes(_BYTES[letter] for letter in piece if letter in _BYTES) for piece in pieces]
+
     @property
     def sizes(self) -> WhisperSizes:
         """What the roofline counts by."""
@@ -90,9 +95,19 @@ class WhisperFiles:
         )
 
 
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's letters for bytes: those that can be seen stand for themselves."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+_BYTES = _byte_letters()
+
+
 def open_whisper(folder: Path) -> WhisperFiles:
     """Read what a folder says of itself. Raises `ModelFileError`, `UnsupportedModel`."""
-    tokenizer = _tokenizer(folder / "tokenizer.json")
+    tokenizer = open_tokenizer(folder / "tokenizer.json")
     special = _special(tokenizer)
     config = read_json(folder / "config.json")
     if (folder / "model.bin").exists():
@@ -185,7 +200,8 @@ def _pairs(value: object, layers: int, heads: int) -> tuple[tuple[int, int], ...
     return tuple((one[0], one[1]) for one in pairs)
 
 
-def _tokenizer(path: Path) -> tokenizers.Tokenizer:
+def open_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    """Raises `ModelFileError`."""
     if not path.exists() or path.stat().st_size > MAX_JSON:
         raise ModelFileError("tokenizer.json is missing or too large")
     try:

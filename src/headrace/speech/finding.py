@@ -10,6 +10,8 @@ from ..loader.catalog import CATALOG
 from ..loader.jsonfile import read_json
 
 DEFAULT_MODEL = "whisper-base"
+KINDS = ("whisper", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt")
+"""`model_type` of folders in Hugging Face's layout."""
 
 
 def hears(name: str) -> bool:
@@ -20,7 +22,7 @@ def hears(name: str) -> bool:
     if (folder / "model.bin").exists() and (folder / "vocabulary.txt").exists():
         return True
     try:
-        return read_json(folder / "config.json").get("model_type") == "whisper"
+        return read_json(folder / "config.json").get("model_type") in KINDS
     except (HeadraceError, OSError):
         return False
 

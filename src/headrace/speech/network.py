@@ -25,7 +25,7 @@ from ..kernels.cpu.panels import Packer
 from ..kernels.cpu.records import ROWS_N, HrQuantised, HrStep
 from ..kernels.operators import KvLayer
 from ..kernels.weights import BlockWeight, DenseWeight, Weight
-from .features import FRAMES
+from .features import FRAMES, log_mel
 from .files import HEAD_SIZE, WhisperFiles
 
 Floats = npt.NDArray[np.float32]
@@ -286,6 +286,11 @@ class Network:
             emit.rope(kv, qkv, self._attention_spec(0), (None, None), None),
             emit.attention(kv, qkv, None, a.codes, None, scale, None, ROWS_N),
         ]
+
+    def hear(self, samples: Floats, window: int, short: bool = False) -> Iterator[None]:
+        """`encode` of samples; `short`: no more of the window than they are."""
+        mel = log_mel(samples, self.files.mels)
+        return self.encode(mel, window, len(samples) if short else None)
 
     def encode(self, mel: Floats, window: int, samples: int | None = None) -> Iterator[None]:
         """Fill a window's slot from features [3000, mels]; stops behind each layer, where other

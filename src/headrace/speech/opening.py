@@ -8,10 +8,14 @@ from typing import Literal
 from ..base.errors import UnsupportedModel
 from ..kernels.cpu.library import LibraryAbsent, Team
 from ..loader import Progress
+from ..loader.jsonfile import read_json
 from .files import open_whisper
 from .finding import DEFAULT_MODEL as DEFAULT_MODEL
-from .finding import find
+from .finding import KINDS, find
+from .frame_transcript import FrameTranscriber
 from .network import Network, Precision
+from .parakeet import ParakeetNetwork
+from .parakeet_files import open_parakeet
 from .transcript import Transcriber
 
 KvKind = Literal["float32", "bfloat16", "int8"]
@@ -26,14 +30,19 @@ def open_transcriber(
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Transcriber:
-    """`name`: a catalog name or a folder in CTranslate2's or Hugging Face's layout.
+    """`name`: a catalog name, or a folder of Whisper in CTranslate2's or Hugging Face's layout, or
+    of Parakeet in the latter.
 
-    `kv`: type of K and V of cross attention, by default as `Network` has it.
+    `kv`: type of K and V of Whisper's cross attention, by default as `Network` has it.
     Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
     """
-    files = open_whisper(find(name, cache_dir=cache_dir, progress=progress))
+    folder = find(name, cache_dir=cache_dir, progress=progress)
+    kind = read_json(folder / "config.json").get("model_type")
+    other = open_parakeet(folder) if kind in KINDS[1:] else None
     try:
         team = Team(threads)
     except LibraryAbsent as absent:
         raise UnsupportedModel(f"speech runs on the CPU kernels alone: {absent}") from absent
-    return Transcriber(Network(files, team, precision, kv))
+    if other is not None:
+        return FrameTranscriber(ParakeetNetwork(other, team, precision))
+    return Transcriber(Network(open_whisper(folder), team, precision, kv))

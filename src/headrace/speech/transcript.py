@@ -95,7 +95,7 @@ def _untold(new: list[Segment], upto: float) -> None:
     pass
 
 
-class _Window(NamedTuple):
+class WindowWanted(NamedTuple):
     """What is to be decoded."""
 
     samples: Floats
@@ -105,11 +105,12 @@ class _Window(NamedTuple):
     """Its number in its sound."""
 
 
-class _Heard(NamedTuple):
+class WindowHeard(NamedTuple):
     """What a window says."""
 
     place: int
-    spoken: Utterance
+    spoken: Any
+    """An `Utterance`, or what another model's walk makes of a window."""
     words: list[Word]
 
 
@@ -117,12 +118,15 @@ class _Heard(NamedTuple):
 class _Begun:
     """A walk and the window and sequences that it was lent; None: given back."""
 
-    job: WalkUnderWay[_Heard]
+    job: WalkUnderWay[WindowHeard]
     slots: tuple[int, list[int]] | None
 
 
 class Transcriber:
     """Walks over the windows of sounds, for one network."""
+
+    at_once = False
+    """Do many windows go side by side though no language is known?"""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -164,7 +168,7 @@ class Transcriber:
                 transcript.leave_out(seek, end, "inaudible")
                 seek = end
                 continue
-            wanted = [_Window(window, before, place)]
+            wanted = [WindowWanted(window, before, place)]
             spoken, said = Utterance(), list[Word]()
             with closing(self._run(wanted, share, options, transcript, words)) as running:
                 for found in running:
@@ -207,7 +211,7 @@ class Transcriber:
                 transcript.leave_out(done, begin, "quiet")
             done = end
         before, share = self._prompt(options), Share()
-        wanted = [_Window(samples[a:b], before, i) for i, (a, b) in enumerate(spans)]
+        wanted = [WindowWanted(samples[a:b], before, i) for i, (a, b) in enumerate(spans)]
         with closing(self._run(wanted, share, options, transcript, words)) as running:
             for found in running:
                 if found is None:
@@ -237,12 +241,12 @@ class Transcriber:
 
     def _run(
         self,
-        windows: Sequence[_Window],
+        windows: Sequence[WindowWanted],
         share: Share,
         options: DecodingOptions,
         transcript: Transcript,
         words: bool,
-    ) -> Generator[_Heard | None, None, None]:
+    ) -> Generator[WindowHeard | None, None, None]:
         """What each window says, in their order; None where a turn has to be taken first.
 
         At most `AT_ONCE` are under way, each by a walk of its own; where no language was given, the
@@ -253,7 +257,7 @@ class Transcriber:
         try:
             while waiting or begun:
                 running = sum(one.slots is not None for one in begun)
-                most = AT_ONCE if transcript.language else 1
+                most = AT_ONCE if transcript.language or self.at_once else 1
                 while waiting and running < most:
                     slots = conductor.lend(share, options.beams)
                     if slots is None:
@@ -284,13 +288,13 @@ class Transcriber:
 
     def _walk(
         self,
-        wanted: _Window,
+        wanted: WindowWanted,
         options: DecodingOptions,
         transcript: Transcript,
         words: bool,
         window: int,
         slots: list[int],
-    ) -> Generator[Any, Floats, _Heard]:
+    ) -> Generator[Any, Floats, WindowHeard]:
         files = self.network.files
         samples, before, place = wanted
         yield Encode(samples, window, options.short)
@@ -301,7 +305,7 @@ class Transcriber:
         said = []
         if words and not spoken.silent(options):
             said = self._words(spoken, language, options, window, slots[0], len(samples))
-        return _Heard(place, spoken, said)
+        return WindowHeard(place, spoken, said)
 
     def _words(
         self,

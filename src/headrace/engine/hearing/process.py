@@ -232,27 +232,9 @@ class Desk:
         return [
             (text.decode("utf-8", "replace"), share, text)
             for text, (_, share) in zip(
-                token_bytes(files.tokenizer, [token for token, _ in said]), said, strict=True
+                files.bytes_of([token for token, _ in said]), said, strict=True
             )
         ]
-
-
-def token_bytes(tokenizer: Any, tokens: list[int]) -> list[bytes]:
-    """Bytes of each token of a byte-level vocabulary: a token may be part of a letter."""
-    return [
-        bytes(_BYTES[letter] for letter in tokenizer.id_to_token(token) if letter in _BYTES)
-        for token in tokens
-    ]
-
-
-def _byte_letters() -> dict[str, int]:
-    """GPT-2's letters for bytes: those that can be seen stand for themselves."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(rest)}
-
-
-_BYTES = _byte_letters()
 
 
 def _samples(path: Path, count: int) -> Floats:

@@ -21,7 +21,8 @@ def opened(options: EngineOptions, folder: Path) -> tuple[Transcriber, list[Deci
         Decision(
             "weights", precision, "dtype is auto" if precision == "int8" else "dtype is float32"
         ),
-        Decision("kv_dtype", kv, "that of cross attention"),
     ]
     made = open_transcriber(str(folder), threads, precision, kv)  # type: ignore[arg-type]
+    if not made.at_once:
+        decisions.append(Decision("kv_dtype", kv, "that of cross attention"))
     return made, decisions

@@ -1,0 +1,77 @@
+"""A matrix of the CPU library for whoever computes between its products in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..kernels.arrays import address, aligned
+from ..kernels.cpu import emit
+from ..kernels.cpu.emit import NOT_QUANTISED, Matrix, QuantisedRows
+from ..kernels.cpu.library import Team
+from ..kernels.cpu.panels import Packer
+from ..kernels.cpu.records import LINEAR, ROWS_N, HrStep
+from ..kernels.weights import DenseWeight
+from .network import q8_0
+
+Floats = npt.NDArray[np.float32]
+MAX_ROWS = 2_048
+"""Rows of a product at a time."""
+
+
+class Product:
+    """Rows times a matrix [out, width], and a bias. A row's result does not depend on the others;
+    one product is one caller's at a time."""
+
+    def __init__(
+        self,
+        team: Team,
+        packer: Packer,
+        weight: npt.NDArray[Any],
+        bias: Floats | None,
+        step: int = 0,
+        *,
+        coded: bool = False,
+    ) -> None:
+        """`step`: numbers from the begin of a row to that of the next; 0: rows do not overlap.
+        `coded`: weights and rows become codes of eight bits, where the width is a multiple of 32.
+        """
+        self._team, (self.out, self._width) = team, weight.shape
+        self._step = step or self._width
+        coded = coded and not self._width % 32
+        source = q8_0(weight) if coded else DenseWeight(np.ascontiguousarray(weight))
+        self._packed = packer.pack(source)
+        self._bias = None
+        if bias is not None:
+            self._bias = aligned((self.out,), np.float32)
+            self._bias[:] = bias
+        x, y = Matrix(0, self._step), Matrix(0, self.out)
+        self._room = QuantisedRows(MAX_ROWS, self._width) if coded else None
+        codes = NOT_QUANTISED if self._room is None else self._room.struct
+        self._linear: Any = emit.linear(
+            codes, None if coded else x, self._packed, self._bias, y, ROWS_N
+        )[1]
+        emitted = [(LINEAR, self._linear)]
+        self._quantise: Any = None
+        if coded:
+            before = emit.quantise(x, codes, self._width, ROWS_N)
+            self._quantise = before[1]
+            emitted.insert(0, before)
+        self._records, self._count = emit.program(emitted), len(emitted)
+
+    def __call__(self, x: Floats, rows: int | None = None) -> Floats:
+        """[rows, out]; x has what the last of them reaches; None: as many as x has."""
+        x = np.ascontiguousarray(x)
+        count = len(x) if rows is None else rows
+        y = np.empty((count, self.out), np.float32)
+        for first in range(0, count, MAX_ROWS):
+            at = address(x) + 4 * first * self._step
+            if self._quantise is None:
+                self._linear.dense = at
+            else:
+                self._quantise.x = at
+            self._linear.keep[0].y = address(y) + 4 * first * self.out
+            self._team.run(self._records, self._count, HrStep(n=min(MAX_ROWS, count - first)))
+        return y
