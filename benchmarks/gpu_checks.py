@@ -22,6 +22,7 @@ if "--tiny" in sys.argv:  # Read by triton when it is imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
+from gpu_family_checks import FAMILIES
 from gpu_kernels import error
 from gpu_models import BLOCK, Step, attend, make_batch, mixture, seeded
 from gpu_paths import PATHS
@@ -419,7 +420,7 @@ def all_checks() -> dict[str, Check]:
         found[f"product with norm, gate, residual, {rows} rows"] = fused(rows)
     for kind in ("dense", "rows"):
         found[f"product, {kind}, deterministic"] = products(kind, 130, deterministic=True)
-    return {**PATHS, **found}
+    return {**PATHS, **found, **FAMILIES}
 
 
 SMOKE = (
@@ -448,6 +449,7 @@ SMOKE = (
     "attention, mixed, bf16, sinks",
     "experts, clamped",
     *PATHS,
+    *FAMILIES,
 )
 """Every kernel and every path once."""
 

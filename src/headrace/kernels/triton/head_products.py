@@ -142,7 +142,7 @@ def absorb(
 ) -> torch.Tensor:
     """See `kernels.latent.absorb`; `packing`: a dense matrix [rank, plain] of each head. `few`:
     with tiles of few rows."""
-    count, rows = len(q), 16 if few else 128
+    count, rows = len(q), 16 if few else 64
     y = torch.empty(count, (spec.heads + 1) * spec.size, dtype=q.dtype, device=q.device)
     grid = triton.cdiv(count, rows), triton.cdiv(spec.rank, OUTS), spec.heads + 1
     _absorb_kernel[grid](
@@ -174,7 +174,7 @@ def unpack(
     mixed: torch.Tensor, spec: LatentSpec, unpacking: ExpertTable, *, few: bool
 ) -> torch.Tensor:
     """See `kernels.latent.unpack`; `unpacking`: a dense matrix [V, rank] of each head."""
-    count, rows = len(mixed), 16 if few else 128
+    count, rows = len(mixed), 16 if few else 64
     y = torch.empty(count, spec.heads * spec.value_size, dtype=mixed.dtype, device=mixed.device)
     grid = triton.cdiv(count, rows), triton.cdiv(spec.value_size, OUTS), spec.heads
     assert mixed.is_contiguous()

@@ -162,9 +162,9 @@ def _rope_kernel(
             if WHOLE:
                 squares = tl.zeros([HEADS], tl.float32)
                 for others in range(0, count, HEADS):
-                    each = others + tl.arange(0, HEADS)
-                    there = (each < count)[:, None] & inside[None, :]
-                    every = qkv + (first + each)[:, None] * (2 * HALF) + columns[None, :]
+                    other = others + tl.arange(0, HEADS)
+                    there = (other < count)[:, None] & inside[None, :]
+                    every = qkv + (first + other)[:, None] * (2 * HALF) + columns[None, :]
                     x = tl.load(every, mask=there, other=0.0).to(tl.float32)
                     y = tl.load(every + HALF, mask=there, other=0.0).to(tl.float32)
                     squares += tl.sum(x * x, 1) + tl.sum(y * y, 1)

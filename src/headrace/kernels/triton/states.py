@@ -33,8 +33,8 @@ from .state_rows import read_entry
 
 FEW_COLUMNS = 8
 """Columns of a program where entries have many tokens: 32 numbers a thread."""
-COLUMNS = 32
-"""The same where entries have one: 128 bytes of each key's row."""
+COLUMNS = 16
+"""The same where entries have one: 64 bytes of each key's row; twice as many spill."""
 IDLE = tl.constexpr(NOWHERE)
 TOGETHER = 1024
 """Numbers that a program norms."""
@@ -266,7 +266,7 @@ def _tail_kernel(
     """What each draft of an entry would bring to a head's state, to the entry's block."""
     entry = tl.program_id(1)
     head = tl.program_id(0)
-    first, count, _, block = read_entry(query_starts, lengths, table, entry, table_stride)
+    first, count, _length, block = read_entry(query_starts, lengths, table, entry, table_stride)
     certain = tl.load(state_rows + entry * 6 + 1)
     keys = tl.arange(0, KEYS_PADDED)
     columns = tl.arange(0, VALUES_PADDED)
@@ -275,7 +275,7 @@ def _tail_kernel(
     head_decay = tl.exp(tl.load(decays + head).to(tl.float32))
     head_step = tl.load(biases + head).to(tl.float32)
     for number in range(certain, tl.minimum(count, certain + DRAFTS)):
-        _, k, v, decay, step, _ = _token(
+        _q, k, v, decay, step, _given = _token(
             mixed,
             gates,
             steps,
