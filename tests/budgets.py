@@ -42,7 +42,7 @@ LINES = {
     "bench": 10_133,
     "cli": 6_073,
     "dist": 576,
-    "engine": 9_306,
+    "engine": 9_289,
     "factory": 6_688,
     "kernels": 16_256,
     "kv": 1_703,
