@@ -6,7 +6,8 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 from route_servers import Mock, gateway, mocks, on_the_loop_of_servers
 
 from headrace.base.text_prefixes import text_prefixes
+from headrace.engine.routing import ROUTERS, Place, PrefixAffinity, Prompted
 from headrace.route import holdings
 from headrace.route.gateway import Gateway
 from tiny import talker
@@ -187,3 +189,69 @@ async def test_two_gateways_before_200_servers_choose_alike() -> None:
                 task.cancel()
             await asyncio.gather(*storm, return_exceptions=True)
             await until(lambda: not any(r.outstanding for g in (one, two) for r in g._replicas))
+
+
+class Recorded(PrefixAffinity):
+    """The policy, with all that it was asked and told, in its order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[tuple[str, list[object]]] = []
+
+    def told(self, replica: int, held: Iterable[int], gone: Iterable[int]) -> None:
+        self.log.append(("told", [replica, [*held], [*gone]]))
+        super().told(replica, held, gone)
+
+    def silent(self, replica: int) -> None:
+        self.log.append(("silent", [replica]))
+        super().silent(replica)
+
+    def choose(self, request: Prompted, replicas: Sequence[Place]) -> Place:
+        chosen = super().choose(request, replicas)
+        places = [(one.number, one.load) for one in replicas]
+        self.log.append(("choose", [[*request.prefixes], places, chosen.number]))
+        return chosen
+
+
+@on_the_loop_of_servers
+async def test_a_live_trace_decides_alike_where_it_is_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a live gateway chose is what the simulator's policy chooses when told the same."""
+    monkeypatch.setitem(ROUTERS, "prefix", Recorded)
+    monkeypatch.setattr(holdings, "AGAIN_SECONDS", 0.01)
+    servers = [Mock(tells=asyncio.Queue()), Mock(tells=asyncio.Queue()), Mock()]
+    texts = [body(f"{n % 7} and a river ") for n in range(60)]
+    async with mocks(*servers) as urls, gateway(urls, "prefix") as (url, app):
+        async with httpx.AsyncClient() as client:
+            for number, asked in enumerate(texts):
+                server = servers[number % 2]
+                assert server.tells is not None
+                if number % 5 == 0:
+                    server.tells.put_nowait(event(keys(asked), in_work=number % 4))
+                if number % 13 == 12:
+                    server.tells.put_nowait(b"")
+                more = {**asked, "stream": number % 3 == 0}
+                await asyncio.gather(*(client.post(url + CHAT, json=more) for _ in range(3)))
+        live = app._router
+    assert isinstance(live, Recorded)
+    again = PrefixAffinity()
+    choices = 0
+    for what, arguments in live.log:
+        if what == "choose":
+            prefixes, places, number = arguments
+            given = [SimPlace(*place) for place in places]  # type: ignore[attr-defined]
+            chosen = again.choose(SimPlace(prefixes=prefixes), given)  # type: ignore[arg-type]
+            assert chosen.number == number
+            choices += 1
+        else:
+            getattr(again, what)(*arguments)
+    assert choices == 180
+    assert {what for what, _ in live.log} == {"told", "silent", "choose"}
+
+
+@dataclass
+class SimPlace:
+    number: int = 0
+    load: int = 0
+    prefixes: list[int] = field(default_factory=list)

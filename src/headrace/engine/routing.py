@@ -106,7 +106,16 @@ class PrefixAffinity:
                 known[key] = {holders, replica}
             if sent.get(key) == replica:
                 del sent[key]
-        for key in gone:
+        self._lose(replica, gone)
+
+    def silent(self, replica: int) -> None:
+        """A replica tells nothing any more: what it told is forgotten."""
+        self._tells.discard(replica)
+        self._lose(replica, [key for key in self._held if replica in self._holders(key)])
+
+    def _lose(self, replica: int, keys: Iterable[int]) -> None:
+        known = self._held
+        for key in keys:
             holders = known.get(key, -1)
             if holders == replica:
                 del known[key]
@@ -114,11 +123,6 @@ class PrefixAffinity:
                 holders.discard(replica)
                 if not holders:
                     del known[key]
-
-    def silent(self, replica: int) -> None:
-        """A replica tells nothing any more: what it told is forgotten."""
-        self.told(replica, (), [key for key in self._held if replica in self._holders(key)])
-        self._tells.discard(replica)
 
     def choose(self, request: Prompted, replicas: Sequence[Place]) -> Place:
         keys, sent = request.prefixes, self._sent
