@@ -42,7 +42,7 @@ LINES = {
     "bench": 10_133,
     "cli": 6_073,
     "dist": 576,
-    "engine": 9_289,
+    "engine": 9_293,
     "factory": 6_688,
     "kernels": 16_256,
     "kv": 1_703,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 106_349
+TOTAL = 106_353
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
