@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.base.arch import Rope
+from headrace.base.arch import Caps, Rope
 from headrace.base.arch_families import FAMILIES
 from headrace.base.arch_reader import NEUTRAL, from_hf
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
@@ -206,7 +206,7 @@ def test_what_is_particular_to_a_published_model() -> None:
     assert read["olmo-2-7b"].whole_qk_norm
     gemma = read["gemma-2-2b"]
     assert gemma.windows == (4096, None) * 13
-    assert (gemma.attention_softcap, gemma.final_softcap, gemma.qk_norm) == (50.0, 30.0, False)
+    assert (gemma.caps, gemma.qk_norm) == (Caps(50.0, 30.0), False)
     command = read["command-r7b"]
     assert command.windows == (4096, 4096, 4096, None) * 8
     assert command.nope == (False, False, False, True) * 8

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.base.arch import ModelArch, Moe, Rope
+from headrace.base.arch import Caps, ModelArch, Moe, Rope
 from headrace.base.arch_gguf import llama3_divisor
 from headrace.base.arch_reader import FAMILIES, from_gguf, from_hf
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
@@ -192,7 +192,7 @@ def test_gemma3_text_old_keys() -> None:
     arch = from_hf(old)
     assert arch.windows == (512, 512, None)
     assert arch.local_rope == Rope(theta=2e4)
-    assert (arch.final_softcap, arch.attention_softcap) == (30.0, 50.0)
+    assert arch.caps == Caps(scores=50.0, logits=30.0)
     assert arch.scale == 168**-0.5
 
 

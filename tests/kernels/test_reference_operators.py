@@ -100,7 +100,7 @@ def test_rope_and_cache(norms: bool) -> None:
     angles = torch.arange(32).double().unsqueeze(1) * torch.tensor([1.0, 0.3, 0.01]).double()
     rope = RopeTable(angles.cos().float(), angles.sin().float())
     spec = AttentionSpec(0, heads, kv_heads, width, 1.0, eps=1e-6)
-    both = (q_norm, k_norm) if norms else None
+    both = (q_norm, k_norm) if norms else ()
     q = OPS.write(qkv, spec, both, rope, kv, batch, 0).view(6, heads, width)
 
     def expected(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from cpu_cases import random_blocks
 
-from headrace.base.arch import ModelArch, Moe, Rope
+from headrace.base.arch import Caps, ModelArch, Moe, Rope
 from headrace.base.graph import WeightRef
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.program import CpuProgram, Variant, compile_program
@@ -47,8 +47,7 @@ FAMILIES = {
         norm_offset=1.0,
         activation="gelu_tanh",
         embedding_scale=8.0,
-        attention_softcap=30.0,
-        final_softcap=20.0,
+        caps=Caps(30.0, 20.0),
         local_rope=Rope(theta=500.0),
     ),
     "qwen3_moe": replace(

@@ -366,7 +366,7 @@ def test_rope_and_cache(
     angle = torch.outer(torch.arange(64.0), torch.rand(size // 2))
     rope = RopeTable(angle.cos(), angle.sin())
     qkv = torch.randn(count, (heads + 2 * kv_heads) * size)
-    weights = (torch.randn(size), torch.randn(size)) if norms else None
+    weights = (torch.randn(size), torch.randn(size)) if norms else ()
     shape = (blocks, kv_heads, block_size, size)
     want_kv, got_kv = (
         quantised(KvLayer(torch.zeros(shape), torch.zeros(shape)), dtype) for _ in range(2)

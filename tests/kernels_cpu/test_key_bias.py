@@ -49,7 +49,7 @@ def answers(
     spec: AttentionSpec,
     rope: RopeTable | None,
 ) -> torch.Tensor:
-    q = ops.write(qkv.clone(), spec, None, rope, kv, batch, 0)
+    q = ops.write(qkv.clone(), spec, (), rope, kv, batch, 0)
     return ops.attend(q, spec, kv, batch, 0)
 
 

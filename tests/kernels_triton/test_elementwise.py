@@ -126,7 +126,7 @@ def test_rope_and_cache(kind: str, norms: bool) -> None:
 
     qkv = torch.randn(len(batch.tokens), (heads + 2 * kv_heads) * width).to(dtype)
     of_q, of_k = torch.randn(2, width).to(dtype)
-    both = (of_q, of_k) if norms else None
+    both = (of_q, of_k) if norms else ()
     angles = torch.randn(64, width // 2)
     rope = RopeTable(angles.cos(), angles.sin())
     mine, theirs = empty(), empty()

@@ -72,7 +72,7 @@ def test_writes_and_reads_as_the_reference(
         x.clone() for x in (theirs.k, theirs.v, theirs.k_scale, theirs.v_scale)
     )
     latest = qkv(batch)
-    q = ops.write(latest.clone(), spec, None, rope, mine, batch, 0)
+    q = ops.write(latest.clone(), spec, (), rope, mine, batch, 0)
     other = reference.write(latest, spec, None, rope, theirs, batch, 0)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
     torch.testing.assert_close(q.float(), other.float(), atol=tolerance, rtol=tolerance)

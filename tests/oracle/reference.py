@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,18 @@ class Oracle:
             out.append(int(result.logits[0, -1].argmax()))
             ids = torch.tensor([[out[-1]]])
         return out
+
+    def decided(
+        self, make: Callable[[int], list[int]], count: int, tie: float
+    ) -> tuple[list[int], list[int]]:
+        """(prompt, the `count` tokens after it): of make(0), make(1) … the first after which no
+        best token is nearer to the second than `tie`, so that rounding decides none of them."""
+        for seed in range(20):
+            prompt = make(seed)
+            tokens = self.greedy(prompt, count)
+            if (self.gaps(prompt, tokens) >= tie).all():
+                return prompt, tokens
+        raise AssertionError("no prompt decides: its weights are too alike")
 
     @torch.inference_mode()
     def gaps(self, prompt: list[int], tokens: list[int]) -> torch.Tensor:

@@ -84,6 +84,18 @@ _HYBRID = {
 }
 _GEMMA = {"sliding_window": 48, "query_pre_attn_scalar": 24, "num_hidden_layers": 4}
 
+_GEMMA4 = {
+    **_COMMON,
+    "global_head_dim": 64,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": 48,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 32,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", _QWEN2),
     "qwen2-tied": ("Qwen2", {**_QWEN2, "tie_word_embeddings": True}),
@@ -113,6 +125,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"] * 2,
             "attn_logit_softcapping": 5.0,
             "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma4": ("Gemma4Text", _GEMMA4),
+    "gemma4-mixture": (
+        "Gemma4Text",
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 20.0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 64,
         },
     ),
     "qwen2_moe": ("Qwen2Moe", {**_QWEN2, **_MOE, "shared_expert_intermediate_size": 96}),
@@ -267,6 +295,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name → (transformers class stem, config): every family, and every switch that changes sums."""
 
 
+_VECTORS = ("norm", "bias", "sinks", "router.scale", "per_expert_scale")
+
+
 def make(folder: Path, name: str, **more: Any) -> Path:
     """Save the model `name` to `folder`, the same weights each time; `more` goes to its config."""
     import transformers
@@ -284,12 +315,14 @@ def make(folder: Path, name: str, **more: Any) -> Path:
             # Norms and biases start as ones and zeros: a mistake in them would not be seen.
             if parameter.dim() == 1 or key.endswith("_proj_bias"):
                 parameter += torch.randn_like(parameter) * 0.2
-                assert any(part in key for part in ("norm", "bias", "sinks", "A_log", ".D"))
+                assert any(part in key for part in (*_VECTORS, "A_log", ".D"))
             if stem == "GptOss" and key.endswith("gate_up_proj"):
                 parameter *= 2  # Or no gate would reach its bound.
         for key, buffer in model.named_buffers():
             if "e_score_correction_bias" in key:
                 buffer += torch.randn_like(buffer) * 0.3
+            if "layer_scalar" in key:
+                buffer += torch.randn_like(buffer) * 0.2
     model.save_pretrained(folder)
     return with_words(folder, VOCAB)
 

@@ -19,11 +19,13 @@ class Rope:
     `kind` "linear" divides frequencies by `factor`; "llama3" does so only for wavelengths longer
     than `original_context / low_freq_factor`, with a ramp up to `high_freq_factor`
     (Llama 3.1, section 3.4); "yarn" is Peng et al. 2023; "long" divides each frequency by its own
-    factor (LongRoPE, Ding et al. 2024): `short` up to the original context, `long` beyond.
+    factor (LongRoPE, Ding et al. 2024): `short` up to the original context, `long` beyond;
+    "proportional" (Gemma 4) has frequencies of the whole head, and zero for the pairs behind
+    `share` of them, which so stay as they are.
     """
 
     theta: float = 10_000.0
-    kind: Literal["plain", "linear", "llama3", "yarn", "long"] = "plain"
+    kind: Literal["plain", "linear", "llama3", "yarn", "long", "proportional"] = "plain"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -46,7 +48,16 @@ class Rope:
 
     def rotated(self, size: int) -> int:
         """How many of a head's numbers."""
-        return int(size * self.share)
+        return size if self.kind == "proportional" else int(size * self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Bounds that numbers near softly: cap · tanh(x / cap); None: there is none."""
+
+    scores: float | None = None
+    """Of attention, before its softmax."""
+    logits: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +137,28 @@ class Recurrence:
 
 
 @dataclass(frozen=True, slots=True)
+class Uneven:
+    """How the layers of one model differ from one another (Gemma 4).
+
+    A layer without a window has heads of its own shape; the last layers keep no K and V; each layer
+    has a part of an embedding.
+    """
+
+    size: int
+    """Numbers of a head of a layer without a window."""
+    kv_heads: int
+    """KV heads of such a layer."""
+    one_product: bool = False
+    """Such a layer has no product of V: its values are its keys before norm and rope."""
+    shared: int = 0
+    """So many of the last layers read K and V of the last layer of their kind before them."""
+    wide: bool = False
+    """Those have a feed-forward twice as wide."""
+    embedded: int = 0
+    """Numbers that each layer has of each token; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Encoder:
     """A BERT-style encoder (Devlin et al. 2018): every token sees all others, in one pass.
 
@@ -179,11 +212,10 @@ class ModelArch:
     tied_embedding: bool = False
     attention_scale: float | None = None
     """None: head_dim ** -0.5."""
-    attention_softcap: float | None = None
     sinks: bool = False
     """Each head has a score beside those of its positions, which takes its share and gives nothing
     (gpt-oss)."""
-    final_softcap: float | None = None
+    caps: Caps = Caps()
     embedding_scale: float = 1.0
     norm_offset: float = 0.0
     """1.0 where the norm multiplies by (1 + weight) (Gemma)."""
@@ -202,6 +234,7 @@ class ModelArch:
     mla: Mla | None = None
     encoder: Encoder | None = None
     recurrence: Recurrence | None = None
+    uneven: Uneven | None = None
 
     @property
     def task(self) -> Literal["tokens", "vector", "score"]:
@@ -218,3 +251,16 @@ class ModelArch:
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
+
+    def kv_shape(self, layer: int) -> tuple[int, int]:
+        """(KV heads, numbers of a head) of a layer that attends."""
+        if self.uneven is None or self.window(layer) is not None:
+            return self.kv_heads, self.head_dim
+        return self.uneven.kv_heads, self.uneven.size
+
+    def kept_by(self, layer: int) -> int:
+        """The layer whose K and V a layer reads: itself, or an earlier one."""
+        own = self.layers - (self.uneven.shared if self.uneven else 0)
+        if layer < own:
+            return layer
+        return max(at for at in range(own) if self.window(at) == self.window(layer))

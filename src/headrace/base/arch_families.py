@@ -117,6 +117,26 @@ _GEMMA3_TEXT = {
     "rope_local_base_freq": 1e4,
     "sliding_window_pattern": 6,
 }
+_GEMMA4 = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "hidden_size_per_layer_input": 256,
+    "tie_word_embeddings": True,
+}
+_GEMMA4_OWN = (
+    "num_kv_shared_layers",
+    "use_bidirectional_attention",
+    "hidden_size_per_layer_input",
+    "attention_k_eq_v",
+    "enable_moe_block",
+    "use_double_wide_mlp",
+    "per_layer_config",
+    "global_head_dim",
+)
 _DELTA = {
     "head_dim": 256,
     "max_position_embeddings": 32768,
@@ -317,6 +337,8 @@ FAMILIES: Mapping[str, Family] = {
         },
         ("logit_scale",),
     ),
+    "gemma4_text": Family("gemma4", ("Gemma4ForCausalLM",), _GEMMA4, _GEMMA4_OWN),
+    "gemma4": Family("gemma4", ("Gemma4ForConditionalGeneration",), _GEMMA4, _GEMMA4_OWN),
     "gemma2": Family("gemma2", ("Gemma2ForCausalLM",), _GEMMA2),
     "cohere2": Family(
         "cohere2",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .arch import Activation, Mla, Moe, Rope
+from .arch import Activation, Caps, Mla, Moe, Rope
 from .arch_fields import Fields
 from .arch_states import DELTA
 from .arch_traits import LATENT
@@ -259,13 +259,11 @@ def _gemma(fields: Fields, scalar: float) -> dict[str, Any]:
         "norm_offset": 1.0,
         "attention_scale": scalar**-0.5,
     }
-    for key, name, default in (
-        ("attn_logit_softcapping", "attention_softcap", 50.0),
-        ("final_logit_softcapping", "final_softcap", 30.0),
-    ):
+    caps = []
+    for key, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
         absent = default if fields.prefix == "gemma2." else 0.0
-        found[name] = fields.number(key, 0.0, 1e6, absent) or None
-    return found
+        caps.append(fields.number(key, 0.0, 1e6, absent) or None)
+    return {**found, "caps": Caps(*caps)}
 
 
 def _granite(fields: Fields) -> dict[str, Any]:

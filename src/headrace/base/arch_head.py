@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .arch import ModelArch
+from .arch import Caps, ModelArch
 from .arch_fields import Fields
 from .arch_reader import from_hf
 from .errors import ModelFileError, UnsupportedModel
@@ -77,7 +77,7 @@ def head_of(config: Mapping[str, Any], target: ModelArch, *, own_head: bool) -> 
         arch,
         tied_embedding=not own_head and target.tied_embedding,
         embedding_scale=target.embedding_scale,
-        final_softcap=None if own_head else target.final_softcap,
+        caps=Caps(logits=None if own_head else target.caps.logits),
         logits_scale=1.0 if own_head else target.logits_scale,
     )
     if kind == "eagle":

@@ -21,6 +21,7 @@ from .arch_fields import Fields
 from .arch_gguf import GGUF_ARCHITECTURES, from_gguf
 from .arch_states import RECURRENT, blocks, inner_size, recurrence
 from .arch_traits import LATENT, NORMED, latent, mixture, traits, yarn_growth
+from .arch_uneven import two_ropes, uneven
 from .errors import ModelFileError, UnsupportedModel
 
 __all__ = ["FAMILIES", "GGUF_ARCHITECTURES", "MAX_CONTEXT", "from_gguf", "from_hf", "rope_of"]
@@ -62,6 +63,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_kv_shared_layers": (0,),
     "use_bidirectional_attention": (False,),
     "altup_num_inputs": (),
+    "hidden_size_per_layer_input": (0,),
+    "attention_k_eq_v": (False,),
+    "enable_moe_block": (False,),
+    "use_double_wide_mlp": (False,),
+    "per_layer_config": ({},),
+    "global_head_dim": (),
     "mlp_only_layers": ([],),
     "decoder_sparse_step": (1,),
     "shared_expert_intermediate_size": (0,),
@@ -98,10 +105,10 @@ _UNWINDOWED = frozenset(
     gemma cohere deepseek_v2 deepseek_v3
     """.split()  # noqa: SIM905
 )
-_PATTERNED = {"gemma2", "gemma3", "cohere2", "exaone4", "gpt_oss", "olmo3"}
+_PATTERNED = {"gemma2", "gemma3", "gemma4", "cohere2", "exaone4", "gpt_oss", "olmo3"}
 """Families of which every n-th layer sees everything."""
 _UNBIASED = ("mistral", "mixtral", "phi3", "exaone4", "minimax_m2")
-_MULTIMODAL = ("gemma3", "qwen3_5", "qwen3_5_moe")
+_MULTIMODAL = ("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe")
 """Types whose text model has a config of its own inside."""
 _UNCAPPED = {"attn_logit_softcapping": (), "final_logit_softcapping": ()}
 _ACTIVATIONS: Mapping[str, Activation] = {
@@ -151,7 +158,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
     if head_dim % 2:
         raise UnsupportedModel(f"config.json: head_dim is {head_dim}; must be even")
     bias = _bias(fields, family.family)
-    gemma = family.family in ("gemma2", "gemma3")
+    gemma = family.family in ("gemma2", "gemma3", "gemma4")
     extra = traits(fields, family.family, hidden, layers)
     if not gemma:
         for key, allowed in _UNCAPPED.items():
@@ -193,6 +200,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
         moe=mixture(fields, family.family, layers),
         mla=mla,
         recurrence=recurrence(fields, family.family, layers, hidden),
+        uneven=uneven(fields, windows, kv_heads) if family.family == "gemma4" else None,
         **{"nope": unrotated, **extra},
     )
 
@@ -273,7 +281,9 @@ def _windows(
     unrotated: tuple[bool, ...] = ()
     if family == "cohere2" or (family == "exaone4" and window is not None):
         unrotated = tuple(not slide for slide in slides)
-    if window is None or window >= max_context or not any(slides):
+    if family == "gemma4":
+        slides[-1] = False
+    elif window is None or window >= max_context or not any(slides):
         return (), unrotated
     return tuple(window if slide else None for slide in slides), unrotated
 
@@ -326,6 +336,8 @@ def _ropes(
 ) -> tuple[Rope, Rope | None]:
     """(rope of the full layers, rope of the windowed ones where it is their own)."""
     theta = fields.number("rope_theta", 1.0, 1e12, 1e4)
+    if family.family == "gemma4":
+        return two_ropes(fields)
     new = fields.mapping("rope_parameters")
     old = fields.mapping("rope_scaling")
     if family.family not in ("gemma3", "olmo3"):

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from .arch import Mla, Moe
+from .arch import Caps, Mla, Moe
 from .arch_fields import Fields
 from .errors import ModelFileError, UnsupportedModel
 
@@ -17,7 +17,7 @@ LATENT = ("deepseek_v2", "deepseek_v3")
 """Families of latent attention."""
 NORMED = frozenset(
     """
-    qwen3 qwen3_moe gemma3 olmoe olmo2 olmo3 exaone4 minimax_m2 lfm2 qwen3_next qwen3_5
+    qwen3 qwen3_moe gemma3 gemma4 olmoe olmo2 olmo3 exaone4 minimax_m2 lfm2 qwen3_next qwen3_5
     qwen3_5_moe
     """.split()  # noqa: SIM905
 )
@@ -30,6 +30,10 @@ def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, A
     match family:
         case "gemma2" | "gemma3":
             return _gemma(fields, hidden)
+        case "gemma4":
+            cap = fields.optional_number("final_logit_softcapping", 1e-3, 1e6)
+            scale = math.sqrt(hidden)
+            return {"embedding_scale": scale, "attention_scale": 1.0, "caps": Caps(logits=cap)}
         case "olmoe" | "olmo2" | "olmo3":
             return {"whole_qk_norm": True}
         case "qwen3_next" | "qwen3_5" | "qwen3_5_moe":
@@ -134,8 +138,10 @@ def _gemma(fields: Fields, hidden: int) -> dict[str, Any]:
         "embedding_scale": math.sqrt(hidden),
         "norm_offset": 1.0,
         "attention_scale": scalar**-0.5,
-        "attention_softcap": fields.optional_number("attn_logit_softcapping", 1e-3, 1e6),
-        "final_softcap": fields.optional_number("final_logit_softcapping", 1e-3, 1e6),
+        "caps": Caps(
+            fields.optional_number("attn_logit_softcapping", 1e-3, 1e6),
+            fields.optional_number("final_logit_softcapping", 1e-3, 1e6),
+        ),
     }
 
 
@@ -145,6 +151,8 @@ def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
         return _grouped(fields)
     if family in LATENT:
         return _deepseek(fields, family)
+    if family == "gemma4":
+        return _beside(fields)
     if family not in _MIXTURES:
         for key, allowed in _DENSE_ONLY.items():
             fields.expect(key, *allowed)
@@ -178,6 +186,15 @@ def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
         bias=family == "minimax_m2",
         clamped=family == "gpt_oss",
     )
+
+
+def _beside(fields: Fields) -> Moe | None:
+    """Gemma 4's experts, which stand beside a dense feed-forward."""
+    if not fields.flag("enable_moe_block", False):
+        return None
+    experts = fields.integer("num_experts", 1, 2**12)
+    active = fields.integer("top_k_experts", 1, experts)
+    return Moe(experts, active, fields.integer("moe_intermediate_size", 1, 2**20))
 
 
 def _dense(fields: Fields, layers: int) -> tuple[int, ...]:

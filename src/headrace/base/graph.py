@@ -12,14 +12,15 @@ these); values and nodes are told by their identity.
 | `embed` | an index input of the step → [N, D] | table | `EmbedSpec` |
 | `norm` | [·, D] → [·, D] | gain, and of `layer` perhaps a shift | `NormSpec` |
 | `add` | residual, x → residual + scale · x | | `AddSpec`, perhaps |
+| `scale` | x → factor · x | perhaps one number more | `ScaleSpec` |
 | `linear` | [·, in] → [·, out] | matrix, perhaps bias | `LinearSpec` |
-| `write` | qkv [N, (H + 2G) · E] → q [N, H · E]; latent: q, latent, rope part → q | head norms | `AttentionSpec`, `LatentSpec` |
+| `write` | qkv [N, (H + 2G) · E] → q [N, H · E]; latent: q, latent, rope part → q | head norms; of q alone where K and V are another layer's | `AttentionSpec`, `LatentSpec` |
 | `absorb` | q, latent, rope part → q and key over latents [N, (H + 1) · E]; made by `base.absorb` alone | of each head what packs its q | `LatentSpec` |
 | `unpack` | sums over latents [·, H · E] → values [·, H · V]; made by `base.absorb` alone | of each head what unpacks them | `LatentSpec` |
 | `attend` | q → [·, H · E]; bidirectional: qkv | sinks; latent: what unpacks it | as `write` |
 | `gated` | gate beside up [·, 2I] → act(gate) · up [·, I] | | `ActivationSpec` |
 | `activate` | [·, I] → act(x) | | `ActivationSpec` |
-| `route` | logits [·, experts] → experts [·, k], shares [·, k] | perhaps bias of the choice | `RouteSpec` |
+| `route` | logits [·, experts] → experts [·, k], shares [·, k] | perhaps bias of the choice, gains of the shares | `RouteSpec` |
 | `experts` | x, experts, shares → [·, D] | gate above up, down; a copy for each expert; perhaps biases of both | `ExpertsSpec` |
 | `multiply` | x, gate → x · act(gate) | | `ActivationSpec` |
 | `short_conv` | [N, C] → [N, C]; gated: [N, 3C] → [N, C] | taps [C, taps], perhaps bias | `ConvSpec` |
@@ -36,15 +37,17 @@ patches, embeddings over placeholders).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
-from .arch import Rope
+from .attending import AttentionSpec as AttentionSpec
+from .attending import LatentSpec as LatentSpec
 from .errors import EngineFault
 from .exchange import ExchangeSpec
 from .recurrent import ConvSpec, DeltaSpec, SsmSpec
 
+T = TypeVar("T")
 Role = Literal["embed", "linear", "logits", "moe", "heads", "vector"]
 """What a weight is handed to: the form that a backend prepares it in."""
 Dtype = Literal["act", "f32", "i32"]
@@ -141,110 +144,18 @@ class AddSpec(NamedTuple):
     """Factor on x."""
 
 
+class ScaleSpec(NamedTuple):
+    """x by `factor`, and by the one number of a vector, where the node has that."""
+
+    factor: float = 1.0
+
+
 class LinearSpec(NamedTuple):
     """scale · (x · weightᵀ + bias); `softcap` c replaces y by c · tanh(y / c). Both of a head
     alone."""
 
     softcap: float | None = None
     scale: float = 1.0
-
-
-class AttentionSpec(NamedTuple):
-    """Grouped-query attention of one layer: made once, read by `write` and `attend`."""
-
-    layer: int
-    heads: int
-    kv_heads: int
-    size: int
-    """E, numbers of a head."""
-    scale: float
-    """Factor on q·k before the softmax."""
-    rope: Rope | None = None
-    window: int | None = None
-    """Positions that a query sees, itself included; None: all before it."""
-    softcap: float | None = None
-    eps: float = 0.0
-    """Epsilon of the norms on the heads of q and k, where `write` has their gains."""
-    norm_offset: float = 0.0
-    bidirectional: bool = False
-    """Every token sees its whole entry, nothing is cached: no `write`, and `attend` reads qkv."""
-    whole_norm: bool = False
-    """The norms of q and k are over all of their heads together (OLMo 2)."""
-    latent: bool = False
-    """K is V too, of one KV head: `write` reads no v, and the layer keeps one array."""
-    rotated: int | None = None
-    """How many of a head's first numbers the rope is made for, where `Rope.share` does not say."""
-
-    @property
-    def turned(self) -> int:
-        """The numbers that the rope's table is made for."""
-        return self.size if self.rotated is None else self.rotated
-
-    @property
-    def kind(self) -> str:
-        """full, sliding or bidirectional."""
-        if self.bidirectional:
-            return "bidirectional"
-        return "full" if self.window is None else "sliding"
-
-    @property
-    def queries(self) -> int:
-        """Width of q and of the result."""
-        return self.heads * self.size
-
-    @property
-    def stacked(self) -> int:
-        """Width of q, k and v side by side."""
-        return (self.heads + (1 if self.latent else 2) * self.kv_heads) * self.size
-
-
-class LatentSpec(NamedTuple):
-    """Multi-head latent attention (DeepSeek-V2, section 2.1) of one layer.
-
-    The cache holds, per token, a latent of `rank` numbers and one rotated key part of `rope_size`
-    that all heads share.
-    """
-
-    layer: int
-    heads: int
-    rank: int
-    rope_size: int
-    plain_size: int
-    """Numbers of a head's q and k that are not rotated."""
-    value_size: int
-    scale: float
-    rope: Rope | None = None
-    window: int | None = None
-
-    @property
-    def kind(self) -> str:
-        return "latent"
-
-    @property
-    def queries(self) -> int:
-        """Width of q."""
-        return self.heads * (self.plain_size + self.rope_size)
-
-    @property
-    def size(self) -> int:
-        """Numbers that a token keeps: its rotated key part, then its latent."""
-        return self.rope_size + self.rank
-
-    @property
-    def absorbed(self) -> AttentionSpec:
-        """The same attention once q is packed as latents are: all heads share one key, whose
-        latent is the value too."""
-        return AttentionSpec(
-            self.layer,
-            self.heads,
-            1,
-            self.size,
-            self.scale,
-            self.rope,
-            self.window,
-            latent=True,
-            rotated=self.rope_size,
-        )
 
 
 class ActivationSpec(NamedTuple):
@@ -268,6 +179,14 @@ class RouteSpec(NamedTuple):
     active_groups: int = 1
     best: int = 2
     """So many of a group's experts, the best, say what it is worth."""
+    gained: bool = False
+    """The last vector is a factor on the shares of each expert."""
+
+    def split(self, vectors: Iterable[T]) -> tuple[T | None, T | None]:
+        """(bias of the choice, gains of the shares) of a node's vectors."""
+        given = list(vectors)
+        gains = given.pop() if self.gained else None
+        return (given[0] if given else None), gains
 
 
 class ExpertsSpec(NamedTuple):
@@ -302,7 +221,7 @@ class Node:
 
 ROW_WISE = frozenset(
     ("norm", "add", "linear", "gated", "activate", "multiply", "route", "experts", "part")
-) | {"absorb", "unpack", "exchange"}
+) | {"absorb", "unpack", "exchange", "scale"}
 """Kinds that compute a row from that row of what they read."""
 RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
 """Kinds that go on from the state of the row's sequence, and leave it for the tokens behind."""
@@ -381,7 +300,8 @@ class Graph:
             _check_widths(at, node)
             if isinstance(node.spec, AttentionSpec | LatentSpec):
                 layer = node.spec.layer
-                if node.kind == "write":
+                elsewhere = isinstance(node.spec, AttentionSpec) and node.spec.kept == 0
+                if node.kind == "write" and not elsewhere:
                     _check(layer not in written, f"{at}: layer {layer} is written twice")
                     written.add(layer)
                 elif node.kind == "attend" and node.spec.kind != "bidirectional":
@@ -441,6 +361,8 @@ def _check_widths(at: str, node: Node) -> None:
             right = ins == outs and vectors in (ins, ins * (1 if spec.kind == "rms" else 2))
         case "add", None | AddSpec():
             right = len(ins) == 2 and set(ins) == set(outs)
+        case "scale", ScaleSpec():
+            right = ins == outs and vectors in ([], [1])
         case "linear", LinearSpec():
             matrix, *bias = refs
             right = ins == [matrix.width] and outs == [matrix.out]
@@ -450,6 +372,8 @@ def _check_widths(at: str, node: Node) -> None:
             norms = [spec.size] * 2
             if spec.whole_norm:
                 norms = [spec.queries, spec.kv_heads * spec.size]
+            if spec.kept == 0:
+                norms = norms[:1]
             right = right and vectors in ([], norms)
         case "write", LatentSpec():
             right = ins == [spec.queries, spec.rank, spec.rope_size] and outs == [spec.queries]
@@ -476,7 +400,8 @@ def _check_widths(at: str, node: Node) -> None:
         case "route", RouteSpec():
             right = len(ins) == 1 and outs == [spec.active] * 2
             right = right and [v.dtype for v in node.out] == ["i32", "f32"]
-            right = right and vectors in ([], ins) and ins[0] % spec.groups == 0
+            gains = ins * spec.gained
+            right = right and vectors in (gains, ins + gains) and ins[0] % spec.groups == 0
         case "experts", ExpertsSpec():
             up, down, *biases = refs
             _, inner = spec.inner.mine if spec.inner else (0, down.width)

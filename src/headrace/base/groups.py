@@ -21,8 +21,8 @@ SCALED = ("int8", "fp8", "k8v4")
 """Types that come with a scale per token and head."""
 
 
-def kept_arrays(arch: ModelArch, kv_dtype: str) -> tuple[ArrayShape, ...]:
-    """What one layer keeps of one token.
+def kept_arrays(arch: ModelArch, kv_dtype: str, layer: int = 0) -> tuple[ArrayShape, ...]:
+    """What a layer keeps of one token.
 
     Keys and values of each KV head [G, E]; of latent attention (MLA) one vector of rope_dim +
     kv_rank numbers, of one head. One bfloat16 scale per head of each where the type needs one.
@@ -31,11 +31,12 @@ def kept_arrays(arch: ModelArch, kv_dtype: str) -> tuple[ArrayShape, ...]:
     if arch.mla is not None:
         named = {"latent": (1, arch.mla.rope_dim + arch.mla.kv_rank)}
     else:
-        named = dict.fromkeys(("k", "v"), (arch.kv_heads, arch.head_dim))
+        named = dict.fromkeys(("k", "v"), arch.kv_shape(layer))
     kind = "int8" if kv_dtype == "k8v4" else kv_dtype
     arrays = [ArrayShape(name, shape, kind) for name, shape in named.items()]
     if kv_dtype == "k8v4" and arch.mla is None:
-        arrays[1] = ArrayShape("v", (arch.kv_heads, arch.head_dim // 2), "uint8")
+        heads, size = arch.kv_shape(layer)
+        arrays[1] = ArrayShape("v", (heads, size // 2), "uint8")
     if kv_dtype in SCALED:
         arrays += [ArrayShape(f"{one.name}_scale", one.shape[:-1], "bfloat16") for one in arrays]
     return tuple(arrays)
@@ -70,12 +71,11 @@ def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[Group
     """
     if arch.encoder is not None:
         return ()
-    arrays = kept_arrays(arch, kv_dtype)
     members: dict[int | None, list[int]] = {}
     of = arch.recurrence
     without = {*of.layers, *of.bare} if of else ()
     for layer in range(arch.layers):
-        if layer not in without:
+        if layer not in without and arch.kept_by(layer) == layer:
             members.setdefault(arch.window(layer), []).append(layer)
     full = "latent" if arch.mla else "full"
     paged = tuple(
@@ -84,7 +84,7 @@ def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[Group
             tuple(members[window]),
             window,
             blocks,
-            arrays,
+            kept_arrays(arch, kv_dtype, members[window][0]),
         )
         for window in sorted(members, key=lambda window: (window is not None, window or 0))
     )

@@ -22,6 +22,7 @@ from ..base.graph import (
     NormSpec,
     PartSpec,
     RouteSpec,
+    ScaleSpec,
     Value,
     WeightRef,
 )
@@ -161,6 +162,12 @@ class _Run:
         )
         self.values.update(zip(node.out, (normed, total), strict=True))
 
+    def _scale(self, node: Node) -> None:
+        x, factor = self.values[node.reads[0]], cast(ScaleSpec, node.spec).factor
+        for ref in node.weights:
+            x = x * self.weights.vector(ref)
+        self.values[node.out[0]] = x if factor == 1.0 else x * factor
+
     def _linear(self, node: Node) -> None:
         matrix, *bias = node.weights
         x, weight = self.values[node.reads[0]], self.weights.weight(matrix)
@@ -180,10 +187,7 @@ class _Run:
 
     def _write(self, node: Node) -> None:
         spec, qkv = cast(AttentionSpec, node.spec), self.values[node.reads[0]]
-        norms: tuple[Array, Array] | None = None
-        if node.weights:
-            of_q, of_k = map(self.weights.vector, node.weights)
-            norms = of_q, of_k
+        norms = tuple(map(self.weights.vector, node.weights))
         rope = self.weights.rope(spec)
         self.values[node.out[0]] = self.ops.write(qkv, spec, norms, rope, *self._kv(spec))
 
@@ -238,8 +242,8 @@ class _Run:
     _ssm = _delta_rule
 
     def _route(self, node: Node) -> None:
-        bias = self.weights.vector(node.weights[0]) if node.weights else None
-        found = self.ops.route(self.values[node.reads[0]], cast(RouteSpec, node.spec), bias)
+        spec, vectors = cast(RouteSpec, node.spec), map(self.weights.vector, node.weights)
+        found = self.ops.route(self.values[node.reads[0]], spec, *spec.split(vectors))
         self.values.update(zip(node.out, found, strict=True))
 
     def _experts(self, node: Node) -> None:

@@ -272,13 +272,14 @@ class Operators(Protocol):
         self,
         qkv: Array,
         spec: AttentionSpec,
-        norms: tuple[Array, Array] | None,
+        norms: Sequence[Array],
         rope: RopeTable | None,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
     ) -> Array:
-        """qkv [N, (H + 2G) · E] → q [N, H · E], normed and rotated; K and V are written to `kv`.
+        """qkv [N, (H + 2G) · E] → q [N, H · E], normed and rotated; K and V are written to `kv`,
+        but where they are those of another layer: see `AttentionSpec.values`.
 
         `norms` [E] of q and of k, where given, are RMS norms per head, before the rotation; or
         [H · E] and [G · E] over all heads (`whole_norm`). Without a `rope` nothing is rotated. q
@@ -359,9 +360,12 @@ class Operators(Protocol):
         """
         ...
 
-    def route(self, logits: Array, spec: RouteSpec, bias: Array | None) -> tuple[Array, Array]:
+    def route(
+        self, logits: Array, spec: RouteSpec, bias: Array | None, gains: Array | None = None
+    ) -> tuple[Array, Array]:
         """Router logits [N, experts] → experts [N, active], the highest first, of equals the
-        smallest number; their shares [N, active] fp32. `bias` [experts] is for the choice alone."""
+        smallest number; their shares [N, active] fp32. `bias` [experts] is for the choice alone,
+        `gains` [experts] are factors on the shares."""
         ...
 
     def experts(

@@ -12,6 +12,7 @@ types it is as invariant as torch is there.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -95,31 +96,34 @@ class ReferenceOperators:
         self,
         qkv: torch.Tensor,
         spec: AttentionSpec,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        norms: Sequence[torch.Tensor],
         rope: RopeTable | None,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
     ) -> torch.Tensor:
-        heads, kv_heads = spec.heads, spec.kv_heads
-        parts = [heads, kv_heads] if spec.latent else [heads, kv_heads, kv_heads]
-        q, k, *v = torch.split(qkv.view(len(qkv), -1, spec.size), parts, 1)
-        if norms is not None:
-            shapes = q.shape, k.shape
-            if spec.whole_norm:
-                q, k = q.flatten(1), k.flatten(1)
-            q = self.rms_norm(q, norms[0], spec.eps, spec.norm_offset).view(shapes[0])
-            k = self.rms_norm(k, norms[1], spec.eps, spec.norm_offset).view(shapes[1])
+        parts = [spec.heads] + [spec.kv_heads] * spec.kept
+        turned = list(torch.split(qkv.view(len(qkv), -1, spec.size), parts, 1))
+        v = turned.pop() if len(turned) == 3 else None
+        if spec.values == "keys":
+            v = turned[1]
+        if v is not None and spec.values != "own":
+            v = self.rms_norm(v, torch.ones_like(v[0, 0]), spec.eps, 0.0)
+        for at, gain in enumerate(norms):
+            heads = turned[at].flatten(1) if spec.whole_norm else turned[at]
+            normed = self.rms_norm(heads, gain, spec.eps, spec.norm_offset)
+            turned[at] = normed.view(turned[at].shape)
         if kv.bias is not None:
-            k = k - torch.from_numpy(kv.bias.values).to(k.dtype)
+            turned[1] = turned[1] - torch.from_numpy(kv.bias.values).to(qkv.dtype)
         if rope is not None:
             cos = rope.cos[batch.positions].unsqueeze(1)
             sin = rope.sin[batch.positions].unsqueeze(1)
             pairs = spec.rope is not None and spec.rope.interleaved
             rotate = _rotate_pairs if pairs else _rotate
-            q, k = (rotate(each, cos, sin) for each in (q, k))
-        reference_attention.store(kv, k, v[0] if v else None, batch.groups[group].slots)
-        return q.flatten(1)
+            turned = [rotate(each, cos, sin) for each in turned]
+        if spec.kept:
+            reference_attention.store(kv, turned[1], v, batch.groups[group].slots)
+        return turned[0].flatten(1)
 
     def attend(
         self,
@@ -153,7 +157,11 @@ class ReferenceOperators:
     recur = staticmethod(reference_states.recur)
 
     def route(
-        self, logits: torch.Tensor, spec: RouteSpec, bias: torch.Tensor | None
+        self,
+        logits: torch.Tensor,
+        spec: RouteSpec,
+        bias: torch.Tensor | None,
+        gains: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wish = logits.float()
         if spec.scores == "sigmoid":
@@ -173,6 +181,8 @@ class ReferenceOperators:
         shares = scores.gather(-1, chosen)
         if spec.normalise:
             shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
+        if gains is not None:
+            shares = shares * gains.float()[chosen]
         return chosen, shares * spec.scale
 
     def experts(

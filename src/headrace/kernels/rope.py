@@ -26,6 +26,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Fp32:
     dimensions = np.arange(0, head_dim, 2, dtype=np.float32)
     waves = _power(rope.theta, dimensions / np.float32(head_dim))
     plain = np.float32(1) / waves
+    if rope.kind == "proportional":
+        plain[int(rope.share * head_dim / 2) :] = 0
+        return plain
     if rope.kind in ("plain", "long"):
         return plain
     if rope.kind == "linear":

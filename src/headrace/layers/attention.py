@@ -22,7 +22,7 @@ def attention(to: Description, layer: int, x: Value, at: str, beside: Value | No
         arch.scale,
         None if arch.nope and arch.nope[layer] else local or arch.rope,
         window,
-        arch.attention_softcap,
+        arch.caps.scores,
         arch.norm_eps,
         arch.norm_offset,
         whole_norm=arch.whole_qk_norm,

@@ -18,5 +18,5 @@ def head(to: Description, x: Value) -> Value:
     """→ fp32 [N, V]; one matrix with the embedding where they are tied (Press and Wolf 2017)."""
     arch = to.arch
     name = TABLE if arch.tied_embedding else HEAD
-    spec = LinearSpec(arch.final_softcap, arch.logits_scale)
+    spec = LinearSpec(arch.caps.logits, arch.logits_scale)
     return to.linear(x, name, outputs=arch.vocab_size, role="logits", spec=spec)

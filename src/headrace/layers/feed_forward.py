@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..base.arch import Moe
 from ..base.graph import TOKENS, ActivationSpec, ExpertsSpec, Node, RouteSpec, Value
 from .description import Description, matrix, vector
@@ -63,19 +65,20 @@ def experts(
     at: str,
     inner: int,
     route: RouteSpec,
-    bias: list[str] | None = None,
+    vectors: Sequence[str] = (),
     *,
     clamped: bool = False,
 ) -> Value:
-    """`{at}.{gate,up,down}_proj` of each of the experts that `logits` [N, experts] are of. `bias`:
-    of the choice; `clamped` ones have biases and a gate of their own."""
+    """`{at}.{gate,up,down}_proj` of each of the experts that `logits` [N, experts] are of.
+    `vectors`: bias of the choice, gains of the shares; `clamped` experts have biases and a gate of
+    their own."""
     count, hidden = logits.width, to.arch.hidden
     chosen, shares = to.nodes(
         Node(
             "route",
             (logits,),
             (Value(TOKENS, route.active, "i32"), Value(TOKENS, route.active, "f32")),
-            (vector(bias, [count]),) if bias else (),
+            tuple(vector([name], [count]) for name in vectors),
             route,
         )
     )

@@ -162,7 +162,9 @@ _HF_HARMLESS = re.compile(r".*rotary_emb\.inv_freq|.*rotary_emb\.(cos|sin)_cache
 _ENCODER_HARMLESS = re.compile(r"embeddings\.(position|token_type)_ids")
 _ENCODER_POOLER = re.compile(r"pooler\.dense\.(weight|bias)")
 """The head of the pre-training: no embedding reads it, a classifier does."""
-_HF_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+_HF_VISION = re.compile(
+    r"(model\.)?(vision_tower|multi_modal_projector|embed_vision|embed_audio|audio_tower)\..*"
+)
 _HF_BESIDE = re.compile(r"mtp\.|model\.visual\.")
 """Qwen3.5's head that predicts a second token, and what sees."""
 _MIXTRAL_EXPERT = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -188,6 +190,9 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         ".self_attn.out_proj.": ".self_attn.o_proj.",
         ".q_layernorm.": ".q_norm.",
         ".k_layernorm.": ".k_norm.",
+    },
+    "gemma4": {".experts.gate_up_proj": ".experts.*.gate_up_proj.weight",
+        ".experts.down_proj": ".experts.*.down_proj.weight",
     },
     "nemotron_h": {
         "backbone.": "model.",
@@ -238,7 +243,7 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
 
     A name that means nothing comes back as it is: `check` refuses it.
     """
-    if _HF_HARMLESS.fullmatch(name) or (arch.family == "gemma3" and _HF_VISION.fullmatch(name)):
+    if _HF_HARMLESS.fullmatch(name) or (arch.family in ("gemma3", "gemma4") and _HF_VISION.fullmatch(name)):
         return None
     if arch.attention_gate and _HF_BESIDE.match(name):
         return None

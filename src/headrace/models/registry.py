@@ -11,6 +11,7 @@ from ..base.graph import Graph
 from .bert import bert
 from .cohere2 import cohere2
 from .gemma import gemma, glm4
+from .gemma4 import gemma4
 from .llama import llama
 from .nemotron_h import nemotron_h
 from .olmo2 import olmo2
@@ -26,6 +27,7 @@ FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "exaone4": olmo2,
     "gemma2": gemma,
     "gemma3": gemma,
+    "gemma4": gemma4,
     "glm4": glm4,
     "nemotron_h": nemotron_h,
     "olmo2": olmo2,

@@ -272,7 +272,7 @@ class Network:
             name = f"model.decoder.layers.{i}.encoder_attn.kv_proj"
             kv = emit.kv(self._cross[i], files.heads, files.heads, 0)
             into = Matrix(address(qkv) + 4 * width, qkv.shape[1])
-            write = emit.rope(kv, matrix(qkv), self._attention_spec(i), (None, None), None)
+            write = emit.rope(kv, matrix(qkv), self._attention_spec(i), (), None)
             self._writes.append(_Repeated(self._team, [self._linear(top, name, into), write]))
 
     def _within(self, qkv: Matrix, a: _Activations) -> list[Emitted]:
@@ -283,7 +283,7 @@ class Network:
             return [emit.bidirectional(qkv, heads, HEAD_SIZE, scale, a.at)]
         kv = emit.kv(self._room, heads, heads, 1)
         return [
-            emit.rope(kv, qkv, self._attention_spec(0), (None, None), None),
+            emit.rope(kv, qkv, self._attention_spec(0), (), None),
             emit.attention(kv, qkv, None, a.codes, None, scale, None, ROWS_N),
         ]
 
@@ -361,7 +361,7 @@ class Network:
                 *before,
                 self._norm(x, f"{name}.self_attn_layer_norm", h),
                 self._linear(h, f"{name}.self_attn.qkv_proj", matrix(qkv)),
-                emit.rope(own, matrix(qkv), self._attention_spec(i), (None, None), None),
+                emit.rope(own, matrix(qkv), self._attention_spec(i), (), None),
                 emit.attention(own, matrix(qkv), a.plain, a.codes, None, scale, None, ROWS_N),
                 self._linear(a, f"{name}.self_attn.out_proj", x, add=True),
                 self._norm(x, f"{name}.encoder_attn_layer_norm", h),

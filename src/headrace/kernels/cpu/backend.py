@@ -14,7 +14,7 @@ from .records import KINDS
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4")
 _KINDS = """embed norm add linear write attend gated activate multiply route experts
-    part absorb unpack short_conv delta_rule ssm"""
+    part scale absorb unpack short_conv delta_rule ssm"""
 SERVED = frozenset(_KINDS.split())
 OUTSIDE_GGUF = {"float32", "float16", "bfloat16", "packed4", "packed8", "fp8"}
 """Kinds of weights that are not in blocks of GGUF."""

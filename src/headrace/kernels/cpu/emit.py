@@ -335,7 +335,7 @@ def rope(
     cache: HrKv,
     qkv: Matrix,
     spec: AttentionSpec,
-    norms: tuple[Array | None, Array | None],
+    norms: Sequence[Array],
     table: RopeTable | None,
 ) -> Emitted:
     """Without a table only the norms are applied, and K and V written."""
@@ -345,18 +345,18 @@ def rope(
         assert contiguous(table.cos)
         assert contiguous(table.sin)
         rotated, angles = 2 * table.cos.shape[1], (address(table.cos), address(table.sin))
-    given = (None if w is None else address(w) for w in norms)
+    given = [*map(address, norms), None, None]
     return records.ROPE, HrRope(
         cache,
         *qkv,
-        *given,
+        *given[:2],
         *angles,
         spec.eps,
         spec.norm_offset,
         rotated,
         pairs,
-        spec.whole_norm and norms[0] is not None,
-        0,
+        spec.whole_norm and bool(norms),
+        records.VALUES[spec.values],
     )
 
 
@@ -395,8 +395,8 @@ def softcap(y: Matrix, size: int, cap: float) -> Emitted:
     return records.SOFTCAP, HrRowsOp(None, 0, *y, size, records.ROWS_R, cap, 0)
 
 
-def scale(y: Matrix, size: int, factor: float) -> Emitted:
-    return records.SCALE, HrRowsOp(None, 0, *y, size, records.ROWS_R, factor, 0)
+def scale(y: Matrix, size: int, factor: float, rows: int = records.ROWS_R) -> Emitted:
+    return records.SCALE, HrRowsOp(None, 0, *y, size, rows, factor, 0)
 
 
 def lora(

@@ -7,6 +7,7 @@ Found by looking at who reads what:
 * the product with gate and up and the activation after it become one kernel;
 * a product whose result only goes to be added to a residual adds itself: y += x · wᵀ + b;
 * a product and the activation that alone reads it are one record;
+* what is scaled lies where it lay;
 * a sum and the norm right behind it are one record;
 * an attention of which only the sampled rows are read computes no others.
 
@@ -145,6 +146,11 @@ class Fusion:
                 if places[residual] in self._exchanged:
                     raise Unrecordable("ranks would add to what they share")
                 places[node.out[0]] = places[residual]
+            elif node.kind == "scale":
+                (x,) = node.reads
+                if x in self._results or any(at > index for at in self._graph.readers(x)):
+                    raise Unrecordable("what was scaled is read again as it was")
+                places[node.out[0]] = places[x]
             elif node.kind in ("write", "part"):
                 places[node.out[0]] = places[node.reads[0]]
             elif node.kind == "exchange":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -21,6 +22,7 @@ from ...base.graph import (
     NormSpec,
     PartSpec,
     RouteSpec,
+    ScaleSpec,
     Value,
     WeightRef,
 )
@@ -67,6 +69,11 @@ class Lowering(Fusion):
     def _matrix(self, value: Value) -> Matrix:
         at, stride = emit.matrix(self._floats[self._places[value]])
         return Matrix(at + 4 * self._first.get(value, 0), stride)
+
+    def _lies_as(self, value: Value, other: Value) -> None:
+        """Say that a value has the columns of its storage that another had."""
+        if other in self._first:
+            self._first[value] = self._first[other]
 
     def _make_floats(self, value: Value) -> Matrix:
         place = self._places[value]
@@ -171,10 +178,18 @@ class Lowering(Fusion):
 
     def _add(self, index: int, node: Node) -> None:
         residual, x = node.reads
+        self._lies_as(node.out[0], residual)
         if self._norm_of(index) is None and not self._is_summed(index):
             given = self._matrix(x), self._matrix(residual), x.width, rows_of(x)
             factor = node.spec.scale if isinstance(node.spec, AddSpec) else 1.0
             self._emit("add", emit.add(*given, factor))
+
+    def _scale(self, index: int, node: Node) -> None:
+        (y,), spec = node.reads, node.spec
+        self._lies_as(node.out[0], y)
+        assert isinstance(spec, ScaleSpec)
+        factor = math.prod(float(self._weights.vector(ref)[0]) for ref in node.weights)
+        self._emit("scale", emit.scale(self._matrix(y), y.width, spec.factor * factor, rows_of(y)))
 
     def _linear(self, index: int, node: Node) -> None:
         (x,), (out,), spec = node.reads, node.out, node.spec
@@ -223,8 +238,8 @@ class Lowering(Fusion):
     def _route(self, index: int, node: Node) -> None:
         (x,), spec = node.reads, node.spec
         assert isinstance(spec, RouteSpec)
-        bias = self._weights.vector(node.weights[0]) if node.weights else None
-        given = self._matrix(x), x.width, bias, spec
+        vectors = spec.split(map(self._weights.vector, node.weights))
+        given = self._matrix(x), x.width, vectors, spec
         routed = mixture.Routed(*map(self._make_floats, node.out))
         self._emit("route", mixture.route(*given, routed, rows_of(x)))
 
@@ -258,10 +273,10 @@ class Lowering(Fusion):
     def _write(self, index: int, node: Node) -> None:
         spec = node.spec
         assert isinstance(spec, AttentionSpec)
-        of_q, of_k = [self._weights.vector(ref) for ref in node.weights] or [None, None]
+        norms = [self._weights.vector(ref) for ref in node.weights]
         table = self._weights.rope(spec)
         given = self._kv(spec), self._matrix(node.reads[0]), spec
-        self._emit("rope", emit.rope(*given, (of_q, of_k), table))
+        self._emit("rope", emit.rope(*given, norms, table))
 
     def _kv(self, spec: AttentionSpec) -> HrKv:
         layer, group = self._cache.layers[spec.layer], self._cache.groups[spec.layer]

@@ -40,11 +40,17 @@ class Routed(NamedTuple):
 
 
 def route(
-    logits: Matrix, experts: int, bias: Array | None, spec: RouteSpec, routed: Routed, rows: int
+    logits: Matrix,
+    experts: int,
+    vectors: tuple[Array | None, Array | None],
+    spec: RouteSpec,
+    routed: Routed,
+    rows: int,
 ) -> Emitted:
+    """`vectors`: bias of the choice and gains of the shares."""
     return records.ROUTE, HrRoute(
         *logits,
-        at_or_none(bias),
+        *map(at_or_none, vectors),
         *routed.chosen,
         *routed.shares,
         spec.scale,

@@ -130,14 +130,14 @@ class CpuOperators:
         self,
         qkv: Array,
         spec: AttentionSpec,
-        norms: tuple[Array, Array] | None,
+        norms: Sequence[Array],
         rope: RopeTable | None,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
     ) -> Array:
         cache = emit.kv(kv, spec.heads, spec.kv_heads, group)
-        op = emit.rope(cache, matrix(qkv), spec, norms or (None, None), rope)
+        op = emit.rope(cache, matrix(qkv), spec, norms, rope)
         self._run([op], fill_step(HrStep(), batch))
         return qkv[:, : spec.queries]
 
@@ -217,14 +217,16 @@ class CpuOperators:
         self._run(list(ops), fill_step(HrStep(), batch))
         return y
 
-    def route(self, logits: Array, spec: RouteSpec, bias: Array | None) -> tuple[Array, Array]:
+    def route(
+        self, logits: Array, spec: RouteSpec, bias: Array | None, gains: Array | None = None
+    ) -> tuple[Array, Array]:
         """Experts are int32 in the memory of floats, as `experts` takes them."""
         rows, count = logits.shape
         made = [floats_like(logits, rows, spec.active) for _ in range(2)]
         routed = mixture.Routed(*map(matrix, made))
-        self._run(
-            [mixture.route(matrix(logits), count, bias, spec, routed, ROWS_N)], HrStep(n=rows)
-        )
+        vectors = bias, gains
+        op = mixture.route(matrix(logits), count, vectors, spec, routed, ROWS_N)
+        self._run([op], HrStep(n=rows))
         return made[0], made[1]
 
     def experts(

@@ -30,6 +30,7 @@ KV_K8V4 = 20
 """The same with V in four bits."""
 _NAMES = ("silu", "gelu_tanh", "gelu", "tanh", "clamped", "sigmoid", "relu2")
 ACTIVATIONS = {name: number for number, name in enumerate(_NAMES)}
+VALUES = {name: number for number, name in enumerate(("own", "normed", "keys", "elsewhere"))}
 INDICES = {"tokens": 0, "positions": 1, "types": 2}
 """Which of a step's numbers say the rows of a table."""
 ACTIVATED = 4
@@ -240,7 +241,7 @@ class HrRope(Structure):
         ("rotated", _I),
         ("interleaved", _I),
         ("whole", _I),
-        ("unused", _I),
+        ("values", _I),
     ]
 
 
@@ -289,6 +290,7 @@ class HrRoute(Structure):
         ("logits", _P),
         ("logits_stride", _L),
         ("bias", _P),
+        ("gains", _P),
         ("chosen", _P),
         ("chosen_stride", _L),
         ("shares", _P),

@@ -230,7 +230,7 @@ class TritonOperators(ReferenceOperators):
         self,
         qkv: torch.Tensor,
         spec: AttentionSpec,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        norms: Sequence[torch.Tensor],
         rope: RopeTable | None,
         kv: KvLayer,
         batch: StepBatch,
@@ -340,8 +340,13 @@ class TritonOperators(ReferenceOperators):
         return gated.multiply(x, gate, activation)
 
     def route(
-        self, logits: torch.Tensor, spec: RouteSpec, bias: torch.Tensor | None
+        self,
+        logits: torch.Tensor,
+        spec: RouteSpec,
+        bias: torch.Tensor | None,
+        gains: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert gains is None, "no kernel for factors on the shares"
         return moe.route(logits, spec, bias)
 
     def experts(

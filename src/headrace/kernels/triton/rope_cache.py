@@ -15,6 +15,8 @@ in each program: they are in L2, and how many share a program is the model's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -249,7 +251,7 @@ def _rope_kernel(
 def rope_and_cache(
     qkv: torch.Tensor,
     spec: AttentionSpec,
-    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    norms: Sequence[torch.Tensor],
     rope: RopeTable | None,
     kv: KvLayer,
     batch: StepBatch,
@@ -298,7 +300,7 @@ def rope_and_cache(
         PAIRS=spec.rope is not None and spec.rope.interleaved,
         HEADS=together,
         BLOCK=kv.block_size,
-        NORM=norms is not None,
+        NORM=bool(norms),
         WHOLE=spec.whole_norm,
         TOP=top,
         FOUR=four,

@@ -111,7 +111,8 @@ void op_route(const HrRoute& op, const hr::Work& work) {
       total += scores[e];
     }
     for (int32_t k = 0; k < op.active; ++k)
-      shares[k] = (op.normalise ? shares[k] / total : shares[k]) * op.scale;
+      shares[k] = (op.normalise ? shares[k] / total : shares[k]) *
+                  (op.gains ? op.gains[chosen[k]] * op.scale : op.scale);
   }
 }
 

@@ -66,7 +66,7 @@ void run(const HrRecord& record, const hr::Work& work) {
 hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
   if (record.code == HR_OP_ATTENTION)
     return attention_room(*static_cast<const HrAttention*>(record.op), step, threads);
-  if (record.code == HR_OP_ROPE) return {5 * static_cast<const HrRope*>(record.op)->kv.head_dim, 0};
+  if (record.code == HR_OP_ROPE) return {9 * static_cast<const HrRope*>(record.op)->kv.head_dim, 0};
   if (record.code == HR_OP_BIDIRECTIONAL)
     return bidirectional_room(*static_cast<const HrBidirectional*>(record.op), step);
   if (record.code == HR_OP_BOUND)

@@ -12,6 +12,7 @@ typedef struct {         // which experts a row goes to: see experts.h
   const float* logits;   // [rows, experts]
   int64_t logits_stride;
   const float* bias;     // [experts] or null: added to the scores for the choice alone
+  const float* gains;    // [experts] or null: factors on the shares
   int32_t* chosen;       // [rows, active]
   int64_t chosen_stride;
   float* shares;         // [rows, active]

@@ -263,6 +263,11 @@ typedef struct {
   int32_t interleaved;   // pairs are (2i, 2i + 1), else (i, i + rotated / 2)
 } HrKv;
 
+#define HR_VALUES_OWN 0        // behind K
+#define HR_VALUES_NORMED 1     // the same, each head scaled to a root mean square of one
+#define HR_VALUES_KEYS 2       // K as they come, scaled so
+#define HR_VALUES_ELSEWHERE 3  // K and V are another layer's: there is q alone
+
 typedef struct {
   HrKv kv;
   float* qkv;            // [N, (H + 2G) · E], without V where there is none; q is normed and rotated in place
@@ -276,7 +281,7 @@ typedef struct {
   int32_t rotated;       // the first numbers of a head that are, 0 … E
   int32_t interleaved;   // pairs are (2i, 2i + 1), else (i, i + rotated / 2)
   int32_t whole;         // the norms are over all heads together: [H · E] and [G · E]
-  int32_t unused;
+  int32_t values;        // HR_VALUES_…: where V come from
 } HrRope;
 
 typedef struct {

@@ -368,8 +368,12 @@ void op_multiply(const HrMultiply& op, const hr::Work& work) {
   for (int64_t item = first; item < last; ++item) {
     const int64_t row = item / runs, from = item % runs * kColumns;
     const int64_t to = from + kColumns < op.size ? from + kColumns : op.size;
-    if (op.activation == HR_SIGMOID) multiply_range<HR_SIGMOID>(op, row, from, to);
-    else multiply_range<HR_SILU>(op, row, from, to);
+    switch (op.activation) {
+      case HR_SIGMOID: multiply_range<HR_SIGMOID>(op, row, from, to); break;
+      case HR_GELU_TANH: multiply_range<HR_GELU_TANH>(op, row, from, to); break;
+      case HR_GELU: multiply_range<HR_GELU>(op, row, from, to); break;
+      default: multiply_range<HR_SILU>(op, row, from, to); break;
+    }
   }
 }
 

@@ -8,18 +8,20 @@
 
 namespace {
 
-HR_INLINE void norm_head(float* head, int64_t size, const float* weight, float eps,
+// x [E] to `head`, scaled to a root mean square of one, and by weight + offset where there is one.
+HR_INLINE void norm_head(float* head, const float* x, int64_t size, const float* weight, float eps,
                          float offset) {
   F square = f_zero();
   for (int64_t i = 0; i < size; i += 16) {
-    F v = f_load(head + i);
+    F v = f_load(x + i);
     square = f_fma(v, v, square);
   }
   const float inverse =
       1.0f / __builtin_sqrtf(f_sum(square) / static_cast<float>(size) + eps);
   for (int64_t i = 0; i < size; i += 16) {
-    F w = f_add(f_load(weight + i), f_set(offset));
-    f_store(head + i, f_mul(f_mul(f_load(head + i), f_set(inverse)), w));
+    F v = f_mul(f_load(x + i), f_set(inverse));
+    if (weight) v = f_mul(v, f_add(f_load(weight + i), f_set(offset)));
+    f_store(head + i, v);
   }
 }
 
@@ -53,31 +55,36 @@ void op_rope(const HrRope& op, const hr::Work& work) {
   const HrGroup& group = work.step->groups[kv.group];
   int64_t first, last;
   work.share(work.step->n, &first, &last);
+  const bool elsewhere = op.values == HR_VALUES_ELSEWHERE;
+  const int kv_heads = elsewhere ? 0 : kv.kv_heads;
+  auto* value = reinterpret_cast<float*>(work.scratch + 5 * size);
   for (int64_t n = first; n < last; ++n) {
     float* row = op.qkv + n * op.stride;
     const int64_t position = work.step->positions[n];
     const float* cos = op.cos + position * half;
     const float* sin = op.sin + position * half;
     if (op.whole) {
-      norm_head(row, kv.heads * size, op.q_norm, op.eps, op.offset);
-      norm_head(row + kv.heads * size, kv.kv_heads * size, op.k_norm, op.eps, op.offset);
+      float* k = row + kv.heads * size;
+      norm_head(row, row, kv.heads * size, op.q_norm, op.eps, op.offset);
+      norm_head(k, k, kv.kv_heads * size, op.k_norm, op.eps, op.offset);
     }
-    for (int h = 0; h < kv.heads + kv.kv_heads; ++h) {
+    for (int h = 0; h < kv.heads + kv_heads; ++h) {
       float* head = row + h * size;
+      const float* v = kv.v ? head + kv_heads * size : nullptr;
+      if (h >= kv.heads && op.values != HR_VALUES_OWN) {
+        norm_head(value, op.values == HR_VALUES_KEYS ? head : v, size, nullptr, op.eps, 0);
+        v = value;
+      }
       const float* weight = h < kv.heads ? op.q_norm : op.k_norm;
       if (kv.bias && h >= kv.heads) {  // then there are no norms
         const float* bias = kv.bias + (h - kv.heads) * size;
         for (int64_t i = 0; i < size; i += 16)
           f_store(head + i, f_sub(f_load(head + i), f_load(bias + i)));
       }
-      if (weight && !op.whole) norm_head(head, size, weight, op.eps, op.offset);
+      if (weight && !op.whole) norm_head(head, head, size, weight, op.eps, op.offset);
       if (op.interleaved) rotate_pairs(head, half, cos, sin);
       else rotate_head(head, half, cos, sin);
-    }
-    for (int g = 0; g < kv.kv_heads; ++g) {
-      const float* k = row + (kv.heads + g) * size;
-      write_kv(kv, group.slots[n], g, k, kv.v ? k + kv.kv_heads * size : nullptr,
-               work.scratch);
+      if (h >= kv.heads) write_kv(kv, group.slots[n], h - kv.heads, head, v, work.scratch);
     }
   }
 }

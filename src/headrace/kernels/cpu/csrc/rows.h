@@ -308,7 +308,7 @@ void op_logits(const HrRowsOp& op, const hr::Work& work) {
   constexpr int64_t kColumns = 4096;
   const int64_t runs = (op.size + kColumns - 1) / kColumns;
   int64_t first, last;
-  work.share(work.step->r * runs, &first, &last);
+  work.share(work.rows(op.rows) * runs, &first, &last);
   const F factor = f_set(op.factor);
   for (int64_t item = first; item < last; ++item) {
     float* y = op.y + item / runs * op.y_stride;

@@ -1,0 +1,87 @@
+"""How the layers of Gemma 4 differ, and their ropes: keys of `config.json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .arch import Rope, Uneven
+from .arch_fields import Fields
+from .errors import ModelFileError, UnsupportedModel
+
+_NESTED = "per_layer_config"
+
+
+def uneven(fields: Fields, windows: tuple[int | None, ...], kv_heads: int) -> Uneven:
+    """What layers without a window have of their own, and what the last ones leave out. `kv_heads`
+    are those of the windowed layers."""
+    fields.expect("use_bidirectional_attention", "vision")
+    fields.expect("attention_bias", False)
+    fields.expect("vocab_size_per_layer_input", fields.raw("vocab_size"))
+    one = fields.flag("attention_k_eq_v", False)
+    given = _of_full_layers(fields, windows)
+    if given is None:
+        given = {"head_dim": fields.integer("global_head_dim", 2, 2**12)}
+        if one and fields.present("num_global_key_value_heads"):
+            given["num_key_value_heads"] = fields.raw("num_global_key_value_heads")
+    inner = Fields(given, f"{fields.where} {_NESTED}", defaults=fields.values)
+    heads = fields.integer("num_attention_heads", 1, 2**12)
+    size = inner.integer("head_dim", 2, 2**12)
+    own = inner.integer("num_key_value_heads", 1, heads, kv_heads)
+    if heads % own or size % 2:
+        raise UnsupportedModel(
+            f"{fields.where}: layers of full attention have {own} KV heads of {size} numbers; "
+            f"num_attention_heads ({heads}) must be a multiple, and the size even",
+            param=_NESTED,
+        )
+    shared = fields.integer("num_kv_shared_layers", 0, len(windows) - 1, 0)
+    keeping = len(windows) - shared
+    if set(windows[keeping:]) - set(windows[:keeping]):
+        raise ModelFileError(
+            f"{fields.where}: num_kv_shared_layers is {shared}; the layers before them must be of "
+            "every kind that those are",
+            param="num_kv_shared_layers",
+        )
+    return Uneven(
+        size,
+        own,
+        one_product=one,
+        shared=shared,
+        wide=fields.flag("use_double_wide_mlp", False),
+        embedded=fields.integer("hidden_size_per_layer_input", 0, 2**14),
+    )
+
+
+def _of_full_layers(fields: Fields, windows: tuple[int | None, ...]) -> dict[str, Any] | None:
+    """What transformers 5 writes of each layer without a window, alike; None: it says nothing."""
+    nested = fields.mapping(_NESTED)
+    if nested is None:
+        return None
+    full = {str(layer) for layer, window in enumerate(windows) if window is None}
+    found = [nested.get(layer) for layer in sorted(full)]
+    alike = all(isinstance(one, dict) and one == found[0] for one in found)
+    if set(nested) != full or not alike or set(found[0]) - {"head_dim", "num_key_value_heads"}:
+        raise UnsupportedModel(
+            f"{fields.where}: {_NESTED} must say head_dim and num_key_value_heads of the layers of "
+            "full attention, of all the same",
+            param=_NESTED,
+        )
+    return dict(found[0])
+
+
+def two_ropes(fields: Fields) -> tuple[Rope, Rope]:
+    """(rope of the layers without a window, of which a part of each head turns; that of the
+    windowed)."""
+    given = Fields(fields.mapping("rope_parameters") or {}, f"{fields.where} rope_parameters")
+    full, local = (
+        Fields(given.mapping(f"{kind}_attention") or {}, f"{given.where} {kind}_attention")
+        for kind in ("full", "sliding")
+    )
+    local.word("rope_type", ("default",), "default")
+    if full.word("rope_type", ("proportional", "default"), "proportional") == "default":
+        rope = Rope(full.number("rope_theta", 1.0, 1e12, 1e6))
+    else:
+        full.expect("factor", 1.0)
+        share = full.number("partial_rotary_factor", 0.0, 1.0, 0.25)
+        theta = full.number("rope_theta", 1.0, 1e12, 1e6)
+        rope = Rope(theta, "proportional", share=share)
+    return rope, Rope(local.number("rope_theta", 1.0, 1e12, 1e4))
