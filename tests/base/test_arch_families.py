@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.base.arch import Caps, Rope
+from headrace.base.arch import Caps, Rope, Uneven
 from headrace.base.arch_families import FAMILIES
 from headrace.base.arch_reader import NEUTRAL, from_hf
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
@@ -47,6 +47,12 @@ FLIPS: dict[str, Any] = {
     "num_kv_shared_layers": 1,
     "use_bidirectional_attention": True,
     "altup_num_inputs": 4,
+    "hidden_size_per_layer_input": 128,
+    "attention_k_eq_v": True,
+    "enable_moe_block": True,
+    "use_double_wide_mlp": True,
+    "per_layer_config": {"3": {"head_dim": 64}},
+    "global_head_dim": 64,
     "mlp_only_layers": [1],
     "decoder_sparse_step": 2,
     "shared_expert_intermediate_size": 24,
@@ -85,9 +91,13 @@ SAME: dict[str, tuple[str, ...]] = {
     "n_group": ("deepseek_v2", "nemotron_h"),
     "topk_group": ("deepseek_v2", "nemotron_h"),
     "swiglu_limit": ("gpt_oss",),
+    "enable_moe_block": ("gemma4_text",),
+    "use_double_wide_mlp": ("gemma4_text",),
+    "global_head_dim": ("gemma4_text",),
     "attn_output_gate": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
 }
-"""Where the flipped value is the family's own, or what it counts is not read."""
+"""Where the flipped value is the family's own, what it counts is not read, or a key beside it is
+asked for first (experts of which nobody says how many) or believed (sizes of each layer)."""
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -108,6 +118,8 @@ def small(kind: str) -> dict[str, Any]:
         config: dict[str, Any] = CONFIG_MAPPING[like](**SMALL).to_dict()
         if kind == "nemotron_h":
             config["layers_block_type"] = ["linear_attention", "mlp", "full_attention", "mlp"]
+        if kind == "gemma4_text":
+            config["vocab_size_per_layer_input"] = SMALL["vocab_size"]
         config["model_type"] = kind
     (config.get("rope_parameters") or {}).pop("partial_rotary_factor", None)
     return config
@@ -118,7 +130,7 @@ def test_every_key_of_others_is_flipped() -> None:
     assert set(FLIPS) == set(NEUTRAL) | own
 
 
-@pytest.mark.parametrize("kind", sorted(set(FAMILIES) - {"gemma3", "qwen3_5", "qwen3_5_moe"}))
+@pytest.mark.parametrize("kind", sorted(set(FAMILIES) - {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe"}))
 def test_a_key_of_another_family_is_refused_or_heard(kind: str) -> None:
     config = small(kind)
     read = from_hf(config)
@@ -168,7 +180,7 @@ class Heard(dict[str, Any]):
 INERT = """
     attention_dropout aux_loss_alpha block_mlp_init_scale block_out_init_scale block_use_xavier_init
     bos_token_id cache_implementation chunk_size conv_use_xavier_init dtype embd_pdrop eos_token_id
-    ep_size hidden_dropout image_token_id initializer_range mamba_chunk_size mamba_ssm_dtype
+    ep_size expert_intermediate_size hidden_dropout image_token_id initializer_range mamba_chunk_size mamba_ssm_dtype
     num_logits_to_keep output_router_logits pad_token_id pretraining_tp quantization_config
     rescale_prenorm_residual resid_pdrop residual_in_fp32 router_aux_loss_coef seq_aux
     time_step_floor time_step_max time_step_min torch_dtype transformers_version use_cache
@@ -179,7 +191,7 @@ TOLD_ELSEWHERE = """
     block_dim block_norm_eps block_use_swiglu conv_dim conv_dim_out expand experts_per_token
     full_attention_interval full_attn_mod hidden_act initial_context_length intermediate_size
     interpolate_factor layer_switch max_window_layers mtp_num_hidden_layers mtp_transformer_layers
-    mtp_use_dedicated_embeddings no_rope_layer_interval norm_type num_experts_per_tok num_heads
+    mtp_use_dedicated_embeddings num_experts top_k_experts no_rope_layer_interval norm_type num_experts_per_tok num_heads
     num_hidden_layers num_key_value_heads num_mtp_modules num_nextn_predict_layers rms_norm_eps
     sliding_window_pattern time_step_rank use_mtp use_pos_enc use_sliding_window
 """
@@ -224,6 +236,11 @@ def test_what_is_particular_to_a_published_model() -> None:
     assert oss.moe is not None
     assert (oss.moe.experts, oss.moe.clamped, oss.moe.normalise) == (32, True, True)
     assert (oss.rope.kind, oss.rope.factor, oss.rope.truncate) == ("yarn", 32.0, False)
+    gemma = read["gemma-4-31b"]
+    assert gemma.windows == (*[1024] * 5, None) * 10
+    assert [gemma.kv_shape(layer) for layer in (0, 5)] == [(16, 256), (4, 512)]
+    assert gemma.uneven == Uneven(512, 4, one_product=True)
+    assert (gemma.rope.kind, gemma.rope.share, gemma.scale) == ("proportional", 0.25, 1.0)
     minimax = read["minimax-m2.5"]
     assert minimax.moe is not None
     assert (minimax.moe.scores, minimax.moe.bias, minimax.rope.share) == ("sigmoid", True, 0.5)
@@ -238,6 +255,8 @@ def test_only_full_layers_of_olmo3_are_stretched() -> None:
 
 LONG = published("phi-4-mini")["rope_scaling"]
 SPELT = {"layer_types": None}
+ALIKE = {str(layer): {"head_dim": 64, "hidden_size": 8} for layer in range(5, 60, 6)}
+TURNED = {"full_attention": {"rope_type": "proportional", "factor": 2.0}}
 OSS_ROPE = published("gpt-oss-20b")["rope_scaling"]
 
 
@@ -273,6 +292,14 @@ OSS_ROPE = published("gpt-oss-20b")["rope_scaling"]
         ("qwen3-30b-a3b", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
         ("qwen3-next-80b-a3b", {"attn_output_gate": False}, "attn_output_gate"),
         ("phi-4-mini", {"lm_head_bias": True}, "lm_head_bias"),
+        ("gemma-4-31b", {"num_kv_shared_layers": 60}, "num_kv_shared_layers"),
+        ("gemma-4-31b", {"num_kv_shared_layers": 55}, "num_kv_shared_layers"),
+        ("gemma-4-31b", {"per_layer_config": {"5": {"head_dim": 64}}}, "per_layer_config"),
+        ("gemma-4-31b", {"per_layer_config": ALIKE}, "per_layer_config"),
+        ("gemma-4-31b", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma-4-31b", {"vocab_size_per_layer_input": 7}, "vocab_size_per_layer_input"),
+        ("gemma-4-31b", {"rope_parameters": TURNED}, "factor"),
+        ("gemma-4-26b-a4b", {"top_k_experts": 129}, "top_k_experts"),
         ("nemotron-h-56b", {"hybrid_override_pattern": "ME*E"}, "hybrid_override_pattern"),
         ("nemotron-h-56b", {"hybrid_override_pattern": ""}, "hybrid_override_pattern"),
         ("nemotron-h-56b", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
@@ -283,6 +310,8 @@ OSS_ROPE = published("gpt-oss-20b")["rope_scaling"]
 )
 def test_a_value_that_is_not_run_is_named(name: str, values: dict[str, Any], key: str) -> None:
     config = published(name)
+    if name.startswith("gemma-4"):
+        config = {**config["text_config"], "model_type": "gemma4_text"}
     with pytest.raises((UnsupportedModel, ModelFileError)) as caught:
         from_hf({**config, **values})
     assert caught.value.param == key

@@ -89,6 +89,27 @@ HALF_STRETCHED = {
     },
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }
+UNEVEN = {
+    "global_head_dim": 32,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": 64,
+    "vocab_size_per_layer_input": 320,
+    "hidden_size_per_layer_input": 16,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
+BESIDE = {
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "final_logit_softcapping": 20.0,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3": ("Phi3", "phi3", {"sliding_window": 64}),
     "phi3 long": (
@@ -107,6 +128,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "glm": ("Glm", "chatglm", {}),
     "lfm2": ("Lfm2", "lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32}),
     "gemma2": ("Gemma2", "gemma2", {**FOUR, "query_pre_attn_scalar": 16}),
+    "gemma4": ("Gemma4Text", "gemma4", UNEVEN),
+    "gemma4 mixture": ("Gemma4Text", "gemma4", {**UNEVEN, **BESIDE}),
     "cohere2": ("Cohere2", "cohere2", FOUR),
     "exaone4": ("Exaone4", "exaone4", FOUR),
     "exaone4 full": (
@@ -221,6 +244,11 @@ def test_every_architecture_of_gguf_has_a_file_here() -> None:
         ("gpt_oss", {"expert_gating_func": 2}, "expert_gating_func"),
         ("gpt_oss", {"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}, "factor"),
         ("qwen2_moe", {"expert_shared_feed_forward_length": 0}, "expert_shared_feed_forward"),
+        ("gemma4", {"attention.shared_kv_layers": 5}, "attention.shared_kv_layers"),
+        ("gemma4", {"attention.sliding_window_pattern": [True]}, "sliding_window_pattern"),
+        ("gemma4", {"attention.head_count_kv": [2, 1, 1, 1, 1, 1]}, "head_count_kv"),
+        ("gemma4", {"attention.value_length_swa": 8}, "attention.value_length_swa"),
+        ("gemma4", {"feed_forward_length": [96] * 5 + [192]}, "feed_forward_length"),
         ("phi3 long", {"rope.scaling.type": 5}, "rope.scaling.type"),
     ],
 )
@@ -231,6 +259,8 @@ def test_metadata_that_is_not_run_is_named(
     file = GgufFile(path)
     arch = file.metadata["general.architecture"]
     factors = {name: [1.0] * 6 for name in file.tensors if name.startswith("rope_factors")}
+    if "rope_freqs.weight" in file.tensors:
+        factors["rope_freqs.weight"] = file.view("rope_freqs.weight").tolist()
     from_gguf(file.metadata, file.tensors, factors)
     changed = {f"{arch}.{own}": value for own, value in values.items()}
     with pytest.raises((UnsupportedModel, ModelFileError), match=re.escape(key)):
@@ -289,6 +319,16 @@ def test_delta_rules_that_do_not_fit_are_refused(
     changed = {f"qwen35.{own}": value for own, value in values.items()}
     with pytest.raises((UnsupportedModel, ModelFileError), match=re.escape(key)):
         from_gguf({**file.metadata, **changed}, file.tensors)
+
+
+def test_pairs_that_turn_in_part_are_refused(both: Both) -> None:
+    _, path = both("gemma4")
+    file = GgufFile(path)
+    good = file.view("rope_freqs.weight").tolist()
+    assert from_gguf(file.metadata, file.tensors, {"rope_freqs.weight": good}).rope.share == 0.25
+    for bad in (good[1:], [2.0, *good[1:]], [*good[:-1], 1.0]):
+        with pytest.raises(UnsupportedModel, match="rope_freqs"):
+            from_gguf(file.metadata, file.tensors, {"rope_freqs.weight": bad})
 
 
 def test_long_factors_that_do_not_fit_are_refused(both: Both) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from headrace.base.absorb import absorbed
-from headrace.base.arch import Encoder, Mla, ModelArch, Moe, Recurrence, Rope
+from headrace.base.arch import Encoder, Mla, ModelArch, Moe, Recurrence, Rope, Uneven
 from headrace.base.demand import Hidden, demand, head
 from headrace.base.errors import UnsupportedModel
 from headrace.base.graph import AttentionSpec
+from headrace.base.groups import layer_groups
 from headrace.models.registry import FAMILIES, describe
 
 ARCH = ModelArch(
@@ -42,6 +43,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"mla": Mla(16, None, 4, 4, 8), "moe": replace(MOE, shared_intermediate=24)},
     "deepseek_v3": {"mla": Mla(16, 12, 4, 4, 8), "moe": replace(MOE, dense_layers=1)},
     "gemma3": {"windows": (8, 8, None), "local_rope": Rope(1e3), "tied_embedding": True},
+    "gemma4": {
+        "windows": (8, None, None),
+        "local_rope": Rope(1e3),
+        "uneven": Uneven(16, 1, one_product=True, shared=1, wide=True, embedded=6),
+        "moe": MOE,
+    },
     "glm4_moe": {
         "moe": replace(MOE, scores="sigmoid", bias=True, groups=2, shared_intermediate=24),
         "rope": Rope(share=0.5),
@@ -113,6 +120,26 @@ def test_latents_are_absorbed_and_keep_their_weights(family: str) -> None:
         demand(found, hidden, logits=hidden != "none").verify()
     # What is no latent's is the same object.
     assert absorbed(describe(ARCH)) is describe(ARCH)
+
+
+def test_layers_of_gemma4_differ() -> None:
+    graph = describe(arch_of("gemma4"))
+    found = [
+        (spec.layer, spec.kv_heads, spec.size, spec.values, spec.window)
+        for spec in graph.attentions()
+        if isinstance(spec, AttentionSpec)
+    ]
+    assert found == [(0, 2, 8, "normed", 8), (1, 1, 16, "keys", None), (1, 1, 16, "elsewhere", None)]
+    tensors = graph.tensors()
+    assert "model.layers.1.self_attn.v_proj.weight" not in tensors
+    assert "model.layers.2.self_attn.k_proj.weight" not in tensors
+    assert tensors["model.layers.1.mlp.up_proj.weight"] == (48, 32)
+    assert tensors["model.layers.2.mlp.up_proj.weight"] == (96, 32)
+    groups = layer_groups(arch_of("gemma4"), "k8v4")
+    assert [(group.layers, group.arrays[1].shape) for group in groups] == [
+        ((1,), (1, 8)),
+        ((0,), (2, 4)),
+    ]
 
 
 def test_a_tied_table_is_one_tensor_in_two_roles() -> None:

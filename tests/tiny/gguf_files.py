@@ -77,6 +77,8 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
     found["block_count"] = config.num_hidden_layers
     found["rope.freq_base"] = float(rope["rope_theta"])
     found["attention.key_length"] = found["attention.value_length"] = head
+    if arch == "gemma4":
+        found |= gemma4_sizes(config)
     if arch == "granitehybrid":
         heads, kinds = config.num_key_value_heads, config.layer_types
         found["attention.head_count_kv"] = [0 if k in MAMBA else heads for k in kinds]
@@ -155,6 +157,31 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
     return found
 
 
+def gemma4_sizes(config: Any) -> dict[str, Any]:
+    """The keys of Gemma 4, whose full layers have heads of their own."""
+    kinds = [kind == "sliding_attention" for kind in config.layer_types]
+    each = [config.per_layer_config[layer] for layer in range(len(kinds))]
+    full = each[kinds.index(False)].head_dim
+    shared, rope = config.num_kv_shared_layers, config.rope_parameters
+    inner = [config.intermediate_size] * len(kinds)
+    for layer in range(len(kinds) - shared, len(kinds)):
+        inner[layer] *= 2 if config.use_double_wide_mlp else 1
+    sizes = {"attention.key_length": full, "attention.value_length": full}
+    sizes |= {f"{key}_swa": config.head_dim for key in sizes}
+    return {
+        **sizes,
+        "rope.dimension_count": full,
+        "rope.dimension_count_swa": config.head_dim,
+        "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+        "attention.head_count_kv": [one.num_key_value_heads for one in each],
+        "attention.sliding_window_pattern": kinds,
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "feed_forward_length": inner,
+        **({"expert_used_count": config.top_k_experts} if config.enable_moe_block else {}),
+    }
+
+
 def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[str, np.ndarray]:
     """What a folder holds as the converter writes it: renamed, stacked, permuted, + 1."""
     (number,) = (one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
@@ -189,7 +216,14 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
             found[f"{at}.attn_k_b.weight"] = heads[:, :plain].swapaxes(1, 2)
             found[f"{at}.attn_v_b.weight"] = heads[:, plain:]
             continue
-        if name.endswith(".sinks"):
+        if name.endswith((".sinks", ".layer_scalar")):
+            name += ".weight"
+        at = f"blk.{name.split('.')[2]}" if ".layers." in name else ""
+        scales = {"router.scale": "ffn_gate_inp", "router.per_expert_scale": "ffn_down_exps"}
+        if scale := next((own for end, own in scales.items() if name.endswith(end)), None):
+            found[f"{at}.{scale}.scale"] = data
+            continue
+        if arch == "gemma4" and ".experts." in name:
             name += ".weight"
         if ".shared_mlp." in name:
             end = "_shexp.weight" if config.num_local_experts else ".weight"
@@ -234,6 +268,10 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
         assert own is not None, name
         found[own] = np.stack(parts)
     rope = getattr(config, "rope_parameters", None) or {"rope_theta": 1e4, "rope_type": "default"}
+    if arch == "gemma4":
+        pairs = gemma4_sizes(config)["attention.key_length"] // 2
+        turning = int(pairs * rope["full_attention"]["partial_rotary_factor"])
+        found["rope_freqs.weight"] = np.array([1] * turning + [1e30] * (pairs - turning), "f4")
     for length in ("short", "long"):
         if f"{length}_factor" in rope:
             values = np.array(rope[f"{length}_factor"], np.float32)
@@ -343,6 +381,8 @@ def save_gguf(
     extra: dict[str, np.ndarray] | None = None,
 ) -> Path:
     """Write a model of `checkpoints`; `quantise`: end of a tensor's name → its type."""
+    # What Gemma 4's layers have each of their own is here read of all, too.
+    model.config.allow_global_per_layer_attribute_access = True
     with tempfile.TemporaryDirectory() as folder:
         state = load_file(save_folder(model, Path(folder)) / "model.safetensors")
         tensors = {**tensors_of(state, model.config, arch), **(extra or {})}

@@ -122,7 +122,7 @@ def test_the_target_itself_is_always_right(target: ModelFiles) -> None:
     assert stats.accepted_tokens == stats.draft_tokens
 
 
-@pytest.mark.parametrize("family", ["mistral-window", "gemma3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["mistral-window", "gemma3", "gemma4", "qwen3_moe"])
 def test_models_of_other_kinds_draft(family: str, kept: Kept) -> None:
     """Windows that its text is longer than, norms between, a mixture of experts."""
     files = open_model(str(kept(families.make, family)))

@@ -24,7 +24,7 @@ from oracle.driving import Driver, pool_of
 from tiny import families
 from tiny.kept import Kept
 
-FAMILIES = ("qwen2", "qwen3", "gemma3-capped", "mistral-window", "qwen3_moe")
+FAMILIES = ("qwen2", "qwen3", "gemma3-capped", "gemma4", "mistral-window", "qwen3_moe")
 
 
 def worker_of(path: Path, kernels: str, **options: int) -> Worker:

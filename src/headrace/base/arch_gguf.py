@@ -26,6 +26,7 @@ from .arch_gguf_traits import (
     plain,
     traits,
 )
+from .arch_gguf_uneven import gemma4
 from .arch_traits import LATENT, NORMED
 from .errors import ModelFileError, UnsupportedModel
 
@@ -44,6 +45,7 @@ GGUF_ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
+    "gemma4": "gemma4",
     "glm4": "glm4",
     "glm4moe": "glm4_moe",
     "granite": "granite",
@@ -88,6 +90,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "nextn_predict_layers": (0,),
     "leading_dense_block_count": (0,),
     "attention.shared_kv_layers": (0,),
+    "embedding_length_per_layer_input": (0,),
     "attention.temperature_scale": (0.0,),
     "interleave_moe_layer_step": (0, 1),
     "expert_group_count": (0, 1),
@@ -123,6 +126,12 @@ def from_gguf(
     for key, allowed in _NEUTRAL.items():
         if key not in OWN.get(family, ()):
             fields.expect(key, *allowed)
+    if family == "gemma4":
+        context = fields.integer("context_length", 1, _MAX_CONTEXT)
+        if ROPE_FACTORS in tensor_names and ROPE_FACTORS not in factors:
+            raise ModelFileError(f"GGUF: the content of {ROPE_FACTORS} was not read")
+        words, divisors = _vocabulary(fields, metadata), factors.get(ROPE_FACTORS)
+        return gemma4(fields, words, context, tensor_names, divisors)
     hidden = fields.integer("embedding_length", 1, 2**17)
     heads = fields.integer("attention.head_count", 1, 2**12)
     layers = fields.integer("block_count", 1, 2**10)

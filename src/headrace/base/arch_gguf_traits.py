@@ -52,6 +52,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
     "deepseek_v2": LATENT_KEYS,
     "deepseek_v3": LATENT_KEYS,
     "gpt_oss": ("expert_gating_func",),
+    "gemma4": ("attention.shared_kv_layers", "embedding_length_per_layer_input"),
 }
 """Family → keys that it reads and others must not have."""
 _EXPERTS = {

@@ -46,7 +46,7 @@ def uneven(fields: Fields, windows: tuple[int | None, ...], kv_heads: int) -> Un
         own,
         one_product=one,
         shared=shared,
-        wide=fields.flag("use_double_wide_mlp", False),
+        wide=fields.flag("use_double_wide_mlp", False) and shared > 0,
         embedded=fields.integer("hidden_size_per_layer_input", 0, 2**14),
     )
 

@@ -189,9 +189,9 @@ class _Cutting:
             if spec.whole_norm or spec.size % PANEL:
                 return None  # A norm over all heads wants all of them: every rank has them.
             mine, size = self._heads(spec), spec.size
-            keys = spec.queries + mine.kv_first * size, mine.kv_heads * size
-            values = keys[0] + spec.kv_heads * size, keys[1]
-            return [(mine.first * size, mine.queries * size), keys, values]
+            first, each = spec.queries + mine.kv_first * size, spec.kv_heads * size
+            kept = [(first + at * each, mine.kv_heads * size) for at in range(spec.kept)]
+            return [(mine.first * size, mine.queries * size), *kept]
         bounds = self._even(out)
         if len(readers) == 1 and readers[0].kind == "absorb":
             assert isinstance(readers[0].spec, LatentSpec)

@@ -31,7 +31,7 @@ from ..base.step import StepPlan, StepResult
 from ..kv import KvManager
 from ..roofline.composition import compose
 from ..roofline.counts import Case, device_bytes, kv_share
-from ..roofline.formats import kv_token_bytes
+from ..roofline.formats import kv_bytes_of_all
 from ..roofline.hardware import Hardware
 from ..roofline.memory import MemoryPlan, plan_memory
 from ..roofline.step import StepModel
@@ -458,7 +458,7 @@ class Cluster:
     def _hand_over(self, answer: SimAnswer) -> None:
         """The KV of the prompt goes to the decode pool."""
         request, case, hardware = answer.request, self.spec.case, self.spec.hardware
-        size = len(request.prompt) * kv_token_bytes(case.arch, case.kv_dtype) * case.arch.layers
+        size = len(request.prompt) * kv_bytes_of_all(case.arch, case.kv_dtype)
         link = hardware.link_bandwidth or hardware.bandwidth
         seconds = size / (link * hardware.efficiency.network) + hardware.link_latency
 

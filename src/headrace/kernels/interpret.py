@@ -164,8 +164,8 @@ class _Run:
 
     def _scale(self, node: Node) -> None:
         x, factor = self.values[node.reads[0]], cast(ScaleSpec, node.spec).factor
-        for ref in node.weights:
-            x = x * self.weights.vector(ref)
+        for one in map(self.weights.vector, node.weights):
+            x = x * (float(one[0]) if self.ops.host else one)
         self.values[node.out[0]] = x if factor == 1.0 else x * factor
 
     def _linear(self, node: Node) -> None:

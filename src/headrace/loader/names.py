@@ -22,6 +22,9 @@ _GGUF_TOP = {
     "output_norm": "model.norm",
     "token_embd_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _GGUF_LAYER = {
     "attn_norm": "input_layernorm",
@@ -46,6 +49,20 @@ _BEHIND = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _GEMMA = {**_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+_UNEVEN = {
+    **_GEMMA,
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_up_exps": "experts.*.gate_up_proj",
+    "ffn_gate_exps": "experts.*.gate_proj",
+    "ffn_up_exps": "experts.*.up_proj",
+    "ffn_down_exps": "experts.*.down_proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
 _SHORT = {
     **_PLAIN,
     "shortconv.conv": "conv.conv",
@@ -59,6 +76,11 @@ _SHARED = {
 }
 _STATE = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
 _STATE_VECTORS = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
+_UNEVEN_VECTORS = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
 _STATES = {
     "granitemoehybrid": "mamba",
     "nemotron_h": "mixer",
@@ -116,6 +138,7 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
     "deepseek_v3": _LATENT,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "gemma4": _UNEVEN,
     "granitemoehybrid": {**_PLAIN, **_SHARED, **_state("granitemoehybrid")},
     "lfm2": _SHORT,
     "nemotron_h": _MIXER,
@@ -206,6 +229,7 @@ _OWN: Mapping[str, Mapping[str, str]] = {
 }
 """Part of a name in one family's files → in ours."""
 _GGUF_VECTOR = re.compile(r"blk\.(\d{1,4})\.(ssm_a|ssm_d|ssm_dt\.bias)")
+_GGUF_UNEVEN = re.compile(rf"blk\.(\d{{1,4}})\.({'|'.join(map(re.escape, _UNEVEN_VECTORS))})")
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 
 
@@ -222,6 +246,9 @@ def from_gguf_name(name: str, arch: ModelArch) -> str | None:
     vector = _GGUF_VECTOR.fullmatch(name)
     if vector and arch.family in _STATES:
         return f"model.layers.{int(vector[1])}.{_STATES[arch.family]}.{_STATE_VECTORS[vector[2]]}"
+    vector = _GGUF_UNEVEN.fullmatch(name)
+    if vector and arch.family == "gemma4":
+        return f"model.layers.{int(vector[1])}.{_UNEVEN_VECTORS[vector[2]]}"
     match = _GGUF_BLOCK.fullmatch(name)
     if match:
         own = _GGUF_FAMILY.get(arch.family, _PLAIN)

@@ -4,46 +4,44 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..base.graph import AttentionSpec
 from .composition import Attended, Composition
 from .counts import Case, Count
 from .formats import dtype_bytes, kv_token_bytes
 
 
-def attention(
-    case: Case, step: Composition, window: int | None, attended: Attended, calls: int
-) -> Count:
+def attention(case: Case, step: Composition, spec: AttentionSpec, calls: int) -> Count:
     """4 · H · E FLOPs per (query, position) pair; the visible KV read once per entry.
 
     P = Σ over queries of the positions seen (`composition.visible_pairs`): 2 · H · E · P for q·k
     and as much for the weighted sum, 5 · H · P for the softmax. q is read, the result written.
     A kernel that reads the KV once per tile of queries reads more: that is its efficiency.
     """
-    label = "attention" if window is None else f"attention/{window}"
-    parts = tuple(_attention(case, label, *part, calls) for part in attended.parts(step))
-    whole = _attention(case, label, attended, step.tokens, step.entries, calls)
+    attended = step.attended[spec.window]
+    parts = tuple(_attention(case, spec, *part, calls) for part in attended.parts(step))
+    whole = _attention(case, spec, attended, step.tokens, step.entries, calls)
     return replace(whole, parts=parts) if parts else whole
 
 
 def _attention(
-    case: Case, label: str, attended: Attended, tokens: int, entries: int, calls: int
+    case: Case, spec: AttentionSpec, attended: Attended, tokens: int, entries: int, calls: int
 ) -> Count:
-    arch, tp = case.arch, case.layout.tp
-    b = dtype_bytes(case.dtype)
-    size = tokens * arch.heads * arch.head_dim * b / tp
-    token = kv_token_bytes(arch, case.kv_dtype) / min(tp, arch.kv_heads)
+    tp, b = case.layout.tp, dtype_bytes(case.dtype)
+    size = tokens * spec.queries * b / tp
+    token = kv_token_bytes(case.arch, case.kv_dtype, spec.layer) / min(tp, spec.kv_heads)
     return Count(
         "attend",
-        label,
+        "attention" if spec.window is None else f"attention/{spec.window}",
         calls,
         "attention",
-        flops=attended.pairs * arch.heads * (4 * arch.head_dim + 5) / tp,
+        flops=attended.pairs * spec.heads * (4 * spec.size + 5) / tp,
         kv_bytes=attended.kv_tokens * token,
         read_bytes=size,
         write_bytes=size,
         rows=tokens,
         depth=attended.kv_tokens / max(1, entries),
         entries=entries,
-        pieces=entries * arch.kv_heads / min(tp, arch.kv_heads),
+        pieces=entries * spec.kv_heads / min(tp, spec.kv_heads),
     )
 
 

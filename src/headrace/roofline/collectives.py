@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from ..base.arch import ModelArch
+from ..models.registry import describe
 from .counts import Case, Count
 from .efficiency import Curve
 from .formats import dtype_bytes
 from .hardware import Hardware
 from .routing import EVEN, busiest
+from .weights import role_of
 
 
 def collectives(case: Case, tokens: int) -> Iterator[Count]:
     """All-reduces of tensor parallelism, the experts' exchange, sends between stages.
 
-    After attention and after each feed-forward tp ranks add up N · D · b. With data-parallel
+    After attention (or what a layer has in its place) and after each feed-forward tp ranks add up
+    N · D · b. With data-parallel
     attention a token goes to the ranks of its experts and back: of k active experts on R ranks it
     is expected on R · (1 - (1 - 1 / R) ** k) of them, each time D · b, and uneven routing takes as
     many times longer as the busiest rank gets more tokens than the mean; `Case.gathered` sends it
@@ -28,7 +33,7 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
         yield Count(
             "all_reduce",
             "ranks",
-            2 * arch.layers - exchanged,
+            blocks(arch) - exchanged,
             "network",
             flops=0,
             read_bytes=size,
@@ -65,6 +70,17 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
             read_bytes=size / layout.tp,
             ranks=layout.devices,
         )
+
+
+def blocks(arch: ModelArch) -> int:
+    """What adds to the residual, once a layer or twice: a layer of a hybrid may have no
+    feed-forward, or nothing else."""
+    found = set()
+    for ref in describe(arch).weights():
+        role, layer = role_of(ref), re.search(r"\.(\d+)\.", ref.names[0])
+        if layer is not None and role in ("output", "state_out", "down", "experts"):
+            found.add((layer[1], role in ("down", "experts")))
+    return len(found)
 
 
 def moved_bytes(count: Count) -> float:

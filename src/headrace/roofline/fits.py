@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..base.errors import DoesNotFit
-from ..base.groups import layer_groups
+from ..base.groups import kept_bytes, layer_groups
 from ..base.layout import Layout
 from .composition import Composition
 from .counts import Case, device_bytes, kv_share
-from .formats import kv_token_bytes
 from .hardware import Hardware
 
 GB = 1e9
@@ -20,10 +19,12 @@ def step_kv_bytes(case: Case, step: Composition) -> float:
     arch = case.arch
     if arch.encoder is not None:
         return 0.0
-    token = kv_token_bytes(arch, case.kv_dtype) / kv_share(case)
     kept = (one for one in layer_groups(arch, case.kv_dtype) if not one.state)
-    tokens = sum(len(one.layers) * step.attended[one.window].kv_tokens for one in kept)
-    return token * tokens / case.layout.pp
+    size = sum(
+        len(one.layers) * step.attended[one.window].kv_tokens * kept_bytes(one.arrays)
+        for one in kept
+    )
+    return size / kv_share(case) / case.layout.pp
 
 
 def verify_fits(case: Case, hardware: Hardware, step: Composition) -> None:

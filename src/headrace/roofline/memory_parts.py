@@ -68,8 +68,10 @@ def activation_bytes(wish: Wish) -> int:
     if wish.step_bytes:
         return wish.step_bytes
     arch, tokens, width = wish.arch, wish.step_tokens, dtype_bytes(wish.dtype)
-    queries = arch.heads * arch.head_dim
-    attention = arch.hidden + queries + 2 * arch.kv_heads * arch.head_dim + 2 * queries
+    shapes = {arch.kv_shape(layer) for layer in range(arch.layers)}
+    attention = max(
+        arch.hidden + (3 * arch.heads + 2 * kv_heads) * size for kv_heads, size in shapes
+    )
     inner, extra = arch.intermediate, 0
     if arch.moe is not None:
         inner = max(
@@ -77,6 +79,10 @@ def activation_bytes(wish: Wish) -> int:
             arch.intermediate if arch.moe.dense_layers or arch.moe.dense_at else 0,
         )
         extra = 2 * arch.moe.active * arch.hidden
+    if arch.uneven is not None:
+        inner *= 1 + arch.uneven.wide
+        # Its own numbers of all layers live from the first layer to the last.
+        extra += 2 * arch.layers * arch.uneven.embedded
     feed_forward = 2 * arch.hidden + 3 * inner + extra
     sampling = SAMPLING_COPIES * wish.rows * arch.vocab_size * 4 if has_logits(arch) else 0
     return tokens * arch.hidden * width + max(
@@ -87,14 +93,17 @@ def activation_bytes(wish: Wish) -> int:
 def table_bytes(wish: Wish) -> int:
     """Tokens [rows, context] int64, block tables [rows, blocks] int32 per group, rope tables.
 
-    Rope: cos and sin of [context, E / 2] fp32, twice where windowed layers have a base of their
-    own.
+    Rope: cos and sin of [context, E / 2] fp32, and those of windowed layers where they have a base
+    of their own.
     """
     arch = wish.arch
     tokens = wish.rows * wish.max_context * 8
     groups = len(layer_groups(wish.arch, wish.kv_dtype))
     tables = groups * wish.rows * blocks_of(wish, wish.max_context) * 4
-    ropes = (1 if arch.local_rope is None else 2) * wish.max_context * arch.head_dim * 4
+    widths = arch.head_dim if arch.local_rope is None else 2 * arch.head_dim
+    if arch.uneven is not None:
+        widths = arch.head_dim + arch.uneven.size
+    ropes = widths * wish.max_context * 4
     return tokens + tables + ropes
 
 

@@ -110,13 +110,15 @@ def groups(arch: ModelArch, samples: bool) -> tuple[Group, ...]:
         body = len(demand(graph, "every").nodes)
         # Behind the step a head is asked for the inputs' first tokens.
         marked = [(node, index >= body) for index, node in enumerate(graph.nodes)]
-    found: dict[tuple[str, str, object, bool], list[Node]] = {}
+    found: dict[tuple[str, str, object, bool, tuple[int, ...]], list[Node]] = {}
     for node, sampled in marked:
         label = _label(graph, node, sampled=sampled)
         if label is not None:
-            found.setdefault((node.kind, label, _attended(node), sampled), []).append(node)
+            widths = tuple(value.width for value in (*node.reads, *node.out))
+            key = node.kind, label, _attended(node), sampled, widths
+            found.setdefault(key, []).append(node)
     made = []
-    for (_, label, _, sampled), nodes in found.items():
+    for (_, label, _, sampled, _), nodes in found.items():
         refs = nodes[0].weights
         role = role_of(refs[0]) if refs else ""
         numbers, layers = numbers_of(arch, role) if role else (0, 0)
@@ -260,8 +262,8 @@ def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -
 
 def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """N rows of a table are read (D · bits / 8 each) and N · D · b written; N · D FLOPs."""
-    hidden = case.arch.hidden
-    row = group.weight_bytes(case) / (group.numbers // hidden)
+    hidden = group.node.out[0].width
+    row = group.weight_bytes(case) / (group.numbers / hidden)
     return Count(
         "embed",
         group.label,
@@ -280,13 +282,13 @@ def norm(case: Case, step: Composition, group: Group, rows: int, mark: str) -> C
     spec = group.node.spec
     assert isinstance(spec, NormSpec)
     flops, arrays = (8, 1) if spec.kind == "layer" else (5, 2) if group.label == JOINED else (4, 1)
-    size = rows * case.arch.hidden
+    size = rows * group.node.out[0].width
     return vector(case, "norm", f"{group.label}{mark}", group.calls, size, flops, arrays, arrays)
 
 
 def add(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """One FLOP per number; two arrays read, one written."""
-    size = rows * case.arch.hidden
+    size = rows * group.node.out[0].width
     return vector(case, "add", f"{group.label}{mark}", group.calls, size, 1, 2, 1)
 
 
@@ -352,7 +354,8 @@ def write(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
     """
     spec, tp, b = group.node.spec, case.layout.tp, dtype_bytes(case.dtype)
     assert isinstance(spec, AttentionSpec)
-    rotated = rows * (spec.heads + spec.kv_heads) * spec.size
+    kept = kv_token_bytes(case.arch, case.kv_dtype, spec.layer) if spec.kept else 0
+    rotated = rows * (spec.heads + (spec.kv_heads if spec.kept else 0)) * spec.size
     return Count(
         "write",
         "write",
@@ -361,7 +364,7 @@ def write(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
         flops=rotated * (3 + (4 if group.node.weights else 0)) / tp,
         read_bytes=rows * spec.stacked * b / tp,
         write_bytes=rows * spec.queries * b / tp,
-        kv_bytes=rows * kv_token_bytes(case.arch, case.kv_dtype) / min(tp, spec.kv_heads),
+        kv_bytes=rows * kept / min(tp, spec.kv_heads),
     )
 
 
@@ -372,7 +375,7 @@ def attend(case: Case, step: Composition, group: Group, rows: int, mark: str) ->
         return latent_attention(case, step, group.calls, group.numbers, group.weight_bytes(case))
     if spec.bidirectional:
         return bidirectional_attention(case, step)
-    return attention(case, step, spec.window, step.attended[spec.window], group.calls)
+    return attention(case, step, spec, group.calls)
 
 
 def experts(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from ..base.errors import DoesNotFit
 from .composition import compose, decode_step, prefill_step, verify_step
 from .counts import Case, device_bytes, kv_share
-from .formats import kv_token_bytes
+from .formats import kv_bytes_of_all
 from .hardware import Hardware
 from .memory import USABLE, plan_memory
 from .step import StepModel
@@ -145,8 +145,8 @@ class Engine:
 
     def transfer(self) -> float:
         """Seconds in which a prompt's KV goes over the link."""
-        arch, link = self.case.arch, self.hardware.link_bandwidth
-        size = self.demand.input_tokens * kv_token_bytes(arch, self.case.kv_dtype) * arch.layers
+        link = self.hardware.link_bandwidth
+        size = self.demand.input_tokens * kv_bytes_of_all(self.case.arch, self.case.kv_dtype)
         return size / (link * self.hardware.efficiency.network)
 
     def room(self) -> int:

@@ -15,7 +15,7 @@ from ..models.registry import describe
 from .formats import weight_bits
 
 _ROLE_PATTERNS = (
-    ("embed", r"embed_tokens\.weight$|embeddings\.\w+_embeddings\.weight$"),
+    ("embed", r"embed_tokens(_per_layer)?\.weight$|embeddings\.\w+_embeddings\.weight$"),
     ("head", r"lm_head\.weight$|pooler\.dense\.weight$|^classifier\.weight$"),
     ("qkv", r"attention\.self\.(query|key|value)\.weight$"),
     ("output", r"attention\.output\.dense\.weight$"),
@@ -29,8 +29,9 @@ _ROLE_PATTERNS = (
     ("state_in", r"(conv|linear_attn|mamba|mixer)\.in_proj(_\w+)?\.weight$"),
     ("state_out", r"(conv|linear_attn|mamba|mixer)\.out_proj\.weight$"),
     ("shared", r"mlp\.shared_experts?\."),
-    ("experts", r"mlp\.experts\."),
-    ("router", r"mlp\.(gate|shared_expert_gate)\.weight$"),
+    ("experts", r"\.experts\."),
+    ("router", r"mlp\.(gate|shared_expert_gate)\.weight$|router\.proj\.weight$"),
+    ("per_layer", r"per_layer_(model_projection|input_gate|projection)\.weight$"),
     ("up", r"mlp\.c_fc\.weight$|mixer\.up_proj\.weight$"),
     ("gate_up", r"mlp\.(gate|up|gate_up)_proj\.weight$"),
     ("down", r"(mlp|mixer)\.(down|c)_proj\.weight$"),
