@@ -38,21 +38,21 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 6_256,
+    "base": 6_642,
     "bench": 10_133,
     "cli": 6_073,
     "dist": 576,
     "engine": 9_293,
     "factory": 6_688,
-    "kernels": 16_256,
+    "kernels": 16_322,
     "kv": 1_703,
-    "layers": 413,
-    "loader": 5_052,
+    "layers": 416,
+    "loader": 5_087,
     "media": 504,
-    "models": 413,
+    "models": 527,
     "obs": 1_767,
     "quant": 1_014,
-    "roofline": 4_823,
+    "roofline": 4_857,
     "route": 1_062,
     "sched": 1_578,
     "server": 16_198,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 106_353
+TOTAL = 106_991
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

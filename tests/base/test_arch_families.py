@@ -130,7 +130,9 @@ def test_every_key_of_others_is_flipped() -> None:
     assert set(FLIPS) == set(NEUTRAL) | own
 
 
-@pytest.mark.parametrize("kind", sorted(set(FAMILIES) - {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe"}))
+@pytest.mark.parametrize(
+    "kind", sorted(set(FAMILIES) - {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe"})
+)
 def test_a_key_of_another_family_is_refused_or_heard(kind: str) -> None:
     config = small(kind)
     read = from_hf(config)
@@ -180,7 +182,8 @@ class Heard(dict[str, Any]):
 INERT = """
     attention_dropout aux_loss_alpha block_mlp_init_scale block_out_init_scale block_use_xavier_init
     bos_token_id cache_implementation chunk_size conv_use_xavier_init dtype embd_pdrop eos_token_id
-    ep_size expert_intermediate_size hidden_dropout image_token_id initializer_range mamba_chunk_size mamba_ssm_dtype
+    ep_size expert_intermediate_size hidden_dropout
+    image_token_id initializer_range mamba_chunk_size mamba_ssm_dtype
     num_logits_to_keep output_router_logits pad_token_id pretraining_tp quantization_config
     rescale_prenorm_residual resid_pdrop residual_in_fp32 router_aux_loss_coef seq_aux
     time_step_floor time_step_max time_step_min torch_dtype transformers_version use_cache
@@ -191,7 +194,8 @@ TOLD_ELSEWHERE = """
     block_dim block_norm_eps block_use_swiglu conv_dim conv_dim_out expand experts_per_token
     full_attention_interval full_attn_mod hidden_act initial_context_length intermediate_size
     interpolate_factor layer_switch max_window_layers mtp_num_hidden_layers mtp_transformer_layers
-    mtp_use_dedicated_embeddings num_experts top_k_experts no_rope_layer_interval norm_type num_experts_per_tok num_heads
+    mtp_use_dedicated_embeddings num_experts top_k_experts
+    no_rope_layer_interval norm_type num_experts_per_tok num_heads
     num_hidden_layers num_key_value_heads num_mtp_modules num_nextn_predict_layers rms_norm_eps
     sliding_window_pattern time_step_rank use_mtp use_pos_enc use_sliding_window
 """

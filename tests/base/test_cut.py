@@ -34,7 +34,17 @@ DEFAULT = {
     "hidden_act": "silu",
 }
 """Qwen2.5-Coder-0.5B."""
-DENSE = ("qwen2", "qwen3", "llama", "mistral-window", "gemma3", "gemma4", "phi3", "cohere2", "starcoder2")
+DENSE = (
+    "qwen2",
+    "qwen3",
+    "llama",
+    "mistral-window",
+    "gemma3",
+    "gemma4",
+    "phi3",
+    "cohere2",
+    "starcoder2",
+)
 MIXTURES = (
     "qwen2_moe",
     "qwen3_moe",

@@ -129,7 +129,11 @@ def test_layers_of_gemma4_differ() -> None:
         for spec in graph.attentions()
         if isinstance(spec, AttentionSpec)
     ]
-    assert found == [(0, 2, 8, "normed", 8), (1, 1, 16, "keys", None), (1, 1, 16, "elsewhere", None)]
+    assert found == [
+        (0, 2, 8, "normed", 8),
+        (1, 1, 16, "keys", None),
+        (1, 1, 16, "elsewhere", None),
+    ]
     tensors = graph.tensors()
     assert "model.layers.1.self_attn.v_proj.weight" not in tensors
     assert "model.layers.2.self_attn.k_proj.weight" not in tensors

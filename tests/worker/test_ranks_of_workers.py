@@ -19,9 +19,27 @@ from oracle.driving import Driver
 from tiny import families
 from tiny.kept import Kept
 
-DENSE = ("qwen2", "qwen3", "llama", "mistral-window", "gemma3", "gemma4", "phi3", "cohere2", "starcoder2")
+DENSE = (
+    "qwen2",
+    "qwen3",
+    "llama",
+    "mistral-window",
+    "gemma3",
+    "gemma4",
+    "phi3",
+    "cohere2",
+    "starcoder2",
+)
 NORMS_OF_ALL_HEADS = ("olmo2", "olmo3", "olmoe", "minimax_m2")
-MIXTURES = ("qwen2_moe", "qwen3_moe-sparse", "mixtral", "glm4_moe", "granitemoe", "gpt_oss", "gemma4-mixture")
+MIXTURES = (
+    "qwen2_moe",
+    "qwen3_moe-sparse",
+    "mixtral",
+    "glm4_moe",
+    "granitemoe",
+    "gpt_oss",
+    "gemma4-mixture",
+)
 STATES = ("lfm2", "granitemoehybrid", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 LATENT = ("deepseek_v2", "deepseek_v2-groups", "deepseek_v3")
 

@@ -104,7 +104,9 @@ def _each(fields: Fields, key: str, layers: int, low: int, high: int) -> list[in
     given = fields.raw(key)
     if not isinstance(given, list):
         return [fields.integer(key, low, high)] * layers
-    if len(given) != layers or not all(isinstance(one, int) and low <= one <= high for one in given):
+    if len(given) != layers or not all(
+        isinstance(one, int) and low <= one <= high for one in given
+    ):
         raise ModelFileError(
             f"GGUF: {fields.prefix}{key} must be a number or {layers} of them, from {low} to "
             f"{high}",
@@ -113,9 +115,7 @@ def _each(fields: Fields, key: str, layers: int, low: int, high: int) -> list[in
     return [int(one) for one in given]
 
 
-def _by_kind(
-    fields: Fields, key: str, windows: Sequence[int | None], high: int
-) -> tuple[int, int]:
+def _by_kind(fields: Fields, key: str, windows: Sequence[int | None], high: int) -> tuple[int, int]:
     """(number of the layers with a window, of those without)."""
     each = _each(fields, key, len(windows), 1, high)
     kinds = [

@@ -58,14 +58,15 @@ def _of_full_layers(fields: Fields, windows: tuple[int | None, ...]) -> dict[str
         return None
     full = {str(layer) for layer, window in enumerate(windows) if window is None}
     found = [nested.get(layer) for layer in sorted(full)]
-    alike = all(isinstance(one, dict) and one == found[0] for one in found)
-    if set(nested) != full or not alike or set(found[0]) - {"head_dim", "num_key_value_heads"}:
+    first = found[0] if found and isinstance(found[0], dict) else {"": None}
+    alike = all(one == first for one in found)
+    if set(nested) != full or not alike or set(first) - {"head_dim", "num_key_value_heads"}:
         raise UnsupportedModel(
             f"{fields.where}: {_NESTED} must say head_dim and num_key_value_heads of the layers of "
             "full attention, of all the same",
             param=_NESTED,
         )
-    return dict(found[0])
+    return dict(first)
 
 
 def two_ropes(fields: Fields) -> tuple[Rope, Rope]:

@@ -214,7 +214,8 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         ".q_layernorm.": ".q_norm.",
         ".k_layernorm.": ".k_norm.",
     },
-    "gemma4": {".experts.gate_up_proj": ".experts.*.gate_up_proj.weight",
+    "gemma4": {
+        ".experts.gate_up_proj": ".experts.*.gate_up_proj.weight",
         ".experts.down_proj": ".experts.*.down_proj.weight",
     },
     "nemotron_h": {
@@ -270,7 +271,9 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
 
     A name that means nothing comes back as it is: `check` refuses it.
     """
-    if _HF_HARMLESS.fullmatch(name) or (arch.family in ("gemma3", "gemma4") and _HF_VISION.fullmatch(name)):
+    if _HF_HARMLESS.fullmatch(name) or (
+        arch.family in ("gemma3", "gemma4") and _HF_VISION.fullmatch(name)
+    ):
         return None
     if arch.attention_gate and _HF_BESIDE.match(name):
         return None

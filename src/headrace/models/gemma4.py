@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..base.arch import Moe, ModelArch
+from ..base.arch import ModelArch, Moe
 from ..base.graph import (
     ActivationSpec,
     AddSpec,
