@@ -56,7 +56,7 @@ class Caps:
     """Bounds that numbers near softly: cap · tanh(x / cap); None: there is none."""
 
     scores: float | None = None
-    """Of attention, before its softmax."""
+    """Scores of attention, before its softmax."""
     logits: float | None = None
 
 
@@ -153,7 +153,7 @@ class Uneven:
     shared: int = 0
     """So many of the last layers read K and V of the last layer of their kind before them."""
     wide: bool = False
-    """Those have a feed-forward twice as wide."""
+    """The layers that share have a feed-forward twice as wide."""
     embedded: int = 0
     """Numbers that each layer has of each token; 0: none."""
 

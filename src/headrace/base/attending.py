@@ -16,7 +16,7 @@ class AttentionSpec(NamedTuple):
     """Grouped-query attention of one layer: made once, read by `write` and `attend`."""
 
     layer: int
-    """Whose K and V they are."""
+    """The layer whose K and V they are."""
     heads: int
     kv_heads: int
     size: int

@@ -59,7 +59,7 @@ def _scaled(to: Description, x: Value, factor: float, *names: str) -> Value:
 
 
 def _own_numbers(to: Description, x: Value, size: int) -> list[Value]:
-    """Of each layer its numbers [N, size]: looked up by the token, and a norm of what a product
+    """The numbers of each layer [N, size]: looked up by the token, and a norm of what a product
     makes of its embedding."""
     arch = to.arch
     all_layers = arch.layers * size

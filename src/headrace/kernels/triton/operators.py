@@ -67,6 +67,9 @@ FP8_OUTS = 256
 """A matrix with fewer outputs (a router) stays as it is: nothing to gain, and its ties matter."""
 
 
+Vector = torch.Tensor | None
+
+
 class TritonOperators(ReferenceOperators):
     """See `Operators` for the meaning and the shapes of each method; `embed`, `add`, `select`,
     `activate` and `layer_norm` are the reference's: one kernel of the library each."""
@@ -340,11 +343,7 @@ class TritonOperators(ReferenceOperators):
         return gated.multiply(x, gate, activation)
 
     def route(
-        self,
-        logits: torch.Tensor,
-        spec: RouteSpec,
-        bias: torch.Tensor | None,
-        gains: torch.Tensor | None = None,
+        self, logits: torch.Tensor, spec: RouteSpec, bias: Vector, gains: Vector = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert gains is None, "no kernel for factors on the shares"
         return moe.route(logits, spec, bias)
