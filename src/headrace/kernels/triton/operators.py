@@ -65,8 +65,6 @@ LATENT_SHARE = 4
 multiprocessor, where eight of others' would be on it one after the other."""
 FP8_OUTS = 256
 """A matrix with fewer outputs (a router) stays as it is: nothing to gain, and its ties matter."""
-
-
 Vector = torch.Tensor | None
 
 
