@@ -367,7 +367,7 @@ def vectors(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterato
 
     def rotate(which: TritonOperators | ReferenceOperators, cache: KvLayer) -> torch.Tensor:
         spec = AttentionSpec(0, heads, groups, width, 1.0, eps=1e-5)
-        return which.write(qkv, spec, None, rope, cache, batch, 0)
+        return which.write(qkv, spec, (), rope, cache, batch, 0)
 
     def check() -> float:
         q = error(rotate(ops, caches[0]), rotate(ref, caches[1]), 0.01)

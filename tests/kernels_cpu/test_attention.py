@@ -413,7 +413,7 @@ def test_codes_of_what_is_no_number_are_the_same_at_every_level(dtype: torch.dty
         shape = (blocks, 1, 16, 32)
         kv = quantised(KvLayer(torch.zeros(shape), torch.zeros(shape)), dtype)
         spec = AttentionSpec(0, 2, 1, 32, 1.0)
-        CpuOperators(1, name).write(qkv.clone(), spec, None, rope, kv, batch, 0)
+        CpuOperators(1, name).write(qkv.clone(), spec, (), rope, kv, batch, 0)
         assert kv.k_scale is not None
         assert kv.v_scale is not None
         assert kv.k_scale.isnan().sum() == 1

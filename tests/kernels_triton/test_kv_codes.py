@@ -67,13 +67,13 @@ def test_writes_and_reads_as_the_reference(
         made[:, HEADS * size : (HEADS + KV_HEADS) * size] += bias
         return made.to(dtype)
 
-    reference.write(qkv(before), spec, None, rope, theirs, before, 0)
+    reference.write(qkv(before), spec, (), rope, theirs, before, 0)
     mine.k, mine.v, mine.k_scale, mine.v_scale = (
         x.clone() for x in (theirs.k, theirs.v, theirs.k_scale, theirs.v_scale)
     )
     latest = qkv(batch)
     q = ops.write(latest.clone(), spec, (), rope, mine, batch, 0)
-    other = reference.write(latest, spec, None, rope, theirs, batch, 0)
+    other = reference.write(latest, spec, (), rope, theirs, batch, 0)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
     torch.testing.assert_close(q.float(), other.float(), atol=tolerance, rtol=tolerance)
     # A value on the border of two codes may fall to either.
