@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 PAGE = HERE / "capabilities.md"
 MODELS = HERE.parent / "tests" / "tiny"
 PROVEN = HERE.parent / "tests" / "models" / "test_features.py"
-TRITON = HERE.parent / "tests" / "kernels_triton" / "test_whole_models.py"
+TRITON = HERE.parent / "tests" / "kernels_triton"
 GGUF_FAMILIES = {*GGUF_ARCHITECTURES.values(), "mistral", "mixtral", "deepseek_v3"}
 """Families that have an architecture of GGUF, also those that share one."""
 CHECKED_AS = {"bert": "encoder.py"}
@@ -73,7 +73,8 @@ def features() -> str:
     """Families by what `tests/models/test_features.py` proves of each of their tiny models."""
     named, columns = oracles(), keys(PROVEN, "FEATURES")
     refused = ast.literal_eval(constant(PROVEN, "REFUSED"))
-    triton = keys(TRITON, "SHALLOW")
+    triton = keys(TRITON / "test_whole_models.py", "SHALLOW")
+    triton += keys(TRITON / "test_families.py", "FAMILIES")
     rows = []
     for family in FAMILIES:
         cases = [name for name in named if name.partition("-")[0] == family]
