@@ -157,7 +157,7 @@ def rotation(kind: str, normed: bool) -> Check:
 
         qkv = torch.randn(len(batch.tokens), (heads + 2 * groups) * width, device=device).to(dtype)
         of_q, of_k = torch.rand(2, width, device=device).to(dtype)
-        gains = (of_q, of_k) if normed else None
+        gains = (of_q, of_k) if normed else ()
         spec = AttentionSpec(0, heads, groups, width, 1.0, eps=1e-6)
         angles = torch.randn(64, width // 2, device=device)
         rope = RopeTable(angles.cos(), angles.sin())

@@ -38,7 +38,7 @@ def heads_of(fields: dict[str, object], turned: int) -> Check:
         blocks = int(batch.groups[0].tables.max()) + 1
         spec = AttentionSpec(0, heads, groups, width, 1.0, **fields)  # type: ignore[arg-type]
         qkv = torch.randn(len(batch.tokens), spec.stacked, device=device).to(dtype)
-        gains = None
+        gains: tuple[torch.Tensor, ...] = ()
         if spec.whole_norm:
             sizes = heads * width, groups * width
             gains = tuple(torch.rand(size, device=device).to(dtype) for size in sizes)

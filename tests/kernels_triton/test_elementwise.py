@@ -179,7 +179,7 @@ def test_heads_that_are_rotated_otherwise(name: str, kind: str) -> None:
 
     spec = AttentionSpec(0, heads, kv_heads, width, 1.0, **fields)
     qkv = torch.randn(len(batch.tokens), spec.stacked).to(dtype)
-    both = None
+    both: tuple[torch.Tensor, ...] = ()
     if spec.whole_norm:
         both = tuple(torch.randn(n * width).to(dtype) for n in (heads, kv_heads))
     angles = torch.randn(64, turned)
