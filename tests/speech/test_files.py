@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
+from headrace.loader.safetensors_file import OpenFile
 from headrace.speech.ctranslate import BinaryModel
 from headrace.speech.files import _LAYER, _TOP, WhisperFiles, open_whisper
+from headrace.speech.stored import StoredRows
 
 from .conftest import write_ctranslate
 
@@ -120,3 +122,35 @@ def test_a_wrong_config_is_one_error(binary: Path, tmp_path: Path, config: str) 
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ModelFileError):
         open_whisper(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["stored", "binary"])
+def test_rows_of_the_embedding(kind: str, folder: Path, binary: Path) -> None:
+    files = open_whisper(folder if kind == "stored" else binary)
+    whole = files.tensor("model.decoder.embed_tokens.weight").astype(np.float32)
+    ids = [3, 0, len(whole) - 1, 3]
+    assert np.array_equal(files.embedded(ids), whole[ids])
+    assert files.embedded([]).shape == (0, whole.shape[1])
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f2", "<u2", "i1"])
+def test_rows_of_every_type(tmp_path: Path, dtype: str) -> None:
+    random = np.random.default_rng(1)
+    matrix = random.normal(0, 20, (9, 32)).astype(np.float32)
+    scale = None
+    if dtype == "<u2":
+        data = (matrix.view(np.uint32) >> 16).astype("<u2")
+        wanted = (data.astype(np.uint32) << 16).view(np.float32)
+    else:
+        data = matrix.astype(dtype)
+        wanted = data.astype(np.float32)
+        if dtype == "i1":
+            scale = random.uniform(1, 2, 9).astype(np.float32)
+            wanted = wanted / scale[:, None]
+    path = tmp_path / "rows"
+    path.write_bytes(b"12345" + data.tobytes())
+    rows = StoredRows(OpenFile(path), 5, matrix.shape, dtype, scale)
+    assert np.array_equal(rows(np.array([8, 2, 2])), wanted[[8, 2, 2]])
+    path.write_bytes(b"12345" + data.tobytes()[:-1])
+    with pytest.raises(ModelFileError, match="shorter"):
+        rows([8])

@@ -15,7 +15,7 @@ from headrace.kernels.weights import PanelWeight
 from headrace.roofline.hearing import hearing_memory
 from headrace.speech.features import log_mel
 from headrace.speech.files import open_whisper
-from headrace.speech.network import Chunk, Network, Team
+from headrace.speech.network import Chunk, Network, Team, q8_0
 
 
 def sound(seed: int, seconds: float = 9.0) -> np.ndarray:
@@ -118,11 +118,26 @@ def test_the_memory_plan_is_what_is_kept(folder: Path, precision: Any) -> None:
     vocab, width = network.files.vocab, network.files.width
     padding = -vocab % 16 * width * (34 / 32 if precision == "int8" else 4)
     assert abs(packed - padding - plan[0]) <= 64
-    assert network._embedding.nbytes == plan[1]
 
     def room(layers: list[KvLayer]) -> int:
         arrays = [(one.k, one.v, one.k_scale, one.v_scale) for one in layers]
         return sum(one.nbytes for each in arrays for one in each if one is not None)
 
-    assert room(network._cross) == plan[2]
-    assert room(network._own) == plan[3]
+    assert room(network._cross) == plan[1]
+    assert room(network._own) == plan[2]
+
+
+def test_codes_are_those_of_the_format() -> None:
+    """One block after the other, by the definition of Q8_0."""
+    random = np.random.default_rng(2)
+    matrix = random.normal(0, 0.1, (200, 1056)).astype(np.float32)
+    matrix[3] = 0
+    matrix[4] *= 1e-8  # Scales that fp16 can hardly hold.
+    data = q8_0(matrix).data.reshape(200, 33, 34)
+    scale = data[..., :2].copy().view(np.float16)[..., 0].astype(np.float32)
+    blocks = matrix.reshape(200, 33, 32)
+    assert np.array_equal(scale, (np.abs(blocks).max(axis=2) / 127).astype(np.float16))
+    codes = data[..., 2:].view(np.int8)
+    by = np.where(scale > 0, scale, np.inf)[..., None]
+    assert np.array_equal(codes, np.clip(np.rint(blocks / by), -127, 127))
+    assert not codes[3].any()

@@ -105,7 +105,6 @@ def hearing_memory(
     own = BLOCK * math.ceil(sizes.context / BLOCK)
     return [
         ("weights", round(weights * each + kernels * sizes.file_bytes)),
-        ("embedding, as the file has it", sizes.vocab * d * sizes.file_bytes),
         (f"cross K and V, {windows} windows", round(windows * cross_bytes(sizes, cross, kv))),
         (f"own K and V, {sequences} sequences", sequences * 2 * layers * own * d * 4),
     ]

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import ModelFileError, UnsupportedModel
+from ..loader.safetensors_file import OpenFile
+from .stored import StoredRows
 
 MAX_VARIABLES = 10_000
 MAX_RANK = 3
@@ -64,6 +66,14 @@ class BinaryModel:
                 self.variables[alias] = self.variables[name]
             if file.tell() != size:
                 raise reader.fault("there are bytes behind the last variable")
+
+    def rows(self, name: str) -> StoredRows:
+        """The rows of a matrix. Raises `ModelFileError` where there is none of that name."""
+        if name not in self.variables or len(self.variables[name].shape) != 2:
+            raise ModelFileError(f"{self._path.name}: {name} is missing, or is no matrix")
+        shape, dtype, begin, _ = self.variables[name]
+        scale = self.read(f"{name}_scale").astype(np.float32) if dtype == "i1" else None
+        return StoredRows(OpenFile(self._path), begin, shape, dtype, scale)
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """The array, in its own type. Raises `ModelFileError` where there is none of that name."""

@@ -18,6 +18,8 @@ WINDOW = 30 * RATE
 FRAMES = 3_000
 """Frames of a window."""
 _SIZE, _HOP = 400, 160
+_AT_ONCE = 250
+"""Frames that are transformed at a time."""
 
 
 @functools.cache
@@ -50,6 +52,9 @@ def log_mel(samples: npt.NDArray[np.float32], mels: int) -> npt.NDArray[np.float
     padded[-half:] = padded[-_SIZE - 1 : -half - 1][::-1]
     frames = np.lib.stride_tricks.sliding_window_view(padded, _SIZE)[::_HOP][:FRAMES]
     hann = np.hanning(_SIZE + 1)[:-1]
-    power = np.abs(np.fft.rfft(frames * hann, axis=1)) ** 2
-    log = np.log10(np.maximum(power @ filters(mels).T, 1e-10))
+    log = np.empty((FRAMES, mels))
+    for first in range(0, FRAMES, _AT_ONCE):  # All at once takes 30 MB.
+        part = slice(first, first + _AT_ONCE)
+        power = np.abs(np.fft.rfft(frames[part] * hann, axis=1)) ** 2
+        log[part] = np.log10(np.maximum(power @ filters(mels).T, 1e-10))
     return np.asarray((np.maximum(log, log.max() - 8) + 4) / 4, np.float32)

@@ -20,7 +20,7 @@ from ..loader.jsonfile import MAX_JSON, read_json
 from ..loader.safetensors_file import read_header
 from ..roofline.hearing import WhisperSizes
 from .ctranslate import BinaryModel
-from .stored import stored
+from .stored import StoredRows, rows_of, stored
 
 Array = npt.NDArray[Any]
 HEAD_SIZE = 64
@@ -70,8 +70,10 @@ class WhisperFiles:
     alignment: tuple[tuple[int, int], ...]
     """Layer and head of the cross attention that follow the sound."""
     special: Special
+    embedded: StoredRows
+    """Rows of the decoder's embedding by token."""
     file_bytes: int
-    """Bytes of a number of the embedding, as the file has it."""
+    """Bytes of a number, as the file has it."""
     tokenizer: tokenizers.Tokenizer
     tensor: Callable[[str], Array]
 
@@ -125,6 +127,7 @@ def open_whisper(folder: Path) -> WhisperFiles:
         ]
         suppressed, first = config.get("suppress_ids"), config.get("suppress_ids_begin")
         alignment = config.get("alignment_heads")
+        embedded = binary.rows("decoder/embeddings/weight")
     else:
         weights = folder / "model.safetensors"
         if config.get("model_type") != "whisper" or not weights.exists():
@@ -147,6 +150,7 @@ def open_whisper(folder: Path) -> WhisperFiles:
         suppressed = said.get("suppress_tokens", config.get("suppress_tokens"))
         first = said.get("begin_suppress_tokens", config.get("begin_suppress_tokens"))
         alignment = said.get("alignment_heads")
+        embedded = rows_of(header, "model.decoder.embed_tokens.weight")
     for what, value in (("width", width), ("mels", mels), ("vocab", vocab)):
         if not 0 < value <= _LARGEST[what]:
             raise UnsupportedModel(f"{what} of {value:,}, at most {_LARGEST[what]:,} are run")
@@ -168,6 +172,7 @@ def open_whisper(folder: Path) -> WhisperFiles:
         _ids(first, vocab, "tokens suppressed first"),
         _pairs(alignment, layers[1], heads),
         special,
+        embedded,
         tensor("model.decoder.embed_positions.weight").itemsize,
         tokenizer,
         tensor,
