@@ -2,15 +2,21 @@
 
     python benchmarks/cpu_shapes.py [--shapes qwen3-30b-a3b] [--rounds 3] [--json FILE]
 
-A model of 30 billion parameters does not fit on every machine that measures, but a few of its
-layers do, and a layer is read as fast as its neighbours. Each shape is a GGUF file of one to two
-gigabytes with the sizes of the published model and as many layers as `SHAPES` says; blocks of codes
-are random, scales small. Headrace and, where `LLAMA_BIN` is a folder with llama-bench, llama.cpp
-read the same file, each in a process of its own per round, in an order that turns with the rounds.
+`shape_files.py` has the shapes. Headrace and, where `LLAMA_BIN` is a folder with llama-bench,
+llama.cpp read the same file, each in a process of its own per round, in an order that turns with
+the rounds. A shape that is a folder of safetensors, too, is read as such by Headrace, and by
+OpenVINO where `OPENVINO_ENV` is a virtual environment with openvino_genai and `OPTIMUM_ENV` one
+with `optimum-cli` (`--weight-format fp16`; its inference precision is what it chooses, bf16 where
+the processor has it). `--files` keeps what is written for a next run, and measurements of several
+runs with `--json` go to one document.
+
+A run beside which others had more than a twentieth of the processors' time is done again, up to
+four times; what it was at last is in the document (`others`).
 
 *Share*: bytes that a token has to read (of a mixture the experts that it chooses; of the table of
-tokens one row) times tokens a second, over what one read of the kept panels gave in the same
-process, which are what decoding reads: bandwidth depends on where the host put the pages.
+tokens one row; what states hold) times tokens a second, over what one read of the kept panels gave
+in the same process, which are what decoding reads: bandwidth depends on where the host put the
+pages. Panels that fit into the last level are read from there.
 """
 
 from __future__ import annotations
@@ -18,229 +24,210 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
-
 THREADS = 2
 PROMPT, OUTPUT = 512, 64
-VOCABULARY = 32_768
-Q4_K, BF16, F32 = (gguf.GGMLQuantizationType[name] for name in ("Q4_K", "BF16", "F32"))
+OTHERS = 0.05
+"""Share of the processors' time that others may have had for a run to count."""
+WORDS = 32_000
+"""Token ids below this are drawn: every shape has them."""
+Rates = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Shape:
-    architecture: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head: int
-    feed_forward: int
-    """Inner width of the feed-forward part; in a mixture that of one expert."""
-    matrices: gguf.GGMLQuantizationType
-    experts: int = 0
-    chosen: int = 0
-    head_norms: bool = False
-    biases: bool = False
-    untied: bool = True
+def rates_of(generate: Callable[[list[int], int], None]) -> Rates:
+    """Decoding is the time of one token less, so that neither prompt nor call counts."""
 
-    def tensors(self) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-        """(name, shape as numpy says it, is it a matrix?)"""
-        yield "token_embd.weight", (VOCABULARY, self.hidden), True
-        yield "output_norm.weight", (self.hidden,), False
-        if self.untied:
-            yield "output.weight", (VOCABULARY, self.hidden), True
-        wide, narrow = self.heads * self.head, self.kv_heads * self.head
-        inner = self.feed_forward
-        for layer in range(self.layers):
-            at = f"blk.{layer}."
-            for norm in ("attn_norm", "ffn_norm"):
-                yield f"{at}{norm}.weight", (self.hidden,), False
-            for part, rows in (("q", wide), ("k", narrow), ("v", narrow)):
-                yield f"{at}attn_{part}.weight", (rows, self.hidden), True
-                if self.biases:
-                    yield f"{at}attn_{part}.bias", (rows,), False
-                if self.head_norms and part != "v":
-                    yield f"{at}attn_{part}_norm.weight", (self.head,), False
-            yield f"{at}attn_output.weight", (self.hidden, wide), True
-            if self.experts:
-                yield f"{at}ffn_gate_inp.weight", (self.experts, self.hidden), False
-            stack = (self.experts,) if self.experts else ()
-            name = "_exps" if self.experts else ""
-            for part in ("gate", "up"):
-                yield f"{at}ffn_{part}{name}.weight", (*stack, inner, self.hidden), True
-            yield f"{at}ffn_down{name}.weight", (*stack, self.hidden, inner), True
+    def seconds(prompt: int, output: int) -> float:
+        ids = [random.randrange(WORDS) for _ in range(prompt)]
+        begin = time.perf_counter()
+        generate(ids, output)
+        return time.perf_counter() - begin
 
-    def bytes_of(self, shape: tuple[int, ...], matrix: bool) -> int:
-        block, size = gguf.GGML_QUANT_SIZES[self.matrices if matrix else F32]
-        return int(np.prod(shape)) // block * size
-
-    def token_bytes(self) -> int:
-        """Bytes that one token reads."""
-        total = 0
-        for name, shape, matrix in self.tensors():
-            size = self.bytes_of(shape, matrix)
-            if name.startswith("token_embd") and self.untied:
-                size //= VOCABULARY
-            total += size * self.chosen // self.experts if "_exps" in name else size
-        return total
+    seconds(16, 4)
+    decode = [OUTPUT / (seconds(16, 1 + OUTPUT) - seconds(16, 1)) for _ in range(2)]
+    prefill = [PROMPT / seconds(PROMPT, 1) for _ in range(2)]
+    return {"decode": statistics.median(decode), "prefill": statistics.median(prefill)}
 
 
-SHAPES = {
-    "qwen3-30b-a3b": Shape(
-        "qwen3moe", 4, 2048, 32, 4, 128, 768, Q4_K, experts=128, chosen=8, head_norms=True
-    ),
-    "qwen2.5-0.5b bf16": Shape("qwen2", 24, 896, 14, 2, 64, 4864, BF16, biases=True, untied=False),
-}
-
-
-def numbers(shape: tuple[int, ...], matrix: bool, kind: Shape, rng: np.random.Generator) -> Any:
-    """What a tensor holds: norms about one, matrices of about the same size in either format."""
-    if not matrix:
-        return rng.normal(1.0 if len(shape) == 1 else 0.0, 0.02, shape).astype(np.float32)
-    if kind.matrices is BF16:
-        values = rng.normal(0.0, 0.02, shape).astype(np.float32)
-        return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    block, size = gguf.GGML_QUANT_SIZES[Q4_K]
-    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
-    # Scale and minimum of 6 bits each, times these two: codes about zero, a fiftieth wide.
-    scales = np.array([1.4e-4, 1e-3], np.float16).view(np.uint8)
-    blocks[..., :4] = scales
-    return blocks.reshape(*shape[:-1], -1)
-
-
-def write(path: Path, kind: Shape) -> Path:
-    writer = gguf.GGUFWriter(path, kind.architecture)
-    writer.add_context_length(4096)
-    writer.add_embedding_length(kind.hidden)
-    writer.add_block_count(kind.layers)
-    writer.add_head_count(kind.heads)
-    writer.add_head_count_kv(kind.kv_heads)
-    writer.add_key_length(kind.head)
-    writer.add_value_length(kind.head)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(1e6)
-    writer.add_feed_forward_length(kind.feed_forward)
-    if kind.experts:
-        writer.add_expert_count(kind.experts)
-        writer.add_expert_used_count(kind.chosen)
-        writer.add_expert_feed_forward_length(kind.feed_forward)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    words = [f"t{at}" for at in range(VOCABULARY - 2)]
-    writer.add_token_list([*words, "t0t1", "<|endoftext|>"])
-    writer.add_token_merges(["t0 t1"])
-    writer.add_eos_token_id(VOCABULARY - 1)
-    rng = np.random.default_rng(0)
-    for name, shape, matrix in kind.tensors():
-        data = numbers(shape, matrix, kind, rng)
-        writer.add_tensor(name, data, raw_dtype=kind.matrices if matrix else F32)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def child(model: str, cache: str) -> dict[str, float]:
+def child_headrace(model: str, cache: str) -> Rates:
     """Headrace, in a process of its own."""
+    import numpy as np
+
     from headrace import LLM, SamplingParams
 
     options = {"max_context": 2048, "offline": True, "cache_dir": cache, "speculate": "off"}
     with LLM(model, threads=THREADS, **options) as llm:
 
-        def seconds(prompt: int, output: int) -> float:
-            ids = [random.randrange(VOCABULARY - 1) for _ in range(prompt)]
-            begin = time.perf_counter()
+        def generate(ids: list[int], output: int) -> None:
             params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
             (answer,) = llm.generate([ids], params)
             assert len(answer.outputs[0].token_ids) == output
-            return time.perf_counter() - begin
 
-        seconds(16, 4)
+        generate([1, 2, 3], 1)
         team = llm._engine.core.executor._worker._operators.providers["linear"].team  # type: ignore[attr-defined]
         (kept,) = Path(cache).rglob("*.panels")
         panels = np.memmap(kept, np.uint8, "r")
         bandwidth = [team.read_bandwidth(panels) for _ in range(3)]
-        decode = [OUTPUT / (seconds(16, 1 + OUTPUT) - seconds(16, 1)) for _ in range(3)]
+        rates = rates_of(generate)
         bandwidth += [team.read_bandwidth(panels) for _ in range(3)]
-        prefill = [PROMPT / seconds(PROMPT, 1) for _ in range(2)]
-    return {
-        "decode": statistics.median(decode),
-        "prefill": statistics.median(prefill),
-        "bandwidth": max(bandwidth),
-    }
+    return {**rates, "bandwidth": max(bandwidth)}
 
 
-def ours(model: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, "--child", str(model), str(model.parent / "cache")]
+def child_openvino(model: str, _: str) -> Rates:
+    """OpenVINO GenAI, in a process and an environment of its own."""
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    pipeline = openvino_genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=THREADS)
+
+    def generate(ids: list[int], output: int) -> None:
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = output, True, False
+        tensors = (np.array([ids], np.int64), np.ones((1, len(ids)), np.int64))
+        inputs = openvino_genai.TokenizedInputs(*map(openvino.Tensor, tensors))
+        assert len(pipeline.generate(inputs, config).tokens[0]) == output
+
+    return rates_of(generate)
+
+
+def spawn(python: str, child: str, model: Path, cache: Path) -> Rates:
+    command = [python, __file__, "--child", child, str(model), str(cache)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: Rates = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def llama(folder: Path, model: Path) -> dict[str, float]:
-    command = [str(folder / "llama-bench"), "-m", str(model), "-t", str(THREADS), "-r", "2"]
+def llama(folder: str, model: Path) -> Rates:
+    command = [f"{folder}/llama-bench", "-m", str(model), "-t", str(THREADS), "-r", "2"]
     command += ["-p", str(PROMPT), "-n", str(OUTPUT), "-o", "json"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    rows = json.loads(done.stdout)
     names = {True: "decode", False: "prefill"}
-    return {names[row["n_gen"] > 0]: row["avg_ts"] for row in rows}
+    return {names[row["n_gen"] > 0]: row["avg_ts"] for row in json.loads(done.stdout)}
+
+
+def busy() -> float:
+    """Seconds that all processors have worked since the machine's start; from Linux."""
+    first = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    user, nice, system, _, _, irq, softirq = map(int, first[:7])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def own() -> float:
+    return sum(os.times()[:4])
+
+
+def undisturbed(run: Callable[[], Rates]) -> Rates:
+    for attempt in range(4):
+        begin, all_before, own_before = time.perf_counter(), busy(), own()
+        rates = run()
+        spent = (time.perf_counter() - begin) * (os.cpu_count() or 1)
+        rates["others"] = (busy() - all_before - (own() - own_before)) / spent
+        if rates["others"] <= OTHERS:
+            break
+        print(f"attempt {attempt}: others had {rates['others']:.2f}", file=sys.stderr, flush=True)
+    return rates
+
+
+def contestants(name: str, place: Path) -> dict[str, Callable[[], Rates]]:
+    """Who reads this shape here, its files written under `place` where they are not there."""
+    from shape_files import SHAPES, write_folder, write_gguf
+
+    shape = SHAPES[name]
+    own = place / name.replace(" ", "-")
+    own.mkdir(parents=True, exist_ok=True)
+    file, folder, exported = own / "model.gguf", own / "folder", own / "openvino"
+    peers = {key: os.environ.get(key) for key in ("LLAMA_BIN", "OPENVINO_ENV", "OPTIMUM_ENV")}
+    if not file.exists():
+        write_gguf(file, shape)
+    model = file
+    runs: dict[str, Callable[[], Rates]] = {}
+    if shape.config:
+        if not folder.exists():
+            write_folder(folder, shape)
+        model = folder
+    runs["headrace"] = lambda: spawn(sys.executable, "headrace", model, own / "cache")
+    if binaries := peers["LLAMA_BIN"]:
+        runs["llama.cpp"] = lambda: llama(binaries, file)
+    if shape.config and (environment := peers["OPENVINO_ENV"]):
+        if not exported.exists():
+            command = [f"{peers['OPTIMUM_ENV']}/bin/optimum-cli", "export", "openvino"]
+            command += ["--model", str(folder), "--task", "text-generation-with-past"]
+            subprocess.run([*command, "--weight-format", "fp16", str(exported)], check=True)
+        python = f"{environment}/bin/python"
+        runs["openvino"] = lambda: spawn(python, "openvino", exported, own)
+    return runs
+
+
+def summary(token_bytes: int, rounds: list[dict[str, Rates]]) -> dict[str, Any]:
+    """Medians, and what the rounds say of each other."""
+    found: dict[str, Any] = {"token_bytes": token_bytes}
+    ours = [one["headrace"] for one in rounds]
+    shares = [token_bytes * one["decode"] / one["bandwidth"] for one in ours]
+    found["share"] = statistics.median(shares)
+    for what in ("decode", "prefill"):
+        found[what] = {who: statistics.median(o[who][what] for o in rounds) for who in rounds[0]}
+        for who in rounds[0]:
+            if who != "headrace":
+                ratios = [one["headrace"][what] / one[who][what] for one in rounds]
+                found[f"{what}_over_{who}"] = {
+                    "median": statistics.median(ratios),
+                    "least": min(ratios),
+                    "most": max(ratios),
+                }
+    return {**found, "rounds": rounds}
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.machine()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", metavar="NAME", help="all of shape_files.py")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--files", type=Path, help="where files are kept; else nowhere")
+    parser.add_argument("--json", type=Path, help="shapes measured here replace those it has")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(child(*arguments.child)))
+        who, model, cache = arguments.child
+        run = {"headrace": child_headrace, "openvino": child_openvino}[who]
+        print(json.dumps(run(model, cache)))
         return
-    folder = os.environ.get("LLAMA_BIN")
-    document: dict[str, Any] = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "shapes": {}}
-    for name in arguments.shapes:
-        kind = SHAPES[name]
-        with tempfile.TemporaryDirectory() as place:
-            model = write(Path(place) / "model.gguf", kind)
-            runs = [("headrace", lambda m=model: ours(m))]
-            if folder:
-                runs.append(("llama.cpp", lambda m=model: llama(Path(folder), m)))
-            rounds: list[dict[str, dict[str, float]]] = []
+    from shape_files import SHAPES
+
+    document: dict[str, Any] = {"shapes": {}}
+    if arguments.json and arguments.json.exists():
+        document = json.loads(arguments.json.read_text())
+    document |= {"at": datetime.now(UTC).isoformat(timespec="seconds"), "processor": processor()}
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in arguments.shapes or SHAPES:
+            runs = contestants(name, arguments.files or Path(temporary))
+            rounds: list[dict[str, Rates]] = []
             for turn in range(arguments.rounds):
-                order = runs if turn % 2 == 0 else runs[::-1]
-                rounds.append({who: run() for who, run in order})
+                order = list(runs) if turn % 2 == 0 else list(runs)[::-1]
+                rounds.append({who: undisturbed(runs[who]) for who in order})
                 print(name, turn, json.dumps(rounds[-1]), file=sys.stderr, flush=True)
-        found: dict[str, Any] = {"token_bytes": kind.token_bytes(), "rounds": rounds}
-        found["share"] = statistics.median(
-            kind.token_bytes() * one["headrace"]["decode"] / one["headrace"]["bandwidth"]
-            for one in rounds
-        )
-        for what in ("decode", "prefill"):
-            found[what] = {
-                who: statistics.median(one[who][what] for one in rounds) for who, _ in runs
-            }
-            if folder:
-                found[f"{what}_ratio"] = statistics.median(
-                    one["headrace"][what] / one["llama.cpp"][what] for one in rounds
-                )
-        document["shapes"][name] = found
-        print(name, json.dumps({key: value for key, value in found.items() if key != "rounds"}))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+            found = summary(SHAPES[name].token_bytes(), rounds)
+            document["shapes"][name] = found
+            print(name, json.dumps({key: found[key] for key in found if key != "rounds"}))
+            if arguments.json:
+                arguments.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from headrace.cli.profile import command
 from headrace.kernels.cpu.library import LibraryAbsent, load
 from headrace.roofline import machine
 from headrace.roofline.hardware import DEVICES
-from tiny import talker
+from tiny import families, talker
 from tiny.kept import Kept
 
 
@@ -47,6 +47,36 @@ def test_the_command_times_each_operator(
     assert total == pytest.approx(found["check"]["operators_seconds"])
     assert "the operators' sum is" in done.output
     assert "<svg" in (tmp_path / "p.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("family", "states"),
+    [
+        ("lfm2", {"short_conv"}),
+        ("qwen3_5", {"short_conv", "delta_rule"}),
+        ("granitemoehybrid", {"short_conv", "ssm"}),
+    ],
+)
+def test_records_of_states_have_names_that_were_predicted(
+    family: str, states: set[str], kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        load()
+    except LibraryAbsent as why:
+        pytest.skip(str(why))
+    monkeypatch.chdir(tmp_path)
+    known = replace(DEVICES["L4"], kind="cpu")
+    monkeypatch.setattr("headrace.cli.profile.this_hardware", lambda _device: known)
+    model = kept(families.make, family)
+    told = [str(model), "--requests", "2", "--input", "9", "--output", "3", "--kernels", "cpu"]
+    done = CliRunner().invoke(command, [*told, "--json", "p.json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "p.json").read_text())
+    for one in found["operators"]:
+        if one["operator"] in states:
+            assert one["calls"], f"{one['operator']} was predicted and did not run"
+            assert one["predicted_seconds"] > 0
+    assert states <= {one["operator"] for one in found["operators"]}
 
 
 def test_a_sum_that_does_not_hold_is_said() -> None:

@@ -13,6 +13,7 @@ from ..timing import Timed
 from . import records as kinds
 from .library import Team
 from .records import HrGateUp, HrHead, HrLinear, HrPart, HrRecord, HrStep
+from .state_records import HrRecurrence
 
 NAMES = {
     kinds.EMBED: "embed",
@@ -43,6 +44,11 @@ NAMES = {
     kinds.PICK: "sample",
     kinds.SAMPLE: "sample",
     kinds.DRAW: "sample",
+    kinds.CONV: "short_conv",
+    kinds.MULTIPLY: "multiply",
+    kinds.EXCHANGE: "exchange",
+    kinds.AGREE: "head",
+    kinds.LOWER: "head",
 }
 
 
@@ -56,13 +62,19 @@ def timed() -> Iterator[list[Timed]]:
         decodes = bool(header.n == header.b)
         times = (ctypes.c_double * count).from_address(seconds)
         for record, spent in zip((HrRecord * count).from_address(records), times, strict=True):
-            found.append(Timed(NAMES[record.code], _shape(record), decodes, spent))
+            found.append(Timed(_name(record), _shape(record), decodes, spent))
 
     before, Team.watch = Team.watch, note
     try:
         yield found
     finally:
         Team.watch = before
+
+
+def _name(record: HrRecord) -> str:
+    if record.code == kinds.RECURRENCE:
+        return "delta_rule" if HrRecurrence.from_address(record.op).b else "ssm"
+    return NAMES[record.code]
 
 
 def _shape(record: HrRecord) -> tuple[int, int] | None:
