@@ -44,7 +44,7 @@ LINES = {
     "dist": 576,
     "engine": 9_293,
     "factory": 6_688,
-    "kernels": 16_319,
+    "kernels": 16_331,
     "kv": 1_703,
     "layers": 416,
     "loader": 5_087,
@@ -52,7 +52,7 @@ LINES = {
     "models": 527,
     "obs": 1_767,
     "quant": 1_014,
-    "roofline": 4_857,
+    "roofline": 4_856,
     "route": 1_062,
     "sched": 1_578,
     "server": 16_198,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 107_062
+TOTAL = 107_074
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
