@@ -146,7 +146,7 @@ def undisturbed(run: Callable[[], Rates]) -> Rates:
 
 
 def contestants(name: str, place: Path) -> dict[str, Callable[[], Rates]]:
-    """A run for each engine that reads this shape here; files are written under `place` if absent."""
+    """A run for each engine that is here; files are written under `place` where they lack."""
     from shape_files import SHAPES, write_folder, write_gguf
 
     shape = SHAPES[name]
@@ -228,11 +228,11 @@ def main() -> None:
                 order = list(runs) if turn % 2 == 0 else list(runs)[::-1]
                 rounds.append({who: undisturbed(runs[who]) for who in order})
                 print(name, turn, json.dumps(rounds[-1]), file=sys.stderr, flush=True)
-            found = summary(SHAPES[name].token_bytes(), rounds)
-            document["shapes"][name] = found
+                document["shapes"][name] = summary(SHAPES[name].token_bytes(), rounds)
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+            found = document["shapes"][name]
             print(name, json.dumps({key: found[key] for key in found if key != "rounds"}))
-            if arguments.json:
-                arguments.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
