@@ -7,8 +7,8 @@ llama.cpp read the same file, each in a process of its own per round, in an orde
 the rounds. A shape that is a folder of safetensors, too, is read as such by Headrace, and by
 OpenVINO where `OPENVINO_ENV` is a virtual environment with openvino_genai and `OPTIMUM_ENV` one
 with `optimum-cli` (`--weight-format fp16`; its inference precision is what it chooses, bf16 where
-the processor has it). `--files` keeps what is written for a next run, and measurements of several
-runs with `--json` go to one document.
+the processor has it). `--files` keeps what is written for a next run, and the rounds of several
+runs with `--json` go to one document, as each is done.
 
 A run beside which others had more than a twentieth of the processors' time is done again, up to
 four times; what it was at last is in the document (`others`).
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", metavar="NAME", help="all of shape_files.py")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--files", type=Path, help="where files are kept; else nowhere")
-    parser.add_argument("--json", type=Path, help="shapes measured here replace those it has")
+    parser.add_argument("--json", type=Path, help="rounds are added to those that it has")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -220,19 +220,21 @@ def main() -> None:
     if arguments.json and arguments.json.exists():
         document = json.loads(arguments.json.read_text())
     document |= {"at": datetime.now(UTC).isoformat(timespec="seconds"), "processor": processor()}
+    names = arguments.shapes or list(SHAPES)
     with tempfile.TemporaryDirectory() as temporary:
-        for name in arguments.shapes or SHAPES:
-            runs = contestants(name, arguments.files or Path(temporary))
-            rounds: list[dict[str, Rates]] = []
-            for turn in range(arguments.rounds):
-                order = list(runs) if turn % 2 == 0 else list(runs)[::-1]
-                rounds.append({who: undisturbed(runs[who]) for who in order})
+        runs = {name: contestants(name, arguments.files or Path(temporary)) for name in names}
+        for turn in range(arguments.rounds):
+            for name in names:
+                known = document["shapes"].get(name, {"rounds": []})["rounds"]
+                order = list(runs[name]) if len(known) % 2 == 0 else list(runs[name])[::-1]
+                rounds = [*known, {who: undisturbed(runs[name][who]) for who in order}]
                 print(name, turn, json.dumps(rounds[-1]), file=sys.stderr, flush=True)
                 document["shapes"][name] = summary(SHAPES[name].token_bytes(), rounds)
                 if arguments.json:
                     arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-            found = document["shapes"][name]
-            print(name, json.dumps({key: found[key] for key in found if key != "rounds"}))
+    for name in names:
+        found = document["shapes"][name]
+        print(name, json.dumps({key: found[key] for key in found if key != "rounds"}))
 
 
 if __name__ == "__main__":
