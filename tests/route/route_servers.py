@@ -62,6 +62,7 @@ class Mock:
             await self._say(send, self.status, b"{}")
             return
         if scope["path"] == PATH_TOLD:
+            self.headers.append(dict(scope["headers"]))
             await self._tell(send)
             return
         body = b""

@@ -14,10 +14,13 @@ import httpx
 import pytest
 from route_servers import Mock, gateway, mocks, on_the_loop_of_servers
 
+from headrace.base.errors import OptionError
 from headrace.base.text_prefixes import text_prefixes
+from headrace.cli.route import key_of
 from headrace.engine.routing import ROUTERS, Place, PrefixAffinity, Prompted
 from headrace.route import holdings
 from headrace.route.gateway import Gateway
+from headrace.route.replica import replicas_of
 from tiny import talker
 from tiny.kept import Kept
 
@@ -189,6 +192,32 @@ async def test_two_gateways_before_200_servers_choose_alike() -> None:
                 task.cancel()
             await asyncio.gather(*storm, return_exceptions=True)
             await until(lambda: not any(r.outstanding for g in (one, two) for r in g._replicas))
+
+
+@on_the_loop_of_servers
+async def test_an_operators_key_is_shown_where_there_is_one() -> None:
+    server = Mock(holds=[7])
+    async with mocks(server) as urls:
+        for key in ("", "k1"):
+            (replica,) = replicas_of(urls)
+            listening = asyncio.ensure_future(holdings.follow(replica, PrefixAffinity(), key))
+            await until(lambda replica=replica: replica.tells)  # type: ignore[misc]
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            assert not replica.tells
+    shown = [one.get(b"authorization") for one in server.headers]
+    assert shown == [None, b"Bearer k1"]
+
+
+@pytest.mark.parametrize("content", [b"", b"two keys", b"\xff", None], ids=repr)
+def test_a_file_without_a_key_is_refused(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(OptionError, match="key_file"):
+        key_of(file)
+    file.write_text("k1\n")
+    assert key_of(file) == "k1"
 
 
 class Recorded(PrefixAffinity):

@@ -48,14 +48,14 @@ def command(
             migrate=migrate,
             max_body=max_body,
             drain_seconds=drain_seconds,
-            key=_key(key_file),
+            key=key_of(key_file),
             announce=announce,
         )
     )
 
 
-def _key(file: Path | None) -> str:
-    """Raises `OptionError`."""
+def key_of(file: Path | None) -> str:
+    """The key that a file holds; raises `OptionError`."""
     if file is None:
         return ""
     try:
