@@ -249,11 +249,18 @@ MODEL_STEPS = (
 )
 
 
+EXACT = ("qwen3-next",)
+"""Models that are checked in fp32: with these weights states forget within a token and heads are
+normed that are nearly nought, so that the reference itself is 30 % off in bf16."""
+
+
 def family(name: str) -> Check:
     """Steps of one model after another, against the reference in fp32 with the same numbers."""
 
     def check(device: str, dtype: torch.dtype) -> float:
         arch, found = models()[name], []
+        if name in EXACT:
+            dtype = torch.float32
         for each, kind in (
             (TritonOperators(dtype), dtype),
             (ReferenceOperators(torch.float32), torch.float32),
@@ -269,7 +276,7 @@ def family(name: str) -> Check:
                 logits.append(model.forward(each, batch, cache)[1].float())
             found.append(torch.cat(logits))
         norm = (found[0] - found[-1]).norm() / found[-1].norm()
-        return float(norm) / 0.06
+        return float(norm) / (0.005 if name in EXACT else 0.06)
 
     return check
 

@@ -84,7 +84,7 @@ def _gated_kernel(
     tl.store(place, values.to(out.dtype.element_ty), mask=columns < width)
 
 
-@triton.jit(do_not_specialize=["x_stride", "gate_stride"])
+@triton.jit
 def _multiply_kernel(
     x,
     gate,

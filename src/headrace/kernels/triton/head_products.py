@@ -54,7 +54,7 @@ def _tile(
     return total
 
 
-@triton.jit(do_not_specialize=["count", "q_stride", "latent_stride", "rotary_stride"])
+@triton.jit(do_not_specialize=["count"])
 def _absorb_kernel(
     q,
     latent,

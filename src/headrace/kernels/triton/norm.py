@@ -16,7 +16,7 @@ from .quantise import CODES, store_groups, store_row
 from .support import INTERPRETED
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit
 def _norm_kernel(
     x,
     residual,

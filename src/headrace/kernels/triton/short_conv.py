@@ -73,7 +73,7 @@ def _keep(
         tl.store(home + columns, found, mask=mask)
 
 
-@triton.jit(do_not_specialize=["entries", "x_stride", "table_stride"])
+@triton.jit(do_not_specialize=["entries", "table_stride"])
 def _conv_kernel(
     x,
     taps,
@@ -141,7 +141,7 @@ def _conv_kernel(
         )
 
 
-@triton.jit(do_not_specialize=["x_stride", "table_stride"])
+@triton.jit(do_not_specialize=["table_stride"])
 def _keep_kernel(
     x,
     ring,

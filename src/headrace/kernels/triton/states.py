@@ -107,7 +107,7 @@ def _advance(state, k, v, decay, step, DELTA: tl.constexpr):
     return state + k[:, None] * v[None, :]
 
 
-@triton.jit(do_not_specialize=["mixed_stride", "gates_stride", "steps_stride", "table_stride"])
+@triton.jit(do_not_specialize=["table_stride"])
 def _walk_kernel(
     mixed,
     gates,
@@ -237,7 +237,7 @@ def _walk_kernel(
         q, k, v, decay, step, given = next_q, next_k, next_v, next_decay, next_step, next_given
 
 
-@triton.jit(do_not_specialize=["mixed_stride", "gates_stride", "steps_stride", "table_stride"])
+@triton.jit(do_not_specialize=["table_stride"])
 def _tail_kernel(
     mixed,
     gates,
@@ -306,7 +306,7 @@ def _tail_kernel(
         tl.store(into + KEYS + VALUES + 1, step)
 
 
-@triton.jit(do_not_specialize=["z_stride"])
+@triton.jit
 def _finish_kernel(
     x,
     z,
