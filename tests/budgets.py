@@ -56,13 +56,13 @@ LINES = {
     "route": 1_062,
     "sched": 1_578,
     "server": 16_198,
-    "speech": 3_791,
+    "speech": 4_169,
     "speculate": 702,
     "text": 6_206,
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 107_074
+TOTAL = 107_452
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

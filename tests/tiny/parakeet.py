@@ -57,9 +57,14 @@ def make(kind: str, folder: Path, **changes: Any) -> Any:
                 value.uniform_(0.5, 2)
     made.generation_config.decoder_start_token_id = BLANK
     made.save_pretrained(folder)
+    write_tokenizer(folder)
+    return made
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Words of a letter and a number, every third of which begins with a space."""
     pieces = {f"{'▁' * (i % 3 == 0)}{chr(97 + i % 26)}{i}": i for i in range(VOCAB)}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(pieces, unk_token="a0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    return made

@@ -10,7 +10,7 @@ from ..loader.catalog import CATALOG
 from ..loader.jsonfile import read_json
 
 DEFAULT_MODEL = "whisper-base"
-KINDS = ("whisper", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt")
+KINDS = ("whisper", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt", "moonshine")
 """`model_type` of folders in Hugging Face's layout."""
 
 

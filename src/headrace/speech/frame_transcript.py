@@ -1,4 +1,5 @@
-"""A sound to segments by a model that says at which frame it heard each token: Parakeet.
+"""A sound to segments by a model that hears a stretch for itself: Parakeet, which says at which
+frame it heard each token, and Moonshine, which does not.
 
 Stretches with speech are heard for themselves, side by side where they are many: nothing is heard
 that was said before. Words have the times of their tokens; a segment ends behind a sentence, or
@@ -18,6 +19,7 @@ from ..base.errors import InvalidRequest
 from .conductor import Conductor, Share
 from .decoding import DecodingOptions, Encode
 from .features import RATE, WINDOW
+from .moonshine import MoonshineNetwork
 from .parakeet import ParakeetNetwork
 from .transcript import (
     INAUDIBLE,
@@ -42,10 +44,10 @@ _ENDS = (".", "?", "!", "。", "？", "！")
 class FrameTranscriber(Transcriber):
     """Walks over the windows of sounds, for one network that hears by frames."""
 
-    network: ParakeetNetwork  # type: ignore[assignment]
+    network: ParakeetNetwork | MoonshineNetwork  # type: ignore[assignment]
     at_once = True
 
-    def __init__(self, network: ParakeetNetwork) -> None:
+    def __init__(self, network: ParakeetNetwork | MoonshineNetwork) -> None:
         self.network = network
         self.conductor = Conductor(network)
 
@@ -70,6 +72,10 @@ class FrameTranscriber(Transcriber):
             raise InvalidRequest("this model does not translate", param="model")
         if options.prompt.strip():
             raise InvalidRequest("this model takes no prompt", param="prompt")
+        if words and not self.network.files.frame:
+            raise InvalidRequest(
+                "this model knows no times of words", param="timestamp_granularities"
+            )
         transcript = Transcript(options.language or "", len(samples) / RATE)
         if pauses is None and len(samples) <= WINDOW:
             spans = [(0, len(samples))]
@@ -117,6 +123,13 @@ class FrameTranscriber(Transcriber):
         files = self.network.files
         said: list[Emission] = found.spoken
         frame = files.frame
+        if not frame:
+            tokens = [one.token for one in said]
+            shares = [one.log_share for one in said]
+            text = files.tokenizer.decode(tokens).strip()
+            mean = float(np.mean(shares)) if shares else 0.0
+            whole = Segment(begin, end, " " + text, tokens, shares, log_share=mean)
+            return [whole] if text else []
         runs: list[list[Emission]] = []
         pieces = files.bytes_of([one.token for one in said])
         for one, piece in zip(said, pieces, strict=True):

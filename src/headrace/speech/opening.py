@@ -13,9 +13,11 @@ from .files import open_whisper
 from .finding import DEFAULT_MODEL as DEFAULT_MODEL
 from .finding import KINDS, find
 from .frame_transcript import FrameTranscriber
+from .moonshine import MoonshineNetwork
+from .moonshine_files import MoonshineFiles, open_moonshine
 from .network import Network, Precision
 from .parakeet import ParakeetNetwork
-from .parakeet_files import open_parakeet
+from .parakeet_files import ParakeetFiles, open_parakeet
 from .transcript import Transcriber
 
 KvKind = Literal["float32", "bfloat16", "int8"]
@@ -31,18 +33,22 @@ def open_transcriber(
     progress: Progress | None = None,
 ) -> Transcriber:
     """`name`: a catalog name, or a folder of Whisper in CTranslate2's or Hugging Face's layout, or
-    of Parakeet in the latter.
+    of Parakeet or Moonshine in the latter.
 
     `kv`: type of K and V of Whisper's cross attention, by default as `Network` has it.
     Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
     """
     folder = find(name, cache_dir=cache_dir, progress=progress)
     kind = read_json(folder / "config.json").get("model_type")
-    other = open_parakeet(folder) if kind in KINDS[1:] else None
+    other: ParakeetFiles | MoonshineFiles | None = None
+    if kind in KINDS[1:]:
+        other = open_moonshine(folder) if kind == "moonshine" else open_parakeet(folder)
     try:
         team = Team(threads)
     except LibraryAbsent as absent:
         raise UnsupportedModel(f"speech runs on the CPU kernels alone: {absent}") from absent
-    if other is not None:
+    if isinstance(other, ParakeetFiles):
         return FrameTranscriber(ParakeetNetwork(other, team, precision))
+    if other is not None:
+        return FrameTranscriber(MoonshineNetwork(other, team, precision))
     return Transcriber(Network(open_whisper(folder), team, precision, kv))

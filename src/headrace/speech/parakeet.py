@@ -17,7 +17,7 @@ from ..kernels.cpu.panels import Packer
 from .features import filters
 from .network import Precision
 from .parakeet_files import ParakeetFiles
-from .product import Product
+from .product import Product, layer_norm, silu, softmax
 from .transducers import Emission, Predictor, ctc, transduce
 
 Floats = npt.NDArray[np.float32]
@@ -52,17 +52,7 @@ class _LayerNorm:
         self._shift = files.tensor(f"{name}.bias", files.width)
 
     def __call__(self, x: Floats) -> Floats:
-        y: Floats = x - x.mean(axis=1, keepdims=True)
-        y *= 1 / np.sqrt((y * y).mean(axis=1, keepdims=True) + np.float32(_EPS))
-        y *= self._gain
-        y += self._shift
-        return y
-
-
-def _silu(x: Floats) -> Floats:
-    y: Floats = np.exp(-x)
-    y += 1
-    return np.divide(x, y, out=y)
+        return layer_norm(x, self._gain, self._shift)
 
 
 class _Conformer:
@@ -113,7 +103,7 @@ class _Conformer:
 
     def _feed(self, which: int, x: Floats) -> Floats:
         up, down = self._feeds[which]
-        return down(_silu(up(x)))
+        return down(silu(up(x)))
 
     def _convolution(self, x: Floats) -> Floats:
         both, width = self._doubled(x), x.shape[1]
@@ -123,7 +113,7 @@ class _Conformer:
         total: Floats = np.broadcast_to(self._bias, x.shape).copy()
         for i, tap in enumerate(self._taps):
             total += padded[i : i + len(x)] * tap
-        return self._last(_silu(total))
+        return self._last(silu(total))
 
     def _attention(self, x: Floats, places: Floats) -> Floats:
         """Each frame sees all, by what they hold and by how far apart they are (Dai et al. 2019,
@@ -135,18 +125,15 @@ class _Conformer:
         out = np.empty_like(x)
         for head in range(heads):
             part = slice(head * size, (head + 1) * size)
-            near = (q[:, part] + self._place[part]) @ r[:, part].T
+            near = np.asarray((q[:, part] + self._place[part]) @ r[:, part].T, np.float32)
             # Row i begins at the place that is i frames behind it.
             apart = np.lib.stride_tricks.as_strided(
                 near[:, n - 1 :], (n, n), (near.strides[0] - near.strides[1], near.strides[1])
             )
-            scores = (q[:, part] + self._content[part]) @ k[:, part].T
+            scores = np.asarray((q[:, part] + self._content[part]) @ k[:, part].T, np.float32)
             scores += apart
             scores *= scale
-            scores -= scores.max(axis=1, keepdims=True)
-            np.exp(scores, out=scores)
-            scores /= scores.sum(axis=1, keepdims=True)
-            out[:, part] = scores @ v[:, part]
+            out[:, part] = softmax(scores) @ v[:, part]
         return self._o(out)
 
 

@@ -19,10 +19,10 @@ from ..base.errors import ModelFileError, UnsupportedModel
 from ..loader.jsonfile import read_json
 from ..loader.safetensors_file import StoredTensor, read_header
 from .files import open_tokenizer
-from .finding import KINDS
 from .stored import stored
 
 Floats = npt.NDArray[np.float32]
+_KINDS = "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"
 _SOUND = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 512, "win_length": 400}
 _NUMBERS = {
     "hidden_size": 4_096,
@@ -101,8 +101,8 @@ def open_parakeet(folder: Path) -> ParakeetFiles:
     """Read what a folder says of itself. Raises `ModelFileError`, `UnsupportedModel`."""
     config = read_json(folder / "config.json")
     kind = config.get("model_type")
-    if kind not in KINDS[1:]:
-        raise UnsupportedModel(f"config.json: model_type must be one of {', '.join(KINDS[1:])}")
+    if kind not in _KINDS:
+        raise UnsupportedModel(f"config.json: model_type must be one of {', '.join(_KINDS)}")
     encoder = config.get("encoder_config")
     if not isinstance(encoder, dict):
         raise ModelFileError("config.json: encoder_config must be an object")

@@ -34,9 +34,11 @@ class Product:
         step: int = 0,
         *,
         coded: bool = False,
+        activation: str | None = None,
     ) -> None:
         """`step`: numbers from the begin of a row to that of the next; 0: rows do not overlap.
         `coded`: weights and rows become codes of eight bits, where the width is a multiple of 32.
+        `activation`: one of the library's, of the results.
         """
         self._team, (self.out, self._width) = team, weight.shape
         self._step = step or self._width
@@ -51,7 +53,7 @@ class Product:
         self._room = QuantisedRows(MAX_ROWS, self._width) if coded else None
         codes = NOT_QUANTISED if self._room is None else self._room.struct
         self._linear: Any = emit.linear(
-            codes, None if coded else x, self._packed, self._bias, y, ROWS_N
+            codes, None if coded else x, self._packed, self._bias, y, ROWS_N, activation=activation
         )[1]
         emitted = [(LINEAR, self._linear)]
         self._quantise: Any = None
@@ -75,3 +77,28 @@ class Product:
             self._linear.keep[0].y = address(y) + 4 * first * self.out
             self._team.run(self._records, self._count, HrStep(n=min(MAX_ROWS, count - first)))
         return y
+
+
+def layer_norm(x: Floats, gain: Floats, shift: Floats | None = None) -> Floats:
+    """Each row with mean 0 and deviation 1, times `gain`, plus `shift`."""
+    y: Floats = x - x.mean(axis=1, keepdims=True)
+    y *= 1 / np.sqrt((y * y).mean(axis=1, keepdims=True) + np.float32(1e-5))
+    y *= gain
+    if shift is not None:
+        y += shift
+    return y
+
+
+def silu(x: Floats) -> Floats:
+    """x times its sigmoid."""
+    y: Floats = np.exp(-x)
+    y += 1
+    return np.divide(x, y, out=y)
+
+
+def softmax(scores: Floats) -> Floats:
+    """In place, row by row."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
