@@ -195,10 +195,12 @@ def summary(token_bytes: int, rounds: list[dict[str, Rates]]) -> dict[str, Any]:
 
 
 def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.machine()
+    """Name, family and model, of which a virtual machine's name says little."""
+    pairs = (line.split(":") for line in Path("/proc/cpuinfo").read_text().splitlines() if line)
+    found = {pair[0].strip(): pair[1].strip() for pair in pairs}
+    if "model" not in found:
+        return platform.machine()
+    return f"{found['model name']}, family {found['cpu family']}, model {found['model']}"
 
 
 def main() -> None:
