@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.base.arch import Caps, Rope, Uneven
+from headrace.base.arch import Caps, Chunks, Rope, Uneven
 from headrace.base.arch_families import FAMILIES
 from headrace.base.arch_reader import NEUTRAL, from_hf
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
@@ -83,7 +83,7 @@ SAME: dict[str, tuple[str, ...]] = {
     "n_shared_experts": ("nemotron_h",),
     "use_bias": ("starcoder2",),
     "use_parallel_block": ("cohere2",),
-    "use_qk_norm": ("minimax_m2",),
+    "use_qk_norm": ("minimax_m2", "llama4_text"),
     "use_routing_bias": ("minimax_m2",),
     "scoring_func": ("minimax_m2", *_V3),
     "num_nextn_predict_layers": ("glm4_moe", "deepseek_v2", *_V3, "nemotron_h"),
@@ -91,6 +91,7 @@ SAME: dict[str, tuple[str, ...]] = {
     "n_group": ("deepseek_v2", "nemotron_h"),
     "topk_group": ("deepseek_v2", "nemotron_h"),
     "swiglu_limit": ("gpt_oss",),
+    "attn_temperature_tuning": ("llama4_text",),
     "enable_moe_block": ("gemma4_text",),
     "use_double_wide_mlp": ("gemma4_text",),
     "global_head_dim": ("gemma4_text",),
@@ -131,7 +132,7 @@ def test_every_key_of_others_is_flipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", sorted(set(FAMILIES) - {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe"})
+    "kind", sorted(set(FAMILIES) - {"gemma3", "gemma4", "llama4", "qwen3_5", "qwen3_5_moe"})
 )
 def test_a_key_of_another_family_is_refused_or_heard(kind: str) -> None:
     config = small(kind)
@@ -248,6 +249,73 @@ def test_what_is_particular_to_a_published_model() -> None:
     minimax = read["minimax-m2.5"]
     assert minimax.moe is not None
     assert (minimax.moe.scores, minimax.moe.bias, minimax.rope.share) == ("sigmoid", True, 0.5)
+
+
+SCOUT: dict[str, Any] = {
+    "model_type": "llama4_text",
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "max_position_embeddings": 10485760,
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 16.0,
+        "high_freq_factor": 1.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "use_qk_norm": True,
+    "vocab_size": 202048,
+}
+
+
+def test_llama_4_as_it_is_published() -> None:
+    scout = from_hf(SCOUT)
+    assert scout.windows == (8192, 8192, 8192, None) * 12
+    assert scout.nope == (False, False, False, True) * 12
+    assert scout.chunks == Chunks(normed=True, growth=0.1, every=8192)
+    assert scout.moe is not None
+    assert (scout.moe.inside, scout.moe.shared_intermediate, scout.moe.dense_at) == (True, 8192, ())
+    assert sum(map(math.prod, describe(scout).tensors().values())) == pytest.approx(
+        107.8e9, rel=1e-3
+    )
+    maverick = {**SCOUT, "num_local_experts": 128, "interleave_moe_layer_step": 2}
+    found = from_hf({"model_type": "llama4", "text_config": {**maverick, "use_qk_norm": False}})
+    assert found.moe is not None
+    assert found.moe.dense_at == tuple(range(0, 48, 2))
+    assert found.chunks == Chunks(normed=False, growth=0.1)
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"no_rope_layers": [2] * 48}, "no_rope_layers"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 48}, "layer_types"),
+        ({"moe_layers": "all"}, "moe_layers"),
+        ({"attention_chunk_size": 0}, "attention_chunk_size"),
+        ({"floor_scale": 0}, "floor_scale"),
+        ({"num_experts_per_tok": 17}, "num_experts_per_tok"),
+        ({"attention_bias": True}, "attention_bias"),
+    ],
+)
+def test_a_llama_4_that_is_not_run_is_named(values: dict[str, Any], key: str) -> None:
+    with pytest.raises((UnsupportedModel, ModelFileError)) as caught:
+        from_hf({**SCOUT, **values})
+    assert caught.value.param == key
 
 
 def test_only_full_layers_of_olmo3_are_stretched() -> None:

@@ -51,6 +51,7 @@ MIXTURES = (
     "gpt_oss",
     "granitemoe",
     "gemma4-mixture",
+    "llama4",
     "olmoe",
     "deepseek_v2",
     "deepseek_v3",

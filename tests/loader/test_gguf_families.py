@@ -99,6 +99,13 @@ UNEVEN = {
     "num_kv_shared_layers": 2,
     "use_double_wide_mlp": True,
 }
+INSIDE = {
+    "num_hidden_layers": 4,
+    "num_local_experts": 4,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "interleave_moe_layer_step": 2,
+}
 BESIDE = {
     "hidden_size_per_layer_input": 0,
     "num_kv_shared_layers": 0,
@@ -129,6 +136,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", "lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 32}),
     "gemma2": ("Gemma2", "gemma2", {**FOUR, "query_pre_attn_scalar": 16}),
     "gemma4": ("Gemma4Text", "gemma4", UNEVEN),
+    "llama4": ("Llama4Text", "llama4", INSIDE),
     "gemma4 mixture": ("Gemma4Text", "gemma4", {**UNEVEN, **BESIDE}),
     "cohere2": ("Cohere2", "cohere2", FOUR),
     "exaone4": ("Exaone4", "exaone4", FOUR),

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from headrace.base.absorb import absorbed
-from headrace.base.arch import Encoder, Mla, ModelArch, Moe, Recurrence, Rope, Uneven
+from headrace.base.arch import Chunks, Encoder, Mla, ModelArch, Moe, Recurrence, Rope, Uneven
 from headrace.base.demand import Hidden, demand, head
 from headrace.base.errors import UnsupportedModel
-from headrace.base.graph import AttentionSpec
+from headrace.base.graph import AttentionSpec, ExpertsSpec
 from headrace.base.groups import layer_groups
 from headrace.models.registry import FAMILIES, describe
 
@@ -43,6 +43,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"mla": Mla(16, None, 4, 4, 8), "moe": replace(MOE, shared_intermediate=24)},
     "deepseek_v3": {"mla": Mla(16, 12, 4, 4, 8), "moe": replace(MOE, dense_layers=1)},
     "gemma3": {"windows": (8, 8, None), "local_rope": Rope(1e3), "tied_embedding": True},
+    "llama4": {
+        "windows": (8, None, 8),
+        "nope": (False, True, False),
+        "chunks": Chunks(normed=True, growth=0.1, every=4),
+        "moe": replace(MOE, scores="sigmoid", inside=True, shared_intermediate=16, dense_at=(1,)),
+    },
     "gemma4": {
         "windows": (8, None, None),
         "local_rope": Rope(1e3),
@@ -120,6 +126,19 @@ def test_latents_are_absorbed_and_keep_their_weights(family: str) -> None:
         demand(found, hidden, logits=hidden != "none").verify()
     # What is no latent's is the same object.
     assert absorbed(describe(ARCH)) is describe(ARCH)
+
+
+def test_layers_of_llama4_have_chunks_or_no_positions() -> None:
+    graph = describe(arch_of("llama4"))
+    found = [
+        (spec.chunked, spec.behind, spec.growth, spec.rope is None)
+        for spec in graph.attentions()
+        if isinstance(spec, AttentionSpec)
+    ]
+    chunk = (True, True, None, False)
+    assert found == [chunk, (False, False, (0.1, 4), True), chunk]
+    inside = [node.spec.inside for node in graph.nodes if isinstance(node.spec, ExpertsSpec)]
+    assert inside == [True, True]
 
 
 def test_layers_of_gemma4_differ() -> None:

@@ -127,6 +127,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "llama4": (
+        "Llama4Text",
+        {
+            **_COMMON,
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 1, 0, 1],
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 128,
+            "intermediate_size": 64,
+            "num_local_experts": 8,
+            "attention_chunk_size": 48,
+            "floor_scale": 20,
+            "attn_scale": 0.5,
+        },
+    ),
     "gemma4": ("Gemma4Text", _GEMMA4),
     "gemma4-mixture": (
         "Gemma4Text",

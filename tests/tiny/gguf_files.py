@@ -79,6 +79,11 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
     found["attention.key_length"] = found["attention.value_length"] = head
     if arch == "gemma4":
         found |= gemma4_sizes(config)
+    if arch == "llama4":
+        found["expert_feed_forward_length"] = config.intermediate_size
+        found["feed_forward_length"] = config.intermediate_size_mlp
+        found["interleave_moe_layer_step"] = config.interleave_moe_layer_step
+        found["rope.dimension_count"] = head
     if arch == "granitehybrid":
         heads, kinds = config.num_key_value_heads, config.layer_types
         found["attention.head_count_kv"] = [0 if k in MAMBA else heads for k in kinds]
@@ -200,6 +205,14 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
         if plus and name.endswith("norm.weight") and ".linear_attn." not in name:
             data = data + np.float32(1)
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        if arch == "llama4" and ".experts." in name:
+            at, outputs = f"blk.{name.split('.')[2]}", data.swapaxes(1, 2)
+            if name.endswith("gate_up_proj"):
+                gate, up = np.split(outputs, 2, 1)
+                found |= {f"{at}.ffn_gate_exps.weight": gate, f"{at}.ffn_up_exps.weight": up}
+            else:
+                found[f"{at}.ffn_down_exps.weight"] = outputs
+            continue
         if arch == "gpt-oss" and ".experts." in name:
             kind = name.rpartition(".")[2]
             outputs = data if kind.endswith("_bias") else data.swapaxes(1, 2)

@@ -39,6 +39,7 @@ MIXTURES = (
     "granitemoe",
     "gpt_oss",
     "gemma4-mixture",
+    "llama4",
 )
 STATES = ("lfm2", "granitemoehybrid", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 LATENT = ("deepseek_v2", "deepseek_v2-groups", "deepseek_v3")

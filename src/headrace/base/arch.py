@@ -89,6 +89,8 @@ class Moe:
     clamped: bool = False
     """Router and experts have biases, the latter a gate of their own (gpt-oss): see
     `graph.ExpertsSpec`."""
+    inside: bool = False
+    """Shares multiply what the experts read, not what they give (Llama 4)."""
 
     def mixes(self, layer: int) -> bool:
         """Is the feed-forward of this layer a mixture?"""
@@ -159,6 +161,20 @@ class Uneven:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunks:
+    """Attention of Llama 4: a window is a chunk, a query sees what of its own chunk lies before it.
+
+    Layers without a window have no positions, and their queries grow with theirs: by
+    1 + `growth` · log(1 + ⌊(p + 1) / `every`⌋) (Nakanishi 2025, arXiv 2501.19399).
+    """
+
+    normed: bool
+    """Heads of q and k are scaled to a root mean square of one behind their rotation."""
+    growth: float = 0.0
+    every: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
 class Encoder:
     """A BERT-style encoder (Devlin et al. 2018): every token sees all others, in one pass.
 
@@ -221,8 +237,6 @@ class ModelArch:
     """1.0 where the norm multiplies by (1 + weight) (Gemma)."""
     whole_qk_norm: bool = False
     """The norms of q and k are over all heads together (OLMo 2)."""
-    attention_gate: bool = False
-    """What attention gives is multiplied by a sigmoid of `gate_proj` (Qwen3-Next)."""
     residual_scale: float = 1.0
     """Factor on what a block adds to the residual (Granite)."""
     logits_scale: float = 1.0
@@ -235,6 +249,13 @@ class ModelArch:
     encoder: Encoder | None = None
     recurrence: Recurrence | None = None
     uneven: Uneven | None = None
+    chunks: Chunks | None = None
+
+    @property
+    def attention_gate(self) -> bool:
+        """Is what attention gives multiplied by a sigmoid of `gate_proj`, as it is beside the delta
+        rule (Qwen3-Next)?"""
+        return self.recurrence is not None and self.recurrence.kind == "delta"
 
     @property
     def task(self) -> Literal["tokens", "vector", "score"]:

@@ -127,6 +127,22 @@ _GEMMA4 = {
     "hidden_size_per_layer_input": 256,
     "tie_word_embeddings": True,
 }
+_LLAMA4 = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "attention_chunk_size": 8192,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+}
+_LLAMA4_OWN = (
+    "no_rope_layers",
+    "attention_chunk_size",
+    "attn_temperature_tuning",
+    "use_qk_norm",
+)
 _GEMMA4_OWN = (
     "num_kv_shared_layers",
     "use_bidirectional_attention",
@@ -337,6 +353,8 @@ FAMILIES: Mapping[str, Family] = {
         },
         ("logit_scale",),
     ),
+    "llama4_text": Family("llama4", ("Llama4ForCausalLM",), _LLAMA4, _LLAMA4_OWN),
+    "llama4": Family("llama4", ("Llama4ForConditionalGeneration",), _LLAMA4, _LLAMA4_OWN),
     "gemma4_text": Family("gemma4", ("Gemma4ForCausalLM",), _GEMMA4, _GEMMA4_OWN),
     "gemma4": Family("gemma4", ("Gemma4ForConditionalGeneration",), _GEMMA4, _GEMMA4_OWN),
     "gemma2": Family("gemma2", ("Gemma2ForCausalLM",), _GEMMA2),

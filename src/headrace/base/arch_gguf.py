@@ -36,6 +36,7 @@ GGUF_ARCHITECTURES = {
     "qwen3moe": "qwen3_moe",
     "lfm2": "lfm2",
     "llama": "llama",
+    "llama4": "llama4",
     "chatglm": "glm",
     "cohere2": "cohere2",
     "command-r": "cohere",
@@ -70,8 +71,10 @@ GGUF_ARCHITECTURES = {
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 _MAX_CONTEXT = 2**27
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 8192}
-"""The parameters that Llama 3.1, 3.2 and 3.3 share; only `factor` differs (8 or 32)."""
+_LLAMA3 = {"low_freq_factor": 1.0, "original_context": 8192}
+_HIGH = (4.0, 1.0)
+"""The parameters that Llama 3.1, 3.2 and 3.3 share; only `factor` differs (8 or 32). Llama 4 has
+another `high_freq_factor`."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -205,7 +208,7 @@ def _rope(
     head_dim: int,
     max_context: int,
 ) -> Rope:
-    pairs = family in ("glm", "glm4", "cohere", "cohere2", "ernie4_5", *LATENT)
+    pairs = family in ("llama4", "glm", "glm4", "cohere", "cohere2", "ernie4_5", *LATENT)
     if family not in PARTLY_ROTATED:
         fields.expect("rope.dimension_count", head_dim)
     rotated = fields.integer("rope.dimension_count", 2, head_dim, head_dim)
@@ -296,15 +299,20 @@ def llama3_rope(theta: float, factors: Sequence[float], head_dim: int) -> Rope:
     factor = plain(max(factors))
     if factor == 1.0:
         return Rope(theta=theta)
-    rope = Rope(theta=theta, kind="llama3", factor=factor, **_LLAMA3)  # type: ignore[arg-type]
-    for i, found in enumerate(factors):
-        if not math.isclose(found, llama3_divisor(rope, i, head_dim), rel_tol=1e-4):
-            raise UnsupportedModel(
-                f"GGUF: {ROPE_FACTORS}[{i}] is {found:g}; supported: the scaling of "
-                "Llama 3.1, 3.2 and 3.3",
-                param=ROPE_FACTORS,
-            )
-    return rope
+    wrong = 0
+    for high in _HIGH:
+        own = {**_LLAMA3, "factor": factor, "high_freq_factor": high}
+        rope = Rope(theta=theta, kind="llama3", **own)  # type: ignore[arg-type]
+        each = (llama3_divisor(rope, i, head_dim) for i in range(len(factors)))
+        alike = [math.isclose(*both, rel_tol=1e-4) for both in zip(factors, each, strict=True)]
+        if all(alike):
+            return rope
+        wrong = wrong or alike.index(False)
+    raise UnsupportedModel(
+        f"GGUF: {ROPE_FACTORS}[{wrong}] is {factors[wrong]:g}; supported: the scaling of "
+        "Llama 3.1, 3.2, 3.3 and 4",
+        param=ROPE_FACTORS,
+    )
 
 
 def llama3_divisor(rope: Rope, i: int, head_dim: int) -> float:

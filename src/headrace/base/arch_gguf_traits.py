@@ -9,13 +9,14 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .arch import Activation, Caps, Mla, Moe, Rope
+from .arch import Activation, Caps, Chunks, Mla, Moe, Rope
 from .arch_fields import Fields
 from .arch_states import DELTA
 from .arch_traits import LATENT
 from .errors import ModelFileError, UnsupportedModel
 
 _MAX_WINDOW = 2**27
+_CHUNK = 8192
 LAYER_NORMED = {"cohere", "cohere2", "starcoder2"}
 ACTIVATIONS: Mapping[str, Activation] = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "starcoder2"), "gelu_tanh"),
@@ -52,6 +53,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
     "deepseek_v2": LATENT_KEYS,
     "deepseek_v3": LATENT_KEYS,
     "gpt_oss": ("expert_gating_func",),
+    "llama4": ("interleave_moe_layer_step",),
     "gemma4": ("attention.shared_kv_layers", "embedding_length_per_layer_input"),
 }
 """Family → keys that it reads and others must not have."""
@@ -83,6 +85,8 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
     experts = fields.integer("expert_count", 0, 2**12, 0)
     if not experts:
         return None
+    if family == "llama4":
+        return _inside(fields, experts)
     if family not in _EXPERTS:
         raise UnsupportedModel(
             f"GGUF: {fields.prefix}expert_count is {experts}; "
@@ -118,6 +122,23 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
         best_of_group=1 if family == "deepseek_v2" else 2,
         groups=groups,
         active_groups=best,
+    )
+
+
+def _inside(fields: Fields, experts: int) -> Moe:
+    """Llama 4's, of which a shared one as wide sees every row."""
+    inner = fields.integer("expert_feed_forward_length", 1, 2**20)
+    step = fields.integer("interleave_moe_layer_step", 1, 2**10)
+    layers = fields.integer("block_count", 1, 2**10)
+    return Moe(
+        experts,
+        fields.integer("expert_used_count", 1, experts),
+        inner,
+        normalise=False,
+        shared_intermediate=inner,
+        dense_at=tuple(layer for layer in range(layers) if (layer + 1) % step),
+        scores="sigmoid",
+        inside=True,
     )
 
 
@@ -176,6 +197,8 @@ def traits(
     max_context: int,
 ) -> dict[str, Any]:
     """Fields of `ModelArch` that one family alone has."""
+    if family == "llama4":
+        return _chunked(fields, layers, max_context)
     slides = _slides(fields, family, layers)
     window = fields.integer("attention.sliding_window", 0, _MAX_WINDOW, 0)
     if slides is None:
@@ -225,10 +248,23 @@ def traits(
         case "gpt_oss":
             given["sinks"] = True
         case "qwen3_5" | "qwen3_5_moe" | "qwen3_next":
-            given |= {"norm_offset": 1.0, "attention_gate": True}
+            given["norm_offset"] = 1.0
         case "deepseek_v2" | "deepseek_v3":
             given["attention_scale"] = grown(fields, head_dim)
     return given
+
+
+def _chunked(fields: Fields, layers: int, max_context: int) -> dict[str, Any]:
+    """Llama 4, of which llama.cpp takes all but the sizes for granted."""
+    chunk = fields.integer("attention.chunk_size", 1, _MAX_WINDOW, _CHUNK)
+    fields.expect("attention.sliding_window", chunk)
+    nope = tuple((layer + 1) % 4 == 0 for layer in range(layers))
+    found: dict[str, Any] = {"nope": nope}
+    if chunk < max_context:
+        found["windows"] = tuple(None if one else chunk for one in nope)
+    # Maverick, of 128 experts, has no norms.
+    normed = fields.integer("expert_count", 1, 2**12) != 128
+    return {**found, "chunks": Chunks(normed, 0.1, _CHUNK)}
 
 
 def _slides(fields: Fields, family: str, layers: int) -> list[bool] | None:

@@ -21,7 +21,7 @@ from .arch_fields import Fields
 from .arch_gguf import GGUF_ARCHITECTURES, from_gguf
 from .arch_states import RECURRENT, blocks, inner_size, recurrence
 from .arch_traits import LATENT, NORMED, latent, mixture, traits, yarn_growth
-from .arch_uneven import two_ropes, uneven
+from .arch_uneven import chunked_layers, chunks, two_ropes, uneven
 from .errors import ModelFileError, UnsupportedModel
 
 __all__ = ["FAMILIES", "GGUF_ARCHITECTURES", "MAX_CONTEXT", "from_gguf", "from_hf", "rope_of"]
@@ -108,7 +108,7 @@ _UNWINDOWED = frozenset(
 _PATTERNED = {"gemma2", "gemma3", "gemma4", "cohere2", "exaone4", "gpt_oss", "olmo3"}
 """Families of which every n-th layer sees everything."""
 _UNBIASED = ("mistral", "mixtral", "phi3", "exaone4", "minimax_m2")
-_MULTIMODAL = ("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe")
+_MULTIMODAL = ("gemma3", "gemma4", "llama4", "qwen3_5", "qwen3_5_moe")
 """Types whose text model has a config of its own inside."""
 _UNCAPPED = {"attn_logit_softcapping": (), "final_logit_softcapping": ()}
 _ACTIVATIONS: Mapping[str, Activation] = {
@@ -195,11 +195,16 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
         qkv_bias=bias[0],
         output_bias=bias[1],
         qk_norm=family.family in NORMED
-        or ("use_qk_norm" in family.own and fields.flag("use_qk_norm", False)),
+        or (
+            "use_qk_norm" in family.own
+            and family.family != "llama4"
+            and fields.flag("use_qk_norm", False)
+        ),
         tied_embedding=bool(tied),
         moe=mixture(fields, family.family, layers),
         mla=mla,
         recurrence=recurrence(fields, family.family, layers, hidden),
+        chunks=chunks(fields) if family.family == "llama4" else None,
         uneven=uneven(fields, windows, kv_heads) if family.family == "gemma4" else None,
         **{"nope": unrotated, **extra},
     )
@@ -256,6 +261,8 @@ def _windows(
     if family in RECURRENT:
         fields.expect(WINDOW_KEY)
         return (), ()
+    if family == "llama4":
+        return chunked_layers(fields, layers, max_context)
     window = fields.raw(WINDOW_KEY)
     if family in ("mistral", "exaone4") and not fields.present(WINDOW_KEY):
         window = 4096  # as transformers takes it: only an explicit null means none
@@ -350,7 +357,7 @@ def _ropes(
             rope = _phi_rope(fields, given, theta, int(head_dim * share), max_context)
         else:
             rope = rope_of(given, theta, max_context)
-        pairs = family.family in ("glm", "glm4", "cohere", "cohere2", "ernie4_5") or (
+        pairs = family.family in ("llama4", "glm", "glm4", "cohere", "cohere2", "ernie4_5") or (
             "kv_lora_rank" in family.own and fields.flag("rope_interleave", True)
         )
         return replace(rope, share=share, interleaved=pairs), None
@@ -443,9 +450,10 @@ def rope_of(params: Mapping[str, Any], theta: float, max_context: int) -> Rope:
     if kind == "llama3":
         low = fields.number("low_freq_factor", 1e-3, 1e3)
         high = fields.number("high_freq_factor", 1e-3, 1e3)
-        if high <= low:
+        if high < low:
             raise UnsupportedModel(
-                f"config.json: high_freq_factor ({high:g}) must be above low_freq_factor ({low:g})"
+                f"config.json: high_freq_factor ({high:g}) must not be below low_freq_factor "
+                f"({low:g})"
             )
         return Rope(
             theta=theta,

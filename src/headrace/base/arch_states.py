@@ -197,6 +197,8 @@ def inner_size(fields: Fields, family: str) -> int:
     LFM2 says two thirds of a number, times a factor, rounded up to a multiple."""
     if family == "granitemoehybrid" and fields.raw("num_local_experts") == 0:
         return fields.integer("shared_intermediate_size", 1, 2**20)
+    if family == "llama4":
+        return fields.integer("intermediate_size_mlp", 1, 2**20, 16384)
     if family != "lfm2":
         return fields.integer("intermediate_size", 1, 2**20)
     old = "block_ff_dim" if fields.present("block_ff_dim") else "intermediate_size"

@@ -38,7 +38,7 @@ def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, A
             return {"whole_qk_norm": True}
         case "qwen3_next" | "qwen3_5" | "qwen3_5_moe":
             fields.expect("attn_output_gate", True)
-            return {"norm_offset": 1.0, "attention_gate": True}
+            return {"norm_offset": 1.0}
         case "smollm3":
             return {"nope": _nope(fields, layers)}
         case "phi3":
@@ -153,6 +153,8 @@ def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
         return _deepseek(fields, family)
     if family == "gemma4":
         return _beside(fields)
+    if family == "llama4":
+        return _inside(fields, layers)
     if family not in _MIXTURES:
         for key, allowed in _DENSE_ONLY.items():
             fields.expect(key, *allowed)
@@ -195,6 +197,29 @@ def _beside(fields: Fields) -> Moe | None:
     experts = fields.integer("num_experts", 1, 2**12)
     active = fields.integer("top_k_experts", 1, experts)
     return Moe(experts, active, fields.integer("moe_intermediate_size", 1, 2**20))
+
+
+def _inside(fields: Fields, layers: int) -> Moe:
+    """Llama 4's experts, of which a shared one sees every row, in every layer or every second."""
+    experts = fields.integer("num_local_experts", 1, 2**12)
+    inner = fields.integer("intermediate_size", 1, 2**20)
+    named = fields.raw("moe_layers")
+    step = fields.integer("interleave_moe_layer_step", 1, 2**10, 1)
+    mixing = list(range(step - 1, layers, step)) if named is None else named
+    if not isinstance(mixing, list) or not all(type(one) is int for one in mixing):
+        raise ModelFileError(
+            f"{fields.where}: moe_layers must be a list of numbers", param="moe_layers"
+        )
+    return Moe(
+        experts,
+        fields.integer("num_experts_per_tok", 1, experts),
+        inner,
+        normalise=False,
+        shared_intermediate=inner,
+        dense_at=tuple(layer for layer in range(layers) if layer not in mixing),
+        scores="sigmoid",
+        inside=True,
+    )
 
 
 def _dense(fields: Fields, layers: int) -> tuple[int, ...]:

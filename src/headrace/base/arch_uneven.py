@@ -1,10 +1,10 @@
-"""How the layers of Gemma 4 differ, and their ropes: keys of `config.json`."""
+"""How the layers of Gemma 4 and Llama 4 differ, and their ropes: keys of `config.json`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .arch import Rope, Uneven
+from .arch import Chunks, Rope, Uneven
 from .arch_fields import Fields
 from .errors import ModelFileError, UnsupportedModel
 
@@ -67,6 +67,45 @@ def _of_full_layers(fields: Fields, windows: tuple[int | None, ...]) -> dict[str
             param=_NESTED,
         )
     return dict(first)
+
+
+def chunks(fields: Fields) -> Chunks:
+    """How Llama 4 attends."""
+    fields.expect("attention_bias", False)
+    tuned = fields.flag("attn_temperature_tuning", True)
+    growth = fields.number("attn_scale", 0.0, 1e3, 0.1) if tuned else 0.0
+    every = fields.integer("floor_scale", 1, 2**27, 8192)
+    return Chunks(fields.flag("use_qk_norm", True), growth, every)
+
+
+def chunked_layers(
+    fields: Fields, layers: int, max_context: int
+) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
+    """(per layer the chunk, or () where none matters; per layer, whether it has no positions) of
+    Llama 4, whose layers with positions attend within chunks."""
+    turned = fields.raw("no_rope_layers") or []
+    if not turned:
+        every = fields.integer("no_rope_layer_interval", 1, 2**10, 4)
+        turned = [int((layer + 1) % every != 0) for layer in range(layers)]
+    if not isinstance(turned, list) or len(turned) != layers or set(turned) - {0, 1}:
+        raise ModelFileError(
+            f"{fields.where}: no_rope_layers must be a list of {layers} zeros and ones",
+            param="no_rope_layers",
+        )
+    size = fields.integer("attention_chunk_size", 1, 2**27)
+    kinds = fields.raw("layer_types")
+    if kinds is None:
+        kinds = ["chunked_attention" if one else "full_attention" for one in turned]
+    allowed = ("chunked_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or set(map(str, kinds)) - {*allowed}:
+        raise UnsupportedModel(
+            f"{fields.where}: layer_types must be {layers} of {', '.join(allowed)}",
+            param="layer_types",
+        )
+    unrotated = tuple(not one for one in turned)
+    if size >= max_context:
+        return (), unrotated
+    return tuple(size if kind == "chunked_attention" else None for kind in kinds), unrotated
 
 
 def two_ropes(fields: Fields) -> tuple[Rope, Rope]:

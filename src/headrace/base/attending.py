@@ -39,6 +39,13 @@ class AttentionSpec(NamedTuple):
     rotated: int | None = None
     """How many of a head's first numbers the rope is made for, where `Rope.share` does not say."""
     values: Values = "own"
+    chunked: bool = False
+    """The window is a chunk: a query sees what of its own chunk lies before it (Llama 4)."""
+    behind: bool = False
+    """Heads of q and k are scaled to a root mean square of one behind the rotation, without a
+    gain."""
+    growth: tuple[float, int] | None = None
+    """(growth, every) of the queries, as `arch.Chunks` says."""
 
     @property
     def turned(self) -> int:

@@ -197,6 +197,8 @@ class ExpertsSpec(NamedTuple):
     """
 
     activation: Literal["silu", "gelu_tanh", "gelu", "clamped"]
+    inside: bool = False
+    """Shares multiply what the experts read."""
     inner: ExchangeSpec | None = None
     """What of each expert's inner columns a rank makes, where ranks meet between up and down."""
 

@@ -247,11 +247,12 @@ class _Run:
         self.values.update(zip(node.out, found, strict=True))
 
     def _experts(self, node: Node) -> None:
-        name = cast(ExpertsSpec, node.spec).activation
+        spec = cast(ExpertsSpec, node.spec)
         x, chosen, shares = (self.values[value] for value in node.reads)
         gate_up, down = map(self.weights.copies, node.weights[:2])
         biases = self.weights.biases(node.weights[2:])
-        found = self.ops.experts(x, chosen, shares, gate_up, down, name, biases)
+        how = spec.activation, biases, spec.inside
+        found = self.ops.experts(x, chosen, shares, gate_up, down, *how)
         self.values[node.out[0]] = found
 
     def _part(self, node: Node) -> None:

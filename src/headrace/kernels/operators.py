@@ -377,9 +377,11 @@ class Operators(Protocol):
         down: list[Weight],
         activation: str,
         biases: tuple[Array, Array] | None = None,
+        inside: bool = False,
     ) -> Array:
         """Routed feed-forward: x [N, D], what `route` gave → [N, D]; activation as of `gated`, or
-        clamped (`ExpertsSpec`). `biases`: of all experts, see `Prepared.biases`."""
+        clamped (`ExpertsSpec`). `biases`: of all experts, see `Prepared.biases`. `inside`: shares
+        multiply what experts read, not what they give."""
         ...
 
     def select(self, x: Array, rows: Array) -> Array:

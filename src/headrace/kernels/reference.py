@@ -121,6 +121,13 @@ class ReferenceOperators:
             pairs = spec.rope is not None and spec.rope.interleaved
             rotate = _rotate_pairs if pairs else _rotate
             turned = [rotate(each, cos, sin) for each in turned]
+        if spec.behind:
+            one = torch.ones_like(turned[0][0, 0])
+            turned = [self.rms_norm(each, one, spec.eps, 0.0) for each in turned]
+        if spec.growth is not None:
+            growth, every = spec.growth
+            steps = torch.log1p((batch.positions + 1).div(every, rounding_mode="floor").float())
+            turned[0] = turned[0] * (steps * growth + 1).to(qkv.dtype)[:, None, None]
         if spec.kept:
             reference_attention.store(kv, turned[1], v, batch.groups[group].slots)
         return turned[0].flatten(1)
@@ -138,7 +145,8 @@ class ReferenceOperators:
             return encoder_attention(q, spec.heads, batch.query_starts.tolist(), spec.scale)
         heads = q.view(len(q), spec.heads, spec.size)
         shape = spec.scale, spec.softcap, sinks
-        return reference_attention.attention(heads, kv, batch, group, *shape)
+        given = heads, kv, batch, group, *shape
+        return reference_attention.attention(*given, chunked=spec.chunked)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate_up.chunk(2, -1)
@@ -194,6 +202,7 @@ class ReferenceOperators:
         down: list[Weight],
         activation: str,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+        inside: bool = False,
     ) -> torch.Tensor:
         shares = shares.to(x.dtype)
         out = torch.zeros_like(x)
@@ -203,9 +212,11 @@ class ReferenceOperators:
         for expert in torch.unique(chosen).tolist():
             token, place = (chosen == expert).nonzero(as_tuple=True)
             bias = None if of_up is None else of_up[expert]
-            inner = self.gated(self.linear(x[token], gate_up[expert], bias), activation)
+            share = shares[token, place].unsqueeze(-1)
+            rows = x[token] * share if inside else x[token]
+            inner = self.gated(self.linear(rows, gate_up[expert], bias), activation)
             part = self.linear(inner, down[expert], None if of_down is None else of_down[expert])
-            out[token] += part * shares[token, place].unsqueeze(-1)
+            out[token] += part if inside else part * share
         return out
 
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

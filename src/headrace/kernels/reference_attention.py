@@ -87,6 +87,8 @@ def attention(
     scale: float,
     softcap: float | None,
     sinks: torch.Tensor | None = None,
+    *,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """See `Operators.attend`; q [N, H, E]."""
     tokens, heads, width = q.shape
@@ -113,6 +115,7 @@ def attention(
             scale,
             softcap,
             sinks,
+            chunked=chunked,
         ).squeeze(1)
     for b, length in enumerate(lengths):
         begin, end = bounds[b], bounds[b + 1]
@@ -134,6 +137,7 @@ def attention(
                 scale,
                 softcap,
                 sinks,
+                chunked=chunked,
             ).squeeze(0)
     return out.view(tokens, heads * width)
 
@@ -173,6 +177,8 @@ def _attend(
     scale: float,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    *,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """q [B, M, H, E] at positions [B, M] against the tokens `first` … `length` - 1 → like q."""
     batch, count, heads, width = q.shape
@@ -201,7 +207,9 @@ def _attend(
     at = torch.cat([at, at[:, -1:].expand(-1, padding)], 1).unsqueeze(-1)
     hidden = places > at
     if view.window is not None:
-        hidden |= places <= at - view.window
+        # A chunk begins nowhere before a window of its length would.
+        first_seen = at // view.window * view.window if chunked else at - view.window + 1
+        hidden |= places < first_seen
 
     scores = torch.bmm(queries, keys.transpose(1, 2))
     if softcap is not None:

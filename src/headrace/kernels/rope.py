@@ -74,6 +74,8 @@ def _llama3(rope: Rope, plain: Fp32) -> Fp32:
     longest = rope.original_context / rope.low_freq_factor
     shortest = rope.original_context / rope.high_freq_factor
     span = np.float32(rope.high_freq_factor - rope.low_freq_factor)
+    if span == 0:  # As Llama 4 has it: there is no ramp.
+        return np.where(waves > longest, plain / np.float32(rope.factor), plain)
     turns = (one / waves) * np.float32(rope.original_context)
     share = (turns - np.float32(rope.low_freq_factor)) / span
     factor = np.float32(rope.factor)

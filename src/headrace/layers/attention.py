@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..base.arch import Mla
+from ..base.arch import Chunks, Mla
 from ..base.graph import ActivationSpec, AttentionSpec, LatentSpec, Value, WeightRef
 from .description import Description, matrix, vector
 
@@ -27,6 +27,8 @@ def attention(to: Description, layer: int, x: Value, at: str, beside: Value | No
         arch.norm_offset,
         whole_norm=arch.whole_qk_norm,
     )
+    if arch.chunks is not None:
+        spec = _chunked(spec, arch.chunks)
     keys = spec.kv_heads * spec.size
     names, outputs = [f"{at}.{part}_proj" for part in ("q", "k", "v")], [spec.queries, keys, keys]
     if "qkv" in arch.fused:
@@ -48,6 +50,14 @@ def attention(to: Description, layer: int, x: Value, at: str, beside: Value | No
         gate = to.linear(x, f"{at}.gate_proj", outputs=spec.queries)
         mixed = to.node("multiply", (mixed, gate), spec.queries, spec=ActivationSpec("sigmoid"))
     return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden, bias=arch.output_bias)
+
+
+def _chunked(spec: AttentionSpec, chunks: Chunks) -> AttentionSpec:
+    """What Llama 4 has: chunks where there are positions, growing queries where there are none."""
+    if spec.rope is None:
+        grown = (chunks.growth, chunks.every) if chunks.growth else None
+        return spec._replace(growth=grown)
+    return spec._replace(chunked=spec.window is not None, behind=chunks.normed)
 
 
 def latent_attention(to: Description, layer: int, x: Value, at: str, mla: Mla) -> Value:

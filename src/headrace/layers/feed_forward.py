@@ -46,7 +46,9 @@ def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
     )
     bias = [f"{at}.gate.e_score_correction_bias"] if moe.bias else []
     name = f"{at}.experts.*"
-    mixed = experts(to, x, logits, name, moe.intermediate, route, bias, clamped=moe.clamped)
+    inside, clamped = moe.inside, moe.clamped
+    given = to, x, logits, name, moe.intermediate, route, bias
+    mixed = experts(*given, clamped=clamped, inside=inside)
     if not moe.shared_intermediate:
         return mixed
     if moe.shared_gate:
@@ -68,10 +70,11 @@ def experts(
     vectors: Sequence[str] = (),
     *,
     clamped: bool = False,
+    inside: bool = False,
 ) -> Value:
     """`{at}.{gate,up,down}_proj` of each of the experts that `logits` [N, experts] are of.
     `vectors`: bias of the choice, gains of the shares; `clamped` experts have biases and a gate of
-    their own."""
+    their own; `inside`: shares multiply what they read."""
     count, hidden = logits.width, to.arch.hidden
     chosen, shares = to.nodes(
         Node(
@@ -92,5 +95,5 @@ def experts(
         matrices.append(vector([f"{at}.down_proj.bias"], [hidden], count))
     activation = to.arch.activation
     assert activation != "relu2", "experts have gates, and those none of this kind"
-    spec = ExpertsSpec("clamped" if clamped else activation)
+    spec = ExpertsSpec("clamped" if clamped else activation, inside)
     return to.node("experts", (x, chosen, shares), hidden, matrices, spec)

@@ -1,4 +1,5 @@
-"""The experts of gpt-oss as its safetensors hold them: rows of gate and up in turns.
+"""The experts of gpt-oss as its safetensors hold them: rows of gate and up in turns; and those of
+Llama 4, with gate before up.
 
 Dense ones are stacks of transposed matrices [experts, in, out]. MXFP4 (OCP Microscaling Formats
 1.0) has `_blocks` [experts, out, in / 32, 16] of two numbers a byte and `_scales` [experts, out,
@@ -23,6 +24,16 @@ Host = npt.NDArray[Any]
 _BLOCK = BY_NAME["MXFP4"].block
 _NO_NUMBER = 255
 """A scale that is none."""
+
+
+STACKS = (".mlp.experts.", ".feed_forward.experts.")
+"""Parts of the names of stacks."""
+
+
+def canonical_stem(stem: str) -> str:
+    """A stack's name in a multimodal Llama 4 as it is in the text model, by our name."""
+    at = stem.index("layers.")
+    return f"model.{stem[at:].replace('.feed_forward.', '.mlp.', 1)}"
 
 
 class _Reads:
@@ -80,20 +91,23 @@ def _blocks(codes: Host, scales: Host) -> Host:
     return np.concatenate([scales[..., None], both], -1).reshape(len(scales), -1)
 
 
-def expert_parts(stored: Mapping[str, StoredTensor]) -> dict[str, ExpertPart]:
-    """Canonical name → part, of all tensors of experts among those of a gpt-oss model.
+def expert_parts(
+    stored: Mapping[str, StoredTensor], *, turns: bool = True
+) -> dict[str, ExpertPart]:
+    """Canonical name → part, of all tensors of experts among those of a gpt-oss model, or without
+    `turns` of a Llama 4.
 
     Raises `ModelFileError` for a tensor that is none of them or misshapen.
     """
     parts: dict[str, ExpertPart] = {}
     reads = _Reads()
     for name, tensor in stored.items():
-        if ".mlp.experts." not in name:
+        if not any(at in name for at in STACKS):
             continue
         stem, _, kind = name.rpartition(".")
         matrix, _, form = kind.partition("_proj")
         if matrix not in ("gate_up", "down") or form not in ("", "_bias", "_blocks", "_scales"):
-            raise ModelFileError(f"tensor {name!r:.100} is not part of a gpt_oss model")
+            raise ModelFileError(f"tensor {name!r:.100} is no stack of experts")
         if form == "_scales" and name.removesuffix("_scales") + "_blocks" in stored:
             continue
         outputs, shape = _shape(name, tensor, form)
@@ -102,9 +116,12 @@ def expert_parts(stored: Mapping[str, StoredTensor]) -> dict[str, ExpertPart]:
             scales = stored.get(name.removesuffix("_blocks") + "_scales")
             if scales is None or scales.shape != tensor.shape[:-1] or scales.dtype != "U8":
                 raise ModelFileError(f"tensor {name!r:.100} lacks its scales")
-        turns = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+        both = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+        if not turns:
+            both = {"gate": slice(0, outputs // 2), "up": slice(outputs // 2, None)}
+            stem = canonical_stem(stem)
         suffix = "bias" if form == "_bias" else "weight"
-        for part, rows in (turns if matrix == "gate_up" else {"down": slice(None)}).items():
+        for part, rows in (both if matrix == "gate_up" else {"down": slice(None)}).items():
             own = (len(range(outputs)[rows]), *shape)
             for expert in range(tensor.shape[0]):
                 canonical = f"{stem}.{expert}.{part}_proj.{suffix}"

@@ -160,6 +160,7 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
         "post_attention_norm": "post_attention_layernorm",
         "attn_sinks": "self_attn.sinks",
     },
+    "llama4": {**_PLAIN, **_SHARED},
     "glm4_moe": {
         **_SCORED,
         **_SHARED,
@@ -186,7 +187,8 @@ _ENCODER_HARMLESS = re.compile(r"embeddings\.(position|token_type)_ids")
 _ENCODER_POOLER = re.compile(r"pooler\.dense\.(weight|bias)")
 """The head of the pre-training: no embedding reads it, a classifier does."""
 _HF_VISION = re.compile(
-    r"(model\.)?(vision_tower|multi_modal_projector|embed_vision|embed_audio|audio_tower)\..*"
+    r"(model\.)?(vision_tower|multi_modal_projector|embed_vision|embed_audio|audio_tower"
+    r"|vision_model)\..*"
 )
 _HF_BESIDE = re.compile(r"mtp\.|model\.visual\.")
 """Qwen3.5's head that predicts a second token, and what sees."""
@@ -217,6 +219,11 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     "gemma4": {
         ".experts.gate_up_proj": ".experts.*.gate_up_proj.weight",
         ".experts.down_proj": ".experts.*.down_proj.weight",
+    },
+    "llama4": {
+        ".feed_forward.": ".mlp.",
+        ".mlp.router.": ".mlp.gate.",
+        ".mlp.shared_expert.": ".mlp.shared_experts.",
     },
     "nemotron_h": {
         "backbone.": "model.",
@@ -272,7 +279,7 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
     A name that means nothing comes back as it is: `check` refuses it.
     """
     if _HF_HARMLESS.fullmatch(name) or (
-        arch.family in ("gemma3", "gemma4") and _HF_VISION.fullmatch(name)
+        arch.family in ("gemma3", "gemma4", "llama4") and _HF_VISION.fullmatch(name)
     ):
         return None
     if arch.attention_gate and _HF_BESIDE.match(name):

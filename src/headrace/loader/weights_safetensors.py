@@ -10,7 +10,7 @@ from ..models.registry import describe
 from ..quant.ggml_types import DENSE
 from ..quant.schemes import scheme_of
 from . import latent_heads, row_parts
-from .interleaved_experts import ExpertPart, expert_parts
+from .interleaved_experts import STACKS, ExpertPart, expert_parts
 from .jsonfile import read_json
 from .names import Shapes, check, each_expert, from_hf_name
 from .quantised_safetensors import QuantisedMatrices
@@ -45,10 +45,12 @@ def from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Stored]]:
             claim(f"{module}.weight", main, shape)
     wanted = describe(files.arch).tensors()
     experts: dict[str, ExpertPart] = {}
-    if files.arch.family == "gpt_oss":
-        experts = expert_parts(stored)
+    if files.arch.family in ("gpt_oss", "llama4"):
+        experts = expert_parts(stored, turns=files.arch.family == "gpt_oss")
         found |= {name: part.shape for name, part in experts.items()}
-        stored = {name: tensor for name, tensor in stored.items() if ".mlp.experts." not in name}
+        stored = {
+            name: tensor for name, tensor in stored.items() if not any(at in name for at in STACKS)
+        }
     for name, tensor in stored.items():
         bias_of = name.removesuffix(".bias")
         if quantised is not None and name in quantised.members:

@@ -18,8 +18,8 @@ from .olmo2 import olmo2
 from .starcoder2 import starcoder2
 
 _PRE_NORM = """deepseek_v2 deepseek_v3 ernie4_5 gemma glm glm4_moe gpt_oss granite granitemoe
-    granitemoehybrid lfm2 llama minimax_m2 mistral mixtral olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_5
-    qwen3_5_moe qwen3_moe qwen3_next seed_oss smollm3"""
+    granitemoehybrid lfm2 llama llama4 minimax_m2 mistral mixtral olmoe phi3 qwen2 qwen2_moe qwen3
+    qwen3_5 qwen3_5_moe qwen3_moe qwen3_next seed_oss smollm3"""
 FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "bert": bert,
     "cohere": cohere2,

@@ -297,7 +297,7 @@ class Network:
         kv = emit.kv(self._room, heads, heads, 1)
         return [
             emit.rope(kv, qkv, self._attention_spec(0), (), None),
-            emit.attention(kv, qkv, None, a.codes, None, scale, None, ROWS_N),
+            emit.attention(kv, qkv, None, a.codes, None, self._attention_spec(0), ROWS_N),
         ]
 
     def hear(self, samples: Floats, window: int, short: bool = False) -> Iterator[None]:
@@ -363,25 +363,24 @@ class Network:
         self._q: Floats = aligned((MAX_ROWS, width), np.float32)
         self._kept += [h, a, m, qkv]
         x, q = self._x.at, matrix(self._q)
-        scale = HEAD_SIZE**-0.5
         self._own_parts, self._cross_parts = [], []
         before: list[Emitted] = []
         for i in range(files.decoder_layers):
-            name = f"model.decoder.layers.{i}"
+            name, spec = f"model.decoder.layers.{i}", self._attention_spec(i)
             own = emit.kv(self._own[i], files.heads, files.heads, 0)
             cross = emit.kv(self._cross[i], files.heads, files.heads, 1)
             part = [
                 *before,
                 self._norm(x, f"{name}.self_attn_layer_norm", h),
                 self._linear(h, f"{name}.self_attn.qkv_proj", matrix(qkv)),
-                emit.rope(own, matrix(qkv), self._attention_spec(i), (), None),
-                emit.attention(own, matrix(qkv), a.plain, a.codes, None, scale, None, ROWS_N),
+                emit.rope(own, matrix(qkv), spec, (), None),
+                emit.attention(own, matrix(qkv), a.plain, a.codes, None, spec, ROWS_N),
                 self._linear(a, f"{name}.self_attn.out_proj", x, add=True),
                 self._norm(x, f"{name}.encoder_attn_layer_norm", h),
                 self._linear(h, f"{name}.encoder_attn.q_proj", q),
             ]
             self._own_parts.append(_Repeated(self._team, part))
-            seen = emit.attention(cross, q, a.plain, a.codes, None, scale, None, ROWS_N)
+            seen = emit.attention(cross, q, a.plain, a.codes, None, spec, ROWS_N)
             self._cross_parts.append(_Repeated(self._team, [seen]))
             before = [
                 self._linear(a, f"{name}.encoder_attn.out_proj", x, add=True),

@@ -357,6 +357,9 @@ def rope(
         pairs,
         spec.whole_norm and bool(norms),
         records.VALUES[spec.values],
+        *(spec.growth or (0.0, 1)),
+        spec.behind,
+        0,
     )
 
 
@@ -366,14 +369,14 @@ def attention(
     y: Matrix | None,
     out: HrQuantised,
     sinks: Array | None,
-    scale: float,
-    softcap: float | None,
+    spec: AttentionSpec,
     rows: int,
 ) -> Emitted:
     """q [N, H · E]; with `rows` R the results are those of the sampled tokens, one after the
     other."""
+    numbers = spec.scale, spec.softcap or 0.0, rows, spec.chunked
     return records.ATTENTION, HrAttention(
-        cache, *q, *(y or (None, 0)), out, at_or_none(sinks), scale, softcap or 0.0, rows, 0
+        cache, *q, *(y or (None, 0)), out, at_or_none(sinks), *numbers
     )
 
 

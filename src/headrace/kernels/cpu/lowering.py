@@ -251,7 +251,7 @@ class Lowering(Fusion):
         to = mixture.Routed(*map(self._matrix, routed))
         y = self._make_floats(node.out[0])
         place, up, down = mixture.experts(
-            *given, to, experts, placed, spec.activation, y, rows_of(x), spec.inner
+            *given, to, experts, placed, spec[:2], y, rows_of(x), spec.inner
         )
         self._emit("place", place)
         if spec.inner is not None:
@@ -294,7 +294,7 @@ class Lowering(Fusion):
         made = self._outputs(out, grain=spec.size)
         sinks = self._weights.vector(node.weights[0]) if node.weights else None
         given = self._kv(spec), self._matrix(node.reads[0]), *made, sinks
-        self._emit("attention", emit.attention(*given, spec.scale, spec.softcap, rows_of(out)))
+        self._emit("attention", emit.attention(*given, spec, rows_of(out)))
 
     def _absorb(self, index: int, node: Node) -> None:
         given, y = list(map(self._matrix, node.reads)), self._make_floats(node.out[0])

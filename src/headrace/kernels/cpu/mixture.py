@@ -128,13 +128,14 @@ def experts(
     routed: Routed,
     mixture: Mixture,
     placed: Placed,
-    activation: str,
+    how: tuple[str, bool],
     y: Matrix,
     rows: int,
     share: ExchangeSpec | None = None,
 ) -> list[Emitted]:
-    """Rows to their experts, up and down; `x` and `floats` as the experts read. `share`: what of
-    the columns between is made here, where that is not all that `down` reads."""
+    """Rows to their experts, up and down; `x` and `floats` as the experts read. `how`: their
+    activation, and whether shares multiply what they read. `share`: what of the columns between is
+    made here, where that is not all that `down` reads."""
     count = len(mixture.down)
     out, inner = mixture.down[0].shape
     matrices = (HrPart * (3 * count))()
@@ -170,9 +171,9 @@ def experts(
             mixture.gate_up[0].shape[1],
             size,
             out,
-            ACTIVATIONS[activation],
+            ACTIVATIONS[how[0]],
             rows,
-            0,
+            how[1],
         )
         made.keep = matrices, placed, mixture.biases
         return made

@@ -161,8 +161,7 @@ class CpuOperators:
                 matrix(y),
                 NOT_QUANTISED,
                 sinks,
-                spec.scale,
-                spec.softcap,
+                spec,
                 ROWS_N,
             )
         self._run([op], fill_step(HrStep(), batch))
@@ -238,6 +237,7 @@ class CpuOperators:
         down: list[Weight],
         activation: str,
         biases: tuple[Array, Array] | None = None,
+        inside: bool = False,
     ) -> Array:
         x = x if stride(x, 1) == 1 else in_order(x)
         (rows, width), active = x.shape, chosen.shape[1]
@@ -245,9 +245,9 @@ class CpuOperators:
         placed = mixture.Placed(layer, rows, active)
         room = QuantisedRows(rows, width if layer.codes else 0)
         ops = [emit.quantise(matrix(x), room.struct, width, ROWS_N)] if layer.codes else []
-        routed = mixture.Routed(matrix(chosen), matrix(shares))
+        routed, spec = mixture.Routed(matrix(chosen), matrix(shares)), (activation, inside)
         ops += mixture.experts(
-            room.struct, matrix(x), routed, layer, placed, activation, matrix(y), ROWS_N
+            room.struct, matrix(x), routed, layer, placed, spec, matrix(y), ROWS_N
         )
         self._run(ops, HrStep(n=rows))
         return y

@@ -242,6 +242,10 @@ class HrRope(Structure):
         ("interleaved", _I),
         ("whole", _I),
         ("values", _I),
+        ("growth", _F),
+        ("every", _I),
+        ("behind", _I),
+        ("unused", _I),
     ]
 
 
@@ -257,7 +261,7 @@ class HrAttention(Structure):
         ("scale", _F),
         ("softcap", _F),
         ("rows", _I),
-        ("unused", _I),
+        ("chunked", _I),
     ]
 
 
@@ -342,7 +346,7 @@ class HrExperts(Structure):
         ("out", _I),
         ("activation", _I),
         ("rows", _I),
-        ("unused", _I),
+        ("inside", _I),
     ]
 
 

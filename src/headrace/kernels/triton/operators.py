@@ -355,6 +355,7 @@ class TritonOperators(ReferenceOperators):
         down: list[Weight],
         activation: str,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+        inside: bool = False,
     ) -> torch.Tensor:
         experts, table = len(gate_up), self._table(x.device)
         rows = 1 if self.deterministic else -(-chosen.numel() // experts)

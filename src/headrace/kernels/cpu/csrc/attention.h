@@ -133,7 +133,7 @@ bool join_parts(const HrKv& kv, int64_t window, const Item& item, const hr::Work
     bool some = false;
     for (int64_t span = item.first_span; span < behind; ++span) {
       if (position[m - 1] < kSpan * span) break;  // in these rows' future
-      if (window > 0 && position[0] - window + 1 >= kSpan * (span + 1)) continue;  // behind
+      if (window && first_seen(position[0], window) >= kSpan * (span + 1)) continue;  // behind
       const Sums kept = kept_sums(kv, item, work.shared, rows, span).from(row, kv.head_dim);
       if (some) join(past, past, kept, m, kv.head_dim);
       else copy(past, kept, m, kv.head_dim);
@@ -170,8 +170,7 @@ template <class T>
 void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, const Item& item,
             const Item* behind, const hr::Work& work) {
   const HrKv& kv = op.kv;
-  const HrGroup& group = step.groups[kv.group];
-  const int64_t size = kv.head_dim, window = group.window;
+  const int64_t size = kv.head_dim, window = window_of(op, step);
   const Scratch<T> s = carve<T>(kv, work.scratch);
   take_queries<T>(op, step, wanted, item, s);
   const bool part = item.cut >= 0;
@@ -217,7 +216,7 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
       const int m = s.groups[i].m;
       const int64_t* position = s.position + r;
       if (position[m - 1] < start) continue;  // in these rows' future
-      if (window > 0 && position[0] - window + 1 >= start + kTile) continue;  // behind
+      if (window && first_seen(position[0], window) >= start + kTile) continue;  // behind
       RowGroup& of = s.groups[i];
       const bool enters = span != of.span, leaves = enters && of.spans;
       // Codes are summed up at once, into the room of the span before the last, which has to leave.

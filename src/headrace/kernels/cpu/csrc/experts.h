@@ -140,12 +140,21 @@ void op_place(const HrExperts& op, const hr::Work& work) {
       const int64_t place = next[op.chosen[n * op.chosen_stride + k]]++;
       if (n < first) continue;
       op.row_of[place] = static_cast<int32_t>(n);
-      op.share_of[place] = op.shares[n * op.shares_stride + k];
+      const float share = op.shares[n * op.shares_stride + k];
+      op.share_of[place] = op.inside ? 1.0f : share;
       if (op.placed.six)
-        for (int64_t u = 0; u < units; ++u) *lane_of(op.placed, place, u) = *lane_of(op.x, n, u);
+        for (int64_t u = 0; u < units; ++u) {
+          HrLane* lane = lane_of(op.placed, place, u);
+          *lane = *lane_of(op.x, n, u);
+          if (!op.inside) continue;
+          lane->unit.scale *= share;
+          lane->unit.sum *= share;
+        }
       if (op.placed_dense)
         memcpy(op.placed_dense + place * op.placed_stride, op.dense + n * op.dense_stride,
                4 * static_cast<size_t>(op.in));
+      if (op.placed_dense && op.inside)
+        for (int64_t i = 0; i < op.in; ++i) op.placed_dense[place * op.placed_stride + i] *= share;
     }
 }
 

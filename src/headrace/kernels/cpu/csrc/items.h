@@ -83,7 +83,8 @@ struct Tiles {
   HR_ALWAYS Tiles(const HrAttention& op, const HrStep& step, const Wanted& wanted,
                   const Item& item)
       : entry(item.entry), head(item.head), tile(0), item_(&item), step_(&step),
-        group_(&step.groups[op.kv.group]), wanted_(&wanted), row_(item.first) {
+        group_(&step.groups[op.kv.group]), wanted_(&wanted), window_(window_of(op, step)),
+        row_(item.first) {
     if (item.common > 0) end_ = item.common, common_ = true;
     else see();
   }
@@ -110,8 +111,8 @@ struct Tiles {
     row_ = stop;
     end_ = highest / kTile + 1;
     tile = item_->common;
-    const int64_t window = group_->window;
-    if (window > 0 && lowest >= window) tile = (lowest - window + 1) / kTile;
+    const int64_t first = window_ ? first_seen(lowest, window_) : 0;
+    if (first > 0) tile = first / kTile;
     if (tile < item_->from) tile = item_->from;
     if (end_ > item_->to) end_ = item_->to;
   }
@@ -120,6 +121,7 @@ struct Tiles {
   const HrStep* step_;
   const HrGroup* group_;
   const Wanted* wanted_;
+  int64_t window_;
   int64_t row_, end_ = 0;
   bool common_ = false;
 };

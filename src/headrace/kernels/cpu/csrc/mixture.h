@@ -64,7 +64,7 @@ typedef struct {         // PLACE, UP, DOWN: the experts of ROUTE's choice
   int32_t out;
   int32_t activation;
   int32_t rows;
-  int32_t unused;
+  int32_t inside;        // shares multiply what experts read, and not what they give
 } HrExperts;
 
 #ifdef __cplusplus

@@ -25,8 +25,9 @@ struct Seen {
     if (item.entry_end > item.entry + 1)
       last = wanted.end(item.first, step.query_starts[item.entry + 1]);
     const int64_t lowest = step.positions[wanted.token(item.first)];
-    const int64_t window = step.groups[op.kv.group].window;
-    first = window > 0 && lowest >= window ? (lowest - window + 1) / kTile : 0;
+    const int64_t window = window_of(op, step);
+    const int64_t seen = window ? first_seen(lowest, window) : 0;
+    first = seen > 0 ? seen / kTile : 0;
     behind = step.positions[wanted.token(last - 1)] / kTile + 1;
   }
 };

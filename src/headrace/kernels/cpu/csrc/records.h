@@ -282,6 +282,10 @@ typedef struct {
   int32_t interleaved;   // pairs are (2i, 2i + 1), else (i, i + rotated / 2)
   int32_t whole;         // the norms are over all heads together: [H · E] and [G · E]
   int32_t values;        // HR_VALUES_…: where V come from
+  float growth;          // q is multiplied by 1 + growth · log(1 + ⌊(position + 1) / every⌋)
+  int32_t every;
+  int32_t behind;        // q and k are scaled to a root mean square of one, behind the rotation
+  int32_t unused;
 } HrRope;
 
 typedef struct {
@@ -295,7 +299,7 @@ typedef struct {
   float scale;
   float softcap;         // 0: none
   int32_t rows;          // R: of the sampled tokens alone; y and out then have R rows
-  int32_t unused;
+  int32_t chunked;       // the group's window is a chunk: a query sees its own, up to itself
 } HrAttention;
 
 typedef struct {         // every token sees all tokens of its own entry: HrStep.query_starts

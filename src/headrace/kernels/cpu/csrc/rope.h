@@ -49,6 +49,12 @@ HR_INLINE void rotate_pairs(float* head, int64_t half, const float* cos, const f
   }
 }
 
+// By what queries grow: rounded once, from double.
+HR_INLINE float growth_at(const HrRope& op, int64_t position) {
+  const double steps = static_cast<double>((position + 1) / op.every);
+  return static_cast<float>(1.0 + op.growth * __builtin_log1p(steps));
+}
+
 void op_rope(const HrRope& op, const hr::Work& work) {
   const HrKv& kv = op.kv;
   const int64_t size = kv.head_dim, half = op.rotated / 2;
@@ -61,6 +67,7 @@ void op_rope(const HrRope& op, const hr::Work& work) {
   for (int64_t n = first; n < last; ++n) {
     float* row = op.qkv + n * op.stride;
     const int64_t position = work.step->positions[n];
+    const F grown = f_set(op.growth > 0 ? growth_at(op, position) : 1.0f);
     const float* cos = op.cos + position * half;
     const float* sin = op.sin + position * half;
     if (op.whole) {
@@ -84,6 +91,9 @@ void op_rope(const HrRope& op, const hr::Work& work) {
       if (weight && !op.whole) norm_head(head, head, size, weight, op.eps, op.offset);
       if (op.interleaved) rotate_pairs(head, half, cos, sin);
       else rotate_head(head, half, cos, sin);
+      if (op.behind) norm_head(head, head, size, nullptr, op.eps, 0);
+      if (op.growth > 0 && h < kv.heads)
+        for (int64_t i = 0; i < size; i += 16) f_store(head + i, f_mul(f_load(head + i), grown));
       if (h >= kv.heads) write_kv(kv, group.slots[n], h - kv.heads, head, v, work.scratch);
     }
   }

@@ -129,7 +129,7 @@ struct InTile {  // [from, to)
 
 // What the row at `position` sees of the tile that begins at `start`.
 HR_INLINE InTile seen_by(int64_t position, int64_t window, int64_t start) {
-  const int64_t first = window > 0 ? position - window + 1 - start : 0;
+  const int64_t first = window ? first_seen(position, window) - start : 0;
   const int64_t behind = position + 1 - start;
   return {first < 0 ? 0 : first > kTile ? kTile : static_cast<int>(first),
           behind < 0 ? 0 : behind > kTile ? kTile : static_cast<int>(behind)};
@@ -142,7 +142,7 @@ HR_INLINE void settle(Unit<T>* u, float softcap, int64_t window, const int64_t* 
   F best[M];
   int count = 0;
   const int64_t seen = position[0] + 1 - start;  // of the tile by the first row, who sees the least
-  if (seen >= kTile && window <= 0 && softcap <= 0) {
+  if (seen >= kTile && window == 0 && softcap <= 0) {
     count = kTile;
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {

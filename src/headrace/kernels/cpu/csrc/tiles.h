@@ -14,6 +14,18 @@
 
 namespace {
 
+// So many latest positions a query sees, itself included; below zero: what of a chunk of so many
+// lies before it; 0: all.
+HR_INLINE int64_t window_of(const HrAttention& op, const HrStep& step) {
+  const int64_t window = step.groups[op.kv.group].window;
+  return op.chunked ? -window : window;
+}
+
+// The first position that the query at `position` sees; of a window perhaps one before the first.
+HR_INLINE int64_t first_seen(int64_t position, int64_t window) {
+  return window > 0 ? position - window + 1 : window < 0 ? position / -window * -window : 0;
+}
+
 constexpr int kTile = 64;
 constexpr int kVectors = kTile / 16;
 
