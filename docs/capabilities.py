@@ -27,24 +27,48 @@ PAGE = HERE / "capabilities.md"
 MODELS = HERE.parent / "tests" / "tiny"
 PROVEN = HERE.parent / "tests" / "models" / "test_features.py"
 TRITON = HERE.parent / "tests" / "kernels_triton"
-GGUF_FAMILIES = {*GGUF_ARCHITECTURES.values(), "mistral", "mixtral", "deepseek_v3"}
-"""Families that have an architecture of GGUF, also those that share one."""
+GGUF = HERE.parent / "tests" / "loader"
+SHARING = ("deepseek_v3", "mixtral", "olmo3")
+"""Families whose files call themselves after another."""
+RANKS = HERE.parent / "tests" / "worker" / "test_ranks_of_workers.py"
 CHECKED_AS = {"bert": "encoder.py"}
 """Families whose oracle is not one of `tests/tiny/families.py`."""
 
 
-def constant(path: Path, name: str) -> ast.Dict:
-    """The dictionary that a module calls `name`, unread."""
+def constant(path: Path, name: str) -> ast.expr:
+    """What a module calls `name`, unread."""
     for node in ast.parse(path.read_text()).body:
         target = getattr(node, "target", None) or (getattr(node, "targets", None) or [None])[0]
         if isinstance(target, ast.Name) and target.id == name:
-            assert isinstance(node.value, ast.Dict)  # type: ignore[attr-defined]
-            return node.value  # type: ignore[attr-defined]
+            return node.value  # type: ignore[attr-defined, no-any-return]
     raise LookupError(f"{path.name} has no {name}")
 
 
 def keys(path: Path, name: str) -> list[Any]:
-    return [ast.literal_eval(key) for key in constant(path, name).keys if key is not None]
+    found = constant(path, name)
+    assert isinstance(found, ast.Dict)
+    return [ast.literal_eval(key) for key in found.keys if key is not None]
+
+
+def gguf_cases() -> dict[str, str]:
+    """Case of the tests of GGUF → its family."""
+    found: dict[str, str] = {}
+    for module, name in (("test_gguf_families", "FAMILIES"), ("test_gguf_llamacpp", "ELSEWHERE")):
+        cases = constant(GGUF / f"{module}.py", name)
+        assert isinstance(cases, ast.Dict)
+        for case, value in zip(keys(GGUF / f"{module}.py", name), cases.values, strict=True):
+            assert isinstance(value, ast.Tuple)
+            word = case.partition(" ")[0]
+            arch = GGUF_ARCHITECTURES[ast.literal_eval(value.elts[1])]
+            found[case] = word if word in SHARING else arch
+    return found
+
+
+def ranked() -> set[str]:
+    """Families of the tiny models that tests share out to ranks."""
+    lists = ("DENSE", "NORMS_OF_ALL_HEADS", "MIXTURES", "STATES", "LATENT")
+    names = [name for each in lists for name in ast.literal_eval(constant(RANKS, each))]
+    return {name.partition("-")[0] for name in names}
 
 
 def oracles() -> list[str]:
@@ -75,6 +99,9 @@ def features() -> str:
     refused = ast.literal_eval(constant(PROVEN, "REFUSED"))
     triton = keys(TRITON / "test_whole_models.py", "SHALLOW")
     triton += keys(TRITON / "test_families.py", "FAMILIES")
+    cases_of_gguf, ranks = gguf_cases(), ranked()
+    unread = ast.literal_eval(constant(GGUF / "test_gguf_llamacpp.py", "UNREAD"))
+    beside = {family for case, family in cases_of_gguf.items() if case not in unread}
     rows = []
     for family in FAMILIES:
         cases = [name for name in named if name.partition("-")[0] == family]
@@ -85,9 +112,11 @@ def features() -> str:
             for column in columns
         ]
         whole = "yes" if set(cases) & set(triton) else ""
-        gguf = "yes" if family in GGUF_FAMILIES else ""
-        rows.append([f"`{family}`", gguf, *cells, whole])
-    return table(["family", "GGUF", *columns, "whole in Triton's interpreter"], rows)
+        files = ["yes" if family in found else "" for found in (cases_of_gguf.values(), beside)]
+        shared = "yes" if family in ranks else ""
+        rows.append([f"`{family}`", *files, *cells, shared, whole])
+    head = ["family", "GGUF", "beside llama.cpp", *columns, "ranks"]
+    return table([*head, "whole in Triton's interpreter"], rows)
 
 
 def weights() -> str:
@@ -143,7 +172,11 @@ def written() -> str:
             "Of each family in safetensors on the CPU kernels: the same answers with the feature "
             "as without, or the refusal by name (`no`), as `tests/models/test_features.py` runs "
             "them for every tiny model of the family; adapters against the adapter in the "
-            "weights. Its GGUF is held against its folder by `tests/loader/test_gguf_families.py`.",
+            "weights. GGUF gives 64 of 64 tokens that transformers gives (`tests/loader/"
+            "test_gguf_greedy.py`), and llama.cpp gives the same from the same file "
+            "(`test_gguf_llamacpp.py`; Mistral's and Mixtral's files call themselves llama). "
+            "Ranks: the same answers from several workers that share the model "
+            "(`tests/worker/test_ranks_of_workers.py`).",
             features(),
             "## Weights",
             "Panels are computed with as they are; what is expanded is computed with in the "

@@ -48,7 +48,7 @@ LINES = {
     "kernels": 16_372,
 =======
     "kernels": 16_372,
->>>>>>> 3d068020 (Llama 4, text: chunks, layers without positions, shares of what experts read)
+>>>>>>> a917259e (GGUF of every family against transformers, 64 of 64 tokens; capabilities by file kind, llama.cpp and ranks, from the tests that prove them)
     "kv": 1_703,
     "layers": 429,
     "loader": 5_113,
@@ -69,12 +69,11 @@ LINES = {
 <<<<<<< HEAD
 TOTAL = 107_697
 =======
-<<<<<<< HEAD
 TOTAL = 107_697
+>>>>>>> 2068fe97 (Llama 4, text: chunks, layers without positions, shares of what experts read)
 =======
 TOTAL = 107_697
->>>>>>> 3d068020 (Llama 4, text: chunks, layers without positions, shares of what experts read)
->>>>>>> 2068fe97 (Llama 4, text: chunks, layers without positions, shares of what experts read)
+>>>>>>> a917259e (GGUF of every family against transformers, 64 of 64 tokens; capabilities by file kind, llama.cpp and ranks, from the tests that prove them)
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
