@@ -37,13 +37,15 @@ def prompt(length: int, seed: int) -> list[int]:
 def test_64_of_64_tokens(name: str, tmp_path: Path) -> None:
     kind, arch, values = NAMES[name]
     model = hf_model(kind, **values)
-    for buffer in model.buffers():
-        if buffer.shape == (4,):  # The bias of the choice of four experts.
-            buffer.copy_(torch.randn(4))
+    for key, buffer in model.named_buffers():
+        if "e_score_correction_bias" in key:
+            buffer.copy_(torch.randn(buffer.shape))
     path = save_gguf(model, tmp_path / "m.gguf", arch)
-    settings = {"threads": 1, "rows": 4, "step_tokens": 256, "max_context": 256}
-    options = WorkerOptions(kernels="cpu", kv_dtype="float32", **settings)
-    driver, oracle = Driver(Worker(open_model(str(path)), options)), Oracle(model)
+    settings = {"threads": 1, "rows": 8, "step_tokens": 256, "max_context": 256}
+    worker = Worker(
+        open_model(str(path)), WorkerOptions(kernels="cpu", kv_dtype="float32", **settings)
+    )
+    driver, oracle = Driver(worker, prefix_cache=False), Oracle(model)
     for length in LENGTHS:
         asked, expected = oracle.decided(lambda seed, of=length: prompt(of, seed), 64, NEAR)
         assert driver.ask(asked, GREEDY).tokens == expected, f"{length} tokens"
