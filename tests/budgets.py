@@ -44,11 +44,7 @@ LINES = {
     "dist": 576,
     "engine": 9_293,
     "factory": 6_688,
-<<<<<<< HEAD
     "kernels": 16_372,
-=======
-    "kernels": 16_372,
->>>>>>> a917259e (GGUF of every family against transformers, 64 of 64 tokens; capabilities by file kind, llama.cpp and ranks, from the tests that prove them)
     "kv": 1_703,
     "layers": 429,
     "loader": 5_113,
@@ -60,20 +56,13 @@ LINES = {
     "route": 1_062,
     "sched": 1_578,
     "server": 16_198,
-    "speech": 4_168,
+    "speech": 4_169,
     "speculate": 702,
     "text": 6_206,
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-<<<<<<< HEAD
 TOTAL = 107_697
-=======
-TOTAL = 107_697
->>>>>>> 2068fe97 (Llama 4, text: chunks, layers without positions, shares of what experts read)
-=======
-TOTAL = 107_697
->>>>>>> a917259e (GGUF of every family against transformers, 64 of 64 tokens; capabilities by file kind, llama.cpp and ranks, from the tests that prove them)
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
