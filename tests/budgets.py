@@ -56,7 +56,7 @@ LINES = {
     "route": 1_062,
     "sched": 1_578,
     "server": 16_198,
-    "speech": 4_169,
+    "speech": 4_168,
     "speculate": 702,
     "text": 6_206,
     "worker": 5_876,
