@@ -39,7 +39,6 @@ from headrace.kernels.cuda_graphs import CudaGraphMaker, GraphProgram
 from headrace.kernels.operators import KvLayer, StateLayer, StepLimits
 from headrace.kernels.program import LOGITS, CallByCall
 from headrace.kernels.triton.operators import TritonOperators
-from headrace.kernels.triton.states import recur
 from headrace.kernels.weights import DenseWeight
 from headrace.roofline.composition import compose
 from headrace.roofline.counts import Case
@@ -85,8 +84,6 @@ def kernels() -> Iterator[Callable[[], Kernel]]:
     for name, spec in (("delta rule", delta), ("state space", ssm)):
         for step in (decode(1, 1024), decode(32, 1024), decode(128, 1024), prefill(2048)):
             yield lambda name=name, spec=spec, step=step: walk(name, spec, step)
-        for columns in (4, 16):
-            yield lambda name=name, spec=spec, n=columns: walk(name, spec, prefill(2048), n)
     for step in (decode(32, 1024), prefill(2048)):
         yield lambda step=step: convolution(step)
     for rows in (32, 2048):
@@ -128,8 +125,7 @@ def packed(heads: int, rows: int) -> Kernel:
     )
 
 
-def walk(name: str, spec: DeltaSpec | SsmSpec, step: Step, columns: int | None = None) -> Kernel:
-    """`columns`: see `states.recur`."""
+def walk(name: str, spec: DeltaSpec | SsmSpec, step: Step) -> Kernel:
     batch = make_batch(step, [], DEVICE, states=True)
     rows, heads = len(step.entries), spec.value_heads
     sizes = spec.key_size, spec.value_size
@@ -143,11 +139,11 @@ def walk(name: str, spec: DeltaSpec | SsmSpec, step: Step, columns: int | None =
     vectors = [heads, heads, sizes[1]] if isinstance(spec, DeltaSpec) else [heads] * 3
     vectors += [] if isinstance(spec, DeltaSpec) else [spec.values]
     weights = [torch.rand(size, device=DEVICE).to(DTYPE) for size in vectors]
-    numbers = heads * sizes[0] * sizes[1]
+    ops, numbers = TritonOperators(DTYPE), heads * sizes[0] * sizes[1]
     moved = rows * numbers * 8 + 2 * step.tokens * (sum(widths) + spec.values)
     return Kernel(
-        f"{name}, {step.name}" + ("" if columns is None else f", {columns} columns"),
-        lambda: recur(given, spec, weights, layer, batch, 0, columns=columns),
+        f"{name}, {step.name}",
+        lambda: ops.recur(given, spec, weights, layer, batch, 0),
         moved,
         7.0 * step.tokens * numbers,
     )
