@@ -15,7 +15,7 @@ from headrace.loader.gguf_model import END_OF_TURN, end_of_turn
 from headrace.loader.hub_model import split_hub_name
 from headrace.loader.weights import load_weights
 from tiny.checkpoints import hf_model, save_folder
-from tiny.gguf_files import save_gguf
+from tiny.gguf_files import VOCABULARY, save_gguf
 
 TEMPLATE = "{{ messages }}"
 
@@ -145,6 +145,22 @@ def test_gguf(model: Any, tmp_path: Path) -> None:
     assert files.licence == "mit"
     assert isinstance(files.tokenizer, dict)
     assert len(files.tokenizer["tokenizer.ggml.tokens"]) == 320
+
+
+@pytest.mark.parametrize("mark", ["<turn|>", "<|eot|>", "<|eom|>", "<end_of_turn>"])
+def test_a_turn_ends_with_what_ends_turns_in_its_family(
+    model: Any, tmp_path: Path, mark: str
+) -> None:
+    """Files of Gemma 4 and Llama 4 name the end of a text alone."""
+    tokens = [*VOCABULARY["tokenizer.ggml.tokens"]]
+    types = [*VOCABULARY["tokenizer.ggml.token_type"]]
+    tokens[9], types[9] = mark, 3
+    told = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    file = save_gguf(model, tmp_path / "m.gguf", "qwen2", metadata=told)
+    assert 9 in open_model(str(file)).eos_ids
+    types[9] = 1  # An ordinary word.
+    file = save_gguf(model, tmp_path / "n.gguf", "qwen2", metadata=told)
+    assert 9 not in open_model(str(file)).eos_ids
 
 
 def test_a_header_is_read_once(model: Any, tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ END_OF_TURN = (
     "<|eom_id|>",
     "<|end_of_text|>",
     "<end_of_turn>",
+    "<turn|>",  # Gemma 4
+    "<|eot|>",  # Llama 4, and the next
+    "<|eom|>",
     "<|end|>",
     "<EOT>",
 )
