@@ -47,7 +47,7 @@ LINES = {
     "kernels": 16_372,
     "kv": 1_703,
     "layers": 429,
-    "loader": 5_113,
+    "loader": 5_116,
     "media": 504,
     "models": 527,
     "obs": 1_767,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 107_697
+TOTAL = 107_700
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
