@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from cpu_libraries import team_of
 
+from headrace.base.graph import AttentionSpec
 from headrace.kernels.cpu import emit
 from headrace.kernels.cpu.emit import NOT_QUANTISED, matrix
 from headrace.kernels.cpu.library import Team, allocate
@@ -120,8 +121,7 @@ def main() -> None:
                     matrix(y),
                     NOT_QUANTISED,
                     None,
-                    size**-0.5,
-                    None,
+                    AttentionSpec(0, heads, kv_heads, size, size**-0.5),
                     ROWS_N,
                 )
                 for layer in layers

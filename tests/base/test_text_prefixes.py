@@ -46,7 +46,16 @@ def test_what_decides_over_the_cache_decides_over_the_names(other: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{}", b"[" * 2000, b'{"prompt": "' + b"x" * 900, b"\xff" * 900, b"7" * 900]
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[" * 2000,
+        b'{"prompt": "' + b"x" * 900,
+        b"\xff" * 900,
+        b"7" * 900,
+        b'{"a":' * 99999,
+    ],
 )
 def test_what_is_no_request_has_no_names(body: bytes) -> None:
     assert text_prefixes(body, b"") == NOTHING

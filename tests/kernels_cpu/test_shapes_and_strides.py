@@ -508,8 +508,7 @@ def test_rope_and_attention(
                 matrix(y),
                 room.struct if coded else NOT_QUANTISED,
                 None,
-                0.2,
-                None,
+                spec,
                 ROWS_N,
             ),
         ]
@@ -534,8 +533,7 @@ def test_rope_and_attention(
         matrix(few),
         room.struct if coded else NOT_QUANTISED,
         None,
-        0.2,
-        None,
+        spec,
         ROWS_R,
     )
     run(team, [op], fill_step(HrStep(), batch))

@@ -179,7 +179,8 @@ async def test_a_prefix_stays_with_its_replica() -> None:
 @on_the_loop_of_servers
 async def test_two_gateways_before_many_servers_count_to_nothing() -> None:
     """No count is left behind by ended, retried, migrated or abandoned requests."""
-    servers = [Mock(dies_after=5 if n % 10 == 0 else None) for n in range(40)]
+    # Two that die: a stream survives two deaths, wherever it goes.
+    servers = [Mock(dies_after=5 if n % 20 == 0 else None) for n in range(40)]
     async with mocks(*servers) as urls, gateway(urls) as (a, _), gateway(urls) as (b, _):
         limits = httpx.Limits(max_connections=32)
         async with httpx.AsyncClient(limits=limits, timeout=60) as client:
@@ -224,3 +225,15 @@ async def test_a_late_replica_keeps_what_it_has_and_a_silent_one_is_dead(
         with pytest.raises(ReplicaLost):
             await stream
         one.connections.abort()
+
+
+@on_the_loop_of_servers
+async def test_a_body_that_nests_too_deep_is_the_servers_to_refuse() -> None:
+    one = Mock(status=400)
+    client = httpx.AsyncClient()
+    async with client, mocks(one) as urls, gateway(urls, "prefix") as (url, _):
+        for content in (b'{"a":' * 99_999, b'{"messages":' + b"[" * 99_999, b"[" * 99_999):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("route_servers.json.loads", lambda _: {})
+                reply = await client.post(url + CHAT, content=content)
+            assert reply.status_code == 400

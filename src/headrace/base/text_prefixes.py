@@ -67,7 +67,7 @@ def text_prefixes(body: bytes | bytearray, secret: bytes) -> TextPrefixes:
         return NOTHING
     try:
         told = msgspec.json.decode(body, type=_Prompt)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return NOTHING
     # In the order in which templates write them.
     text = b"".join((told.tools, told.system, told.messages or told.prompt))

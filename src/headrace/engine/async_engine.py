@@ -86,7 +86,7 @@ class AsyncEngine:
         self._subscribers: list[Callable[[StepStats], None]] = []
         self._reports: list[asyncio.Future[messages.Report]] = []
         self.adapters = AdapterBook()
-        self.held = HeldPrefixes()
+        self.held_prefixes = HeldPrefixes()
         self._events = published(options)
         self._loads = AdapterLoads(self.adapters, options, files, self.model_name, supervisor.send)
         self._own_phases = model.phases
@@ -254,7 +254,7 @@ class AsyncEngine:
                 self._work.deliver(deltas, time.monotonic())
                 self._observe(stats)
             case messages.PrefixNews(held, gone, blocks):
-                self.held.told(held, gone)
+                self.held_prefixes.told(held, gone)
                 if self._events is not None:
                     self._events.tell(blocks)
             case messages.Refused(request_id, error):
@@ -340,7 +340,7 @@ class AsyncEngine:
 
     def _forget_process(self, error: EngineDead) -> None:
         self.metrics.up = 0.0
-        self.held.forget()
+        self.held_prefixes.forget()
         if self._events is not None:
             self._events.cleared()
         self.stats = StepStats()

@@ -115,7 +115,7 @@ class ServingEngine(Protocol):
     registry: CollectorRegistry
     """Metrics of this engine; the server adds its own and renders it under /metrics."""
     # Optional, asked for with `getattr`: `metrics` (obs.metrics.EngineMetrics, whose sketches give
-    # latencies of the last seconds), `held` (`HeldPrefixes`, for routers), `in_work()` (id and life
+    # latencies of the last seconds), `held_prefixes` (for routers), `in_work()` (id and life
     # of each request, for the page) and `on_end` (called with id and life when a request has ended,
     # for traces).
 

@@ -214,7 +214,7 @@ class Gateway:
         if path in GENERATING:
             try:
                 read = msgspec.json.decode(body, type=_Body)
-            except (msgspec.DecodeError, msgspec.ValidationError):
+            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
                 read = _Body()  # What is wrong with it the replica says.
             migrates = self._migrate and bool(read.stream)
             start = body.find(b"{") + 1

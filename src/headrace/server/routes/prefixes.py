@@ -30,7 +30,7 @@ async def prefixes_stream(request: Request) -> Response:
     that the prefix cache holds and no longer holds, and `in_work`, the requests in work. First all
     that are held, in one event or several, then what changes."""
     service = of(request)
-    held: HeldPrefixes | None = getattr(service.engine, "held", None)
+    held: HeldPrefixes | None = getattr(service.engine, "held_prefixes", None)
     if held is None:
         raise NotFound("this server has no prefix cache", code="no_prefix_cache")
     return EventStream(_events(service, held), keep_alive=service.keep_alive)
