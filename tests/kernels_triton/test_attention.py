@@ -186,6 +186,47 @@ def test_drafts_are_verified_where_tokens_decode(
         torch.testing.assert_close(out.view(len(q), -1), expected, atol=2e-5, rtol=2e-5)
 
 
+CHUNKED = [
+    # entries, H, G, E, block, tokens of a chunk
+    ([(95, 1), (96, 1), (3, 1), (150, 1)], 4, 2, 32, 16, 48),
+    ([(1000, 1), (1023, 1), (1024, 1)], 4, 1, 32, 16, 512),
+    ([(0, 70), (45, 5), (130, 33)], 8, 2, 64, 16, 48),
+]
+
+
+@pytest.mark.parametrize("case", CHUNKED)
+@pytest.mark.parametrize("kind", ["float32", "fp8"])
+@pytest.mark.parametrize("heads_of_plan", [1, PROGRAMS])
+def test_a_chunk_is_seen_from_its_begin(
+    case: tuple[object, ...], kind: str, heads_of_plan: int
+) -> None:
+    """As a token, as drafts, as part of a prompt: on both sides of a chunk's begin, in pieces of
+    which the first lie before it."""
+    entries, heads, kv_heads, width, block, chunk = case  # type: ignore[misc]
+    torch.manual_seed(17)
+    batch = make_batch(entries, block, chunk)
+    kv = make_kv(batch, kv_heads, block, width, kind)
+    q = torch.randn(len(batch.tokens), heads, width)
+    wide = kv
+    if kv.k_scale is not None:
+        wide = KvLayer(
+            kv.k.float() * kv.k_scale.unsqueeze(-1), kv.v.float() * kv.v_scale.unsqueeze(-1)
+        )
+    scale = width**-0.5
+    expected = reference_attention.attention(q, wide, batch, 0, scale, None, chunked=True)
+    whole = reference_attention.attention(q, wide, batch, 0, scale, None)
+    assert (whole - expected).abs().max() > 0.01, "a window is another thing"
+    view, tickets = batch.groups[0], make_tickets(CPU)
+    decode, prefill = DecodeConfig(tile=32), PrefillConfig(rows=32, tile=32)
+    for widest in (0, 1, 8):
+        out, plan = torch.full_like(q, float("nan")), plan_of(batch, widest, heads_of_plan)
+        rest = view, out, scale, None
+        attention_decode(q, kv, plan, 0, *rest, decode, tickets, chunked=True)
+        longest = batch.max_length
+        attention_prefill(q, kv, plan, *rest, prefill, longest=longest, chunked=True)
+        torch.testing.assert_close(out.flatten(1), expected, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("case", CASES[1:4])
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("magnitude", [1e-3, 3e3])

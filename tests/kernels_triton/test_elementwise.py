@@ -155,6 +155,11 @@ SHAPES = {
     "not at all": ({}, 0),
     "whole norm": ({"rope": Rope(1e4), "whole_norm": True, "eps": 1e-6}, 24),
     "latents": ({"rope": Rope(1e4, interleaved=True), "latent": True, "rotated": 16}, 8),
+    "normed values": ({"rope": Rope(1e4), "values": "normed", "eps": 1e-6}, 24),
+    "values of keys": ({"rope": Rope(1e4, interleaved=True), "values": "keys", "eps": 1e-6}, 24),
+    "K and V elsewhere": ({"rope": Rope(1e4), "values": "elsewhere", "eps": 1e-6}, 24),
+    "norms behind": ({"rope": Rope(1e4, interleaved=True), "behind": True, "eps": 0.1}, 24),
+    "growing": ({"behind": True, "growth": (0.7, 5), "eps": 1e-6}, 0),
 }
 """Fields of the spec, and how many pairs of a head of 48 are rotated."""
 
@@ -182,6 +187,8 @@ def test_heads_that_are_rotated_otherwise(name: str, kind: str) -> None:
     both: tuple[torch.Tensor, ...] = ()
     if spec.whole_norm:
         both = tuple(torch.randn(n * width).to(dtype) for n in (heads, kv_heads))
+    elif spec.values != "own":
+        both = tuple(torch.randn(width).to(dtype) for _ in range(2 if spec.kept else 1))
     angles = torch.randn(64, turned)
     rope = RopeTable(angles.cos(), angles.sin()) if turned else None
     mine, theirs = empty(), empty()
@@ -192,4 +199,4 @@ def test_heads_that_are_rotated_otherwise(name: str, kind: str) -> None:
         difference = (a.float() - b.float()).abs()
         assert (difference <= step).all()
         assert kind not in ("int8", "fp8") or (difference > 0).float().mean() < 0.01
-        assert b.float().abs().sum() > 0
+        assert (b.float().abs().sum() > 0) == (spec.kept > 0)

@@ -49,6 +49,9 @@ FAMILIES = {
     "qwen3_5_moe": SLOW,
     "granitemoehybrid": SLOW,
     "nemotron_h": SLOW,
+    "llama4": (),
+    "gemma4": SLOW,
+    "gemma4-mixture": SLOW,
 }
 """Tiny models, and the marks of their tests."""
 

@@ -137,6 +137,32 @@ def test_clamped_experts_with_biases(kind: str, tokens: int) -> None:
     assert (without - expected).norm() / expected.norm() > 0.1
 
 
+@pytest.mark.parametrize("kind", ["dense", "5", "fp8", "blocks"])
+@pytest.mark.parametrize(("tokens", "active"), [(1, 1), (3, 2), (21, 2)])
+def test_shares_of_what_experts_read(kind: str, tokens: int, active: int) -> None:
+    """Experts of Llama 4, of which a row has one, or more."""
+    experts, width, inner = 5, 160, 192
+    torch.manual_seed(19)
+    x, router = torch.randn(tokens, width), torch.randn(tokens, experts)
+    parts = [
+        [
+            (DenseWeight(matrix), matrix) if kind == "dense" else quantised(kind, matrix)
+            for matrix in dense_experts(experts, *shape)
+        ]
+        for shape in ((2 * inner, width), (width, inner))
+    ]
+    given: list[list[Weight]] = [[DenseWeight(values) for _, values in part] for part in parts]
+    weights: list[list[Weight]] = [[weight for weight, _ in part] for part in parts]
+    reference, ops = ReferenceOperators(torch.float32), TritonOperators(torch.float32)
+    chosen, shares = ops.route(router, RouteSpec(active, False, "sigmoid"), None)
+    expected = reference.experts(x, chosen, shares, *given, "silu", inside=True)
+    actual = ops.experts(x, chosen, shares, *weights, "silu", inside=True)
+    error = (actual - expected).norm() / expected.norm()
+    assert error < (0.06 if kind in ("fp8", "blocks") else 2e-5)
+    outside = ops.experts(x, chosen, shares, *weights, "silu")
+    assert (outside - expected).norm() / expected.norm() > 0.1
+
+
 @pytest.mark.parametrize("kind", ["dense", "4", "8", "fp8"])
 def test_tiles_of_one_assignment_give_the_same_bits(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -257,6 +283,11 @@ def test_routes_of_all_kinds(spec: RouteSpec, count: int, biased: bool) -> None:
     order = wanted.argsort(-1)
     assert torch.equal(chosen.long(), wanted.gather(-1, order))
     torch.testing.assert_close(shares, theirs.gather(-1, order), atol=1e-6, rtol=1e-5)
+    gains = torch.randn(count)
+    gained = route(logits, spec, bias, gains)
+    assert torch.equal(gained[0], chosen)
+    theirs = ReferenceOperators(torch.float32).route(logits, spec, bias, gains)[1]
+    torch.testing.assert_close(gained[1], theirs.gather(-1, order), atol=1e-6, rtol=1e-5)
     alone, share = route(logits[5:6], spec, bias)
     assert torch.equal(alone[0], chosen[5])
     assert torch.equal(share[0], shares[5])

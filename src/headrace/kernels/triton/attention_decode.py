@@ -46,7 +46,7 @@ from ..operators import GroupBatch, KvLayer
 from .attention_join import join_pieces
 from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
-from .support import INTERPRETED, LOG2E, few_product, sink_mass, soft_cap
+from .support import INTERPRETED, LOG2E, few_product, first_seen, sink_mass, soft_cap
 
 CUT = tl.constexpr(SHORTEST)
 ROTARY = tl.constexpr(64)
@@ -253,8 +253,8 @@ def _split_kernel(
     # Rows that work for nobody repeat the last token: their softmax stays finite.
     position = length - count + tl.minimum(rows // GROUP, count - 1)
     begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(length - count + 1 - WINDOW, 0)
+    if WINDOW != 0:
+        begin = tl.maximum(first_seen(length - count, WINDOW), 0)
 
     factor = 1.0
     if HALVES:
@@ -332,8 +332,8 @@ def _split_kernel(
             scores *= scale_log2
         if TOKENS > 1:
             visible = places[None, :] <= position[:, None]
-            if WINDOW > 0:
-                visible &= places[None, :] > position[:, None] - WINDOW
+            if WINDOW != 0:
+                visible &= places[None, :] >= first_seen(position, WINDOW)[:, None]
             scores = tl.where(visible & seen[None, :], scores, float("-inf"))
         else:
             scores = tl.where(seen[None, :], scores, float("-inf"))
@@ -416,10 +416,12 @@ def attention_decode(
     *,
     sinks: torch.Tensor | None = None,
     rope: int = 0,
+    chunked: bool = False,
 ) -> None:
     """Fill `out` [N, H, E] for the entries that `plan` cuts in pieces; rows of others are left
     alone. `rope`: of keys over latents, how many of their first numbers are rotated; these of the
     result are left alone too. `group_number`: whose pieces. `sinks` [H]: see `Operators.attend`.
+    `chunked`: windows are chunks.
 
     `tickets` [entries · G or more] int32: zero before and after, see `split.make_tickets`.
 
@@ -478,7 +480,7 @@ def attention_decode(
         WIDTH_PADDED=padded,
         BLOCK=block,
         TILE=config.tile,
-        WINDOW=view.window or 0,
+        WINDOW=(-1 if chunked else 1) * (view.window or 0),
         SOFTCAP=softcap or 0.0,
         SCALED=scaled,
         HALVES=scaled and q.dtype != torch.float32,

@@ -43,7 +43,7 @@ from ..operators import GroupBatch, KvLayer
 from .attention_decode import head_tiles, rotary_part
 from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
-from .support import INTERPRETED, LOG2E, matrix_product, sink_mass, soft_cap
+from .support import INTERPRETED, LOG2E, first_seen, matrix_product, sink_mass, soft_cap
 
 L2 = 32 * 2**20
 """Bytes of KV that heads side by side may read over and over."""
@@ -153,8 +153,8 @@ def _turn(
         log2 = 1.4426950408889634
     if MASKED:
         seen = places[None, :] <= positions[:, None]
-        if WINDOW > 0:
-            seen &= places[None, :] > positions[:, None] - WINDOW
+        if WINDOW != 0:
+            seen &= places[None, :] >= first_seen(positions, WINDOW)[:, None]
         scores = tl.where(seen, scores, float("-inf"))
     top = tl.maximum(best, tl.max(scores, 1) * log2)
     # A row of a windowed tile may have seen nothing yet: keep its exponents finite.
@@ -269,12 +269,12 @@ def _prefill_kernel(
     lowest = start + first
     highest = start + tl.minimum(first + TOKENS, count) - 1
     begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(lowest - WINDOW + 1, 0)
+    if WINDOW != 0:
+        begin = tl.maximum(first_seen(lowest, WINDOW), 0)
     tile_begin = begin // TILE * TILE
     # Tiles that every row sees whole: up to the first query's own place.
     clear_end = (lowest + 1) // TILE * TILE
-    if WINDOW > 0:
+    if WINDOW != 0:
         clear_end = tile_begin
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -395,11 +395,12 @@ def attention_prefill(
     longest: int,
     sinks: torch.Tensor | None = None,
     rope: int = 0,
+    chunked: bool = False,
 ) -> None:
     """Fill `out` [N, H, E] for the chunks of `plan`; rows of others are left alone. `longest`:
     tokens of KV that a chunk reads at most. `sinks` [H]: see `Operators.attend`.
 
-    Shapes, dtypes and `rope` as in `attention_decode`.
+    Shapes, dtypes, `rope` and `chunked` as in `attention_decode`.
     """
     _, heads, width = q.shape
     kv_heads, block = kv.k.shape[1], kv.k.shape[2]
@@ -445,7 +446,7 @@ def attention_prefill(
         WIDTH_PADDED=max(16, triton.next_power_of_2(width - rope)),
         BLOCK=block,
         TILE=config.tile,
-        WINDOW=view.window or 0,
+        WINDOW=(-1 if chunked else 1) * (view.window or 0),
         SOFTCAP=softcap or 0.0,
         SCALED=scaled,
         HALVES=halves,

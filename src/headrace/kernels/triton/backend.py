@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ...base.environment import triton_interpreted
-from ...base.graph import ExpertsSpec, RouteSpec
 from ..backend import Question
 from ..program import Provider
 
@@ -48,20 +47,6 @@ class TritonBackend:
             return "no kernel for attention to both sides"
         if kind == "write" and any(size % 2 for size in question.head_sizes()):
             return "no kernel for heads of an odd size"
-        if kind == "write" and any(each.values != "own" for each in question.attentions):
-            return "no kernel for values that are normed, or of another layer"
-        if kind == "attend" and any(each.chunked for each in question.attentions):
-            return "no kernel for chunks"
-        if kind == "write" and any(each.behind or each.growth for each in question.attentions):
-            return "no kernel for norms behind the rotation, or queries that grow"
-        if kind == "experts" and any(
-            isinstance(node.spec, ExpertsSpec) and node.spec.inside for node in question.nodes(kind)
-        ):
-            return "no kernel for shares of what experts read"
-        if kind == "route" and any(
-            isinstance(node.spec, RouteSpec) and node.spec.gained for node in question.nodes(kind)
-        ):
-            return "no kernel for factors on the shares of experts"
         if kind in ("attend", "write"):
             for size in question.head_sizes():
                 if size > (576 if any(each.latent for each in question.attentions) else 512):

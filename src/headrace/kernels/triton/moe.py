@@ -59,6 +59,7 @@ GATE_ROWS = 16
 def _route_kernel(
     router,
     bias,
+    gains,
     chosen,
     shares,
     scale,
@@ -136,7 +137,10 @@ def _route_kernel(
     place = tl.cumsum(kept, 0) - 1
     to = token * ACTIVE + place
     tl.store(chosen + to, expert, mask=kept == 1)
-    tl.store(shares + to, masses / total * scale, mask=kept == 1)
+    found = masses / total
+    if gains is not None:
+        found *= tl.load(gains + expert, mask=kept == 1, other=0.0).to(tl.float32)
+    tl.store(shares + to, found * scale, mask=kept == 1)
 
 
 @triton.jit(do_not_specialize=["assignments", "places", "tiles"])
@@ -218,27 +222,34 @@ def _gather_kernel(
     ACTIVE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`biases` [experts, width] of those that a token chose are part of what they give."""
+    """`biases` [experts, width] of those that a token chose are part of what they give. Without
+    `shares` it is added up as it is."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)
     for place in tl.static_range(ACTIVE):
-        share = tl.load(shares + token * ACTIVE + place)
+        if shares is not None:
+            share = tl.load(shares + token * ACTIVE + place)
         at = (token * ACTIVE + place) * width + column
         part = tl.load(parts + at, mask=column < width, other=0.0).to(tl.float32)
         if biases is not None:
             expert = tl.load(chosen + token * ACTIVE + place).to(tl.int64)
             own = biases + expert * width + column
             part += tl.load(own, mask=column < width, other=0.0).to(tl.float32)
-        total += share * part
+        if shares is not None:
+            part *= share
+        total += part
     tl.store(y + token * width + column, total.to(y.dtype.element_ty), mask=column < width)
 
 
 def route(
-    router: torch.Tensor, spec: RouteSpec, bias: torch.Tensor | None = None
+    router: torch.Tensor,
+    spec: RouteSpec,
+    bias: torch.Tensor | None = None,
+    gains: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Router logits [N, experts] → experts [N, active] int32 in ascending order, shares fp32.
-    `bias` [experts] is for the choice alone."""
+    `bias` [experts] is for the choice alone, `gains` [experts] are factors on the shares."""
     tokens, experts = router.shape
     chosen = torch.empty(tokens, spec.active, dtype=torch.int32, device=router.device)
     shares = torch.empty(tokens, spec.active, dtype=torch.float32, device=router.device)
@@ -246,6 +257,7 @@ def route(
     _route_kernel[(tokens,)](
         router,
         bias,
+        gains,
         chosen,
         shares,
         spec.scale,
@@ -316,32 +328,37 @@ def experts(
     packed: PackedSkinnyConfig | None = None,
     tickets: torch.Tensor | None = None,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    inside: bool = False,
 ) -> torch.Tensor:
     """x [N, D], what `route` gave, tables of [2I, D] and [D, I] of `count` experts → [N, D].
 
     `packed`: packed experts take the products of few rows, cut so; with `tickets` their input may
     be split. `biases`: of all experts, [count · 2I] and [count · D]; the gate is a kernel of its
-    own then, which adds the first.
+    own then, which adds the first. `inside`: shares multiply what the experts read; each assignment
+    has a row of its own for that.
     """
     tokens, width = x.shape
-    active = chosen.shape[1]
+    active = shared = chosen.shape[1]
+    if inside:
+        x, shared = (x[:, None] * shares.to(x.dtype)[:, :, None]).flatten(0, 1), 1
     few = packed if gate_up.bits and down.bits else None
     rows = config.rows if few is None else few.rows
     tiles = place(chosen, count, rows)
     of_gate_up, of_down = biases or (None, None)
     if few is not None:
         within = activation if of_gate_up is None else ""
-        acted = grouped_packed(x, gate_up, tiles, active, few, tickets, within)
+        acted = grouped_packed(x, gate_up, tiles, shared, few, tickets, within)
         if not within:
             acted = gated(acted, activation, of_gate_up, chosen)
         parts = grouped_packed(acted, down, tiles, 1, few, tickets)
     else:
-        acted, scales = _gate_up(x, gate_up, down, tiles, chosen, activation, config, of_gate_up)
+        given = gate_up, down, tiles, chosen, activation, config, of_gate_up
+        acted, scales = _gate_up(x, shared, *given)
         parts = grouped_product(acted, down, tiles, 1, config, dtype=x.dtype, scales=scales)
-    y = torch.empty_like(x)
+    y = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
     _gather_kernel[(tokens, triton.cdiv(width, 1024))](
         parts,
-        shares,
+        None if inside else shares,
         of_down,
         chosen,
         y,
@@ -355,6 +372,7 @@ def experts(
 
 def _gate_up(
     x: torch.Tensor,
+    shared: int,
     gate_up: ExpertTable,
     down: ExpertTable,
     tiles: Tiles,
@@ -365,14 +383,14 @@ def _gate_up(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What the products of `down` multiply: act(gate) · up [assignments, I]; or its codes, and
     their scales."""
-    values, scales, dtype, active = x, None, x.dtype, chosen.shape[1]
+    values, scales, dtype = x, None, x.dtype
     if gate_up.blocked is not None:
         values, scales = quantise_rows(x, blocked=gate_up.blocked)
     dense = gate_up.blocked is None and not gate_up.bits
     if dense and down.blocked is None and config.rows <= GATE_ROWS and biases is None:
-        gate = grouped_product(x, gate_up, tiles, active, config, activation)
+        gate = grouped_product(x, gate_up, tiles, shared, config, activation)
         return gate, None
-    inner = grouped_product(values, gate_up, tiles, active, config, dtype=dtype, scales=scales)
+    inner = grouped_product(values, gate_up, tiles, shared, config, dtype=dtype, scales=scales)
     if down.blocked is None:
         return gated(inner, activation, biases, chosen), None
     group = BLOCK if down.blocked else 0

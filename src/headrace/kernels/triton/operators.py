@@ -250,7 +250,7 @@ class TritonOperators(ReferenceOperators):
     ) -> torch.Tensor:
         """Entries of few tokens are cut along the KV, the others along their queries."""
         assert kv is not None, "no kernel for attention to both sides"
-        flat, width, scale, softcap = q, spec.size, spec.scale, spec.softcap
+        flat, width = q, spec.size
         q = flat.view(len(flat), spec.heads, width)
         out = torch.empty_like(q)
         table, view = self._table(q.device), batch.groups[group]
@@ -261,35 +261,32 @@ class TritonOperators(ReferenceOperators):
             plan = plan_step(batch, self.planner(KvCache([kv], [group], windows)))
             # One that may come again has other numbers then.
             batch.plan = None if batch.fixed else plan
+        given = view, out, spec.scale, spec.softcap
         reach, rope = batch.max_length, spec.rotated or 0 if spec.latent else 0
         attention_prefill(
             q,
             kv,
             plan,
-            view,
-            out,
-            scale,
-            softcap,
+            *given,
             table.prefill(width, coded=coded),
             longest=reach if view.window is None else min(reach, view.window + batch.max_count),
             sinks=sinks,
             rope=rope,
+            chunked=spec.chunked,
         )
         attention_decode(
             q,
             kv,
             plan,
             group,
-            view,
-            out,
-            scale,
-            softcap,
+            *given,
             table.latents(spec.heads // head_tiles(spec.heads))
             if rope
             else table.decode(width, coded=coded),
             self._ticket(q.device),
             sinks=sinks,
             rope=rope,
+            chunked=spec.chunked,
         )
         return out.view_as(flat)
 
@@ -343,8 +340,7 @@ class TritonOperators(ReferenceOperators):
     def route(
         self, logits: torch.Tensor, spec: RouteSpec, bias: Vector, gains: Vector = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert gains is None, "no kernel for factors on the shares"
-        return moe.route(logits, spec, bias)
+        return moe.route(logits, spec, bias, gains)
 
     def experts(
         self,
@@ -374,6 +370,7 @@ class TritonOperators(ReferenceOperators):
             packed if packed.serves else None,
             None if self.deterministic else self._ticket(x.device),
             biases,
+            inside,
         )
 
     def logits(

@@ -10,7 +10,9 @@ depends on the batch.
 A program holds its heads as pairs of numbers that are turned by one angle, whatever pairs they are:
 (i, i + half), or neighbours; numbers that nothing turns, of heads that are rotated in part or not
 at all, are pairs too, with angle nought. A norm over all heads of a token (OLMo 2) reads them all
-in each program: they are in L2, and how many share a program is the model's.
+in each program: they are in L2, and how many share a program is the model's. Where values are the
+keys (Gemma 4), programs of values read those; where K and V are another layer's, there are none of
+either.
 """
 
 from __future__ import annotations
@@ -85,6 +87,13 @@ def _store_kv(
 
 
 @triton.jit
+def _to_one(low, high, eps, HALF: tl.constexpr):
+    """→ what scales heads, their pairs [HEADS, HALF_PADDED], to a root mean square of one."""
+    mean = (tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF)
+    return (1.0 / tl.sqrt(mean + eps))[:, None]
+
+
+@triton.jit
 def _rope_kernel(
     qkv,
     q_out,
@@ -106,7 +115,12 @@ def _rope_kernel(
     scale_block_stride,
     eps,
     norm_offset,
-    VALUES: tl.constexpr,
+    growth,
+    READ: tl.constexpr,
+    WRITTEN: tl.constexpr,
+    TO_ONE: tl.constexpr,
+    BEHIND: tl.constexpr,
+    EVERY: tl.constexpr,
     HALF: tl.constexpr,
     HALF_PADDED: tl.constexpr,
     TURNED: tl.constexpr,
@@ -120,8 +134,10 @@ def _rope_kernel(
     BIASES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """VALUES: parts of the KV, keys and values 2, or keys that are values too 1. TURNED: how many
-    pairs of a head are rotated; PAIRS: of neighbours. NORM: of heads, or where WHOLE of all."""
+    """READ, WRITTEN: of keys and values, how many lie behind the queries, and how many are kept.
+    TO_ONE: values are scaled to a root mean square of one; BEHIND: q and k, behind the rotation.
+    EVERY: positions by which queries grow. TURNED: how many pairs of a head are rotated; PAIRS: of
+    neighbours. NORM: of heads, or where WHOLE of all."""
     token = tl.program_id(0).to(tl.int64)
     # Programs of queries come first, then those of keys and of values.
     queries = tl.cdiv(heads, HEADS)
@@ -137,13 +153,13 @@ def _rope_kernel(
         before = heads
         count = kv_heads
     if is_value:
-        before = heads + kv_heads
+        before = heads + (READ - 1) * kv_heads
     head = own + tl.arange(0, HEADS)
     columns = tl.arange(0, HALF_PADDED)
     real = head < count
     inside = columns < HALF
     mask = real[:, None] & inside[None, :]
-    first = token * (heads + VALUES * kv_heads) + before
+    first = token * (heads + READ * kv_heads) + before
     # Where in a head both numbers of each pair are; values in four bits are coded by halves.
     left = columns
     right = HALF + columns
@@ -156,7 +172,12 @@ def _rope_kernel(
     at = qkv + (first + head)[:, None] * (2 * HALF)
     low = tl.load(at + left[None, :], mask=mask, other=0.0).to(tl.float32)
     high = tl.load(at + right[None, :], mask=mask, other=0.0).to(tl.float32)
-    if not is_value:
+    if is_value:
+        if TO_ONE:
+            factor = _to_one(low, high, eps, HALF)
+            low *= factor
+            high *= factor
+    else:
         norm = k_norm
         if is_query:
             norm = q_norm
@@ -175,8 +196,7 @@ def _rope_kernel(
                 gain_low = tl.load(gain + left[None, :], mask=mask, other=0.0)
                 gain_high = tl.load(gain + right[None, :], mask=mask, other=0.0)
             else:
-                mean = (tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF)
-                factor = (1.0 / tl.sqrt(mean + eps))[:, None]
+                factor = _to_one(low, high, eps, HALF)
                 gain_low = tl.load(norm + left, mask=inside, other=0.0)[None, :]
                 gain_high = tl.load(norm + right, mask=inside, other=0.0)[None, :]
             gain_low = gain_low.to(tl.float32) + norm_offset
@@ -195,6 +215,17 @@ def _rope_kernel(
             turned = low * c - high * s
             high = high * c + low * s
             low = turned
+        if BEHIND:
+            low = low.to(qkv.dtype.element_ty).to(tl.float32)
+            high = high.to(qkv.dtype.element_ty).to(tl.float32)
+            factor = _to_one(low, high, eps, HALF)
+            low *= factor
+            high *= factor
+        if EVERY > 0 and is_query:
+            steps = (tl.load(positions + token) + 1) // EVERY
+            larger = (tl.log(1.0 + steps.to(tl.float32)) * growth + 1.0).to(qkv.dtype.element_ty)
+            low = low.to(qkv.dtype.element_ty).to(tl.float32) * larger.to(tl.float32)
+            high = high.to(qkv.dtype.element_ty).to(tl.float32) * larger.to(tl.float32)
     if is_query:
         to = q_out + (token * heads + head)[:, None] * (2 * HALF)
         tl.store(to + left[None, :], low.to(q_out.dtype.element_ty), mask=mask)
@@ -257,20 +288,22 @@ def rope_and_cache(
     batch: StepBatch,
     group: int,
 ) -> torch.Tensor:
-    """See `Operators.write`: qkv [N, (H + 2G) · E] → q [N, H · E]; of latents [N, (H + 1) · E]. E
-    is even. Biases that keys are kept without are of heads whose halves are rotated."""
+    """See `Operators.write`: qkv [N, `spec.stacked`] → q [N, H · E]; latents are keys of one head
+    that are values too. E is even. Biases that keys are kept without are of heads whose halves are
+    rotated."""
     heads, kv_heads, width, tokens = spec.heads, spec.kv_heads, spec.size, len(qkv)
     out = torch.empty(tokens, spec.queries, dtype=qkv.dtype, device=qkv.device)
     coded = kv.k_scale is not None
     top = (127.0 if kv.k.dtype == torch.int8 else 448.0) if coded else 0.0
     k_scale, v_scale = (qkv, qkv) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
-    q_norm, k_norm = norms or (qkv, qkv)
+    q_norm, k_norm = (norms[0], norms[-1]) if norms else (qkv, qkv)
     four, biased = kv.v.dtype == torch.uint8, biases_of(kv, qkv)
     assert kv.k.stride(0) == kv.v.stride(0) * (1 + four)
     assert qkv.is_contiguous()
     together = min(TOGETHER, triton.next_power_of_2(heads))
-    parts = 1 if spec.latent else 2
-    programs = triton.cdiv(heads, together) + parts * triton.cdiv(kv_heads, together)
+    written = 2 if spec.values == "keys" else spec.kept
+    programs = triton.cdiv(heads, together) + written * triton.cdiv(kv_heads, together)
+    growth, every = spec.growth or (0.0, 0)
     cos, sin = (qkv, qkv) if rope is None else (rope.cos, rope.sin)
     _rope_kernel[(tokens, programs)](
         qkv,
@@ -293,7 +326,12 @@ def rope_and_cache(
         k_scale.stride(0),
         spec.eps,
         spec.norm_offset,
-        VALUES=parts,
+        growth,
+        READ=spec.kept,
+        WRITTEN=written,
+        TO_ONE=spec.values in ("normed", "keys"),
+        BEHIND=spec.behind,
+        EVERY=every,
         HALF=width // 2,
         HALF_PADDED=triton.next_power_of_2(width // 2),
         TURNED=0 if rope is None else rope.cos.shape[1],

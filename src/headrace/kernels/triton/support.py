@@ -39,6 +39,13 @@ def few_product(a, b, accumulator, interpreted: tl.constexpr):
 
 
 @triton.jit
+def first_seen(position, WINDOW: tl.constexpr):
+    """The first place that a query sees, in a window of WINDOW places, itself included, or below
+    zero, in its chunk of -WINDOW; a window begins below nought."""
+    return position // -WINDOW * -WINDOW if WINDOW < 0 else position - WINDOW + 1
+
+
+@triton.jit
 def sink_mass(sinks, heads, best):
     """What the sinks of `heads` add to sums of weights whose largest score, to base two, is
     `best`."""
