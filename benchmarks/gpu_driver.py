@@ -32,7 +32,7 @@ from unittest.mock import patch
 import torch
 import triton
 from gpu_dry import ARCHITECTURES, KV, MODELS, STEPS, draw_tokens
-from gpu_models import ARCHS, Step, build, decode, make_batch, make_cache, prefill, thin, windows_of
+from gpu_models import ARCHS, Step, batch_for, build, decode, make_cache, prefill, thin
 from gpu_sass import SHARED_LIMIT
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
@@ -204,7 +204,7 @@ def drive_models(architecture: str, numbers: list[int]) -> Iterator[Driven]:
             model = build(arch, operators, device="meta", weights=weights)
             cache = make_cache(arch, 64, "meta", KV[kv])
             for step in (*STEPS, *LARGE):
-                batch = make_batch(step, windows_of(arch), "meta")
+                batch = batch_for(step, cache, "meta")
 
                 run = partial(one_step, model, operators, batch, cache, arch.vocab_size)
                 yield drive(device, f"{name} {weights}, {kv} KV", step, run)

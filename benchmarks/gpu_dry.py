@@ -32,13 +32,12 @@ from gpu_models import (
     ARCHS,
     ROOFLINE,
     Step,
+    batch_for,
     build,
     decode,
-    make_batch,
     make_cache,
     prefill,
     thin,
-    windows_of,
 )
 from gpu_nodes import node_table, nodes
 from gpu_sass import SHARED_LIMIT, Code
@@ -79,6 +78,9 @@ MODELS = (
     ("qwen2.5-0.5b", "bfloat16", "int8", False),
     ("qwen2.5-0.5b", "bfloat16", "k8v4", False),
     ("llama-3.1-8b", "int4", "k8v4", False),
+    ("deepseek-v2-lite", "bfloat16", "bfloat16", False),
+    ("granite-4.0-h-tiny", "bfloat16", "bfloat16", False),
+    ("gemma-4-26b-a4b", "bfloat16", "bfloat16", False),
 )
 """(architecture, weights, KV, deterministic)."""
 QUICK = (MODELS[0], MODELS[6])
@@ -292,7 +294,7 @@ def launched(
             cache = make_cache(arch, 64, "meta", KV[kv])
             label = f"{name} {weights}, {kv} KV" + (", deterministic" if deterministic else "")
             for step in STEPS:
-                batch = make_batch(step, windows_of(arch), "meta")
+                batch = batch_for(step, cache, "meta")
                 with compiling(architecture, known) as found:
                     model.forward(operators, batch, cache)
                     if not deterministic:

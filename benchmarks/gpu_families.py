@@ -23,15 +23,15 @@ from gpu_models import (
     BLOCK,
     ROOFLINE,
     Step,
+    batch_for,
     build,
     decode,
     family_cache,
     make_batch,
+    of_layers,
     prefill,
-    windows_of,
 )
 
-from headrace.base.arch import ModelArch
 from headrace.base.graph import AttentionSpec, LatentSpec, RouteSpec
 from headrace.base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from headrace.base.step import MOST_DRAFTS
@@ -175,19 +175,9 @@ def routed(rows: int) -> Kernel:
     )
 
 
-def cut(arch: ModelArch, layers: int) -> ModelArch:
-    """Its first layers."""
-    of = arch.recurrence
-    if of is not None:
-        kept = [tuple(n for n in part if n < layers) for part in (of.layers, of.bare)]
-        of = replace(of, layers=kept[0], bare=kept[1])
-    windows, nope = arch.windows[:layers], arch.nope[:layers]
-    return replace(arch, layers=layers, windows=windows, nope=nope, recurrence=of)
-
-
 def steps(name: str, layers: int, weights: str, ceilings: Ceilings) -> Iterator[dict[str, object]]:
     """Milliseconds of each step beside its limit."""
-    arch = cut(known(name)[0], layers)
+    arch = of_layers(known(name)[0], range(layers))
     ops = TritonOperators(DTYPE)
     model = build(arch, ops, device=DEVICE, weights=weights, max_context=8320)
     cache = family_cache(arch, 1 + 32 * 521, DEVICE, rows=128)
@@ -206,7 +196,7 @@ def steps(name: str, layers: int, weights: str, ceilings: Ceilings) -> Iterator[
         cache_bandwidth=max(ceilings.bandwidth, DEVICES["H100"].cache_bandwidth),
     )
     for step in STEPS:
-        batch = make_batch(step, windows_of(arch), DEVICE, states=bool(cache.states))
+        batch = batch_for(step, cache, DEVICE)
         # Rows of one token would choose the same experts.
         batch.tokens.random_(0, arch.vocab_size)
         before = program.facts.replayed

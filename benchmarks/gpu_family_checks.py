@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 from gpu_kernels import error
-from gpu_models import BLOCK, Step, build, family_cache, make_batch, seeded, windows_of
+from gpu_models import BLOCK, Step, batch_for, build, family_cache, make_batch, of_layers, seeded
 from gpu_paths import Rerun
 
-from headrace.base.arch import ModelArch, Rope
+from headrace.base.arch import Chunks, ModelArch, Moe, Rope
 from headrace.base.graph import AttentionSpec, LatentSpec, RouteSpec
 from headrace.base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from headrace.base.step import MOST_DRAFTS
@@ -210,24 +210,11 @@ def states(spec: ConvSpec | DeltaSpec | SsmSpec, *, deterministic: bool = False)
 
 def small(name: str, layers: int, **changes: object) -> ModelArch:
     """A known model with few layers, narrow ones, few experts."""
-    arch = known(name)[0]
-    moe, of = arch.moe, arch.recurrence
-    if moe is not None:
+    arch = of_layers(known(name)[0], range(layers))
+    if (moe := arch.moe) is not None:
         moe = replace(moe, experts=max(16, moe.groups), intermediate=256, active=min(4, moe.active))
-    if of is not None:
-        kept = [tuple(n for n in part if n < layers) for part in (of.layers, of.bare)]
-        of = replace(of, layers=kept[0], bare=kept[1])
-    return replace(
-        arch,
-        layers=layers,
-        windows=arch.windows[:layers],
-        nope=arch.nope[:layers],
-        vocab_size=1000,
-        max_context=512,
-        moe=moe,
-        recurrence=of,
-        **changes,  # type: ignore[arg-type]
-    )
+    arch = replace(arch, vocab_size=1000, max_context=512, moe=moe)
+    return replace(arch, **changes)  # type: ignore[arg-type]
 
 
 def models() -> dict[str, ModelArch]:
@@ -238,6 +225,18 @@ def models() -> dict[str, ModelArch]:
         "lfm2": small("lfm2-1.2b", 3),
         "glm-4": small("glm-4-9b-0414", 2, hidden=512, intermediate=512),
         "olmo-2": small("olmo-2-7b", 2, hidden=512, intermediate=512),
+        "gemma-4": small("gemma-4-26b-a4b", 6, hidden=512, intermediate=512),
+        "like Llama 4": small(
+            "llama-3.1-8b",
+            4,
+            family="llama4",
+            hidden=512,
+            intermediate=512,
+            windows=(32, 32, 32, None),
+            nope=(False, False, False, True),
+            moe=Moe(16, 1, 256, False, 256, scores="sigmoid", inside=True),
+            chunks=Chunks(normed=True, growth=0.1, every=16),
+        ),
     }
 
 
@@ -272,7 +271,7 @@ def family(name: str) -> Check:
             cache = family_cache(arch, 16, device, kv, rows=4)
             logits = []
             for step in MODEL_STEPS:
-                batch = make_batch(step, windows_of(arch), device, states=bool(cache.states))
+                batch = batch_for(step, cache, device)
                 logits.append(model.forward(each, batch, cache)[1].float())
             found.append(torch.cat(logits))
         norm = (found[0] - found[-1]).norm() / found[-1].norm()
@@ -308,7 +307,7 @@ def replayed(name: str) -> Check:
         for step in MODEL_STEPS:
             found = []
             for each in (plain, program):
-                batch = make_batch(step, windows_of(arch), device, states=bool(caches[0].states))
+                batch = batch_for(step, caches[0], device)
                 found.append(each.step(batch, asked).logits.clone())
             worst = max(worst, error(found[1], found[0], 0.03))
         assert program.facts.replayed == len(MODEL_STEPS), program.facts
@@ -333,6 +332,9 @@ FAMILIES: dict[str, Check] = {
     "latents written": heads_of(
         {"rope": Rope(1e4, interleaved=True), "latent": True, "rotated": 64}, 32
     ),
+    "values of keys": heads_of({"rope": Rope(1e4), "values": "keys", "eps": 1e-6}, 64),
+    "heads normed behind": heads_of({"rope": Rope(1e4), "behind": True, "eps": 1e-5}, 64),
+    "queries that grow": heads_of({"growth": (0.1, 8)}, 0),
     "routes": routes,
     "gating": gating,
     **{f"latents, {name}": latents(name) for name in LATENTS},

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,7 +67,15 @@ GEMMA_3_1B = ModelArch(
 
 ARCHS = {
     name: known(name)[0]
-    for name in ("qwen2.5-0.5b", "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b")
+    for name in (
+        "qwen2.5-0.5b",
+        "llama-3.1-8b",
+        "qwen3-30b-a3b",
+        "gpt-oss-20b",
+        "deepseek-v2-lite",
+        "granite-4.0-h-tiny",
+        "gemma-4-26b-a4b",
+    )
 } | {"gemma-3-1b": GEMMA_3_1B}
 
 
@@ -104,11 +112,36 @@ def mixture(
 
 
 def thin(arch: ModelArch) -> ModelArch:
-    """One layer of each kind: every kernel of the model, compiled once."""
-    if not arch.windows:
-        return replace(arch, layers=1)
-    kinds = sorted(set(arch.windows), key=lambda window: (window is None, window or 0))
-    return replace(arch, layers=len(kinds), windows=tuple(kinds))
+    """One layer of each kind, the first: every kernel of the model, compiled once."""
+    of, moe = arch.recurrence, arch.moe
+    kinds = [
+        (
+            arch.window(layer),
+            arch.nope[layer] if arch.nope else None,
+            of and (layer in of.layers, layer in of.bare),
+            moe and moe.mixes(layer),
+        )
+        for layer in range(arch.layers)
+    ]
+    return of_layers(arch, sorted({kinds.index(kind) for kind in kinds}))
+
+
+def of_layers(arch: ModelArch, layers: Sequence[int]) -> ModelArch:
+    """A model of these layers alone, which all keep K and V."""
+
+    def places(those: Collection[int]) -> tuple[int, ...]:
+        return tuple(at for at, layer in enumerate(layers) if layer in those)
+
+    of, moe = arch.recurrence, arch.moe
+    if of is not None:
+        of = replace(of, layers=places(of.layers), bare=places(of.bare))
+    if moe is not None:
+        dense = places([layer for layer in layers if not moe.mixes(layer)])
+        moe = replace(moe, dense_layers=0, dense_at=dense)
+    windows, nope = (
+        tuple(each[layer] for layer in layers) if each else () for each in (arch.windows, arch.nope)
+    )
+    return replace(arch, layers=len(layers), windows=windows, nope=nope, recurrence=of, moe=moe)
 
 
 def build(
@@ -235,6 +268,13 @@ def make_batch(
     )
 
 
+def batch_for(step: Step, cache: KvCache, device: str) -> StepBatch:
+    """`make_batch` for the groups of a cache."""
+    states = bool(cache.states)
+    windows = list(cache.windows[:-1] if states else cache.windows)
+    return make_batch(step, windows, device, states=states)
+
+
 def windows_of(arch: ModelArch) -> list[int | None]:
     """The windows of the layer groups, in the order of the groups."""
     found: list[int | None] = []
@@ -258,7 +298,10 @@ def make_cache(
 ) -> KvCache:
     """KV of all layers [blocks, G, S, E]; with scales for 8-bit types. Of uint8, which stands for
     k8v4, values have two numbers to a byte. Where keys have biases, int8 ones are kept without
-    those of two planes."""
+    those of two planes. Latents, states and uneven heads as `family_cache` makes them, in
+    `dtype`."""
+    if arch.mla or arch.recurrence or arch.uneven:
+        return family_cache(arch, blocks, device, str(dtype).removeprefix("torch."), rows=256)
     windows = windows_of(arch)
     shape = (blocks, arch.kv_heads, BLOCK, arch.head_dim)
     layers = []

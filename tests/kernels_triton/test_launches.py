@@ -24,7 +24,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from gpu_models import ARCHS, Step, decode, make_batch, make_cache, random_weights, thin, windows_of
+from gpu_models import ARCHS, Step, batch_for, decode, make_cache, random_weights, thin
 
 from headrace.kernels.adapted import adding
 from headrace.kernels.operators import HostStep
@@ -44,6 +44,9 @@ MODELS = {
     "llama-3.1-8b int4": ("llama-3.1-8b", "int4", torch.int8),
     "gemma-3-1b bfloat16": ("gemma-3-1b", "bfloat16", torch.bfloat16),
     "qwen3-30b-a3b bfloat16": ("qwen3-30b-a3b", "bfloat16", torch.bfloat16),
+    "deepseek-v2-lite bfloat16": ("deepseek-v2-lite", "bfloat16", torch.bfloat16),
+    "granite-4.0-h-tiny bfloat16": ("granite-4.0-h-tiny", "bfloat16", torch.bfloat16),
+    "gemma-4-26b-a4b bfloat16": ("gemma-4-26b-a4b", "bfloat16", torch.bfloat16),
 }
 STEPS = (
     decode(1, 700),
@@ -138,13 +141,13 @@ def launched(model: str) -> Iterator[tuple[str, list[str]]]:
             slots = np.repeat(np.arange(len(counts), dtype=np.int32) % 2 - 1, counts)
             ends = np.cumsum(counts) - 1
             for variant in VARIANTS:
-                batch = make_batch(step, windows_of(arch), "meta")
+                cache = make_cache(arch, 64, "meta", kv)
+                batch = batch_for(step, cache, "meta")
                 step_adding = None
                 if variant == "adapted":
                     batch.adapters = slots
                     batch.host = HostStep(np.array(counts), np.array(counts), ends)
                     step_adding = adding(adapters.additions, batch)
-                cache = make_cache(arch, 64, "meta", kv)
                 with Launches() as noted:
                     every = variant == "every_hidden"
                     built.forward(operators, batch, cache, step_adding, every=every)
