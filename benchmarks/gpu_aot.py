@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
+import torch
 import triton
 from gpu_bounds import lost_bounds
 from gpu_ptx import exponent_sources
@@ -50,6 +51,8 @@ class Compiled:
     """See `gpu_bounds.lost_bounds`."""
     grids: list[tuple[int, ...]] = field(default_factory=list)
     """One a launch."""
+    wide: bool = False
+    """Its first operand is fp32, of which matrix instructions keep ten bits: it goes without."""
 
     @property
     def code(self) -> Code:
@@ -118,6 +121,7 @@ def compiling(
                 time.perf_counter() - begin,
                 exponent_sources(kernel.asm["ptx"]),
                 lost_bounds(kernel.asm["ttir"], kernel.asm["ttgir"]),
+                wide=getattr(args[0], "dtype", None) == torch.float32,
             )
             listed.append(found[id(kernel)])
             known[id(kernel)] = found[id(kernel)]

@@ -67,6 +67,8 @@ def test_a_product_that_the_compiler_made_nothing_of_is_a_fault() -> None:
     for kernel, wanted in (("product_packed._product_kernel", 1), ("norm._norm_kernel", 0)):
         compiled = Compiled(kernel, "sm_100", 8, 3, {}, 1024, Code(4, 0, counts), 0.0)
         assert len(list(gpu_dry.find_faults(compiled, step))) == wanted
+        compiled.wide = True
+        assert not list(gpu_dry.find_faults(compiled, step)), "fp32 is multiplied without them"
 
 
 LOOPS = """
