@@ -200,8 +200,8 @@ CHUNKED = [
 def test_a_chunk_is_seen_from_its_begin(
     case: tuple[object, ...], kind: str, heads_of_plan: int
 ) -> None:
-    """As a token, as drafts, as part of a prompt: on both sides of a chunk's begin, in pieces of
-    which the first lie before it."""
+    """Tokens, drafts and prompts on both sides of a chunk's begin, in pieces of which the first lie
+    before it."""
     entries, heads, kv_heads, width, block, chunk = case  # type: ignore[misc]
     torch.manual_seed(17)
     batch = make_batch(entries, block, chunk)
