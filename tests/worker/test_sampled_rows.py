@@ -24,13 +24,9 @@ from oracle.driving import Driver, pool_of
 from tiny import families
 from tiny.kept import Kept
 
-FAMILIES = ("qwen2", "qwen3", "gemma3-capped", "gemma4", "mistral-window", "qwen3_moe")
-CASES = [(family, kernels) for family in FAMILIES for kernels in ("ref", "cpu")]
-KNOWN = pytest.mark.xfail(
-    reason="Gemma 4 on the CPU kernels: where fewer than some ten rows of a step sample, hidden "
-    "states depart from those call by call (docs/models.md says so)",
-    raises=AssertionError,
-    strict=True,
+FAMILIES = (
+    *("qwen2", "qwen3", "gemma3-capped", "gemma4", "gemma4-mixture", "granite", "granitemoe"),
+    *("llama4", "mistral-window", "qwen3_moe"),
 )
 
 
@@ -39,15 +35,8 @@ def worker_of(path: Path, kernels: str, **options: int) -> Worker:
     return Worker(open_model(str(path)), WorkerOptions(kernels=kernels, dtype="float32", **values))
 
 
-@pytest.mark.parametrize(
-    ("family", "kernels"),
-    [
-        pytest.param(*case, marks=KNOWN, id="-".join(case))
-        if case == ("gemma4", "cpu")
-        else pytest.param(*case, id="-".join(case))
-        for case in CASES
-    ],
-)
+@pytest.mark.parametrize("kernels", ["ref", "cpu"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_bits_for_the_rows_that_sample(kept: Kept, family: str, kernels: str) -> None:
     worker = worker_of(kept(families.make, family), kernels)
     sampled_rows.check(worker)

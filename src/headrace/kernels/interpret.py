@@ -149,10 +149,8 @@ class _Run:
 
     def _add(self, node: Node) -> None:
         residual, x = node.reads
-        added = self.values[x]
-        if isinstance(node.spec, AddSpec):
-            added = added * node.spec.scale
-        self.values[node.out[0]] = self.ops.add(added, self._spent(residual))
+        factor = node.spec.scale if isinstance(node.spec, AddSpec) else 1.0
+        self.values[node.out[0]] = self.ops.add(self.values[x], self._spent(residual), factor)
 
     def _add_norm(self, node: Node) -> None:
         residual, x = node.reads

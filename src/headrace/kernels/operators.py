@@ -260,8 +260,8 @@ class Operators(Protocol):
         """residual' = residual + x; → (rms_norm(residual'), residual'). May reuse `residual`."""
         ...
 
-    def add(self, x: Array, residual: Array) -> Array:
-        """residual + x [N, D]. May reuse `residual`."""
+    def add(self, x: Array, residual: Array, factor: float = 1.0) -> Array:
+        """residual + factor · x [N, D]. May reuse `residual`."""
         ...
 
     def linear(self, x: Array, weight: Weight, bias: Array | None) -> Array:

@@ -84,8 +84,8 @@ class ReferenceOperators:
         total = self.add(x, residual)
         return self.rms_norm(total, weight, eps, offset), total
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return residual + x
+    def add(self, x: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        return residual + (x if factor == 1.0 else x * factor)
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         y = product(x, _data(weight))

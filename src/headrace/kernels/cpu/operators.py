@@ -107,8 +107,10 @@ class CpuOperators:
         self._run([op], HrStep(n=len(x)))
         return y, residual
 
-    def add(self, x: Array, residual: Array) -> Array:
-        self._run([emit.add(matrix(x), matrix(residual), x.shape[1], ROWS_N)], HrStep(n=len(x)))
+    def add(self, x: Array, residual: Array, factor: float = 1.0) -> Array:
+        x = x if stride(x, 1) == 1 else in_order(x)
+        op = emit.add(matrix(x), matrix(residual), x.shape[1], ROWS_N, factor)
+        self._run([op], HrStep(n=len(x)))
         return residual
 
     def linear(self, x: Array, weight: Weight, bias: Array | None) -> Array:
