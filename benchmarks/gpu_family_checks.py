@@ -248,9 +248,9 @@ MODEL_STEPS = (
 )
 
 
-EXACT = ("qwen3-next",)
-"""Models that are checked in fp32: with these weights states forget within a token and heads are
-normed that are nearly nought, so that the reference itself is 30 % off in bf16."""
+EXACT = ("qwen3-next", "gemma-4")
+"""Models that are checked in fp32: with these weights heads are normed that are nearly nought (and
+states forget within a token), so that the reference itself is 32 and 58 % off in bf16."""
 
 
 def family(name: str) -> Check:

@@ -123,8 +123,8 @@ def test_a_residual_that_is_read_again_is_kept() -> None:
     """Operators may write into the residual that they are given."""
 
     class Reusing(ReferenceOperators):
-        def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-            return residual.add_(x)
+        def add(self, x: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+            return residual.add_(x, alpha=factor)
 
     to = Description(ARCH)
     x = to.embed("table", 40)
