@@ -44,7 +44,7 @@ LINES = {
     "dist": 576,
     "engine": 9_293,
     "factory": 6_688,
-    "kernels": 16_420,
+    "kernels": 16_421,
     "kv": 1_703,
     "layers": 429,
     "loader": 5_116,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 107_748
+TOTAL = 107_749
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

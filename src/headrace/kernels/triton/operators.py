@@ -268,7 +268,7 @@ class TritonOperators(ReferenceOperators):
             kv,
             plan,
             *given,
-            table.prefill(width, coded=coded),
+            table.prefill(width * q.element_size() // 2, coded=coded),
             longest=reach if view.window is None else min(reach, view.window + batch.max_count),
             sinks=sinks,
             rope=rope,

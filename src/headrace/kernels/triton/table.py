@@ -75,7 +75,8 @@ class Table:
         return self._find(DecodeConfig, "attention_latents", heads)
 
     def prefill(self, width: int, *, coded: bool = False) -> PrefillConfig:
-        """By head size; `coded`: of a cache in 8-bit codes."""
+        """By head size, of fp32 twice that: tiles of it must fit into shared memory. `coded`: of a
+        cache in 8-bit codes."""
         return self._find(PrefillConfig, "attention_prefill" + "_coded" * coded, width)
 
     def packed(self, rows: int) -> ProductConfig:
