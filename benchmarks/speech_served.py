@@ -7,7 +7,8 @@ of words of the same file, to the first event that has this word at its place, g
 (neither case nor punctuation counts); the first word's lag is that of the first partial. Below
 zero: it was told before its end. Words that no event has right are counted apart. Then a server of
 text decodes one stream, alone and beside
-a server that hears a file again and again, both on the same two cores, in turns.
+a server that hears a file again and again, both on the same two cores, in turns. Last, a request of
+3 s is made alone, and beside a job of three hours, in order and chunked.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ STEP = 0.1
 
 
 @contextmanager
-def server(model: str, threads: int) -> Iterator[str]:
+def server(model: str, threads: int) -> Iterator[tuple[str, int]]:
+    """Its address and its process, once it is ready."""
     command = [sys.executable, "-m", "headrace", "serve", model, "--port", "0"]
     process = subprocess.Popen(
         [*command, "--threads", str(threads), "--log-level", "warning"],
@@ -56,7 +58,7 @@ def server(model: str, threads: int) -> Iterator[str]:
     try:
         for line in process.stdout:
             if found := re.search(r"ready: .* on (http://\S+)", line):
-                yield found[1]
+                yield found[1], process.pid
                 return
         raise SystemExit(f"the server of {model} ended")
     finally:
@@ -168,6 +170,44 @@ def beside(text: str, url: str, path: Path, rounds: int) -> dict[str, Any]:
     return {"alone_ms": quantiles(alone), "beside_ms": quantiles(together), "sounds": sounds}
 
 
+def beside_a_job(url: str, folder: Path, count: int) -> dict[str, Any]:
+    """Seconds of a request of 3 s, alone and while a sound of three hours is heard."""
+    short, talk = spoken("The water turns the wheel of the old mill.", folder, 10), folder / "a.mp3"
+    samples, rate = soundfile.read(spoken(" ".join(SENTENCES), folder, 11), dtype="float32")
+    samples = soxr.resample(samples, rate, 16_000)
+    how: dict[str, Any] = {"format": "MP3", "compression_level": 0.99, "bitrate_mode": "CONSTANT"}
+    soundfile.write(talk, samples, 16_000, **how)
+    # Frames of MP3 may follow each other whatever they are of.
+    talk.write_bytes(talk.read_bytes() * -(-10_800 * 16_000 // len(samples)))
+
+    def once() -> float:
+        begin = time.perf_counter()
+        httpx.post(
+            f"{url}/v1/audio/transcriptions",
+            files={"file": short.read_bytes()},
+            data={"language": "en"},
+            timeout=60,
+        ).raise_for_status()
+        return time.perf_counter() - begin
+
+    found = {"alone": quantiles([once() for _ in range(count)])}
+    for name, more in (("in_order", {}), ("chunked", {"chunking_strategy": "auto"})):
+        body = {"language": "en", "stream": "true"} | more
+        with (
+            talk.open("rb") as file,
+            httpx.stream(
+                "POST",
+                f"{url}/v1/audio/transcriptions",
+                files={"file": file},
+                data=body,
+                timeout=600,
+            ) as reply,
+        ):
+            next(reply.iter_lines())  # It is being heard.
+            found[f"beside_{name}"] = quantiles([once() for _ in range(count)])
+    return found
+
+
 REPEAT = """
 import httpx, pathlib, sys
 data = pathlib.Path(sys.argv[2]).read_bytes()
@@ -184,7 +224,7 @@ def main() -> None:
     parser.add_argument("--no-text", action="store_true", help="the live part alone")
     given = parser.parse_args()
     found: dict[str, Any] = {"threads": given.threads, "cores": os.cpu_count()}
-    with tempfile.TemporaryDirectory() as folder, server("whisper-base", given.threads) as url:
+    with tempfile.TemporaryDirectory() as folder, server("whisper-base", given.threads) as (url, _):
         paths = [spoken(text, Path(folder), i) for i, text in enumerate(SENTENCES)]
         runs = [asyncio.run(live(url, path)) for path in paths * given.rounds]
         found["first_partial_seconds"] = {
@@ -195,8 +235,9 @@ def main() -> None:
         found["words"] = sum(len(run["lags"]) + run["missed"] for run in runs)
         found["words_missed"] = sum(run["missed"] for run in runs)
         found["final_seconds"] = quantiles([run["final"] for run in runs])
+        found["request_of_3_seconds"] = beside_a_job(url, Path(folder), 9)
         if not given.no_text:
-            with server("qwen2.5-coder-0.5b", given.threads) as text:
+            with server("qwen2.5-coder-0.5b", given.threads) as (text, _):
                 tokens(text, 10)
                 found["text"] = beside(text, url, paths[0], given.rounds)
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")

@@ -327,6 +327,16 @@ def test_words_lie_in_their_segments(network: Network) -> None:
     assert starts == sorted(starts)
 
 
+def test_a_window_keeps_what_times_of_words_need_only_where_they_are_wanted(
+    network: Network,
+) -> None:
+    options = DecodingOptions(language="en", temperatures=(0.0,))
+    Transcriber(network).transcribe(sound(9), options)
+    assert network.keys[0] == []
+    Transcriber(network).transcribe(sound(9), options, words=True)
+    assert len(network.keys[0]) == len({layer for layer, _ in network.files.alignment})
+
+
 def test_captions() -> None:
     segments = [Segment(0.0, 1.5, " Hi --> there", []), Segment(3599.9996, 3661.25, " on\nand", [])]
     assert clock(3661.25, ",") == "01:01:01,250"

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
 
+from headrace.bench.word_errors import word_errors
 from headrace.loader.catalog import CATALOG
 from headrace.loader.download import fetch_catalog
 from headrace.media import decode
 from headrace.speech.decoding import DecodingOptions
-from headrace.speech.features import RATE, WINDOW, log_mel
-from headrace.speech.files import WhisperFiles, open_whisper
+from headrace.speech.features import RATE, WINDOW
+from headrace.speech.files import open_whisper
 from headrace.speech.network import Network, Team
 from headrace.speech.transcript import Transcriber
 
-from .test_decoding import spoken_in
+from .whisper_oracle import in_transformers, long_form
 
 TEXT = (
     "The committee met on Tuesday to discuss the annual budget. Several members asked how the new "
@@ -29,72 +27,57 @@ TEXT = (
 )
 
 
-def in_transformers(files: WhisperFiles) -> WhisperForConditionalGeneration:
-    width, special = files.width, files.special
-    config = WhisperConfig(
-        vocab_size=files.vocab,
-        d_model=width,
-        encoder_layers=files.encoder_layers,
-        decoder_layers=files.decoder_layers,
-        encoder_attention_heads=files.heads,
-        decoder_attention_heads=files.heads,
-        encoder_ffn_dim=4 * width,
-        decoder_ffn_dim=4 * width,
-    )
-    model = WhisperForConditionalGeneration(config).eval()
-    state = {}
-    for name in model.state_dict():
-        stack = re.search(r"(encoder_attn|self_attn)\.([qkv])_proj", name)
-        letters = "qkv" if stack and stack[1] == "self_attn" else "kv"
-        if name == "proj_out.weight":
-            data = files.tensor("model.decoder.embed_tokens.weight")
-        elif stack and stack[2] in letters:
-            whole = files.tensor(re.sub(r"[qkv]_proj", f"{letters}_proj", name))
-            first = width * letters.index(stack[2])
-            data = whole[first : first + width]
-        else:
-            data = files.tensor(name)
-        state[name] = torch.from_numpy(data.astype("float32"))
-    model.load_state_dict(state)
-    model.generation_config = GenerationConfig(
-        decoder_start_token_id=special.start,
-        eos_token_id=special.end,
-        pad_token_id=special.end,
-        bos_token_id=special.end,
-        suppress_tokens=list(files.suppressed),
-        begin_suppress_tokens=list(files.suppressed_first),
-        no_timestamps_token_id=special.no_timestamps,
-        max_initial_timestamp_index=50,
-        is_multilingual=True,
-        lang_to_id={f"<|{code}|>": token for code, token in special.languages.items()},
-        task_to_id={"transcribe": special.transcribe, "translate": special.translate},
-        prev_sot_token_id=special.previous,
-        max_length=files.positions,
-    )
-    return model
+GERMAN = (
+    "Die alte Mühle steht am Fluss, einige Kilometer vor der Stadt. Jeden Sommer öffnet der "
+    "Besitzer die Tore, damit die Kinder sehen können, wie das Wasser das Rad dreht."
+)
+FRENCH = (
+    "Le vieux moulin se trouve au bord de la rivière, à quelques kilomètres de la ville. Chaque "
+    "été, le propriétaire ouvre les portes pour que les enfants voient comment l'eau fait tourner "
+    "la roue."
+)
+LONG = (
+    " In the autumn the river often floods the lower meadows, so farmers move their cattle to the "
+    "hills before the first heavy rain. The road along the valley is closed for a week or two, and "
+    "the children go to school by boat. Please remember to bring your tickets, because without "
+    "them nobody will be allowed to enter the theatre this evening."
+)
 
 
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="needs espeak-ng to speak")
-def test_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("voice", "text"),
+    [
+        ("en-us", TEXT),
+        ("en-gb", TEXT),
+        ("de", GERMAN),
+        ("fr-fr", FRENCH),
+        # Two windows, of which the second hears what was said in the first.
+        ("en-us", TEXT + LONG),
+        ("en-gb", TEXT + LONG),
+    ],
+)
+def test_tokens_are_those_of_transformers(tmp_path: Path, voice: str, text: str) -> None:
     files = open_whisper(fetch_catalog(CATALOG["whisper-base"]))
-    oracle, network = in_transformers(files), Network(files, Team(2), "exact", windows=1)
-    special = files.special
-    for voice in ("en-us", "en-gb"):
-        path = tmp_path / "a.wav"
-        subprocess.run(["espeak-ng", "-v", voice, "-s", "150", "-w", path, TEXT], check=True)
-        samples = decode(path.read_bytes()).samples[:WINDOW]
-        features = torch.from_numpy(log_mel(samples, files.mels).T[None].copy())
-        with torch.no_grad():
-            wanted = oracle.generate(
-                features, language="<|en|>", task="transcribe", return_timestamps=True
-            )[0].tolist()
-        options = DecodingOptions(language="en", temperatures=(0.0,))
-        found = spoken_in(network, options, samples).tokens
-        first = special.first_timestamp
-        assert found == [token for token in wanted if token < special.end or token >= first]
-        assert len(found) > 20
+    oracle, language = in_transformers(files), voice[:2]
+    transcriber = Transcriber(Network(files, Team(2), "exact", windows=1, sequences=1))
+    subprocess.run(
+        ["espeak-ng", "-v", voice, "-s", "150", "-w", tmp_path / "a.wav", text], check=True
+    )
+    samples = decode((tmp_path / "a.wav").read_bytes()).samples
+    assert (len(samples) > WINDOW) == (LONG in text)
+    wanted = [token for token in long_form(oracle, samples, language) if token < files.special.end]
+    options = DecodingOptions(language=language, temperatures=(0.0,))
+    found = transcriber.transcribe(samples, options)
+    said = [token for one in found.segments for token in one.tokens if token < files.special.end]
+    assert said == wanted
+    assert len(said) > 20
+    # Eight bits, the default, hear nearly the same words.
+    coded = Transcriber(Network(files, Team(2), windows=1, sequences=1))
+    wrong = word_errors(found.text, coded.transcribe(samples, options).text)
+    assert wrong.rate < 0.1
 
 
 def spoken(text: str, path: Path, share: float = 1.0) -> np.ndarray:

@@ -70,6 +70,7 @@ def transcribe(
             threads or cpu().physical_cores,
             "exact" if exact else "int8",
             cache_dir=cache_dir,
+            keep=True,
             progress=bars,
         )
     known = transcriber.network.files.special.languages

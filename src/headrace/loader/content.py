@@ -10,11 +10,22 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-
-from ..base.modelfiles import ModelFiles
+from typing import Protocol
 
 SAMPLES = 16
 SAMPLE_BYTES = 64 << 10
+
+
+class WeightFiles(Protocol):
+    """What of a model its digests and kept panels go by: `ModelFiles`, or a model that hears."""
+
+    @property
+    def path(self) -> Path:
+        """The folder, or the one file."""
+
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        """The files of its weights."""
 
 
 def sampled(path: Path) -> tuple[int, int, str]:
@@ -28,7 +39,7 @@ def sampled(path: Path) -> tuple[int, int, str]:
     return stat.st_size, stat.st_mtime_ns, digest.hexdigest()
 
 
-def content_digest(files: ModelFiles) -> str:
+def content_digest(files: WeightFiles) -> str:
     """16 hexadecimal digits of a model's weights, wherever and whenever they were stored.
 
     Raises `OSError` where a file cannot be read.

@@ -19,9 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base.modelfiles import ModelFiles
 from .cache import root
-from .content import content_digest, sampled
+from .content import WeightFiles, content_digest, sampled
 from .kept import FOLDER, SUFFIX
 from .panelfile import TEMPORARY, PanelFile, PanelFileWrong, Part, file_size, write
 from .partial import MARGIN
@@ -45,7 +44,7 @@ class PanelShelf:
 
     def __init__(
         self,
-        files: ModelFiles,
+        files: WeightFiles,
         folder: Path,
         layout: str,
         *,
@@ -197,20 +196,20 @@ def panel_folder(cache_dir: str | Path | None = None) -> Path:
     return root(cache_dir) / FOLDER
 
 
-def panel_path(files: ModelFiles, folder: Path) -> Path:
+def panel_path(files: WeightFiles, folder: Path) -> Path:
     """Readable, and one for each path: a changed model file's panels replace the old ones."""
     path = str(files.path.resolve())
     digest = hashlib.sha256(path.encode()).hexdigest()[:12]
     return folder / f"{files.path.stem[:80]}-{digest}{SUFFIX}"
 
 
-def kept_path(files: ModelFiles, folder: Path) -> Path | None:
+def kept_path(files: WeightFiles, folder: Path) -> Path | None:
     """The file that a start will look into first, if there is one. Raises `OSError`."""
     paths = panel_path(files, folder), _portable(files, "", folder)[0]
     return next((path for path in paths if path.exists()), None)
 
 
-def portable(files: ModelFiles, folder: Path, layout: str) -> Path | None:
+def portable(files: WeightFiles, folder: Path, layout: str) -> Path | None:
     """Write the kept panels once more, bound to the weights' content instead of their place; → the
     file, beside them. None where none are kept. Of equal panels every machine makes equal bytes.
 
@@ -228,13 +227,13 @@ def portable(files: ModelFiles, folder: Path, layout: str) -> Path | None:
     return path
 
 
-def _portable(files: ModelFiles, layout: str, folder: Path) -> tuple[Path, dict[str, Any]]:
+def _portable(files: WeightFiles, layout: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Where panels of a content are, and what they depend on."""
     content = content_digest(files)
     return folder / f"{content}{SUFFIX}", {"layout": layout, "content": content}
 
 
-def _identity(files: ModelFiles, layout: str) -> dict[str, Any]:
+def _identity(files: WeightFiles, layout: str) -> dict[str, Any]:
     """What the panels depend on: which bytes, and how they are laid out."""
     return {
         "layout": layout,

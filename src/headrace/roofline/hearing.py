@@ -1,7 +1,7 @@
 """What a Whisper computes, reads and keeps, by its sizes alone (Radford et al. 2022).
 
 D numbers a position, E and L layers of encoder and decoder, F positions of a window's sound (50 a
-second), M mels, V tokens. Weights and K and V of cross attention are in eight bits where nothing
+second), M mels, V tokens. Weights, and K and V, are in eight bits where nothing
 else is said, as `speech.network` keeps them: codes with an fp16 scale for 32 of a weight, and for
 each head of a position of K and of V.
 """
@@ -106,5 +106,8 @@ def hearing_memory(
     return [
         ("weights", round(weights * each + kernels * sizes.file_bytes)),
         (f"cross K and V, {windows} windows", round(windows * cross_bytes(sizes, cross, kv))),
-        (f"own K and V, {sequences} sequences", sequences * 2 * layers * own * d * 4),
+        (
+            f"own K and V, {sequences} sequences",
+            round(sequences * 2 * layers * own * d * KV_BYTES[kv]),
+        ),
     ]

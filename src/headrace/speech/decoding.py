@@ -29,6 +29,8 @@ class Encode(NamedTuple):
     samples: Floats
     window: int
     short: bool = False
+    words: bool = False
+    """Will their times be asked for?"""
 
 
 class Decode(NamedTuple):

@@ -54,6 +54,9 @@ class Special:
 class WhisperFiles:
     """What a folder holds, checked; tensors are read when `tensor` is called."""
 
+    path: Path
+    weights: tuple[Path, ...]
+    """The one file of weights."""
     width: int
     heads: int
     encoder_layers: int
@@ -112,8 +115,9 @@ def open_whisper(folder: Path) -> WhisperFiles:
     tokenizer = open_tokenizer(folder / "tokenizer.json")
     special = _special(tokenizer)
     config = read_json(folder / "config.json")
-    if (folder / "model.bin").exists():
-        binary = BinaryModel(folder / "model.bin")
+    weights = folder / "model.bin"
+    if weights.exists():
+        binary = BinaryModel(weights)
         known = binary.variables
         shapes = {name: variable.shape for name, variable in known.items()}
         tensor: Callable[[str], Array] = lambda name: _translated(binary, name)  # noqa: E731
@@ -160,6 +164,8 @@ def open_whisper(folder: Path) -> WhisperFiles:
     if vocab < special.first_timestamp + TIMESTAMPS:
         raise ModelFileError("tokenizer.json: the vocabulary is larger than the embedding")
     return WhisperFiles(
+        folder,
+        (weights,),
         width,
         heads,
         layers[0],

@@ -181,7 +181,9 @@ class MoonshineNetwork:
             yield x
         yield layer_norm(x, self._end)
 
-    def hear(self, samples: Floats, window: int, short: bool = False) -> Iterator[None]:
+    def hear(
+        self, samples: Floats, window: int, short: bool = False, words: bool = False
+    ) -> Iterator[None]:
         """Fill a window's slot from samples; stops behind each layer and each token. `short`
         changes nothing: no window is longer than its sound."""
         files, found = self.files, list[Emission]()

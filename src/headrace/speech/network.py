@@ -18,15 +18,15 @@ import numpy.typing as npt
 
 from ..base.graph import AttentionSpec
 from ..kernels.arrays import address, aligned
+from ..kernels.backend import Shelf
 from ..kernels.cpu import emit
 from ..kernels.cpu.emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows, matrix
 from ..kernels.cpu.library import Team
-from ..kernels.cpu.panels import Packer
 from ..kernels.cpu.records import ROWS_N, HrQuantised, HrStep
 from ..kernels.operators import KvLayer
-from ..kernels.weights import BlockWeight, DenseWeight, Weight
 from .features import FRAMES, log_mel
 from .files import HEAD_SIZE, WhisperFiles
+from .weights import packed
 
 Floats = npt.NDArray[np.float32]
 Precision = Literal["exact", "int8"]
@@ -41,8 +41,6 @@ MAX_LOGITS = 64
 WINDOWS, SEQUENCES = 10, 48
 """Room, where nothing else is said: windows and sequences at a time."""
 _EPS = 1e-5
-_AT_ONCE = 1 << 16
-"""Numbers that are quantised at a time."""
 _FRAME_SAMPLES = 320
 """Samples of a position of the encoder's output."""
 _LEAST_FRAMES, _BEHIND_FRAMES = 200, 50
@@ -106,31 +104,6 @@ class _Repeated:
         self._team.run(self._records, self._count, step)
 
 
-def q8_0(matrix: npt.NDArray[Any]) -> BlockWeight:
-    """[out, in] as GGUF's Q8_0: for each 32 an fp16 scale, max |x| / 127, and their codes.
-
-    A few rows at a time, which stay in the cache: numpy takes a third of the time so.
-    """
-    out, width = matrix.shape
-    data = np.empty((out, width // 32, 34), np.uint8)
-    step = max(1, _AT_ONCE // width)
-    for first in range(0, out, step):
-        blocks = matrix[first : first + step].astype(np.float32).reshape(-1, width // 32, 32)
-        size = np.abs(blocks)
-        largest = size
-        while largest.shape[2] > 1:  # numpy is slow where it goes along few numbers.
-            half = largest.shape[2] // 2
-            largest = np.maximum(largest[..., :half], largest[..., half:])
-        scale = (largest / 127).astype(np.float16)
-        by = scale.astype(np.float32)
-        by[by == 0] = np.inf
-        np.rint(np.divide(blocks, by, out=size), out=size)
-        into = data[first : first + step]
-        into[..., :2] = scale.view(np.uint8)
-        into[..., 2:] = np.clip(size, -127, 127, out=size).astype(np.int8).view(np.uint8)
-    return BlockWeight("Q8_0", data.reshape(out, -1), (out, width))
-
-
 class Network:
     """One model with room for `windows` windows and `sequences` sequences at a time."""
 
@@ -142,38 +115,42 @@ class Network:
         kv: str | None = None,
         windows: int = WINDOWS,
         sequences: int = SEQUENCES,
+        shelf: Shelf | None = None,
     ) -> None:
-        """`kv`: type of K and V of cross attention: float32, bfloat16, int8; None: float32 where
-        weights are exact, else int8."""
+        """`kv`: type of K and V, those of cross attention and the decoder's own: float32, bfloat16,
+        int8; None: float32 where weights are exact, else int8. `shelf`: where weights in panels
+        are kept between starts."""
         kv = kv or ("float32" if precision == "exact" else "int8")
         self.files, self._team, self._coded = files, team, precision == "int8"
-        self._packer = Packer(team)
+        self._weights = packed(files, team, self._coded, shelf)
+        if shelf is not None:
+            shelf.finish()  # Before records hold addresses: what was packed may come to lie there.
         self._kept: list[Any] = []
         self._cross_blocks = -(-files.frames // BLOCK)
         self._own_blocks = -(-files.positions // BLOCK)
         self.windows, self.sequences = windows, sequences
         layers = range(files.decoder_layers)
-        self._own = [self._cache(sequences * self._own_blocks, "float32") for _ in layers]
+        self._own = [self._cache(sequences * self._own_blocks, kv) for _ in layers]
         self._cross = [self._cache(windows * self._cross_blocks, kv) for _ in layers]
-        self._room = self._cache(self._cross_blocks, "bfloat16")
-        """K and V of a layer of the encoder."""
+        self._room = self._cache(self._cross_blocks, "int8" if kv == "int8" else "bfloat16")
+        """K and V of a layer of the encoder, where weights are codes."""
         self._places = files.tensor("model.decoder.embed_positions.weight").astype(np.float32)
         self._build_encoder()
         self._build_decoder()
         self.heard = [files.frames] * windows
         """Positions of each window that were encoded."""
         self.keys: list[list[Floats]] = [[] for _ in range(windows)]
-        """By window, and for each layer that aligns, K [frames, width] in fp32."""
+        """By window whose words are wanted, and layer that aligns, K [frames, width] in fp32."""
 
     # What both are made of.
 
     def _cache(self, blocks: int, kind: str) -> KvLayer:
         shape = blocks, self.files.heads, BLOCK, HEAD_SIZE
         dtype = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}[kind]
-        scales = [aligned(shape[:3], np.uint16) for _ in range(2)] if kind == "int8" else ()
-        # Pages that no token was written to are read, and then weigh nothing: they may be anything
-        # but no number.
+        # Pages that no token was written to are read, and then weigh nothing: what is in them, and
+        # their scales, may be anything but no number. Of zeros no memory is taken before that.
         k, v = (np.zeros(shape, dtype) for _ in range(2))
+        scales = [np.zeros(shape[:3], np.uint16) for _ in range(2)] if kind == "int8" else ()
         return KvLayer(k, v, *scales)
 
     def _vector(self, name: str) -> Floats:
@@ -181,16 +158,6 @@ class Network:
         found[:] = self.files.tensor(name)
         self._kept.append(found)
         return found
-
-    def _weight(self, name: str, coded: bool) -> Weight:
-        data = self.files.tensor(name)
-        return self._pack(data, coded)
-
-    def _pack(self, data: npt.NDArray[Any], coded: bool) -> Weight:
-        weight = q8_0(data) if coded else DenseWeight(np.ascontiguousarray(data))
-        packed = self._packer.pack(weight)
-        self._kept.append(packed)
-        return packed
 
     def _linear(
         self,
@@ -201,7 +168,7 @@ class Network:
         add: bool = False,
         activation: str | None = None,
     ) -> Emitted:
-        weight, bias = self._weight(f"{name}.weight", self._coded), self._vector(f"{name}.bias")
+        weight, bias = self._weights[name], self._vector(f"{name}.bias")
         floats = None if self._coded else x.at
         return emit.linear(
             x.codes, floats, weight, bias, y, ROWS_N, accumulate=add, activation=activation
@@ -244,11 +211,9 @@ class Network:
         convolutions = []
         for number, (source, step) in enumerate(((self._mel, 1), (half, 2)), 1):
             name = f"model.encoder.conv{number}"
-            kernel = files.tensor(f"{name}.weight")
-            flat = np.ascontiguousarray(kernel.transpose(0, 2, 1).reshape(width, -1))
             into = Matrix(address(half) + 4 * width, width) if number == 1 else x.at
             at = Matrix(address(source), step * source.shape[1])
-            weight, bias = self._pack(flat, coded=False), self._vector(f"{name}.bias")
+            weight, bias = self._weights[name], self._vector(f"{name}.bias")
             convolutions.append(
                 emit.linear(NOT_QUANTISED, at, weight, bias, into, ROWS_N, activation="gelu")
             )
@@ -289,8 +254,8 @@ class Network:
             self._writes.append(_Repeated(self._team, [self._linear(top, name, into), write]))
 
     def _within(self, qkv: Matrix, a: _Activations) -> list[Emitted]:
-        """Attention of a window's positions to each other. In codes: K and V in bf16 and by pages,
-        as a decoder's, whose products cost half as much as those in fp32."""
+        """Attention of a window's positions to each other. In codes: K and V by pages, as a
+        decoder's, whose products cost less than half of those in fp32."""
         heads, scale = self.files.heads, HEAD_SIZE**-0.5
         if not self._coded:
             return [emit.bidirectional(qkv, heads, HEAD_SIZE, scale, a.at)]
@@ -300,17 +265,22 @@ class Network:
             emit.attention(kv, qkv, None, a.codes, None, self._attention_spec(0), ROWS_N),
         ]
 
-    def hear(self, samples: Floats, window: int, short: bool = False) -> Iterator[None]:
+    def hear(
+        self, samples: Floats, window: int, short: bool = False, words: bool = False
+    ) -> Iterator[None]:
         """`encode` of samples; `short`: no more of the window than they are."""
         mel = log_mel(samples, self.files.mels)
-        return self.encode(mel, window, len(samples) if short else None)
+        return self.encode(mel, window, len(samples) if short else None, words)
 
-    def encode(self, mel: Floats, window: int, samples: int | None = None) -> Iterator[None]:
+    def encode(
+        self, mel: Floats, window: int, samples: int | None = None, words: bool = True
+    ) -> Iterator[None]:
         """Fill a window's slot from features [3000, mels]; stops behind each layer, where other
         windows may be encoded, or go on.
 
         `samples`: of the window that have sound in them, where only they are to be encoded, with
-        a second of what is behind; None: all.
+        a second of what is behind; None: all. `words`: keep `keys` of the window, 9 MB of the
+        default model, for times of words.
         """
         files = self.files
         self._mel[1:-1] = mel
@@ -334,7 +304,7 @@ class Network:
         self._end.run(step)
         self._laid = None
         self.keys[window] = []
-        aligning = {layer for layer, _ in files.alignment}
+        aligning = {layer for layer, _ in files.alignment if words}
         for layer, program in enumerate(self._writes):
             program.run(step)
             if layer in aligning:
@@ -394,7 +364,7 @@ class Network:
         self._last = _Repeated(self._team, [*before, last])
         self._asked = _Activations(MAX_LOGITS, width, coded)
         self._logits: Floats = aligned((MAX_LOGITS, files.vocab), np.float32)
-        head = self._weight("model.decoder.embed_tokens.weight", coded)
+        head = self._weights["model.decoder.embed_tokens"]
         floats = None if coded else self._asked.at
         product = emit.linear(self._asked.codes, floats, head, None, matrix(self._logits), ROWS_N)
         self._head = _Repeated(self._team, [*self._asked.quantised(), product])
@@ -474,5 +444,6 @@ class Network:
         count = -(-length // BLOCK)
         first, into = source * self._own_blocks, target * self._own_blocks
         for layer in self._own:
-            for cache in (layer.k, layer.v):
-                cache[into : into + count] = cache[first : first + count]
+            for cache in (layer.k, layer.v, layer.k_scale, layer.v_scale):
+                if cache is not None:
+                    cache[into : into + count] = cache[first : first + count]

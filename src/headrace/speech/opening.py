@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from ..base.errors import UnsupportedModel
-from ..kernels.cpu.library import LibraryAbsent, Team
+from ..kernels.cpu.library import LAYOUT, LibraryAbsent, Team
 from ..loader import Progress
 from ..loader.jsonfile import read_json
+from ..loader.panels import PanelShelf, panel_folder
 from .files import open_whisper
 from .finding import DEFAULT_MODEL as DEFAULT_MODEL
 from .finding import KINDS, find
@@ -30,12 +31,14 @@ def open_transcriber(
     kv: KvKind | None = None,
     *,
     cache_dir: str | Path | None = None,
+    keep: bool = False,
     progress: Progress | None = None,
 ) -> Transcriber:
     """`name`: a catalog name, or a folder of Whisper in CTranslate2's or Hugging Face's layout, or
     of Parakeet or Moonshine in the latter.
 
-    `kv`: type of K and V of Whisper's cross attention, by default as `Network` has it.
+    `kv`: type of K and V of Whisper's decoder, by default as `Network` has it. `keep`: Whisper's
+    weights in eight bits are kept in the cache, where the next start finds them.
     Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
     """
     folder = find(name, cache_dir=cache_dir, progress=progress)
@@ -51,4 +54,7 @@ def open_transcriber(
         return FrameTranscriber(ParakeetNetwork(other, team, precision))
     if other is not None:
         return FrameTranscriber(MoonshineNetwork(other, team, precision))
-    return Transcriber(Network(open_whisper(folder), team, precision, kv))
+    files, shelf = open_whisper(folder), None
+    if keep and precision == "int8":
+        shelf = PanelShelf(files, panel_folder(cache_dir), LAYOUT, progress=progress)
+    return Transcriber(Network(files, team, precision, kv, shelf=shelf))

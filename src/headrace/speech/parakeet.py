@@ -231,7 +231,9 @@ class ParakeetNetwork:
         weight = self.files.tensor(f"{name}.weight", out, width, *ones).reshape(out, width)
         return self.product(weight, self.files.optional(f"{name}.bias", out))
 
-    def hear(self, samples: Floats, window: int, short: bool = False) -> Iterator[None]:
+    def hear(
+        self, samples: Floats, window: int, short: bool = False, words: bool = False
+    ) -> Iterator[None]:
         """Fill a window's slot from samples; stops behind each layer. `short` changes nothing: no
         window is longer than its sound."""
         files = self.files

@@ -14,7 +14,7 @@ from ..kernels.cpu.library import Team
 from ..kernels.cpu.panels import Packer
 from ..kernels.cpu.records import LINEAR, ROWS_N, HrStep
 from ..kernels.weights import DenseWeight
-from .network import q8_0
+from .weights import q8_0
 
 Floats = npt.NDArray[np.float32]
 MAX_ROWS = 2_048

@@ -53,16 +53,14 @@ class Rules:
             x[self._first] = -np.inf
         if self._times:
             self._apply_times(x, said)
-        shares = log_softmax(x)
-        if self._times:
-            first = self._special.first_timestamp
-            times = shares[first:]
-            peak = float(times.max())
-            together = peak + float(np.log(np.exp(times - peak).sum())) if peak > -np.inf else peak
-            if together > float(shares[:first].max()):
-                x[:first] = -np.inf
-                shares = log_softmax(x)
-        return shares
+        first = self._special.first_timestamp
+        x -= x.max()
+        shares = np.exp(x)
+        total, times = float(shares.sum()), float(shares[first:].sum())
+        if self._times and times and np.log(times) > x[:first].max():
+            x[:first], total = -np.inf, times
+        x -= np.float32(np.log(total))
+        return x
 
     def _apply_times(self, x: Floats, said: Sequence[int]) -> None:
         first, end = self._special.first_timestamp, self._special.end

@@ -297,7 +297,7 @@ class Transcriber:
     ) -> Generator[Any, Floats, WindowHeard]:
         files = self.network.files
         samples, before, place = wanted
-        yield Encode(samples, window, options.short)
+        yield Encode(samples, window, options.short, words)
         if not transcript.language:
             transcript.language, _ = yield from detect(files, window, slots[0])
         language = transcript.language

@@ -22,7 +22,14 @@ def opened(options: EngineOptions, folder: Path) -> tuple[Transcriber, list[Deci
             "weights", precision, "dtype is auto" if precision == "int8" else "dtype is float32"
         ),
     ]
-    made = open_transcriber(str(folder), threads, precision, kv)  # type: ignore[arg-type]
+    made = open_transcriber(
+        str(folder),
+        threads,
+        precision,  # type: ignore[arg-type]
+        kv,  # type: ignore[arg-type]
+        cache_dir=options.cache_dir,
+        keep=options.keep_packed,
+    )
     if not made.at_once:
-        decisions.append(Decision("kv_dtype", kv, "that of cross attention"))
+        decisions.append(Decision("kv_dtype", kv, "of all K and V of the decoder"))
     return made, decisions

@@ -22,7 +22,15 @@ import numpy.typing as npt
 
 from ..arrays import Array
 from ..checkpoint_values import block_scales, values
-from ..weights import FP8_BLOCK, DenseWeight, Fp8Weight, LateWeight, PackedWeight, Weight
+from ..weights import (
+    FP8_BLOCK,
+    BlockWeight,
+    DenseWeight,
+    Fp8Weight,
+    LateWeight,
+    PackedWeight,
+    Weight,
+)
 
 Host = npt.NDArray[np.uint8]
 UNIT = 32
@@ -61,12 +69,16 @@ class KeptWeight:
     name: str
     shape: tuple[int, int]
     order: npt.NDArray[np.int32] | None
-    read: Callable[[], CodedWeight | DenseWeight]
+    read: Callable[[], CodedWeight | BlockWeight | DenseWeight]
 
-    def first(self, rows: int) -> CodedWeight | DenseWeight:
+    def first(self, rows: int) -> CodedWeight | BlockWeight | DenseWeight:
         """Its first rows."""
         made = self.read()
-        return made.first(rows) if isinstance(made, CodedWeight) else DenseWeight(made.data[:rows])
+        if isinstance(made, CodedWeight):
+            return made.first(rows)
+        if isinstance(made, BlockWeight):
+            return BlockWeight(made.kind, made.data[:rows], (rows, made.shape[1]))
+        return DenseWeight(made.data[:rows])
 
 
 def coded(weight: PackedWeight | Fp8Weight, *, ordered: bool) -> CodedWeight | DenseWeight:
