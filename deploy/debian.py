@@ -3,7 +3,8 @@
     python deploy/debian.py [http://MIRROR/]
 
 Python and the libraries that it and the kernels load, for both architectures, as Debian's lists
-have them today, from this machine's mirror or from an address. Who runs it anew reads the difference, and builds and tries the image.
+have them today, from this machine's mirror or from an address. Who runs it anew reads the
+difference, and builds and tries the image.
 """
 
 from __future__ import annotations

@@ -190,7 +190,8 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]], str]]]] = [
                 "short",
                 [
                     (
-                        f"sum by (kind) (increase(headrace:failures_total{{{ONE}}}[$__rate_interval]))",
+                        "sum by (kind) "
+                        f"(increase(headrace:failures_total{{{ONE}}}[$__rate_interval]))",
                         "{{kind}}",
                     ),
                     (
