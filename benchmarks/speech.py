@@ -5,7 +5,8 @@
 Speech with known text is made by espeak-ng in three voices. Each side is a process of its own that
 has loaded its model and heard one recording before the first round, with `--threads` threads,
 greedy, the language given, in eight bits (peer: compute type int8);
-the two are asked in turns. Time is from samples in memory to text. `--chunked`
+the two are asked in turns. Time is from samples in memory to text; processor time, which others'
+work on the machine changes less, is that of a side's process for a second of sound. `--chunked`
 takes stretches of speech side by side on both sides (peer: its batched pipeline, 8). `--streams N`
 gives each side N recordings at once (peer: N threads on a worker for each thread of the machine,
 which is quicker for it than one worker with all). `--fallback` tries other temperatures, which is
@@ -119,11 +120,12 @@ def serve(side: str, model: str, arguments: argparse.Namespace) -> None:
 
     for line in sys.stdin:
         sounds = [samples_of(path) for path in json.loads(line)]
-        begin = time.perf_counter()
+        begin, worked = time.perf_counter(), time.process_time()
         texts = hear(sounds)
-        taken = time.perf_counter() - begin
+        taken, worked = time.perf_counter() - begin, time.process_time() - worked
         length = sum(len(samples) for samples in sounds) / 16_000
-        print(json.dumps({"taken": taken, "length": length, "texts": texts}), flush=True)
+        answer = {"taken": taken, "worked": worked, "length": length, "texts": texts}
+        print(json.dumps(answer), flush=True)
 
 
 class Side:
@@ -169,6 +171,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         for side in sides.values():
             side.ask([made[0][0]])
         rates: dict[str, list[float]] = {name: [] for name in sides}
+        worked: dict[str, list[float]] = {name: [] for name in sides}
         wrong = dict.fromkeys(sides, 0)
         rounds = [
             [made[(first + i) % len(made)] for i in range(arguments.streams)]
@@ -179,6 +182,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             for name, side in sides.items():
                 answer = side.ask([path for path, _ in together])
                 rates[name].append(answer["length"] / answer["taken"])
+                worked[name].append(answer["worked"] / answer["length"])
                 for (_, said), text in zip(together, answer["texts"], strict=True):
                     wrong[name] += word_errors(said, text).wrong
         total = sum(word_errors(said, "").said for together in rounds for _, said in together)
@@ -190,12 +194,17 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             "least": min(rates[name]),
             "most": max(rates[name]),
             "wer": wrong[name] / total,
+            "processor_ms": 1000 * statistics.median(worked[name]),
         }
-        print(f"{name:9} RTFx {rate:6.1f}   WER {100 * wrong[name] / total:5.2f} %")
+        print(f"{name:9} RTFx {rate:6.1f}   WER {100 * wrong[name] / total:5.2f} %", end="")
+        print(f"   {1000 * statistics.median(worked[name]):5.1f} ms of processor a second")
     if arguments.peer:
         pairs = zip(rates["headrace"], rates["peer"], strict=True)
         result["ratio"] = statistics.median(ours / theirs for ours, theirs in pairs)
-        print(f"ratio     {result['ratio']:.2f} (median of pairs)")
+        print(f"ratio     {result['ratio']:.2f} (median of pairs)", end="")
+        spent = zip(worked["headrace"], worked["peer"], strict=True)
+        result["processor_ratio"] = statistics.median(theirs / ours for ours, theirs in spent)
+        print(f", of processor time {result['processor_ratio']:.2f}")
     return result
 
 

@@ -40,29 +40,29 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 6_808,
     "bench": 10_133,
-    "cli": 6_073,
+    "cli": 6_074,
     "dist": 576,
-    "engine": 9_293,
+    "engine": 9_300,
     "factory": 6_688,
-    "kernels": 16_421,
+    "kernels": 16_433,
     "kv": 1_703,
     "layers": 429,
-    "loader": 5_116,
+    "loader": 5_126,
     "media": 504,
     "models": 527,
     "obs": 1_767,
     "quant": 1_014,
-    "roofline": 4_856,
+    "roofline": 4_859,
     "route": 1_062,
     "sched": 1_578,
     "server": 16_198,
-    "speech": 4_168,
+    "speech": 4_254,
     "speculate": 702,
     "text": 6_206,
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 107_749
+TOTAL = 107_868
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from ..base.graph import AttentionSpec
 from ..kernels.arrays import address, aligned
-from ..kernels.backend import Shelf
 from ..kernels.cpu import emit
 from ..kernels.cpu.emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows, matrix
 from ..kernels.cpu.library import Team
 from ..kernels.cpu.records import ROWS_N, HrQuantised, HrStep
 from ..kernels.operators import KvLayer
+from ..loader.panels import PanelShelf
 from .features import FRAMES, log_mel
 from .files import HEAD_SIZE, WhisperFiles
 from .weights import packed
@@ -115,7 +115,7 @@ class Network:
         kv: str | None = None,
         windows: int = WINDOWS,
         sequences: int = SEQUENCES,
-        shelf: Shelf | None = None,
+        shelf: PanelShelf | None = None,
     ) -> None:
         """`kv`: type of K and V, those of cross attention and the decoder's own: float32, bfloat16,
         int8; None: float32 where weights are exact, else int8. `shelf`: where weights in panels
