@@ -15,22 +15,26 @@ from typing import Any
 
 from headrace.base.arch_gguf import GGUF_ARCHITECTURES
 from headrace.base.config import EngineOptions
+from headrace.base.groups import layer_groups
 from headrace.cli.main import COMMANDS
-from headrace.kernels.cpu.records import KINDS
+from headrace.kernels.cpu.library import LEVELS_OF
 from headrace.models.registry import FAMILIES
-from headrace.quant.ggml import FORMATS
-from headrace.quant.schemes import METHODS
+from headrace.roofline.known import KNOWN, known
 from headrace.server.app import OPERATOR_ROUTERS, ROUTERS
 
 HERE = Path(__file__).parent
 PAGE = HERE / "capabilities.md"
-MODELS = HERE.parent / "tests" / "tiny"
-PROVEN = HERE.parent / "tests" / "models" / "test_features.py"
-TRITON = HERE.parent / "tests" / "kernels_triton"
-GGUF = HERE.parent / "tests" / "loader"
+TESTS = HERE.parent / "tests"
+MODELS = TESTS / "tiny"
+PROVEN = TESTS / "models" / "test_features.py"
+FORMATS = TESTS / "models" / "test_formats.py"
+LEVELS = TESTS / "kernels_cpu" / "test_levels_and_machines.py"
+TRITON = TESTS / "kernels_triton"
+GGUF = TESTS / "loader"
+COMPILED = HERE.parent / "benchmarks" / "gpu_dry.py"
 SHARING = ("deepseek_v3", "mixtral", "olmo3")
 """Families whose files call themselves after another."""
-RANKS = HERE.parent / "tests" / "worker" / "test_ranks_of_workers.py"
+RANKS = TESTS / "worker" / "test_ranks_of_workers.py"
 CHECKED_AS = {"bert": "encoder.py"}
 """Families whose oracle is not one of `tests/tiny/families.py`."""
 
@@ -82,15 +86,25 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def families() -> str:
-    named = oracles()
-    rows = []
+    """Which published models are of a family, and what a sequence keeps in their layers."""
+    named, rows = oracles(), []
+    published: defaultdict[str, list[str]] = defaultdict(list)
+    kept: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for name in KNOWN:
+        arch, _ = known(name)
+        published[arch.family].append(f"`{name}`")
+        for group in layer_groups(arch, "bfloat16"):
+            kept[arch.family][re.sub(r"\d+", "s", group.name)] = None
     for family, description in FAMILIES.items():
         cases = [name for name in named if name.partition("-")[0] == family]
         if family in CHECKED_AS:
             cases = [CHECKED_AS[family].removesuffix(".py")]
         held = ", ".join(f"`{case}`" for case in cases) or "no: its graph alone"
-        rows.append([f"`{family}`", f"`models/{description.__module__.split('.')[-1]}.py`", held])
-    return table(["family", "described in", "held against transformers as"], rows)
+        described = f"`models/{description.__module__.split('.')[-1]}.py`"
+        more = ", ".join(published[family]), ", ".join(kept[family])
+        rows.append([f"`{family}`", described, held, *more])
+    head = ["family", "described in", "held against transformers as", "published", "keeps"]
+    return table(head, rows)
 
 
 def features() -> str:
@@ -120,17 +134,36 @@ def features() -> str:
 
 
 def weights() -> str:
-    gguf = [
-        [f"GGUF {name}", str(form.bits), "panels" if name in KINDS else "expanded"]
-        for name, form in FORMATS.items()
+    """Formats of weights by the kernels that `tests/models/test_formats.py` answers with."""
+    paths = keys(FORMATS, "PATHS")
+    refused = keys(FORMATS, "REFUSED")
+    rows = [
+        [name, *("no" if (name, path) in refused else "yes" for path in paths)]
+        for name in keys(MODELS / "formats.py", "FORMATS")
     ]
-    bits = {"awq": "4", "fp8": "8"}
-    packed = [[f"safetensors {name}", bits.get(name, "4, 8"), "panels"] for name in METHODS]
-    dense = [["dense F32", "32", "panels"], ["dense F16, BF16", "16", "panels"]]
-    return table(
-        ["weights", "bits", "on the CPU kernels"],
-        [*gguf, *packed, *dense],
-    )
+    return table(["weights", *paths], rows)
+
+
+def platforms() -> str:
+    emulated = keys(LEVELS, "EMULATED")
+    rows = []
+    for processor, levels in LEVELS_OF.items():
+        here = "where the machine has it" if processor == "x86_64" else ""
+        rows += [
+            [processor, f"`{level}`", "in an emulator" if level in emulated else here]
+            for level in levels
+        ]
+    return table(["processor", "level", "the same bits of every operator"], rows)
+
+
+def compiled() -> str:
+    """Models whose kernels `make gpu-compile` makes, by the weights and KV that they have there."""
+    models: defaultdict[str, tuple[dict[str, None], dict[str, None]]]
+    models = defaultdict(lambda: ({}, {}))
+    for model, kind, kv, _ in ast.literal_eval(constant(COMPILED, "MODELS")):
+        models[model][0][kind] = models[model][1][kv] = None
+    rows = [[f"`{name}`", *map(", ".join, kinds)] for name, kinds in models.items()]
+    return table(["model", "weights", "KV"], rows)
 
 
 def interfaces() -> str:
@@ -161,12 +194,15 @@ def commands() -> str:
 
 def written() -> str:
     """The whole page."""
+    architectures = ast.literal_eval(constant(COMPILED, "ARCHITECTURES"))
     return "\n\n".join(
         [
             "# What there is",
             "Made by `python docs/capabilities.py` from the code's own registries and the tests' "
             "cases; a test holds it, and that a test names every route, family and command.",
             "## Model families",
+            "Published: the configs on which reader, planner and memory plan are held "
+            "(`tests/roofline/test_described.py`), and what a sequence keeps in their layers.",
             families(),
             "## Families and features",
             "Of each family in safetensors on the CPU kernels: the same answers with the feature "
@@ -179,9 +215,16 @@ def written() -> str:
             "(`tests/worker/test_ranks_of_workers.py`).",
             features(),
             "## Weights",
-            "Panels are computed with as they are; what is expanded is computed with in the "
-            "model's type by the reference, and packed on a GPU ([gpu.md](gpu.md)).",
+            "Of each format a small model answers as transformers does with the values that the "
+            "format defines (`tests/models/test_formats.py`); the CPU kernels without PyTorch. "
+            "Experts in MXFP4, from both kinds of file: `tests/loader/test_mxfp4_answers.py`.",
             weights(),
+            "## Platforms",
+            "Levels of the CPU kernels (`tests/kernels_cpu/test_levels_and_machines.py`):",
+            platforms(),
+            f"Triton's kernels compiled for {', '.join(architectures)} (`make gpu-compile`), of "
+            "the steps of:",
+            compiled(),
             "## Choices of an engine",
             choices(),
             "## Interfaces",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from headrace.base.errors import OptionError
 from headrace.kernels.backend import Question
+from headrace.kernels.cpu.backend import CpuBackend
 from headrace.kernels.operators import StepLimits
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.reference_backend import ReferenceBackend
@@ -46,7 +49,9 @@ def test_the_reference_is_always_there() -> None:
     assert known_backends()[-1].name == "ref"
     operators, decisions = choose(QUESTION, "ref")
     assert operators.name == "ref"
-    assert [decision.value for decision in decisions] == ["ref"] * len(graphs.kinds(QUESTION.graph))
+    *served, cost = [decision.value for decision in decisions]
+    assert served == ["ref"] * len(graphs.kinds(QUESTION.graph))
+    assert cost == "PyTorch"
 
 
 def test_each_operator_goes_to_the_first_that_can() -> None:
@@ -77,10 +82,27 @@ def test_programs_need_one_provider_for_all() -> None:
     assert mixed.compile(*arguments) is None
 
 
+def test_what_one_kind_cannot_do_takes_no_other_with_it() -> None:
+    """Heads of 24 numbers have no pages of the CPU kernels; everything else is served by them."""
+    if CpuBackend().supports("linear", QUESTION) is not None:
+        pytest.skip("no CPU kernels here")
+    question = replace(QUESTION, graph=graphs.decoder(24))
+    operators, decisions = choose(question)
+    served = {decision.name: (decision.value, decision.reason) for decision in decisions}
+    refused = "cpu: the head size 24 is no multiple of 16"
+    assert served["kernels.attend"][0] == served["kernels.write"][0] == "ref"
+    assert served["kernels.attend"][1].startswith(refused)
+    assert {served[f"kernels.{kind}"][0] for kind in ("embed", "linear", "norm", "gated")} == {
+        "cpu"
+    }
+    assert "slower" in served["reference"][1]
+    assert operators.name == "cpu+ref"
+
+
 def test_a_wish_is_kept_or_refused() -> None:
     backends = [Fast("linear"), ReferenceBackend()]
     _, decisions = choose(QUESTION, "fast", backends)
-    assert {decision.value for decision in decisions} == {"fast", "ref"}
+    assert {decision.value for decision in decisions} == {"fast", "ref", "PyTorch"}
     with pytest.raises(OptionError, match="fast: has no embed") as raised:
         choose(QUESTION, "fast", [Fast(), ReferenceBackend()])
     assert raised.value.param == "kernels"

@@ -13,7 +13,7 @@ import torch
 from agents.environments import LLAMA_CPP, python_of
 from headrace import LLM, SamplingParams
 from tiny.checkpoints import hf_model
-from tiny.gguf_files import save_gguf
+from tiny.gguf_files import WORDS, save_gguf
 
 from .test_gguf_families import DELTA, EXPERTS, FAMILIES, LOCAL, MAMBA
 
@@ -48,13 +48,6 @@ ELSEWHERE: dict[str, tuple[str, str, dict[str, Any]]] = {
 UNREAD = ("deepseek_v2",)
 """It takes a latent of queries for granted, but in files of 26 or 27 layers."""
 NAMES = {name: values for name, values in {**FAMILIES, **ELSEWHERE}.items() if name not in UNREAD}
-WORDS = {
-    "tokenizer.ggml.pre": "gpt-2",
-    "tokenizer.ggml.tokens": ["t", "1", "t1", *(f"x{number}" for number in range(317))],
-    "tokenizer.ggml.token_type": [1] * 320,
-    "tokenizer.ggml.merges": ["t 1"],
-}
-"""A vocabulary that it takes, in which no name means an end."""
 PROMPT = list(range(20, 60))
 NEAR = 5e-3
 """Between log probabilities: it keeps K and V, and a table of GELU, in half precision."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from headrace.base.errors import HeadraceError
 from headrace.base.sampling import SamplingParams
 from headrace.loader.open import open_model
 from headrace.speculate import Proposal, Speculation
+from headrace.text import load_tokenizer
+from headrace.text.grammar import from_regex
+from headrace.text.lltokenizer import grammar_tokenizer
 from headrace.worker import Worker, WorkerOptions
 from oracle import lora
 from oracle.asks import prompt
@@ -64,11 +68,19 @@ class Family:
         self.plain = self.worker()
         self.alone = self.answers(Driver(self.plain, prefix_cache=False), together=False)
 
-    def worker(self, speculation: Speculation | None = None, **options: Any) -> Worker:
+    def worker(
+        self,
+        speculation: Speculation | None = None,
+        grammar_tokenizer: Callable[[], Any] | None = None,
+        **options: Any,
+    ) -> Worker:
         settings = {"kernels": "cpu", "threads": 1, "rows": 8, "step_tokens": 128, **options}
         settings = {"max_context": 256, **settings}
         return Worker(
-            open_model(str(self.path)), WorkerOptions(**settings), speculation=speculation
+            open_model(str(self.path)),
+            WorkerOptions(**settings),
+            speculation=speculation,
+            grammar_tokenizer=grammar_tokenizer,
         )
 
     def answers(self, driver: Driver, *, together: bool = True) -> list[Answer]:
@@ -125,6 +137,28 @@ def kept_as(kv_dtype: str) -> Callable[[Family], None]:
     return check
 
 
+def with_a_grammar(family: Family) -> None:
+    """A row that may say some ids alone, in chunks and beside rows that may say anything, which
+    say what they would without it."""
+    files = open_model(str(family.path))
+    words = partial(
+        grammar_tokenizer, load_tokenizer(files.tokenizer), vocab_size=families.VOCAB, eos_ids=[999]
+    )
+    worker = family.worker(grammar_tokenizer=words)
+    said = {}
+    for name, chunk in (("alone", 128), ("beside", 7)):
+        driver = Driver(worker, step_tokens=chunk, prefix_cache=False)
+        if name == "beside":
+            family.same(family.answers(driver))
+            driver.add("free", PROMPTS[1], ASKED)
+        driver.add(name, PROMPTS[2], ASKED, grammar=from_regex("(t[0-9]{1,2}|x){30}", "regex"))
+        said[name] = driver.run()[name, 0]
+    assert said["alone"].tokens == said["beside"].tokens
+    assert said["alone"].logprobs == said["beside"].logprobs
+    assert set(said["alone"].tokens) <= set(range(100))
+    assert len(said["alone"].tokens) == ASKED.max_tokens
+
+
 def with_an_adapter(family: Family) -> None:
     """An adapter gives what it gives as part of the weights, beside requests without it."""
     module = "out_proj" if "lfm2" in (family.path / "config.json").read_text() else "o_proj"
@@ -152,6 +186,7 @@ FEATURES: dict[str, Callable[[Family], None]] = {
     "prefixes shared": with_a_prefix,
     "preemption": after_preemption,
     "drafts": with_drafts,
+    "grammar": with_a_grammar,
     "KV int8": kept_as("int8"),
     "KV k8v4": kept_as("k8v4"),
     "adapters": with_an_adapter,

@@ -12,23 +12,7 @@ from headrace.kernels.weights import BlockWeight
 from headrace.quant import dequantise, unpack
 from headrace.quant.ggml_types import BY_NAME, BY_NUMBER, QUANTISED
 from headrace.quant.rows import weights_of
-
-
-def random_blocks(kind: str, rows: int, columns: int, seed: int) -> np.ndarray:
-    """Random bytes with every fp16 field replaced by an ordinary number."""
-    rng = np.random.default_rng(seed)
-    entry = BY_NAME[kind]
-    count = rows * columns // entry.block
-    blocks = rng.integers(0, 256, (count, entry.nbytes), dtype=np.uint8)
-    fields = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(kind, (0,))
-    if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
-        fields = (0, 2)
-    for at in fields:
-        numbers = rng.normal(0, 0.05, count).astype(np.float16)
-        blocks[:, at : at + 2] = numbers.view(np.uint8).reshape(count, 2)
-    if kind == "MXFP4":  # Its scale is a byte, and the largest ones make infinities.
-        blocks[:, 0] = rng.integers(0, 251, count)
-    return blocks.reshape(rows, entry.row_bytes(columns))
+from tiny.blocks import random_blocks
 
 
 def weight(kind: str, rows: int = 6, columns: int = 512, seed: int = 0) -> BlockWeight:
@@ -55,10 +39,11 @@ def test_extreme_scales(kind: str) -> None:
     block = weight(kind)
     raw = block.data.numpy().reshape(-1, BY_NAME[kind].nbytes)
     at = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}.get(kind, 0)
-    for number in (65504.0, 6e-8, 0.0):
+    # MXFP4's scale is a byte, and the largest ones make infinities.
+    for number, byte in ((65504.0, 250), (6e-8, 1), (0.0, 0)):
         raw[:, at : at + 2] = np.frombuffer(np.float16(number).tobytes(), np.uint8)
         if kind == "MXFP4":
-            raw[:, 0] = min(raw[0, 0], 250)
+            raw[:, 0] = byte
         np.testing.assert_array_equal(dequantise(block).numpy(), reference(block))
 
 

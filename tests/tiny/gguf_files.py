@@ -26,6 +26,13 @@ VOCABULARY: dict[str, Any] = {
     "tokenizer.ggml.eos_token_id": 2,
 }
 """Metadata of the vocabulary that `checkpoints` has."""
+WORDS: dict[str, Any] = {
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["t", "1", "t1", *(f"x{number}" for number in range(317))],
+    "tokenizer.ggml.token_type": [1] * 320,
+    "tokenizer.ggml.merges": ["t 1"],
+}
+"""A vocabulary that llama.cpp takes, in which no name means an end."""
 MAMBA = ("mamba", "linear_attention")
 DELTA = ("qwen35", "qwen35moe", "qwen3next")
 KEYS = {
@@ -357,7 +364,7 @@ def write_gguf(
     kinds: dict[str, str] | None = None,
 ) -> Path:
     """Write a file of these keys and tensors; `kinds`: end of a tensor's name → its type. Bytes are
-    blocks of MXFP4."""
+    blocks of it, or of MXFP4."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in metadata.items():
         add = {
@@ -370,11 +377,13 @@ def write_gguf(
         add(key, value)
     for name, data in tensors.items():
         kind = next((kind for end, kind in (kinds or {}).items() if name.endswith(end)), "F32")
-        if kind == "F32":
-            blocks = gguf.GGMLQuantizationType.MXFP4 if data.dtype == np.uint8 else None
-            writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=blocks)
+        qtype = gguf.GGMLQuantizationType[kind]
+        if data.dtype == np.uint8:
+            raw = gguf.GGMLQuantizationType.MXFP4 if kind == "F32" else qtype
+            writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=raw)
+        elif kind == "F32":
+            writer.add_tensor(name, np.ascontiguousarray(data))
         else:
-            qtype = gguf.GGMLQuantizationType[kind]
             writer.add_tensor(name, gguf.quants.quantize(data, qtype), raw_dtype=qtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..base.config import Decision
 from .backend import Question
 from .program import Provider
 
@@ -20,6 +21,11 @@ class ReferenceBackend:
         if question.quantise != "auto" and kind == "linear":
             return f"does not quantise weights to {question.quantise}"
         return None
+
+    def decisions(self) -> list[Decision]:
+        """What it costs that it serves something."""
+        cost = "call by call, with weights in 2 or 4 bytes: slower by far than any kernels"
+        return [Decision("reference", "PyTorch", cost)]
 
     def build(self, question: Question) -> Provider:
         # Deferred: importing torch is for those who use it.

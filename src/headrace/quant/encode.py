@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from ..base.errors import ModelFileError
 from ..base.hardware import cpu
+from ..kernels.bit_fields import Bytes, join
 from .ggml_types import BY_NAME
 
 Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 STEPS = range(-8, 9, 2)
 """Tenths of a code by which the largest weight is tried beside the last code."""
 CHUNK = 1 << 18
@@ -123,15 +123,6 @@ def _half(numbers: Floats) -> tuple[Bytes, Floats]:
     return rounded.view(np.uint8).reshape(-1, 2), rounded.astype(np.float32)
 
 
-def _fields(codes: Bytes, width: int, run: int) -> Bytes:
-    """The bytes whose fields `ggml._fields` reads: [n, K] → [n, K · width / 8]."""
-    parts = codes.reshape(len(codes), -1, 8 // width, run)
-    packed = np.zeros((len(codes), parts.shape[1], run), np.uint8)
-    for field in range(parts.shape[2]):
-        packed |= parts[:, :, field] << (field * width)
-    return packed.reshape(len(codes), -1)
-
-
 def _q8_0(groups: Floats) -> Bytes:
     """The nearest code to each weight, by the scale that makes the largest one 127."""
     exact = nearest(groups)
@@ -145,14 +136,14 @@ def _q8_0(groups: Floats) -> Bytes:
 def _q4_0(groups: Floats) -> Bytes:
     stored, scales = _half(symmetric(groups, 8))
     codes = (codes_of(groups, scales, 8) + 8).astype(np.uint8)
-    return np.concatenate([stored, _fields(codes, 4, 16)], axis=1)
+    return np.concatenate([stored, join(codes, 4, 16)], axis=1)
 
 
 def _q5_0(groups: Floats) -> Bytes:
     stored, scales = _half(symmetric(groups, 16))
     codes = (codes_of(groups, scales, 16) + 16).astype(np.uint8)
     fifth = np.packbits(codes >> 4, axis=1, bitorder="little")
-    return np.concatenate([stored, fifth, _fields((codes & 15).astype(np.uint8), 4, 16)], axis=1)
+    return np.concatenate([stored, fifth, join((codes & 15).astype(np.uint8), 4, 16)], axis=1)
 
 
 def _q4_k(blocks: Floats) -> Bytes:
@@ -169,7 +160,7 @@ def _q4_k(blocks: Floats) -> Bytes:
         under[:, :4] | (under[:, 4:] >> 4 << 6),
         (sixth[:, 4:] & 15) | (under[:, 4:] & 15) << 4,
     ]
-    return np.concatenate([d, dmin, *packed, _fields(codes, 4, 32)], axis=1)
+    return np.concatenate([d, dmin, *packed, join(codes, 4, 32)], axis=1)
 
 
 def _share(numbers: Floats, unit: Floats) -> Bytes:
@@ -188,8 +179,8 @@ def _q6_k(blocks: Floats) -> Bytes:
     codes = codes_of(groups, (eighth * step[:, None]).reshape(-1), 32).reshape(-1, 256)
     unsigned = (codes + 32).astype(np.uint8)
     parts = [
-        _fields((unsigned & 15).astype(np.uint8), 4, 64),
-        _fields((unsigned >> 4).astype(np.uint8), 2, 32),
+        join((unsigned & 15).astype(np.uint8), 4, 64),
+        join((unsigned >> 4).astype(np.uint8), 2, 32),
         eighth.view(np.uint8),
         d,
     ]

@@ -10,6 +10,7 @@ from ..program import Provider
 from .library import LEVELS, LibraryAbsent, best_refused, level, load, sources
 from .narrow import NARROW
 from .operators import CpuOperators
+from .recoded import RECODED
 from .records import KINDS
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4")
@@ -21,7 +22,8 @@ OUTSIDE_GGUF = {"float32", "float16", "bfloat16", "packed4", "packed8", "fp8"}
 
 
 class CpuBackend:
-    """Serves every operator of a model, or none: its KV pages have a layout of their own."""
+    """Serves each kind of node that it can; `write` and `attend` go together: its KV pages have a
+    layout of their own."""
 
     name = "cpu"
 
@@ -41,27 +43,7 @@ class CpuBackend:
             return f"does not quantise weights to {question.quantise}"
         if question.dtype != "float32":
             return "activations are float32 on the CPU"
-        if question.kv_dtype not in KV_DTYPES:
-            return f"no {question.kv_dtype} KV cache"
-        for size in question.head_sizes():
-            if size % 16:
-                return f"the head size {size} is no multiple of 16"
-            if size > 1024 and question.kv_dtype in ("int8", "k8v4"):
-                return f"a sum over a head of {size} codes is no int32 (1,024 are the most)"
-        for each in question.graph.recurrent():
-            if isinstance(each, DeltaSpec | SsmSpec) and (each.key_size | each.value_size) % 16:
-                head = f"{each.key_size} × {each.value_size}"
-                return f"a state of {head} numbers a head, which are no multiples of 16"
-        blocks = question.weights - OUTSIDE_GGUF
-        for spec in {node.spec for node in question.nodes("absorb")}:
-            assert isinstance(spec, LatentSpec)
-            sizes = spec.rope_size, spec.rank, spec.plain_size
-            if blocks and any(size % 32 for size in sizes):
-                return f"the sizes {sizes} of latents and weights in blocks are not multiples of 32"
-        unknown = sorted(question.weights - OUTSIDE_GGUF - set(KINDS))
-        if unknown:
-            return f"no kernel for weights of type {', '.join(unknown)}"
-        return None
+        return _refusal(kind, question)
 
     def build(self, question: Question) -> Provider:
         beside = getattr(question.beside, "team", None)
@@ -81,3 +63,31 @@ class CpuBackend:
             Decision("kernels.level", served, reason),
             Decision("kernels.sources", sources(), "digest of the CPU kernels' sources"),
         ]
+
+
+def _refusal(kind: str, question: Question) -> str | None:
+    """What of the model one kind of its nodes cannot do; the others are served all the same."""
+    if kind in ("write", "attend"):
+        if question.kv_dtype not in KV_DTYPES:
+            return f"no {question.kv_dtype} KV cache"
+        for size in question.head_sizes():
+            if size % 16:
+                return f"the head size {size} is no multiple of 16"
+            if size > 1024 and question.kv_dtype in ("int8", "k8v4"):
+                return f"a sum over a head of {size} codes is no int32 (1,024 are the most)"
+    if kind in ("short_conv", "delta_rule", "ssm"):
+        for each in question.graph.recurrent():
+            if isinstance(each, DeltaSpec | SsmSpec) and (each.key_size | each.value_size) % 16:
+                head = f"{each.key_size} × {each.value_size}"
+                return f"a state of {head} numbers a head, which are no multiples of 16"
+    blocks = question.weights - OUTSIDE_GGUF
+    if kind in ("absorb", "unpack"):
+        for spec in {node.spec for node in question.nodes("absorb")}:
+            assert isinstance(spec, LatentSpec)
+            sizes = spec.rope_size, spec.rank, spec.plain_size
+            if blocks and any(size % 32 for size in sizes):
+                return f"the sizes {sizes} of latents and weights in blocks are not multiples of 32"
+    unknown = sorted(blocks - set(KINDS) - RECODED)
+    if unknown and kind in ("embed", "linear", "experts", "absorb"):
+        return f"no kernel for weights of type {', '.join(unknown)}"
+    return None

@@ -25,30 +25,30 @@ _LEAST, _SMALL = 32, 256
 
 @dataclass(slots=True)
 class NarrowWeight:
-    """A dense matrix that is to be blocks of `kind`, made only where no panels of it are kept."""
+    """A matrix that is to be blocks of `kind`, made only where no panels of it are kept."""
 
     kind: str
-    dense: DenseWeight
+    source: DenseWeight | BlockWeight
     encode: Encode
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.dense.shape
+        return self.source.shape
 
     @property
     def name(self) -> str:
-        return self.dense.name
+        return self.source.name
 
     def first(self, rows: int) -> BlockWeight:
         """Its first rows."""
         return self.rows(np.arange(min(rows, self.shape[0])))
 
     def rows(self, which: npt.NDArray[np.intp]) -> BlockWeight:
-        blocks = self.encode(self.kind, self.dense.data[which])
+        blocks = self.encode(self.kind, self.source.data[which])
         return BlockWeight(self.kind, blocks, (len(which), self.shape[1]), self.name)
 
     def blocks(self) -> BlockWeight:
-        made = self.encode(self.kind, self.dense.data)
+        made = self.encode(self.kind, self.source.data)
         return BlockWeight(self.kind, made, self.shape, self.name)
 
 
@@ -73,7 +73,7 @@ class Narrowing:
         """Compare rows of it with what `expand` makes of their blocks."""
         out = weight.shape[0]
         which = np.linspace(0, out - 1, min(out, SAMPLES)).astype(np.intp)
-        wanted = floats(weight.dense.data[which]).astype(np.float64)
+        wanted = floats(weight.source.data[which]).astype(np.float64)
         lost = float(((expand(weight.rows(which)) - wanted) ** 2).sum())
         size = float((wanted**2).sum())
         self._matrices += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 from ...base.config import Decision
@@ -21,7 +22,8 @@ from ..weights import (
 )
 from .coded import EXACT, CodedWeight, KeptWeight, coded, one_order
 from .narrow import NARROW, Narrowing, NarrowWeight
-from .panels import Source, in_order
+from .panels import Source, in_order, packed_bytes
+from .recoded import RECODED, recoded
 
 
 def table(weight: Weight) -> BlockWeight | DenseWeight:
@@ -29,6 +31,8 @@ def table(weight: Weight) -> BlockWeight | DenseWeight:
     if isinstance(weight, PackedWeight | Fp8Weight):
         return DenseWeight(values(weight), weight.name)
     assert isinstance(weight, DenseWeight | BlockWeight)
+    if isinstance(weight, BlockWeight) and weight.kind in RECODED:
+        return recoded(weight).blocks()
     weight.data = in_order(weight.data)
     return weight
 
@@ -44,6 +48,8 @@ class PanelSources:
         self._narrowing = Narrowing(quantise) if quantise in NARROW else None
         self._expand = expand
         self._in_floats: list[str] = []
+        self._recoded: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """(kind of the file, kind of the panels) → matrices."""
 
     def of(self, weight: Weight, role: Role, dequantise: Dequantise) -> list[Source]:
         """One, or one of each part."""
@@ -56,6 +62,8 @@ class PanelSources:
         if isinstance(weight, PackedWeight | Fp8Weight | LateWeight):
             return self._exact(weight, ordered)
         assert isinstance(weight, DenseWeight | BlockWeight)
+        if isinstance(weight, BlockWeight) and weight.kind in RECODED:
+            return self._recode(weight)
         if self._narrowing is not None and isinstance(weight, DenseWeight):
             kind = self._narrowing.kind(weight, role)
             if kind is not None:
@@ -82,6 +90,11 @@ class PanelSources:
             self._in_floats.append(weight.name)
         return source
 
+    def _recode(self, weight: BlockWeight) -> NarrowWeight:
+        made = recoded(weight)
+        self._recoded[weight.kind, made.kind] += 1
+        return made
+
     @property
     def told(self) -> list[Decision]:
         """What loading the weights has shown."""
@@ -90,4 +103,8 @@ class PanelSources:
             count, first = len(self._in_floats), self._in_floats[0]
             why = f"no panels hold their numbers exactly ({first} …): four bytes a weight are read"
             told.append(Decision("matrices in fp32", str(count), why))
+        for (kind, panels), count in self._recoded.items():
+            read = packed_bytes(panels, (16, 256)) / 512
+            why = f"{count} matrices: no panels of their own; {read:.3g} bits a weight are read"
+            told.append(Decision(f"matrices in {kind}", f"panels of {panels}", why))
         return told

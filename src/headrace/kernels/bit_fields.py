@@ -1,0 +1,25 @@
+"""Fields of a few bits in bytes, as the blocks of GGUF have them.
+
+Low bits first: field f of byte j of run r is number (r · fields of a byte + f) · run + j.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def split(packed: Bytes, width: int, run: int) -> Bytes:
+    """[n, B] bytes in runs of `run` → [n, B · 8 / width] numbers of `width` bits."""
+    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
+    runs = packed.reshape(len(packed), -1, 1, run)
+    return ((runs >> shifts) & np.uint8((1 << width) - 1)).reshape(len(packed), -1)
+
+
+def join(codes: Bytes, width: int, run: int) -> Bytes:
+    """The bytes that `split` reads: [n, K] → [n, K · width / 8]."""
+    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
+    parts = codes.reshape(len(codes), -1, 8 // width, run) << shifts
+    return np.bitwise_or.reduce(parts, axis=2).reshape(len(codes), -1)
