@@ -65,6 +65,7 @@ def routes(device: str, dtype: torch.dtype) -> float:
         (RouteSpec(6, False), 64, False),
         (RouteSpec(10), 512, False),
         (RouteSpec(8, True, "sigmoid"), 128, True),
+        (RouteSpec(6, True, "sqrt_softplus", 1.5), 256, True),
     ):
         logits = torch.randn(70, experts, device=device)
         bias = torch.randn(experts, device=device) * 0.3 if biased else None

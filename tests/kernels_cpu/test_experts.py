@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cpu_cases import quantise_rows, random_blocks, same
+from transformers.activations import ACT2FN
 
 from headrace.base.graph import RouteSpec
 from headrace.kernels.cpu.operators import CpuOperators
@@ -20,6 +21,8 @@ ROUTES = {
     "raw softmax": RouteSpec(3, normalise=False),
     "sigmoid": RouteSpec(4, scores="sigmoid", scale=2.5),
     "groups": RouteSpec(4, scores="sigmoid", groups=6, active_groups=2),
+    "square root": RouteSpec(4, scores="sqrt_softplus", scale=1.5),
+    "raw square root": RouteSpec(4, normalise=False, scores="sqrt_softplus"),
     "all": RouteSpec(24),
 }
 
@@ -45,6 +48,17 @@ def test_routes_are_the_references(ops: CpuOperators, name: str, biased: bool) -
     assert (shares - theirs).abs().max() < 1e-6
     if spec.normalise:
         assert (shares.sum(-1) - spec.scale).abs().max() < 1e-5
+
+
+def test_scores_of_deepseek_v4(ops: CpuOperators) -> None:
+    """To the last digits of small ones too, against transformers' function in double precision."""
+    logits = torch.linspace(-60, 60, 24 * 50).view(50, 24)
+    spec = RouteSpec(24, normalise=False, scores="sqrt_softplus")
+    wanted = ACT2FN["sqrtsoftplus"](logits.double())
+    for backend in (ops, REFERENCE):
+        chosen, shares = backend.route(logits, spec, None)
+        at = chosen if chosen.dtype == torch.int64 else chosen.view(torch.int32).long()
+        torch.testing.assert_close(shares.double(), wanted.gather(-1, at), rtol=4e-7, atol=0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -241,21 +241,29 @@ def test_experts_stay_as_the_file_has_them() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
-@pytest.mark.parametrize("normalise", [False, True])
-def test_a_router_that_overflowed_names_experts(value: float, normalise: bool) -> None:
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RouteSpec(3, False),
+        RouteSpec(3),
+        RouteSpec(3, scores="sigmoid"),
+        RouteSpec(3, scores="sqrt_softplus"),
+    ],
+)
+def test_a_router_that_overflowed_names_experts(value: float, spec: RouteSpec) -> None:
     """What is chosen becomes an address: a number that is none would end every sequence's step."""
     router = torch.randn(4, 6)
     router[0] = value
     router[1, 2] = value
     router[2, 1:] = value
-    chosen, shares = route(router, RouteSpec(3, normalise))
+    chosen, shares = route(router, spec)
     assert chosen.min() >= 0
     assert chosen.max() < 6
     assert all(len(set(row)) == 3 for row in chosen.tolist())
-    plain, same = route(router[3:], RouteSpec(3, normalise))
+    plain, same = route(router[3:], spec)
     assert torch.equal(chosen[3:], plain)
     assert torch.equal(shares[3:], same)
-    if value != float("-inf"):
+    if value != value or (value > 0 and spec.scores != "sigmoid"):  # Sigmoids of ±∞ are 0 and 1.
         assert shares[:3].isnan().any(1).all(), "the row's result says that it overflowed"
 
 
@@ -266,8 +274,9 @@ ROUTES = (
     (RouteSpec(3, False), 7, False),
     (RouteSpec(8, True, "sigmoid"), 128, False),
     (RouteSpec(2, True, "softmax", 0.5), 6, True),
+    (RouteSpec(6, True, "sqrt_softplus", 1.5), 160, True),
 )
-"""Spec, experts, bias: GLM-4.5, DeepSeek-V3 and V2, Qwen1.5, MiniMax-M2, ERNIE."""
+"""Spec, experts, bias: GLM-4.5, DeepSeek-V3 and V2, Qwen1.5, MiniMax-M2, ERNIE, DeepSeek-V4."""
 
 
 @pytest.mark.parametrize(("spec", "count", "biased"), ROUTES)

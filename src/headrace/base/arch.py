@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
+Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"]
+"""What a router makes of its logits: a softmax over all, or of each its sigmoid or √ log(1 + eˣ)
+(DeepSeek-V4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Moe:
     """The first layers that keep a dense feed-forward."""
     dense_at: tuple[int, ...] = ()
     """Further layers that keep one (Qwen3-MoE)."""
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Scoring = "softmax"
     bias: bool = False
     """Added to the scores for the choice alone."""
     scale: float = 1.0

@@ -41,6 +41,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
+from .arch import Scoring
 from .attending import AttentionSpec as AttentionSpec
 from .attending import LatentSpec as LatentSpec
 from .errors import EngineFault
@@ -172,7 +173,7 @@ class RouteSpec(NamedTuple):
     active: int
     normalise: bool = True
     """Shares of the chosen are scaled to sum to one."""
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Scoring = "softmax"
     scale: float = 1.0
     """Factor on the shares."""
     groups: int = 1

@@ -175,6 +175,10 @@ class ReferenceOperators:
         if spec.scores == "sigmoid":
             # As `_silu`: torch.sigmoid rounds the last elements of a share otherwise.
             scores = wish = 1 / torch.exp(-wish).add_(1)
+        elif spec.scores == "sqrt_softplus":
+            # Composed: functional.softplus rounds the last elements of a share otherwise.
+            small = torch.log1p(torch.exp(-wish.abs()))
+            scores = wish = wish.clamp(min=0).add_(small).sqrt_()
         else:
             scores = torch.softmax(wish, -1)
         if bias is not None:

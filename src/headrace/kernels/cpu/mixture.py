@@ -29,7 +29,7 @@ from .emit import (
     part_of,
     parts_of,
 )
-from .records import ACTIVATIONS, SIX, HrExperts, HrPart, HrQuantised, HrRoute, HrSpan
+from .records import ACTIVATIONS, SCORES, SIX, HrExperts, HrPart, HrQuantised, HrRoute, HrSpan
 
 
 class Routed(NamedTuple):
@@ -56,7 +56,7 @@ def route(
         spec.scale,
         experts,
         spec.active,
-        spec.scores == "sigmoid",
+        SCORES[spec.scores],
         spec.normalise,
         spec.groups,
         spec.active_groups,

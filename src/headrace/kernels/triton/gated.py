@@ -26,6 +26,15 @@ def _tanh(x):
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + eˣ), to the last digits of small ones too."""
+    grown = tl.exp(tl.minimum(x, 20.0, propagate_nan=tl.PropagateNan.ALL))
+    more = 1.0 + grown
+    near = tl.where(more == 1.0, grown, tl.log(more) * (grown / tl.maximum(more - 1.0, 1e-30)))
+    return tl.where(x > 20.0, x, near)
+
+
+@triton.jit
 def activate(gate, up, ACTIVATION: tl.constexpr):
     """act(gate) · up in fp32."""
     gate = gate.to(tl.float32)

@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 
 from ...base.graph import RouteSpec
-from .gated import gated, gated_codes
+from .gated import gated, gated_codes, softplus
 from .moe_packed import grouped_packed
 from .moe_products import MoeConfig, grouped_product
 from .moe_tiles import ExpertTable, Tiles
@@ -63,7 +63,7 @@ def _route_kernel(
     chosen,
     shares,
     scale,
-    SIGMOID: tl.constexpr,
+    SCORES: tl.constexpr,
     EACH: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUPS_PADDED: tl.constexpr,
@@ -81,9 +81,9 @@ def _route_kernel(
     number = group[:, None] * EACH + member[None, :]
     at = router + token * (GROUPS * EACH) + number
     wish = tl.load(at, mask=real, other=float("-inf")).to(tl.float32)
-    if SIGMOID:
-        masses = 1.0 / (1.0 + tl.exp(-wish))
-        total = 1.0
+    if SCORES != "softmax":
+        masses = 1.0 / (1.0 + tl.exp(-wish)) if SCORES == "sigmoid" else tl.sqrt_rn(softplus(wish))
+        total = 1.0 + 0.0 * tl.sum(tl.sum(tl.where(real, masses, 0.0), 1), 0)
         wish = tl.where(real, masses, float("-inf"))
     else:
         masses = tl.exp(wish - tl.max(tl.max(wish, 1), 0))
@@ -131,7 +131,7 @@ def _route_kernel(
         # The other part is 0, or NaN where a logit was that was not chosen.
         lost = 0.0 * total
         total = tl.sum(tl.where(kept == 1, masses, 0.0), 0) + lost
-        if SIGMOID:
+        if SCORES != "softmax":
             total += 1e-20
     # Written in ascending order of expert: the place among the kept ones.
     place = tl.cumsum(kept, 0) - 1
@@ -261,7 +261,7 @@ def route(
         chosen,
         shares,
         spec.scale,
-        SIGMOID=spec.scores == "sigmoid",
+        SCORES=spec.scores,
         EACH=each,
         GROUPS=spec.groups,
         GROUPS_PADDED=triton.next_power_of_2(spec.groups),

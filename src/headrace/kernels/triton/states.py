@@ -29,6 +29,7 @@ from ...base.recurrent import DeltaSpec, SsmSpec
 from ..arrays import tensor
 from ..operators import StateLayer, StepBatch
 from ..state_lines import NOWHERE, device_lines
+from .gated import softplus
 from .state_rows import read_entry
 
 FEW_COLUMNS = 8
@@ -38,15 +39,6 @@ COLUMNS = 16
 IDLE = tl.constexpr(NOWHERE)
 TOGETHER = 1024
 """Numbers that a program norms."""
-
-
-@triton.jit
-def _softplus(x):
-    """log(1 + eˣ), to the last digits of small ones too."""
-    grown = tl.exp(tl.minimum(x, 20.0))
-    more = 1.0 + grown
-    near = tl.where(more == 1.0, grown, tl.log(more) * (grown / tl.maximum(more - 1.0, 1e-30)))
-    return tl.where(x > 20.0, x, near)
 
 
 @triton.jit
@@ -76,7 +68,7 @@ def _token(
     group = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
     at = mixed + token * mixed_stride
     gate = tl.load(gates + token * gates_stride + head).to(tl.float32) + head_step
-    softened = _softplus(gate)
+    softened = softplus(gate)
     decay = tl.exp(-head_decay * softened)
     if DELTA:
         q = tl.load(at + group * KEYS + keys, mask=real, other=0.0).to(tl.float32)

@@ -61,7 +61,7 @@ HR_INLINE void open_groups(const HrRoute& op, const float* wish, uint8_t* open) 
   }
 }
 
-// Scores of a row: a softmax over all, or a sigmoid of each.
+// Scores of a row: a softmax over all, or of each its sigmoid or √ log(1 + eˣ) (DeepSeek-V4).
 HR_INLINE void score_row(const HrRoute& op, const float* logits, float* scores) {
   float highest = logits[0], total = 0;
   for (int64_t e = 1; e < op.experts; ++e) highest = logits[e] > highest ? logits[e] : highest;
@@ -69,7 +69,9 @@ HR_INLINE void score_row(const HrRoute& op, const float* logits, float* scores) 
     const int64_t left = op.experts - e;
     const F x = f_tail(logits + e, left);
     F y;
-    if (op.sigmoid) {
+    if (op.scores == HR_EACH_SQRT_SOFTPLUS) {
+      y = f_softplus(x);
+    } else if (op.scores == HR_EACH_SIGMOID) {
       const F inverse = f_exp(f_min(f_set(80.0f), f_sub(f_zero(), x)));
       y = f_div(f_set(1.0f), f_add(f_set(1.0f), inverse));
     } else {
@@ -77,7 +79,9 @@ HR_INLINE void score_row(const HrRoute& op, const float* logits, float* scores) 
     }
     f_store_tail(scores + e, y, left);
   }
-  if (op.sigmoid) return;
+  if (op.scores == HR_EACH_SQRT_SOFTPLUS)
+    for (int64_t e = 0; e < op.experts; ++e) scores[e] = __builtin_sqrtf(scores[e]);
+  if (op.scores != HR_OVER_ALL) return;
   for (int64_t e = 0; e < op.experts; ++e) total += scores[e];
   for (int64_t e = 0; e < op.experts; ++e) scores[e] /= total;
 }
@@ -95,7 +99,7 @@ void op_route(const HrRoute& op, const hr::Work& work) {
     int32_t* chosen = op.chosen + row * op.chosen_stride;
     float* shares = op.shares + row * op.shares_stride;
     score_row(op, logits, scores);
-    const float* wish = op.sigmoid ? scores : logits;  // a softmax keeps the order
+    const float* wish = op.scores == HR_OVER_ALL ? logits : scores;  // a softmax keeps the order
     if (op.bias) {
       for (int64_t e = 0; e < op.experts; ++e) biased[e] = scores[e] + op.bias[e];
       wish = biased;

@@ -8,6 +8,8 @@ extern "C" {
 
 #define HR_MAX_EXPERT_GROUPS 64
 
+enum HrScores { HR_OVER_ALL = 0, HR_EACH_SIGMOID = 1, HR_EACH_SQRT_SOFTPLUS = 2 };
+
 typedef struct {         // which experts a row goes to: see experts.h
   const float* logits;   // [rows, experts]
   int64_t logits_stride;
@@ -20,7 +22,7 @@ typedef struct {         // which experts a row goes to: see experts.h
   float scale;           // factor on all shares
   int32_t experts;
   int32_t active;
-  int32_t sigmoid;       // 0: scores are a softmax over all
+  int32_t scores;        // HrScores
   int32_t normalise;     // shares sum up to `scale`
   int32_t groups;        // of experts, at most HR_MAX_EXPERT_GROUPS
   int32_t active_groups;
