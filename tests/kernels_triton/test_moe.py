@@ -31,6 +31,7 @@ from headrace.kernels.weights import (
 )
 from headrace.quant.ggml import dequantise
 from headrace.quant.rows import unpack
+from tiny.blocks import random_blocks
 
 from .test_product_packed import random_weight
 
@@ -326,6 +327,17 @@ def test_dense_product(rows: int, outs: int, width: int) -> None:
     torch.testing.assert_close(y.double(), expected, atol=1e-4, rtol=1e-4)
     for row in {0, rows // 2, rows - 1}:
         assert torch.equal(product_dense(x[row : row + 1], weight, bias, config)[0], y[row])
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K"])
+def test_codes_of_two_and_three_bits_take_four(kind: str) -> None:
+    data = torch.from_numpy(random_blocks(kind, 9, 512, seed=2))
+    weight = BlockWeight(kind, data, (9, 512))
+    made = tile_weight(unpack(weight))
+    assert made.bits == 4
+    exact = dequantise(weight, torch.float32)
+    near = float(exact.abs().max()) * 2**-10
+    torch.testing.assert_close(expand(made, 0, 9, torch.float32), exact, atol=near, rtol=0)
 
 
 def test_mxfp4_becomes_codes_of_five_bits_without_loss() -> None:

@@ -48,7 +48,7 @@ def planes_of(group: int, zero: int | None) -> int:
 def tile_weight(weight: PackedWeight) -> TiledWeight:
     """From the plain layout ("rows": one code a byte); codes without loss, scales as halves."""
     assert weight.layout == "rows"
-    assert weight.bits in BYTES, f"{weight.bits} bits"
+    bits = next(width for width in BYTES if width >= weight.bits)  # Two and three take four.
     assert CHUNK % weight.group == 0, f"groups of {weight.group}"
     out, width = weight.shape
     codes = pad(weight.codes, (0, -width % CHUNK)).view(out, -1, CHUNK).transpose(0, 1)
@@ -66,11 +66,11 @@ def tile_weight(weight: PackedWeight) -> TiledWeight:
     pairs = torch.stack([each.half() for each in halves], -1).view(torch.int32).squeeze(-1)
     assert pairs.shape == (len(codes), planes_of(weight.group, zero), out)
     return TiledWeight(
-        _planes(codes, weight.bits).contiguous(),
+        _planes(codes, bits).contiguous(),
         pairs.contiguous(),
         factors,
         zero,
-        weight.bits,
+        bits,
         weight.group,
         weight.shape,
     )
