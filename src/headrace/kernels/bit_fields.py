@@ -22,4 +22,5 @@ def join(codes: Bytes, width: int, run: int) -> Bytes:
     """The bytes that `split` reads: [n, K] → [n, K · width / 8]."""
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     parts = codes.reshape(len(codes), -1, 8 // width, run) << shifts
-    return np.bitwise_or.reduce(parts, axis=2).reshape(len(codes), -1)
+    joined: Bytes = np.bitwise_or.reduce(parts, axis=2).reshape(len(codes), -1)
+    return joined

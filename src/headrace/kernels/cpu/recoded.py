@@ -22,9 +22,10 @@ def _six_bits(b: Bytes) -> Bytes:
     low, high = split(b[:, 96:104], 4, 8), split(b[:, 104:108], 2, 4)
     scales = (low | (high << 4)).view(np.int8) - np.int8(32)
     # The third bit is worth 4; stored clear it means that 4 is subtracted.
-    codes = (split(b[:, 32:96], 2, 32) | (split(b[:, :32], 1, 32) << 2)) + np.uint8(28)
-    parts = join(codes & 15, 4, 64), join(codes >> 4, 2, 32), scales.view(np.uint8), b[:, 108:]
-    return np.concatenate(parts, axis=1)
+    third: Bytes = split(b[:, :32], 1, 32) << np.uint8(2)
+    codes: Bytes = (split(b[:, 32:96], 2, 32) | third) + np.uint8(28)
+    low, high = join(codes & np.uint8(15), 4, 64), join(codes >> np.uint8(4), 2, 32)
+    return np.concatenate([low, high, scales.view(np.uint8), b[:, 108:]], axis=1)
 
 
 def _numbers(b: Bytes) -> Bytes:
