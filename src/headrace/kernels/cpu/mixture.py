@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from ...base.arch import Scoring
 from ...base.exchange import ExchangeSpec
 from ...base.graph import Node, RouteSpec
 from ..arrays import Array, address, aligned
@@ -29,7 +30,7 @@ from .emit import (
     part_of,
     parts_of,
 )
-from .records import ACTIVATIONS, SCORES, SIX, HrExperts, HrPart, HrQuantised, HrRoute, HrSpan
+from .records import ACTIVATIONS, SIX, HrExperts, HrPart, HrQuantised, HrRoute, HrSpan
 
 
 class Routed(NamedTuple):
@@ -56,7 +57,7 @@ def route(
         spec.scale,
         experts,
         spec.active,
-        SCORES[spec.scores],
+        get_args(Scoring).index(spec.scores),
         spec.normalise,
         spec.groups,
         spec.active_groups,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
-from typing import Any, get_args
-
-from ...base.arch import Scoring
+from typing import Any
 
 KINDS = {
     "Q4_0": 1,
@@ -32,7 +30,6 @@ KV_K8V4 = 20
 """The same with V in four bits."""
 _NAMES = ("silu", "gelu_tanh", "gelu", "tanh", "clamped", "sigmoid", "relu2")
 ACTIVATIONS = {name: number for number, name in enumerate(_NAMES)}
-SCORES = {name: number for number, name in enumerate(get_args(Scoring))}
 VALUES = {name: number for number, name in enumerate(("own", "normed", "keys", "elsewhere"))}
 INDICES = {"tokens": 0, "positions": 1, "types": 2}
 """Which of a step's numbers say the rows of a table."""
