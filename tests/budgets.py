@@ -38,20 +38,20 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 6_808,
+    "base": 6_812,
     "bench": 10_133,
     "cli": 6_074,
     "dist": 576,
     "engine": 9_300,
     "factory": 6_688,
-    "kernels": 16_433,
+    "kernels": 16_556,
     "kv": 1_703,
     "layers": 429,
     "loader": 5_126,
     "media": 504,
     "models": 527,
     "obs": 1_767,
-    "quant": 1_014,
+    "quant": 1_005,
     "roofline": 4_859,
     "route": 1_062,
     "sched": 1_578,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 5_876,
 }
 """Lines of Python in each package."""
-TOTAL = 107_868
+TOTAL = 107_986
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
