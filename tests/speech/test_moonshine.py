@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import MoonshineConfig, MoonshineForConditionalGeneration
 
 from headrace.base.errors import InvalidRequest, ModelFileError, UnsupportedModel
 from headrace.kernels.cpu.library import Team
@@ -18,7 +17,7 @@ from headrace.speech.finding import hears
 from headrace.speech.moonshine import MoonshineNetwork
 from headrace.speech.moonshine_files import open_moonshine
 from headrace.speech.opening import open_transcriber
-from tiny.parakeet import VOCAB, write_tokenizer
+from tiny.moonshine import make
 
 
 def sound(seed: int, seconds: float) -> np.ndarray[Any, Any]:
@@ -26,29 +25,6 @@ def sound(seed: int, seconds: float) -> np.ndarray[Any, Any]:
     t = np.arange(int(16_000 * seconds)) / 16_000
     tone = np.sin(2 * np.pi * (200 + 90 * seed + 50 * np.sin(3 * t)) * t) * np.sin(4 * t)
     return (0.3 * tone + 0.02 * draw.normal(size=len(t))).astype(np.float32)
-
-
-def make(folder: Path, **changes: Any) -> Any:
-    """A small model with random weights, as the hub has them."""
-    torch.manual_seed(6)
-    sizes = {
-        "vocab_size": VOCAB,
-        "hidden_size": 96,
-        "intermediate_size": 192,
-        "encoder_num_hidden_layers": 2,
-        "decoder_num_hidden_layers": 3,
-        "encoder_num_attention_heads": 4,
-        "decoder_num_attention_heads": 2,
-    }
-    made = MoonshineForConditionalGeneration(MoonshineConfig(**{**sizes, **changes})).eval()
-    with torch.no_grad():
-        for name, value in made.named_parameters():
-            value.mul_(4.0) if value.ndim >= 2 else value.add_(0.1 * torch.randn_like(value))
-            if "decoder.layers" in name and value.ndim == 2:
-                value.mul_(4.0)  # So that a token is not its own likeliest neighbour.
-    made.save_pretrained(folder)
-    write_tokenizer(folder)
-    return made
 
 
 @pytest.fixture(scope="module")

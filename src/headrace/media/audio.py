@@ -153,10 +153,10 @@ def _child(source: BinaryIO, target: BinaryIO, format: str, limits: AudioLimits)
         answer = json.loads(said[:1024])
     except ValueError:
         return {"refused": "lost"}
-    return answer if _believable(answer, result) else {"refused": "lost"}
+    return answer if believable(answer, result) else {"refused": "lost"}
 
 
-def _believable(answer: Any, result: int) -> bool:
+def believable(answer: Any, result: int) -> bool:
     """Is it one of three answers? A child that was taken over may say anything."""
     if not isinstance(answer, dict):
         return False

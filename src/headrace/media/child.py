@@ -42,20 +42,33 @@ def main() -> None:
     """Decode standard input by the order in the only argument, a JSON object."""
     order = json.loads(sys.argv[1])
     try:
-        import soxr
-
-        if order["format"] in FFMPEG:
-            import av as library
-
-            for module in pkgutil.walk_packages(library.__path__, "av."):
-                # It imports some of them only when a file asks for them: too late by then.
-                with suppress(ImportError):
-                    import_module(module.name)
-        else:
-            import soundfile as library
+        library, soxr = imported(order["format"])
     except ImportError as absent:
         _say({"absent": absent.name})
         return
+    obey(order, library, soxr)
+
+
+def imported(format: str) -> tuple[Any, Any]:
+    """The libraries that read a format and resample, with all that they import later by
+    themselves. Raises `ImportError`."""
+    import soxr
+
+    if format not in FFMPEG:
+        import soundfile
+
+        return soundfile, soxr
+    import av
+
+    for module in pkgutil.walk_packages(av.__path__, "av."):
+        # It imports some of them only when a file asks for them: too late by then.
+        with suppress(ImportError):
+            import_module(module.name)
+    return av, soxr
+
+
+def obey(order: dict[str, Any], library: Any, soxr: Any) -> None:
+    """Give up what could do harm, decode, and say what came of it. For this process's life."""
     _confine(order)
     try:
         _say(_decode(order, library, soxr))

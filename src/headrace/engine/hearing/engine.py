@@ -41,6 +41,9 @@ REAL_HEARING = "headrace.engine.hearing.real:opened"
 RATE = 16_000
 MOST_SECONDS = 8 * 3600.0
 """Audio of all sounds that have not ended: 1.8 GB of samples on the disk of temporary files."""
+HANG_SECONDS = 20.0
+"""Silence after which the process is taken to hang: a turn is a slice of a window, and who speaks
+waits for it."""
 WAIT_FOR_NEXT = 30.0
 """Seconds within which a next process must be expected for a sound to wait for it."""
 
@@ -149,7 +152,7 @@ class HearingEngine:
         begin = time.monotonic()
         if supervision is None:
             dumps = environment.cache_root() / "flight"
-            supervision = Supervision(dumps=dumps)
+            supervision = Supervision(hang=HANG_SECONDS, dumps=dumps)
         made: list[HearingEngine] = []
 
         def on_message(message: Any) -> None:
