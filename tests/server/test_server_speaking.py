@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -17,6 +18,9 @@ import openai
 import pytest
 from processes import Running, headrace, running
 
+from headrace.base.config import EngineOptions
+from headrace.base.errors import ModelFileError
+from headrace.engine.opening import open_for_serving
 from headrace.kernels.cpu.library import Team
 from headrace.speech.codec import Codec
 from headrace.speech.voices import FrameReader, open_voices
@@ -186,3 +190,20 @@ def test_a_model_of_text_says_so(tmp_path: Path) -> None:
         reply = httpx.post(one.url + "/v1/audio/speech", json={"input": "a", "voice": "b"})
         assert reply.status_code == 400
         assert "speech.json" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("broken", ["speech.json", "config", "tensor"])
+def test_what_is_broken_beside_the_weights_is_told_without_an_engine(
+    tmp_path: Path, broken: str
+) -> None:
+    folder = make(tmp_path)
+    opening = open_for_serving(EngineOptions(model=str(folder)), None, lambda files: None)
+    if broken == "speech.json":
+        (folder / "speech.json").write_text('{"codec": "nowhere"}')
+    elif broken == "config":
+        (folder / "snac" / "config.json").write_text("{}")
+    else:
+        path = folder / "snac" / "model.safetensors"
+        path.write_bytes(path.read_bytes().replace(b"quantizers.0", b"quantizers.9"))
+    with pytest.raises(ModelFileError):
+        asyncio.run(opening)

@@ -187,6 +187,18 @@ _QWEN35_MOE = Family(
 )
 FAMILIES: Mapping[str, Family] = {
     "qwen2": Family("qwen2", ("Qwen2ForCausalLM",), _QWEN),
+    "qwen2_audio": Family(
+        "qwen2",
+        ("Qwen2AudioForConditionalGeneration",),
+        {
+            **_QWEN,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "intermediate_size": 22_016,
+            "vocab_size": 151_936,
+        },
+    ),
     "qwen3": Family("qwen3", ("Qwen3ForCausalLM",), {**_QWEN, "head_dim": 128}),
     "llama": Family("llama", ("LlamaForCausalLM",), {"max_position_embeddings": 2048}),
     "mistral": Family(

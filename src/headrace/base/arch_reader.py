@@ -108,7 +108,7 @@ _UNWINDOWED = frozenset(
 _PATTERNED = {"gemma2", "gemma3", "gemma4", "cohere2", "exaone4", "gpt_oss", "olmo3"}
 """Families of which every n-th layer sees everything."""
 _UNBIASED = ("mistral", "mixtral", "phi3", "exaone4", "minimax_m2")
-_MULTIMODAL = ("gemma3", "gemma4", "llama4", "qwen3_5", "qwen3_5_moe")
+_MULTIMODAL = ("gemma3", "gemma4", "llama4", "qwen2_audio", "qwen3_5", "qwen3_5_moe")
 """Types whose text model has a config of its own inside."""
 _UNCAPPED = {"attn_logit_softcapping": (), "final_logit_softcapping": ()}
 _ACTIVATIONS: Mapping[str, Activation] = {

@@ -39,6 +39,8 @@ class InputSpan(NamedTuple):
     """Which encoder reads it ("image", …)."""
     digest: bytes
     """Names the input's content and how it was prepared: equal digests mean equal encodings."""
+    rows: bytes = b""
+    """Its encoding, fp32 [length, D]: what stands in place of the embeddings of its ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from ..base.identity import Identity
 from ..base.modelfiles import ModelFiles
 from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, Retained, StepStats
 from ..base.sampling import SamplingParams
-from ..base.spec import Task
+from ..base.spec import InputSpan, Task
 from ..base.text_prefixes import TextPrefixes
 from .adapters import AdapterBook
 
@@ -44,6 +44,7 @@ class RequestOptions(TypedDict, total=False):
     second_at: int
     retained: Sequence[Retained]
     prefixes: TextPrefixes
+    inputs: Sequence[InputSpan]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ..base.errors import ContextOverflow, InvalidRequest
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request, Retained
 from ..base.sampling import SamplingParams
-from ..base.spec import SEEDS, ReasoningBudget, RequestSpec, Task
+from ..base.spec import SEEDS, InputSpan, ReasoningBudget, RequestSpec, Task
 from ..base.text_prefixes import NOTHING, TextPrefixes
 from ..text.reasoning import detect_reasoning
 from ..text.tokenizer import Tokenizer
@@ -70,13 +70,15 @@ class InputProcessor:
         expected: Sequence[int] = (),
         retained: Sequence[Retained] = (),
         prefixes: TextPrefixes = NOTHING,
+        inputs: Sequence[InputSpan] = (),
     ) -> Request:
         """Resolve a request: its tokens, its limits, its seed. `grammar`: what the answer must
         match, made by `text.grammar` or `text.toolgrammar`. `keep_ids`: special tokens that stay
         in the text though special tokens are skipped. `expected`: the answer that the client
         expects, a hint for drafts; what is longer than an answer may be is cut off. `retained`:
         beginnings of the prompt that are to stay in the context cache. `prefixes`: names of its
-        beginnings, of which the engine tells those that it holds. `task` other
+        beginnings, of which the engine tells those that it holds. `inputs`: what of the prompt
+        stands for something else than text, each with its rows. `task` other
         than "tokens": nothing is sampled; with `second_at` the prompt is a pair of texts, of which
         the second begins there.
 
@@ -94,7 +96,12 @@ class InputProcessor:
             )
         sampling.verify(self._vocab_size)
         # In a step a worker could only fail, and take the others in the step with it.
-        for name, wish in (("adapter", adapter), ("grammar", grammar), ("pooling", pooling)):
+        for name, wish in (
+            ("adapter", adapter),
+            ("grammar", grammar),
+            ("pooling", pooling),
+            ("inputs", inputs),
+        ):
             if wish and name not in self._features:
                 raise InvalidRequest(f"this engine has no support for {name}", param=name)
         if pooling:
@@ -108,6 +115,9 @@ class InputProcessor:
                 arrival=arrival,
             )
         ids = self.tokenise(prompt)
+        # The last token's step may be one that only decodes, where ids are all that counts.
+        if any(span.first < 0 or span.first + span.length >= len(ids) for span in inputs):
+            raise InvalidRequest("a prompt must end in text", param="prompt")
         room = self._max_context - len(ids)
         if room < 1:
             raise ContextOverflow(
@@ -149,6 +159,7 @@ class InputProcessor:
                 bad_words=self._bad_words(sampling.bad_words),
                 reasoning=self._reasoning(sampling, ids),
                 expected=tuple(expected[: sampling.max_tokens]),
+                inputs=tuple(inputs),
             ),
             priority=_integer("priority", priority),
             cache_salt=cache_salt,

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..base.config import EngineOptions
 from ..base.modelfiles import ModelFiles
 from ..loader import open_model
 from ..loader.panels import kept_path, panel_folder
+from ..speech.finding import listens
 from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
 from .preload import give_back
 
@@ -46,12 +48,25 @@ async def open_for_serving(
     opened = time.monotonic()
     on_files(files)
     _read_ahead(files, options)
+    await asyncio.to_thread(check_beside, files)
     read = time.monotonic()
     tokenizer = await asyncio.to_thread(load_tokenizer, files.tokenizer)
     phases = {"open_files": opened - begin, "tokenizer": time.monotonic() - read}
     give_back()
     template = chat_template(files.chat_template, files.special) if files.chat_template else None
     return OpenModel(files, tokenizer, template, phases)
+
+
+def check_beside(files: ModelFiles) -> None:
+    """Raise what is wrong with what stands beside a language model and is opened once it is ready:
+    a codec and its voices, an encoder of sounds. Models of text have neither."""
+    if (files.path / "speech.json").is_file():
+        # While the weights load, whose process is another.
+        speaking = import_module("headrace.engine.speaking")
+        speaking.open_speech_codec(speaking.open_voices(files.path, files.arch.vocab_size))
+    if listens(files.path):
+        sounds = import_module("headrace.speech.sound_rows")
+        sounds.open_sound_files(files.path, files.weights, files.arch.hidden)
 
 
 def _read_ahead(files: ModelFiles, options: EngineOptions) -> None:

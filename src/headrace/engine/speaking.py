@@ -36,6 +36,15 @@ cache of the processor."""
 SECONDS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 
 
+def open_speech_codec(voices: VoiceFiles, threads: int = 1) -> Codec:
+    """Raises `ModelFileError`, and `UnsupportedModel` where the CPU kernels are not there."""
+    try:
+        team = Team(threads)
+    except LibraryAbsent as absent:
+        raise UnsupportedModel(f"the codec runs on the CPU kernels: {absent}") from absent
+    return Codec(voices.codec, team)
+
+
 class SpeakingMetrics:
     """Instruments beside those of the engine of text."""
 
@@ -62,12 +71,8 @@ class Speaker:
     def __init__(self, engine: ServingEngine, voices: VoiceFiles, threads: int = 1) -> None:
         """Raises `ModelFileError` for a codec that is not as it should be, `UnsupportedModel`
         where the CPU kernels are not there."""
-        try:
-            team = Team(threads)
-        except LibraryAbsent as absent:
-            raise UnsupportedModel(f"the codec runs on the CPU kernels: {absent}") from absent
         self.engine, self.voices = engine, voices
-        self._codec = Codec(voices.codec, team)
+        self._codec = open_speech_codec(voices, threads)
         # One thread: the sounds take turns, piece by piece.
         self._thread = ThreadPoolExecutor(1, "headrace-codec")
         self.metrics = SpeakingMetrics(engine)

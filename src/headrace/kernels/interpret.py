@@ -136,7 +136,9 @@ class _Run:
         index = getattr(self.batch, spec.index)
         assert index is not None, f"the step has no {spec.index}"
         table = self.weights.weight(node.weights[0])
-        self.values[node.out[0]] = self.ops.embed(index, table, spec.scale)
+        rows = self.values[node.out[0]] = self.ops.embed(index, table, spec.scale)
+        if self.batch.given is not None and spec.index == "tokens":
+            self.batch.given.onto(rows)
 
     def _norm(self, node: Node) -> None:
         spec, x = cast(NormSpec, node.spec), self.values[node.reads[0]]

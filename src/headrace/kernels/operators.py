@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ..base.graph import AttentionSpec, LatentSpec, Role, RouteSpec
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
-from .arrays import Array, host
+from .arrays import Array, host, tensor
 from .draws import DrawParameters
 from .prepared import RopeTable
 from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
@@ -114,6 +114,23 @@ class HostStep:
     """[R]."""
 
 
+@dataclass(frozen=True, slots=True)
+class GivenRows:
+    """Rows of a step that come from elsewhere than from the table of embeddings."""
+
+    places: npt.NDArray[np.int64]
+    """[M]: tokens of the step."""
+    rows: npt.NDArray[np.float32]
+    """[M, D]."""
+
+    def onto(self, x: Array) -> None:
+        """Write them into x [N, D], an array of the host's or a tensor."""
+        if isinstance(x, np.ndarray):
+            x[self.places] = self.rows
+        else:
+            tensor(x)[tensor(self.places)] = tensor(self.rows).to(x)
+
+
 @dataclass(slots=True)
 class StepBatch:
     """A step's tokens in arrays: built once per step, read by every layer."""
@@ -159,6 +176,8 @@ class StepBatch:
     kept."""
     state_rows: Array | None = None
     """`states` where the other arrays are, of a device."""
+    given: GivenRows | None = None
+    """What is known of some tokens in place of their ids; None: of none."""
 
     def sampled_places(self) -> npt.NDArray[np.int64]:
         """`sample_rows` on the host, without waiting for a device."""

@@ -190,6 +190,8 @@ _HF_VISION = re.compile(
     r"(model\.)?(vision_tower|multi_modal_projector|embed_vision|embed_audio|audio_tower"
     r"|vision_model)\..*"
 )
+_HF_SOUND = re.compile(r"(audio_tower|multi_modal_projector)\..*")
+"""What hears, before a language model: `speech.sound_rows` reads it."""
 _HF_BESIDE = re.compile(r"mtp\.|model\.visual\.")
 """Qwen3.5's head that predicts a second token, and what sees."""
 _MIXTRAL_EXPERT = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -281,6 +283,8 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
     if _HF_HARMLESS.fullmatch(name) or (
         arch.family in ("gemma3", "gemma4", "llama4") and _HF_VISION.fullmatch(name)
     ):
+        return None
+    if arch.family == "qwen2" and _HF_SOUND.match(name):
         return None
     if arch.attention_gate and _HF_BESIDE.match(name):
         return None

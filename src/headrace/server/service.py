@@ -18,6 +18,7 @@ from ..engine.input import default_sampling
 from ..obs.loopwatch import LoopWatch
 from ..obs.spans import Spans
 from ..obs.tasks import TaskWatch
+from ..speech.finding import listens
 from ..text import encode_between
 from .body import BodiesInFlight
 from .caller import named
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from ..engine.face import ServingEngine
     from ..engine.hearing.engine import HearingEngine
+    from ..engine.listening import Listener
     from .served_profile import ServedProfile
     from .speech_fields import SpeechBody
 
@@ -87,6 +89,8 @@ class Service:
         self._engine: ServingEngine | None = None
         self._ears: Ears | None = None
         self._voices: Voices | None = None
+        self.listener: Listener | None = None
+        """What makes of a sound what a chat's model reads; None: it reads text alone."""
         self._defaults = SamplingParams()
         self._speech = Speech()
         if engine is not None:
@@ -103,6 +107,9 @@ class Service:
         self._speech = Speech.of(engine)
         if (engine.files.path / "speech.json").is_file():
             self._voices = import_module("headrace.server.speaking").SpeakingRoutes(self, engine)
+        if listens(engine.files.path):
+            listening = import_module("headrace.engine.listening")
+            self.listener = listening.Listener(engine.files)
         if self.spans is not None and hasattr(engine, "on_end"):
             engine.on_end = partial(self.spans.request, model=self.name)
 

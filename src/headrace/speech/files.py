@@ -140,7 +140,7 @@ def open_whisper(folder: Path) -> WhisperFiles:
             )
         header = read_header(weights)
         shapes = {name: one.shape for name, one in header.items()}
-        tensor = lambda name: _stored(header, name)  # noqa: E731
+        tensor = lambda name: stacked(header, name)  # noqa: E731
         width, mels = (_shape(shapes, "model.encoder.conv1.weight", 3)[i] for i in (0, 1))
         vocab = _shape(shapes, "model.decoder.embed_tokens.weight", 2)[0]
         positions = _shape(shapes, "model.decoder.embed_positions.weight", 2)[0]
@@ -246,7 +246,7 @@ def _special(tokenizer: tokenizers.Tokenizer) -> Special:
     )
 
 
-def _stored(header: Mapping[str, Any], name: str) -> Array:
+def stacked(header: Mapping[str, Any], name: str) -> Array:
     """A tensor of safetensors by its name; of q, k and v, or k and v, the stack, whose key has no
     bias."""
     for stack in ("qkv", "kv"):

@@ -27,6 +27,14 @@ def hears(name: str) -> bool:
         return False
 
 
+def listens(path: Path) -> bool:
+    """Is it the folder of a language model that takes sounds in its prompt?"""
+    try:
+        return read_json(path / "config.json").get("model_type") == "qwen2_audio"
+    except (HeadraceError, OSError):
+        return False
+
+
 def find(
     name: str,
     *,

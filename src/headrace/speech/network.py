@@ -10,7 +10,7 @@ and in a step its K and V are read once for all of their tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from ..kernels.operators import KvLayer
 from ..loader.panels import PanelShelf
 from .features import FRAMES, log_mel
 from .files import HEAD_SIZE, WhisperFiles
-from .weights import packed
+from .weights import EncoderFiles, packed
 
 Floats = npt.NDArray[np.float32]
 Precision = Literal["exact", "int8"]
@@ -104,39 +104,31 @@ class _Repeated:
         self._team.run(self._records, self._count, step)
 
 
-class Network:
-    """One model with room for `windows` windows and `sequences` sequences at a time."""
+class Encoder:
+    """What hears windows; it writes them as K and V of each layer of a decoder, if there is one."""
 
     def __init__(
         self,
-        files: WhisperFiles,
+        files: EncoderFiles,
         team: Team,
-        precision: Precision = "int8",
-        kv: str | None = None,
-        windows: int = WINDOWS,
-        sequences: int = SEQUENCES,
+        precision: Precision,
+        kv: str,
+        windows: int,
         shelf: PanelShelf | None = None,
     ) -> None:
-        """`kv`: type of K and V, those of cross attention and the decoder's own: float32, bfloat16,
-        int8; None: float32 where weights are exact, else int8. `shelf`: where weights in panels
-        are kept between starts."""
-        kv = kv or ("float32" if precision == "exact" else "int8")
-        self.files, self._team, self._coded = files, team, precision == "int8"
+        """As `Network`."""
+        self._sizes, self._team, self._coded = files, team, precision == "int8"
         self._weights = packed(files, team, self._coded, shelf)
         if shelf is not None:
             shelf.finish()  # Before records hold addresses: what was packed may come to lie there.
         self._kept: list[Any] = []
         self._cross_blocks = -(-files.frames // BLOCK)
-        self._own_blocks = -(-files.positions // BLOCK)
-        self.windows, self.sequences = windows, sequences
+        self.windows = windows
         layers = range(files.decoder_layers)
-        self._own = [self._cache(sequences * self._own_blocks, kv) for _ in layers]
         self._cross = [self._cache(windows * self._cross_blocks, kv) for _ in layers]
         self._room = self._cache(self._cross_blocks, "int8" if kv == "int8" else "bfloat16")
         """K and V of a layer of the encoder, where weights are codes."""
-        self._places = files.tensor("model.decoder.embed_positions.weight").astype(np.float32)
         self._build_encoder()
-        self._build_decoder()
         self.heard = [files.frames] * windows
         """Positions of each window that were encoded."""
         self.keys: list[list[Floats]] = [[] for _ in range(windows)]
@@ -145,7 +137,7 @@ class Network:
     # What both are made of.
 
     def _cache(self, blocks: int, kind: str) -> KvLayer:
-        shape = blocks, self.files.heads, BLOCK, HEAD_SIZE
+        shape = blocks, self._sizes.heads, BLOCK, HEAD_SIZE
         dtype = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}[kind]
         # Pages that no token was written to are read, and then weigh nothing: what is in them, and
         # their scales, may be anything but no number. Of zeros no memory is taken before that.
@@ -154,8 +146,8 @@ class Network:
         return KvLayer(k, v, *scales)
 
     def _vector(self, name: str) -> Floats:
-        found = aligned((len(self.files.tensor(name)),), np.float32)
-        found[:] = self.files.tensor(name)
+        found = aligned((len(self._sizes.tensor(name)),), np.float32)
+        found[:] = self._sizes.tensor(name)
         self._kept.append(found)
         return found
 
@@ -189,13 +181,13 @@ class Network:
         ]
 
     def _attention_spec(self, layer: int) -> AttentionSpec:
-        heads = self.files.heads
+        heads = self._sizes.heads
         return AttentionSpec(layer, heads, heads, HEAD_SIZE, HEAD_SIZE**-0.5)
 
     # The encoder.
 
     def _build_encoder(self) -> None:
-        files, coded = self.files, self._coded
+        files, coded = self._sizes, self._coded
         rows, width = files.frames, files.width
         self._mel = np.zeros((FRAMES + 2, files.mels), np.float32)
         half = np.zeros((FRAMES + 2, width), np.float32)
@@ -204,7 +196,7 @@ class Network:
         h, a = _Activations(rows, width, coded), _Activations(rows, width, coded)
         m = _Activations(rows, 4 * width, coded)
         qkv = aligned((rows, 3 * width), np.float32)
-        self._rows: Floats = x.floats
+        self.rows: Floats = x.floats
         self._laid: _Rows | None = None
         self._kept += [half, x, positions, h, a, m, qkv]
         # A window of three frames is three rows that lie behind each other: nothing is gathered.
@@ -256,7 +248,7 @@ class Network:
     def _within(self, qkv: Matrix, a: _Activations) -> list[Emitted]:
         """Attention of a window's positions to each other. In codes: K and V by pages, as a
         decoder's, whose products cost less than half of those in fp32."""
-        heads, scale = self.files.heads, HEAD_SIZE**-0.5
+        heads, scale = self._sizes.heads, HEAD_SIZE**-0.5
         if not self._coded:
             return [emit.bidirectional(qkv, heads, HEAD_SIZE, scale, a.at)]
         kv = emit.kv(self._room, heads, heads, 1)
@@ -269,7 +261,7 @@ class Network:
         self, samples: Floats, window: int, short: bool = False, words: bool = False
     ) -> Iterator[None]:
         """`encode` of samples; `short`: no more of the window than they are."""
-        mel = log_mel(samples, self.files.mels)
+        mel = log_mel(samples, self._sizes.mels)
         return self.encode(mel, window, len(samples) if short else None, words)
 
     def encode(
@@ -282,11 +274,23 @@ class Network:
         a second of what is behind; None: all. `words`: keep `keys` of the window, 9 MB of the
         default model, for times of words.
         """
-        files = self.files
-        self._mel[1:-1] = mel
+        files = self._sizes
         rows = files.frames
         if samples is not None:
             rows = min(rows, max(_LEAST_FRAMES, -(-samples // _FRAME_SAMPLES) + _BEHIND_FRAMES))
+        step = yield from self.layers(mel, window, rows)
+        self._end.run(step)
+        self.keys[window] = []
+        aligning = {layer for layer, _ in files.alignment if words}
+        for layer, program in enumerate(self._writes):
+            program.run(step)
+            if layer in aligning:
+                self.keys[window].append(self._written[:rows, files.width : 2 * files.width].copy())
+
+    def layers(self, mel: Floats, window: int, rows: int) -> Generator[None, None, HrStep]:
+        """The first `rows` positions of a window through all layers, into `rows`; they see each
+        other and nothing behind them. Stops as `encode`; gives the step that it was."""
+        self._mel[1:-1] = mel
         self.heard[window] = rows
         self._convolve.run(HrStep(n=min(FRAMES, 2 * rows + 1)))
         positions = np.arange(rows, dtype=np.int64)
@@ -295,31 +299,76 @@ class Network:
         own = np.arange(self._cross_blocks, dtype=np.int32)
         step.groups[0].slots, step.groups[1].slots = address(slots), address(positions)
         step.groups[1].tables = address(own)
+        step.keep = step.keep, positions, slots, own
         mine = _Rows()
         for program in self._slices:
             self._lay_down(mine)
             program.run(step)
             yield
         self._lay_down(mine)
-        self._end.run(step)
         self._laid = None
-        self.keys[window] = []
-        aligning = {layer for layer, _ in files.alignment if words}
-        for layer, program in enumerate(self._writes):
-            program.run(step)
-            if layer in aligning:
-                self.keys[window].append(self._written[:rows, files.width : 2 * files.width].copy())
+        return step
 
     def _lay_down(self, mine: _Rows) -> None:
         """Put a window's rows in place of another's, which are kept for it."""
         if self._laid is mine:
             return
         if self._laid is not None:
-            self._laid.kept = self._rows.copy()
+            self._laid.kept = self.rows.copy()
         if mine.kept is not None:
-            self._rows[:] = mine.kept
+            self.rows[:] = mine.kept
             mine.kept = None
         self._laid = mine
+
+    def _listening(self, chunks: Sequence[Chunk]) -> HrStep:
+        """Each token sees all of its window. Chunks behind each other that listen to one window
+        are one entry, so its K and V are read once for all of their tokens."""
+        windows = [c.window for c in chunks]
+        firsts = [i for i, w in enumerate(windows) if not i or w != windows[i - 1]]
+        starts = np.concatenate([[0], np.cumsum([len(c.tokens) for c in chunks])])
+        starts = starts[[*firsts, len(chunks)]].astype(np.int32)
+        heard = np.array([windows[i] for i in firsts], np.int32)
+        tables = heard[:, None] * self._cross_blocks + np.arange(self._cross_blocks, dtype=np.int32)
+        lengths = np.array([self.heard[window] for window in heard], np.int32)
+        last = np.repeat(lengths, np.diff(starts)).astype(np.int64) - 1
+        step = HrStep(
+            n=len(last),
+            b=len(firsts),
+            group_count=2,
+            positions=address(last),
+            query_starts=address(starts),
+            lengths=address(lengths),
+        )
+        step.groups[1].tables, step.groups[1].table_stride = address(tables), tables.shape[1]
+        step.keep = starts, tables, lengths, last
+        return step
+
+
+class Network(Encoder):
+    """One model with room for `windows` windows and `sequences` sequences at a time."""
+
+    def __init__(
+        self,
+        files: WhisperFiles,
+        team: Team,
+        precision: Precision = "int8",
+        kv: str | None = None,
+        windows: int = WINDOWS,
+        sequences: int = SEQUENCES,
+        shelf: PanelShelf | None = None,
+    ) -> None:
+        """`kv`: type of K and V, those of cross attention and the decoder's own: float32, bfloat16,
+        int8; None: float32 where weights are exact, else int8. `shelf`: where weights in panels
+        are kept between starts."""
+        kv = kv or ("float32" if precision == "exact" else "int8")
+        super().__init__(files, team, precision, kv, windows, shelf)
+        self.files = files
+        self._own_blocks = -(-files.positions // BLOCK)
+        self.sequences = sequences
+        layers = range(files.decoder_layers)
+        self._own = [self._cache(sequences * self._own_blocks, kv) for _ in layers]
+        self._places = files.tensor("model.decoder.embed_positions.weight").astype(np.float32)
+        self._build_decoder()
 
     # The decoder.
 
@@ -415,29 +464,6 @@ class Network:
         if wanted:
             self._head.run(HrStep(n=len(wanted)))
         return self._logits[: len(wanted)]
-
-    def _listening(self, chunks: Sequence[Chunk]) -> HrStep:
-        """Each token sees all of its window. Chunks behind each other that listen to one window
-        are one entry, so its K and V are read once for all of their tokens."""
-        windows = [c.window for c in chunks]
-        firsts = [i for i, w in enumerate(windows) if not i or w != windows[i - 1]]
-        starts = np.concatenate([[0], np.cumsum([len(c.tokens) for c in chunks])])
-        starts = starts[[*firsts, len(chunks)]].astype(np.int32)
-        heard = np.array([windows[i] for i in firsts], np.int32)
-        tables = heard[:, None] * self._cross_blocks + np.arange(self._cross_blocks, dtype=np.int32)
-        lengths = np.array([self.heard[window] for window in heard], np.int32)
-        last = np.repeat(lengths, np.diff(starts)).astype(np.int64) - 1
-        step = HrStep(
-            n=len(last),
-            b=len(firsts),
-            group_count=2,
-            positions=address(last),
-            query_starts=address(starts),
-            lengths=address(lengths),
-        )
-        step.groups[1].tables, step.groups[1].table_stride = address(tables), tables.shape[1]
-        step.keep = starts, tables, lengths, last
-        return step
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give sequence `target` what `source` has of its first `length` positions."""

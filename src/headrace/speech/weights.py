@@ -3,9 +3,9 @@ start kept them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from ..kernels.cpu.coded import KeptWeight
 from ..kernels.cpu.library import Team
 from ..kernels.cpu.panels import Packer
 from ..kernels.weights import BlockWeight, DenseWeight, PanelWeight
-from .files import WhisperFiles
 
 Array = npt.NDArray[Any]
 _AT_ONCE = 1 << 16
@@ -31,8 +30,31 @@ _OF_DECODER = {"q_proj": (1, 1), "kv_proj": (2, 1), "out_proj": (1, 1)}
 """Matrices of a layer, with outputs and inputs in widths of the model."""
 
 
+class EncoderFiles(Protocol):
+    """What the encoder reads of a model: Whisper's sizes, and tensors by Whisper's names."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def encoder_layers(self) -> int: ...
+    @property
+    def decoder_layers(self) -> int: ...
+    @property
+    def mels(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def alignment(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def tensor(self) -> Callable[[str], Array]: ...
+
+
 def packed(
-    files: WhisperFiles, team: Team, coded: bool, shelf: Shelf | None
+    files: EncoderFiles, team: Team, coded: bool, shelf: Shelf | None
 ) -> dict[str, PanelWeight]:
     """All matrices by name. `coded`: in eight bits, but for the convolutions, which are 3 % of the
     work. Raises `ModelFileError`."""
@@ -48,7 +70,7 @@ def packed(
     return found
 
 
-def _matrices(files: WhisperFiles) -> Iterator[tuple[str, tuple[int, int]]]:
+def _matrices(files: EncoderFiles) -> Iterator[tuple[str, tuple[int, int]]]:
     width = files.width
     yield "model.encoder.conv1", (width, 3 * files.mels)
     yield "model.encoder.conv2", (width, 3 * width)
@@ -59,11 +81,12 @@ def _matrices(files: WhisperFiles) -> Iterator[tuple[str, tuple[int, int]]]:
             for name, (outputs, inputs) in _OF_DECODER.items() if part == "decoder" else ():
                 shape = outputs * width, inputs * width
                 yield f"model.{part}.layers.{i}.encoder_attn.{name}", shape
-    yield "model.decoder.embed_tokens", (files.vocab, width)
+    if files.decoder_layers:
+        yield "model.decoder.embed_tokens", (files.vocab, width)
 
 
 def _read(
-    files: WhisperFiles, name: str, shape: tuple[int, int], coded: bool
+    files: EncoderFiles, name: str, shape: tuple[int, int], coded: bool
 ) -> BlockWeight | DenseWeight:
     data = files.tensor(f"{name}.weight")
     if data.ndim == 3:

@@ -62,7 +62,8 @@ def _message(message: Mapping[str, Any], where: str, absent: str | None) -> dict
     return clean
 
 
-def _content(content: Any, where: str) -> str | None:
+def _content(content: Any, where: str) -> str | list[dict[str, Any]] | None:
+    """One text; where a part is a sound, which templates place among texts, the list of parts."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -70,12 +71,17 @@ def _content(content: Any, where: str) -> str | None:
     if len(content) > MAX_PARTS:
         raise TooLarge(f"{where} has {len(content)} parts; at most {MAX_PARTS}", param=where)
     texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
         here = f"{where}.{index}"
         if isinstance(part, str):
             texts.append(part)
             continue
         kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "audio":
+            parts += [*_texts(texts), dict(part)]
+            texts = []
+            continue
         if kind not in ("text", "input_text", "output_text", "refusal"):
             raise InvalidRequest(
                 f"{here} is of type {kind!r}; this model takes only text parts", param=here
@@ -84,7 +90,11 @@ def _content(content: Any, where: str) -> str | None:
         if not isinstance(text, str):
             raise InvalidRequest(f"{here} must have its text as a string", param=here)
         texts.append(text)
-    return "".join(texts)
+    return [*parts, *_texts(texts)] if parts else "".join(texts)
+
+
+def _texts(texts: list[str]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": "".join(texts)}] if texts else []
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from ..base.step import (
 )
 from ..kernels.arrays import Array, host, stride, tensor
 from ..kernels.draws import RULE, streams, uniforms
+from ..kernels.operators import GivenRows
 from .transfer import to_device
 
 UNKNOWN = -1
@@ -63,6 +64,8 @@ class Rows:
         self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
         self.columns["adapter"] = -1
         self.held = np.zeros(rows, np.bool_)
+        self._inputs: dict[int, list[tuple[int, npt.NDArray[np.float32]]]] = {}
+        """By row: (place in the sequence, rows [n, D]) of what of its prompt is not text."""
         self.version = 0
         """Changes with every admission."""
         self.computed = np.zeros(rows, np.int64)
@@ -76,8 +79,8 @@ class Rows:
         row, spec = admission.row, admission.spec
         sampling = spec.sampling
         assert not self.held[row], f"row {row} is taken"
-        for name in ("adapter", "grammar"):
-            if getattr(spec, name) is not None and name not in self._features:
+        for name in ("adapter", "grammar", "inputs"):
+            if getattr(spec, name) and name not in self._features:
                 raise EngineFault(f"this worker has no support for {name}")
         if not spec.generates and "pooling" not in self._features:
             raise EngineFault("this worker has no support for pooling")
@@ -102,6 +105,11 @@ class Rows:
             -1,
         )
         self.held[row] = True
+        if spec.inputs:
+            self._inputs[row] = [
+                (span.first, np.frombuffer(span.rows, np.float32).reshape(span.length, -1))
+                for span in spec.inputs
+            ]
         self.begin_anew(row)
         self.version += 1
 
@@ -152,6 +160,20 @@ class Rows:
         found: npt.NDArray[np.int32] = np.repeat(slots, counts)
         return found
 
+    def given(self, plan: StepPlan) -> GivenRows | None:
+        """`StepBatch.given` of a step."""
+        if self._inputs.keys().isdisjoint(plan.rows):
+            return None
+        places, found, begin = [], [], 0
+        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
+            for first, rows in self._inputs.get(row, ()):
+                low, high = max(first, start), min(first + len(rows), start + count)
+                if low < high:
+                    places.append(np.arange(low, high) + (begin - start))
+                    found.append(rows[low - first : high - first])
+            begin += count
+        return GivenRows(np.concatenate(places), np.concatenate(found)) if places else None
+
     def rules(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.void] | None:
         """`StepBatch.rules` of rows [R]; None where all take their most likely token."""
         columns = self.columns[rows]
@@ -189,6 +211,8 @@ class Rows:
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             self.held[list(rows)] = False
+        for row in rows if self._inputs else ():
+            self._inputs.pop(row, None)
 
     def append(
         self,

@@ -179,7 +179,11 @@ class Worker:
         if not self._model.generates:
             return ("pooling", "score") if self._model.labels else ("pooling",)
         parts = {"grammar": self._grammars, "adapter": self._adapters}
-        return ("pooling", *(name for name, part in parts.items() if part is not None))
+        found = ["pooling", *(name for name, part in parts.items() if part is not None)]
+        alone = self.options.ranks == 1 and self._draft_model is None
+        if alone and self._resolved.device == "cpu":
+            found.append("inputs")
+        return tuple(found)
 
     def allocate(self, pool: PoolShape) -> None:
         """Make the KV pool and whatever the backend prepares for whole steps; all rows are free.

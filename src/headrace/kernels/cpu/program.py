@@ -157,6 +157,8 @@ class CpuProgram:
             step, limits = fill_step(self._step, batch), self._limits
             if step.n > limits.tokens or step.b > limits.entries or step.r > limits.samples:
                 return False
+            if batch.given is not None:
+                return False  # The record that embeds knows of ids alone.
             # Adapters come in new memory with every step.
             self._filled = batch if batch.fixed and batch.adapters is None else None
         end, samples = self._end_of(want), self._step.r

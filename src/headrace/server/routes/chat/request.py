@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ....base.errors import ContextOverflow, InvalidRequest
 from ....base.request import Retained
 from ....base.sampling import MAX_LOGPROBS, SamplingParams
+from ....base.spec import InputSpan
 from ....text import open_end
 from ....text.foreign import CUT
 from ....text.template import SMALL_CHARACTERS
@@ -19,6 +20,7 @@ from .legacy import is_legacy, modern, tool_calls
 from .parts import Parts
 from .reasoning import is_thought, thoughts, with_wishes
 from .schema import ChatBody, Message
+from .sounds import PART, with_sounds
 
 if TYPE_CHECKING:
     from ....engine.face import OutputStream
@@ -53,6 +55,8 @@ class Chat:
         self.grammar: str | None = None
         self.usage = Usage()
         self.retained: tuple[Retained, ...] = ()
+        self.inputs: list[InputSpan] = []
+        """Sounds of the prompt."""
 
     def sampling(self) -> SamplingParams:
         body = self.body
@@ -126,11 +130,16 @@ class Chat:
             counts=counts,
         )
         self.prompt = body.cut(self.prompt, self.service.engine.max_context - (body.limit or 1))
+        if self.service.listener is not None:
+            self.prompt, self.inputs = await with_sounds(
+                self.service, self.service.listener, body.messages, self.prompt
+            )
         if body.echo and final:
             self.echoed = open_end(_plain_messages(body.messages[-1:]))
 
     def _messages(self) -> list[Mapping[str, Any]]:
-        return self.service.speech.foreign.cut(_plain_messages(self.body.messages))
+        hears = self.service.listener is not None
+        return self.service.speech.foreign.cut(_plain_messages(self.body.messages, hears))
 
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so it is done in a thread."""
@@ -188,6 +197,7 @@ class Chat:
             expected=self.usage.expected,
             retained=self.retained,
             prefixes=PREFIXES.get(),
+            inputs=self.inputs,
         )
         self.usage.known_prompt(0, len(self.prompt))
         return stream
@@ -211,18 +221,17 @@ def _is_short(messages: list[Message]) -> bool:
     return len(messages) + parts <= SHORT and texts <= SMALL_CHARACTERS
 
 
-def _plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    return [_plain(index, message) for index, message in enumerate(messages)]
+def _plain_messages(messages: list[Message], hears: bool = False) -> list[dict[str, Any]]:
+    return [_plain(index, message, hears) for index, message in enumerate(messages)]
 
 
-def _plain(index: int, message: Message) -> dict[str, Any]:
-    """The message as templates read it; parts that are no text are refused by name."""
+def _plain(index: int, message: Message, hears: bool) -> dict[str, Any]:
+    """The message as templates read it; parts that the model does not take are refused by name."""
+    allowed = ("text", "refusal", "input_audio") if hears else ("text", "refusal")
     for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if part.type not in ("text", "refusal") and not (
-            is_thought(part) and message.role == "assistant"
-        ):
+        if part.type not in allowed and not (is_thought(part) and message.role == "assistant"):
             raise InvalidRequest(
-                f"this model takes no {part.type} parts; allowed: text",
+                f"this model takes no {part.type} parts; allowed: text" + ", input_audio" * hears,
                 param=f"messages.{index}.content.{place}",
                 code="unsupported_content",
             )
@@ -239,7 +248,9 @@ def _plain(index: int, message: Message) -> dict[str, Any]:
         plain["role"] = "tool"
     if isinstance(message.content, list):
         plain["content"] = [
-            {"type": "text", "text": part.text or part.refusal or ""}
+            PART
+            if part.type == "input_audio"
+            else {"type": "text", "text": part.text or part.refusal or ""}
             for part in message.content
             if not is_thought(part)
         ]
