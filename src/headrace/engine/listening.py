@@ -19,10 +19,13 @@ from ..base import hardware
 from ..base.errors import UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..kernels.cpu.library import LibraryAbsent, Team
+from ..media import AudioLimits, decode
 from ..speech.network import Precision
 from ..speech.sound_rows import SoundRows, open_sound_files
 
 Floats = npt.NDArray[np.float32]
+LIMITS = AudioLimits(seconds=60.0)
+"""Of a decoder; how long a sound may be is the encoder's to say."""
 KEPT_BYTES = 64 << 20
 """Rows of sounds that are kept."""
 
@@ -50,9 +53,12 @@ class Listener:
         """The token that stands for a sound."""
         return self._rows.files.place
 
-    def check(self, samples: Floats, param: str) -> None:
-        """Raise `InvalidRequest` for a sound that is not heard."""
+    def decode(self, data: bytes, param: str) -> Floats:
+        """Samples of a file of sound; in a thread. Raises as `media.decode`, and `InvalidRequest`
+        for a sound that is too short or too long."""
+        samples = decode(data, LIMITS, param).samples
         self._rows.check(samples, param)
+        return samples
 
     async def hear(self, samples: Floats) -> tuple[bytes, Floats]:
         """(name of its content, rows [n, D]) of a sound at 16 kHz."""

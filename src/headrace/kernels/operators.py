@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from ..base.graph import AttentionSpec, LatentSpec, Role, RouteSpec
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
-from .arrays import Array, host, tensor
+from .arrays import Array, host
 from .draws import DrawParameters
+from .given import GivenRows
 from .prepared import RopeTable
 from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
 
@@ -112,23 +113,6 @@ class HostStep:
     """[B]."""
     sample_rows: npt.NDArray[np.int64]
     """[R]."""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenRows:
-    """Rows of a step that come from elsewhere than from the table of embeddings."""
-
-    places: npt.NDArray[np.int64]
-    """[M]: tokens of the step."""
-    rows: npt.NDArray[np.float32]
-    """[M, D]."""
-
-    def onto(self, x: Array) -> None:
-        """Write them into x [N, D], an array of the host's or a tensor."""
-        if isinstance(x, np.ndarray):
-            x[self.places] = self.rows
-        else:
-            tensor(x)[tensor(self.places)] = tensor(self.rows).to(x)
 
 
 @dataclass(slots=True)

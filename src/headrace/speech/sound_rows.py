@@ -64,7 +64,10 @@ def open_sound_files(folder: Path, weights: Sequence[Path], hidden: int) -> Soun
     """`weights`: the folder's safetensors; `hidden`: width of the language model. Raises
     `ModelFileError`, `UnsupportedModel`."""
     config = Fields(read_json(folder / "config.json"), "config.json")
-    sound = Fields(config.mapping("audio_config"), "config.json: audio_config")
+    given = config.mapping("audio_config")
+    if given is None:
+        raise ModelFileError("config.json: audio_config is missing", param="audio_config")
+    sound = Fields(given, "config.json: audio_config")
     width = sound.integer("d_model", HEAD_SIZE, 4_096)
     heads = sound.integer("encoder_attention_heads", 1, 64)
     inner = sound.integer("encoder_ffn_dim", 1, 1 << 15)

@@ -26,7 +26,7 @@ from ..base.step import (
 )
 from ..kernels.arrays import Array, host, stride, tensor
 from ..kernels.draws import RULE, streams, uniforms
-from ..kernels.operators import GivenRows
+from .given import PromptRows
 from .transfer import to_device
 
 UNKNOWN = -1
@@ -64,8 +64,7 @@ class Rows:
         self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
         self.columns["adapter"] = -1
         self.held = np.zeros(rows, np.bool_)
-        self._inputs: dict[int, list[tuple[int, npt.NDArray[np.float32]]]] = {}
-        """By row: (place in the sequence, rows [n, D]) of what of its prompt is not text."""
+        self.given = PromptRows()
         self.version = 0
         """Changes with every admission."""
         self.computed = np.zeros(rows, np.int64)
@@ -105,11 +104,7 @@ class Rows:
             -1,
         )
         self.held[row] = True
-        if spec.inputs:
-            self._inputs[row] = [
-                (span.first, np.frombuffer(span.rows, np.float32).reshape(span.length, -1))
-                for span in spec.inputs
-            ]
+        self.given.admit(row, spec.inputs)
         self.begin_anew(row)
         self.version += 1
 
@@ -160,20 +155,6 @@ class Rows:
         found: npt.NDArray[np.int32] = np.repeat(slots, counts)
         return found
 
-    def given(self, plan: StepPlan) -> GivenRows | None:
-        """`StepBatch.given` of a step."""
-        if self._inputs.keys().isdisjoint(plan.rows):
-            return None
-        places, found, begin = [], [], 0
-        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
-            for first, rows in self._inputs.get(row, ()):
-                low, high = max(first, start), min(first + len(rows), start + count)
-                if low < high:
-                    places.append(np.arange(low, high) + (begin - start))
-                    found.append(rows[low - first : high - first])
-            begin += count
-        return GivenRows(np.concatenate(places), np.concatenate(found)) if places else None
-
     def rules(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.void] | None:
         """`StepBatch.rules` of rows [R]; None where all take their most likely token."""
         columns = self.columns[rows]
@@ -211,8 +192,7 @@ class Rows:
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             self.held[list(rows)] = False
-        for row in rows if self._inputs else ():
-            self._inputs.pop(row, None)
+            self.given.release(rows)
 
     def append(
         self,

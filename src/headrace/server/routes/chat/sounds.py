@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .schema import Message
 
 MOST_SOUNDS = 16
-"""Of one conversation."""
+"""Sounds of one conversation, at most."""
 PART = {"type": "audio", "audio_url": ""}
 """The part of a message by which templates know that here is a sound."""
 
@@ -53,9 +53,6 @@ async def with_sounds(
 ) -> tuple[list[int], list[InputSpan]]:
     """The prompt with a token for each row of a sound, and what stands there. Raises
     `InvalidRequest`, `TooLarge`, `PackageAbsent`."""
-    # Local: servers of text do without it.
-    from ....media import AudioLimits, decode
-
     sounds = sounds_of(messages)
     if prompt.count(listener.place) != len(sounds):
         raise InvalidRequest(
@@ -67,9 +64,8 @@ async def with_sounds(
     spans: list[InputSpan] = []
     after = 0
     for where, data in sounds:
-        sound = await service.hands.run(decode, data, AudioLimits(seconds=60.0), where)
-        listener.check(sound.samples, where)
-        name, rows = await listener.hear(sound.samples)
+        samples = await service.hands.run(listener.decode, data, where)
+        name, rows = await listener.hear(samples)
         at = prompt.index(listener.place, after)
         ids += prompt[after:at]
         spans.append(InputSpan(len(ids), len(rows), "sound", name, rows.tobytes()))
