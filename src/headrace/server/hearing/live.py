@@ -25,6 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ...base.errors import HeadraceError, InvalidRequest, Overloaded
 from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.messages import HeardSegment, HearOptions
+from ...engine.preload import give_back
 from ...media import RATE
 from ...obs.tasks import TaskWatch
 from ..errors import error_body, internal_error
@@ -52,10 +53,16 @@ MOST_PENDING = 4
 FIRST_PARTIAL, PARTIAL_STEP = 0.7, 0.2
 """Seconds of new speech that are worth a pass."""
 LOOK_SECONDS = 1.0
+TRIM_SECONDS = 5.0
+"""Between two times that what sessions left in the heaps of the C library goes back to the system:
+messages of many clients at a time leave holes of tens of megabytes."""
 
 
 class Live(Response):
     """The answer to a handshake: the whole session."""
+
+    trimmed = 0.0
+    """When memory of ended sessions last went back."""
 
     def __init__(self, service: Service, engine: HearingEngine, request: Request) -> None:
         """Raises what keeps the session from opening."""
@@ -84,6 +91,9 @@ class Live(Response):
             await session.run(receive, socket)
         finally:
             self._engine.metrics.sessions.dec()
+            if time.monotonic() > Live.trimmed + TRIM_SECONDS:
+                Live.trimmed = time.monotonic()
+                give_back()
             if not socket.lost:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
