@@ -8,8 +8,6 @@ not read from either, so nothing piles up.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import json
 import secrets
@@ -33,7 +31,7 @@ from ..socket import GOING_AWAY, SOCKET_KEY, Socket
 from ..wire import encode
 from . import answers
 from .agreed import Agreed
-from .pcm import Floats, Intake
+from .pcm import Floats, Intake, decoded
 from .session_fields import LOGPROBS, SessionFields, of_beta
 from .turns import FRAME, TurnChange, TurnFollower
 
@@ -237,7 +235,7 @@ class LiveSession:
                 self._update(change)
                 await self._tell_session("updated")
             case "input_audio_buffer.append":
-                await self._append(_bytes(event.get("audio")))
+                await self._append(decoded(event.get("audio")))
             case "input_audio_buffer.commit":
                 if self._turn is not None:
                     self._feed(self._intake.rest(), last=True)
@@ -506,12 +504,3 @@ class LiveSession:
             **self.fields.shown(),
         }
         await self._tell({"type": f"{kind}.{what}", "session": session})
-
-
-def _bytes(text: Any) -> bytes:
-    if not isinstance(text, str):
-        raise InvalidRequest("audio must be base64", param="audio")
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidRequest("audio is not base64", param="audio") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from functools import partial
 from typing import Any
 
@@ -63,3 +65,13 @@ class Intake:
         held: Floats = self._stream.resample_chunk(np.empty(0, np.float32), last=True)
         self._stream = self._new()
         return held
+
+
+def decoded(text: Any) -> bytes:
+    """Bytes of an event's base64. Raises `InvalidRequest`."""
+    if not isinstance(text, str):
+        raise InvalidRequest("audio must be base64", param="audio")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest("audio is not base64", param="audio") from None
