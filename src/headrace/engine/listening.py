@@ -25,7 +25,7 @@ from ..speech.sound_rows import SoundRows, open_sound_files
 
 Floats = npt.NDArray[np.float32]
 LIMITS = AudioLimits(seconds=60.0)
-"""Of a decoder; how long a sound may be is the encoder's to say."""
+"""What a decoder may do; how long a sound may be is the encoder's to say."""
 KEPT_BYTES = 64 << 20
 """Rows of sounds that are kept."""
 
