@@ -23,7 +23,6 @@ from starlette.types import Message, Receive, Scope, Send
 from ...base.errors import HeadraceError, InvalidRequest, Overloaded
 from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.messages import HeardSegment, HearOptions
-from ...engine.preload import give_back
 from ...media import RATE
 from ...obs.tasks import TaskWatch
 from ..errors import error_body, internal_error
@@ -51,16 +50,10 @@ MOST_PENDING = 4
 FIRST_PARTIAL, PARTIAL_STEP = 0.7, 0.2
 """Seconds of new speech that are worth a pass."""
 LOOK_SECONDS = 1.0
-TRIM_SECONDS = 5.0
-"""Between two times that what sessions left in the heaps of the C library goes back to the system:
-messages of many clients at a time leave holes of tens of megabytes."""
 
 
 class Live(Response):
     """The answer to a handshake: the whole session."""
-
-    trimmed = 0.0
-    """When memory of ended sessions last went back."""
 
     def __init__(self, service: Service, engine: HearingEngine, request: Request) -> None:
         """Raises what keeps the session from opening."""
@@ -89,9 +82,6 @@ class Live(Response):
             await session.run(receive, socket)
         finally:
             self._engine.metrics.sessions.dec()
-            if time.monotonic() > Live.trimmed + TRIM_SECONDS:
-                Live.trimmed = time.monotonic()
-                give_back()
             if not socket.lost:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -159,7 +149,7 @@ class LiveSession:
 
     async def run(self, receive: Receive, socket: Socket) -> None:
         """Until the client leaves, or the server has a reason to end it."""
-        finishing = asyncio.ensure_future(self._finish())
+        finishing = asyncio.ensure_future(self._finish(socket))
         try:
             await self._tell_session("created")
             await self._read(receive, socket)
@@ -193,6 +183,8 @@ class LiveSession:
                     return
                 heard = now
                 await self._take(message)
+                if socket.lost:
+                    return  # What it had sent before it left is nobody's any more.
                 coming = asyncio.ensure_future(receive())
         finally:
             coming.cancel()
@@ -415,9 +407,11 @@ class LiveSession:
         await self._tell_words(turn, {"delta": fresh, "unstable": guess})
         self._ask()
 
-    async def _finish(self) -> None:
-        """Transcribe what was committed, one after the other."""
+    async def _finish(self, socket: Socket) -> None:
+        """Transcribe what was committed, one after the other, for a client that is there."""
         while (turn := await self._pending.get()) is not None:
+            if socket.lost:
+                continue
             try:
                 await self._transcribe(turn)
             except HeadraceError as error:
