@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import secrets
 import time
@@ -23,6 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ...base.errors import HeadraceError, InvalidRequest, Overloaded
 from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.messages import HeardSegment, HearOptions
+from ...engine.preload import give_back
 from ...media import RATE
 from ...obs.tasks import TaskWatch
 from ..errors import error_body, internal_error
@@ -50,10 +52,15 @@ MOST_PENDING = 4
 FIRST_PARTIAL, PARTIAL_STEP = 0.7, 0.2
 """Seconds of new speech that are worth a pass."""
 LOOK_SECONDS = 1.0
+CLEAR_SECONDS = 5.0
+"""Between two times that what ended sessions left behind is cleared away: a socket and its protocol
+know each other, and hold messages of a megabyte until the collector comes, which it seldom does."""
 
 
 class Live(Response):
     """The answer to a handshake: the whole session."""
+
+    cleared = 0.0
 
     def __init__(self, service: Service, engine: HearingEngine, request: Request) -> None:
         """Raises what keeps the session from opening."""
@@ -82,6 +89,10 @@ class Live(Response):
             await session.run(receive, socket)
         finally:
             self._engine.metrics.sessions.dec()
+            if time.monotonic() > Live.cleared + CLEAR_SECONDS:
+                Live.cleared = time.monotonic()
+                gc.collect()
+                give_back()
             if not socket.lost:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
