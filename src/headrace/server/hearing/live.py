@@ -53,8 +53,7 @@ FIRST_PARTIAL, PARTIAL_STEP = 0.7, 0.2
 """Seconds of new speech that are worth a pass."""
 LOOK_SECONDS = 1.0
 CLEAR_SECONDS = 5.0
-"""Between two times that what ended sessions left behind is cleared away: a socket and its protocol
-know each other, and hold messages of a megabyte until the collector comes, which it seldom does."""
+"""Between two collections of what ended sessions left: megabytes that know each other."""
 
 
 class Live(Response):
