@@ -51,7 +51,7 @@ def test_a_ring_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     child = Channel(where, messages.ToEngine, bind=False)
     wake = Wake()
     core = Waiting(wake)
-    operator: Any = SimpleNamespace(asleep=False)
+    operator: Any = SimpleNamespace(asleep=False, tidy=lambda: None)
     thread = threading.Thread(target=serve, args=(child, core, operator), daemon=True)
     thread.start()
     try:

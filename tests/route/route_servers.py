@@ -42,6 +42,8 @@ class Mock:
     dies_after: int | None = None
     """Words after which its connections are cut."""
     status: int = 200
+    role: str = "both"
+    """What it says of a prefill/decode split."""
     gate: asyncio.Event | None = None
     """Waited for after the first word."""
     bodies: list[dict[str, object]] = field(default_factory=list)
@@ -59,7 +61,7 @@ class Mock:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/health":
-            await self._say(send, self.status, b"{}")
+            await self._say(send, self.status, b'{"role": "%b"}' % self.role.encode())
             return
         if scope["path"] == PATH_TOLD:
             self.headers.append(dict(scope["headers"]))

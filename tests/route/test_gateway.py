@@ -49,6 +49,26 @@ async def test_an_answer_and_its_headers_pass_through() -> None:
 
 
 @on_the_loop_of_servers
+async def test_a_prefill_server_answers_only_where_nobody_else_is_ready() -> None:
+    prefill, decode = Mock(role="prefill"), Mock(role="decode")
+    async with (
+        mocks(prefill, decode) as urls,
+        gateway(urls) as (url, app),
+        httpx.AsyncClient() as client,
+    ):
+        for replica in app._replicas:
+            await replica.probe()
+        for _ in range(4):
+            await client.post(url + CHAT, json=body())
+        assert (len(prefill.bodies), len(decode.bodies)) == (0, 4)
+        decode.status = 503
+        for replica in app._replicas:
+            await replica.probe()
+        await client.post(url + CHAT, json=body())
+        assert len(prefill.bodies) == 1
+
+
+@on_the_loop_of_servers
 async def test_one_connection_carries_one_exchange_after_the_other() -> None:
     one = Mock()
     async with mocks(one) as urls, gateway(urls) as (url, _), httpx.AsyncClient() as client:

@@ -283,7 +283,7 @@ class FakeTier:
             return None
         return int(key[0] % 3 == 0) if self.far else 0
 
-    nearest = 0
+    nearest, keeps = 0, True
 
     @property
     def asks(self) -> bool:

@@ -105,6 +105,12 @@ class EngineOptions:
         None,
         "Folders below which adapters may be loaded over HTTP, as in PATH; none: none may.",
     )
+    role: str = option(
+        "both",
+        "Part in a prefill/decode split: prefill@tcp://HOST:PORT computes prompts for servers that "
+        "ask there, decode@tcp://HOST:PORT,... asks where that pays; ?key=FILE behind it for other "
+        "hosts.",
+    )
     executor: str = option(
         "inline",
         "Where the worker runs: in the engine's process or in one of its own.",

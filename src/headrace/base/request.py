@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from .drafted import Drafted, Verified
 from .outputs import Output
 from .spec import RequestSpec
+from .split import SplitStats
 from .step import TokenLogprobs
 from .tiers import TierStats
 
@@ -122,6 +123,8 @@ class StepStats:
     """The part of `predicted_seconds` in which operators begin and end."""
     tier: TierStats | None = None
     """What the tiers below the KV pool did; None where there are none."""
+    split: SplitStats | None = None
+    """What came of the prefill/decode split; None for an engine without a role in one."""
 
 
 @dataclass(slots=True)

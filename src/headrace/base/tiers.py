@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-Movement = Literal["read", "write", "compare", "seek"]
+Movement = Literal["read", "write", "compare", "seek", "prefill"]
 
 
 class KeyedBlock(NamedTuple):
@@ -58,6 +58,8 @@ class TierStats:
     load_seconds: float = 0.0
     remote_bytes: int = 0
     """Bytes of these that came from a tier that other machines share."""
+    lent_bytes: int = 0
+    """Bytes of these that prefill servers lent."""
     met: int = 0
     """Prefixes that were computed from the front while they were loaded from the back."""
     written_bytes: int = 0
@@ -93,6 +95,9 @@ class LowerTiers(Protocol):
         """Is all that follows the tokens computed there by now, as far as it was loaded meanwhile?
         Then the work is better admitted anew."""
 
+    def gone(self, work: int) -> None:
+        """Work that waited has ended."""
+
     def distrust(self) -> None:
         """The pool's content is another from now on."""
 
@@ -105,12 +110,16 @@ class BlockStore(Protocol):
         """Keys that a tier most likely has; a read may still find one gone."""
 
     def place(self, group: int, key: bytes) -> int | None:
-        """The rank of the nearest tier that has it: 0 a disk, 1 what machines share; None: nobody
-        is known to."""
+        """The rank of the nearest tier that has it: 0 a disk, 1 what machines share, 2 a prefill
+        server; None: nobody is known to."""
 
     @property
     def nearest(self) -> int:
         """The rank of the tier that is asked first."""
+
+    @property
+    def keeps(self) -> bool:
+        """Is there a tier to write to?"""
 
     @property
     def asks(self) -> bool:

@@ -36,6 +36,10 @@ class AdapterSlots:
         """What names the content of a known adapter."""
         return self.known.get(name, name)
 
+    def named(self, content: str) -> str | None:
+        """The name of the adapter with this content; None: it is not known."""
+        return next((name for name, one in self.known.items() if one == content), None)
+
     def verify(self, request: Request) -> None:
         adapter = request.spec.adapter
         if adapter is not None and adapter not in self.known:

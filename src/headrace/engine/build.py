@@ -23,6 +23,7 @@ from ..base.request import Request, SequenceDelta
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
 from ..kv import KvManager
+from ..kv.handover import Handovers
 from ..kv.holdings import Holdings
 from ..loader.content import content_digest
 from ..obs.flight import FlightRecorder
@@ -42,6 +43,8 @@ from .start import Resolved, drafts_of, plan, resolve, weight_bytes_on_disk, wor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from .lending import Lender
 
 log = logging.getLogger("headrace.engine")
 
@@ -63,8 +66,11 @@ class Built:
     identity: Identity
     holdings: Holdings
     context: ContextCache | None = None
+    lender: Lender | None = None
 
     def close(self) -> None:
+        if self.lender is not None:
+            self.lender.close()
         if self.context is not None:
             self.context.close()
         self.core.executor.close()
@@ -130,7 +136,7 @@ def build(
             decisions = list({decision.name: decision for decision in decided}.values())
             options = resolved.options
             identity = Identity.of(content_digest(files), files.arch, options, decisions)
-            core, context, holdings = _core(
+            core, context, kv, lender = _core(
                 resolved, memory, executor, flight, facts, files, identity
             )
         with phase("warm_up"):
@@ -146,7 +152,7 @@ def build(
     except BaseException:
         executor.close()
         raise
-    return Built(core, memory, facts, decisions, identity, holdings, context)
+    return Built(core, memory, facts, decisions, identity, kv.holdings, context, lender)
 
 
 def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
@@ -171,7 +177,7 @@ def _core(
     facts: WorkerFacts,
     files: ModelFiles,
     identity: Identity,
-) -> tuple[EngineCore, ContextCache | None, Holdings]:
+) -> tuple[EngineCore, ContextCache | None, KvManager, Lender | None]:
     options = resolved.options
     predict = step_predictor(
         files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
@@ -203,12 +209,23 @@ def _core(
     if options.kv_events is not None:
         kv.holdings.log_blocks()
     seconds = computing(predict, memory.step_tokens)
-    context = open_context_cache(_decided(resolved), options, kv, memory.pool, executor, seconds)
+    lends = None
+    if options.role != "both":
+        from . import lending  # Local: only an engine with a role pays for this import.
+
+        lends = lending.borrowed(options, kv, memory.pool, identity)
+    context = open_context_cache(
+        _decided(resolved), options, kv, memory.pool, executor, seconds, lends
+    )
     if context is not None:
         resources.append(context)
     prices = draft_prices(predict) if limits.drafts else None
+    scheduler = Scheduler(limits, kv, resources, prices=prices)
+    if lends is not None and context is not None:
+        assert kv.split is not None
+        context.tiers.handovers = Handovers(lends, seconds, lambda: scheduler.pressure, kv.split)
     core = EngineCore(
-        Scheduler(limits, kv, resources, prices=prices),
+        scheduler,
         executor,
         depth=options.depth,
         flight=flight,
@@ -216,7 +233,12 @@ def _core(
         adapters=adapters,
         predict=predict,
     )
-    return core, context, kv.holdings
+    named = adapters.named if adapters is not None else lambda content: None
+    lender = None
+    if options.role != "both":
+        vocabulary = files.arch.vocab_size
+        lender = lending.lender(options, kv, identity, executor, seconds, named, vocabulary)
+    return core, context, kv, lender
 
 
 def _decided(resolved: Resolved) -> Decision:

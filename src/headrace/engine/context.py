@@ -30,6 +30,7 @@ from .executor import Executor, InlineExecutor
 
 if TYPE_CHECKING:
     from ..kernels.operators import KvCache
+    from ..worker.borrowing import Borrowed
     from ..worker.elsewhere import PoolElsewhere
     from ..worker.gaps import Gaps
     from ..worker.mover import Mover
@@ -182,7 +183,7 @@ class _Sharing(Protocol):
 
 
 @runtime_checkable
-class _Paged(Protocol):
+class Paged(Protocol):
     """A worker with a pool of its own: none that stands in for one."""
 
     @property
@@ -198,15 +199,16 @@ def open_context_cache(
     pool: PoolShape,
     executor: Executor,
     seconds: Computing,
+    borrowed: Borrowed | None = None,
 ) -> ContextCache | None:
-    """The tiers that were decided on; None where there are none."""
-    if not has_tiers(decided, options):
+    """The tiers that were decided on, and what prefill servers lend; None where there are none."""
+    if not has_tiers(decided, options) and borrowed is None:
         return None
     # Local: only a process with a worker pays for this import.
     from ..worker import elsewhere, mover
 
-    paged: _Paged
-    if isinstance(executor, InlineExecutor) and isinstance(executor.worker, _Paged):
+    paged: Paged
+    if isinstance(executor, InlineExecutor) and isinstance(executor.worker, Paged):
         paged, ring = executor.worker, executor.wake.ring
     elif isinstance(executor, _Sharing):
         paged = executor.pool = elsewhere.PoolElsewhere(executor.pool_file, pool)
@@ -224,6 +226,7 @@ def open_context_cache(
         parse_size(quota or "0", "context_cache_quota") or None,
         options.context_cache_remote,
         None if keys is None else Path(keys),
+        borrowed,
     )
     sizes = [block_bytes(group, pool.block_size) for group in pool.groups]
     tiers = kv.tiers = Tiers(kv, moves, sizes, seconds)

@@ -68,6 +68,11 @@ class Controls:
             return messages.Operated(asked.number, {}, WireError.of(error))
         return messages.Operated(asked.number, facts)
 
+    def tidy(self) -> None:
+        """Take back what tiers are done with, while no step does."""
+        if self._built.context is not None:
+            self._built.context.tiers.turn()
+
     def _reset(self) -> dict[str, float]:
         scheduler = self._built.core.scheduler
         assert isinstance(scheduler, Scheduler)

@@ -27,6 +27,7 @@ from .preload import give_back, preload_torch
 if TYPE_CHECKING:
     from ..kv.holdings import Holdings
     from .controls import Controls
+    from .lending import Lender
 
 BEAT_SECONDS = 0.5
 """Time between two signs of life when there is nothing to do, or nothing that can run now."""
@@ -94,14 +95,18 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
             )
         )
         built.core.announce = lambda seconds: channel.send(messages.Busy(seconds))
-        serve(channel, built.core, Controls(built, files), built.holdings)
+        serve(channel, built.core, Controls(built, files), built.holdings, built.lender)
     finally:
         built.close()
         flight.close()
 
 
 def serve(
-    channel: Channel, core: EngineCore, operator: Controls, holdings: Holdings | None = None
+    channel: Channel,
+    core: EngineCore,
+    operator: Controls,
+    holdings: Holdings | None = None,
+    lender: Lender | None = None,
 ) -> None:
     """accept → turn → emit, until `Stop` comes."""
     bell = core.executor.wake
@@ -123,10 +128,15 @@ def serve(
             else:
                 accept(channel, core, message)
         _tell(channel, holdings)  # An operator may have emptied the cache.
+        if lender is not None and lender.turn(core, asleep=operator.asleep) and not core.has_work:
+            channel.send(messages.News([], core.stats))
         if not arrived and not core.has_work:
+            operator.tidy()
             channel.send(messages.Beat(core.stats.step))
             continue
         deltas = core.turn()
+        if lender is not None:
+            deltas = lender.take(deltas)
         if not core.stalled:
             channel.send(messages.News(deltas, core.stats))
             _tell(channel, holdings)

@@ -20,6 +20,7 @@ from .context import context_cache, remote_store
 from .draft_model import DraftPlan, plan_draft, tokenizer_of
 from .ranks import kept_heads, shared_by
 from .real import kernel_decisions
+from .split import split_role
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 """Budget of a step: on a device large enough for full speed of the matrix products, and small
@@ -93,6 +94,8 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     decisions.append(context_cache(options, files, device))
     if (remote := remote_store(options, decisions[-1])) is not None:
         decisions.append(remote)
+    if (role := split_role(options, files, device)) is not None:
+        decisions.append(role)
     kv_memory = None if options.kv_memory == "auto" else parse_size(options.kv_memory, "kv_memory")
     resolved = replace(
         options,

@@ -23,9 +23,11 @@ states there may come behind it the first tokens of one block more, which is cop
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 
 from headrace.base.request import Request
+from headrace.base.split import LentBlocks, SplitStats
 from headrace.base.step import (
     NULL_BLOCK,
     BlockCopy,
@@ -77,6 +79,9 @@ class KvManager:
         self.prefix_hits = 0
         """Tokens of these that were found."""
         self.tiers: LowerTiers | None = None
+        self.leases: LentBlocks | None = None
+        self.split: SplitStats | None = None
+        """Counts of the prefill/decode split, where the engine has a role in one."""
         self.states: StateBlocks | None = None
         for at, group in enumerate(pool.groups):
             if group.state:
@@ -121,6 +126,15 @@ class KvManager:
     def free(self) -> int:
         """Free blocks, of all groups together."""
         return sum(pool.free for pool in self.pools)
+
+    @property
+    def lent(self) -> Counter[tuple[int, int]]:
+        """(group, block) → how often something holds it that is no table."""
+        lent: Counter[tuple[int, int]] = Counter()
+        for holder in (self.tiers, self.leases):
+            if holder is not None:
+                lent.update(holder.held)
+        return lent
 
     def turn(self) -> None:
         """Take back what lower tiers are done with."""
@@ -379,6 +393,8 @@ class KvManager:
         self.partial.clear()
         if self.tiers is not None:
             self.tiers.distrust()
+        if self.leases is not None:
+            self.leases.clear()
         for pool in self.pools:
             for block in list(pool.index.values()):
                 pool.forget(block)
@@ -391,8 +407,8 @@ class KvManager:
         for table in self._tables.values():
             lengths = {len(table.blocks[group]) for group, _, _ in self._paged}
             assert len(lengths) <= 1, "groups grow together"
+        lent = self.lent
         for group, pool in enumerate(self.pools):
-            lent = {} if self.tiers is None else self.tiers.held
             owners = {block: times for (at, block), times in lent.items() if at == group}
             copied = [sources for step in self._copying.values() for sources in step]
             copied += [table.sources for table in self._tables.values() if table.sources]

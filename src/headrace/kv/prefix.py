@@ -26,6 +26,7 @@ from hashlib import blake2b
 
 from headrace.base.request import Retained
 from headrace.base.spec import InputSpan
+from headrace.base.split import Handed
 from headrace.base.step import PoolShape
 
 KEY_BYTES = 16
@@ -61,10 +62,12 @@ class PrefixChain:
         "_inputs",
         "_start",
         "_tokens",
+        "adapter",
         "block_size",
         "keys",
         "marks",
         "retained",
+        "salt",
         "tenant",
     )
 
@@ -88,6 +91,7 @@ class PrefixChain:
         self._hasher = blake2b(root + _digest(repr((salt, adapter))), digest_size=KEY_BYTES)
         self._start = self._hasher.digest()
         self.keys: list[bytes] = []
+        self.salt, self.adapter = salt, adapter
         self.tenant = tenant_of(salt)
         self.retained = retained
         self.marks = list(marks)
@@ -123,6 +127,15 @@ class PrefixChain:
             return []
         return self._tokens[begin:end]
 
+    def handed(self, first: int, blocks: int) -> Handed | None:
+        """What another engine needs to compute the first `blocks` and to lend those from `first`
+        on; None where an input that is not text is among them."""
+        upto = blocks * self.block_size
+        if any(one.first < upto for one in self._inputs):
+            return None
+        tokens, key = self._tokens[: upto + 1], self.extend(blocks)[blocks - 1]
+        return Handed(tokens, self.salt, self.adapter, key, first, blocks)
+
     def rest(self, upto: int) -> bytes:
         """A key for the first `upto` tokens, the last block of which is not full."""
         whole = upto // self.block_size
@@ -149,6 +162,7 @@ class PrefixChain:
         twin._hasher = self._hasher.copy()
         twin._start = self._start
         twin.keys = self.keys.copy()
+        twin.salt, twin.adapter = self.salt, self.adapter
         twin.tenant = self.tenant
         twin.retained = self.retained
         twin.marks = []

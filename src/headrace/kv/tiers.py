@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from headrace.base.step import NULL_BLOCK
 from headrace.base.tiers import BlockStore, KeyedBlock, Movement, OrderEnd, TierStats
 
+from .handover import Handovers
 from .manager import KvManager
 from .prefix import PrefixChain
 
@@ -39,8 +40,9 @@ RESERVE = 0.02
 REMEMBERED = 4096
 """Work of which it is remembered that it was answered, and keys that are to be compared."""
 
-FIRST_RATES = (200e6, 50e6)
-"""Bytes a second that the nearest tier, and the next, is taken to read before it was measured."""
+FIRST_RATES = (200e6, 50e6, 200e6)
+"""Bytes a second that a disk, what machines share and a prefill server are taken to give before it
+was measured."""
 LATENCY = 1e-3
 """Seconds from an order to its end, beside its bytes."""
 ASKING = 5e-3
@@ -83,6 +85,8 @@ class Tiers:
         """Work for which a tier was asked, until it has its answer."""
         self._meeting: dict[int, list[bytes]] = {}
         """By work that computes meanwhile: keys of the prefix that is there once both have met."""
+        self.handovers: Handovers | None = None
+        """To prefill servers, where there are any."""
         self._answered: dict[int, int] = {}
         """Work that has had its answer → tokens that were loaded for it."""
         self._witnesses: dict[tuple[int, bytes], None] = {}
@@ -97,6 +101,7 @@ class Tiers:
         """These are computed and final, if the pool still has them under their keys."""
         wanted: list[KeyedBlock] = []
         compared: list[KeyedBlock] = []
+        nearest = self.store.nearest
         for piece in blocks:
             pool, name = self.kv.pools[piece.group], (piece.group, piece.key)
             if pool.keys[piece.block] != piece.key:
@@ -104,7 +109,7 @@ class Tiers:
             if name in self._witnesses:
                 del self._witnesses[name]
                 compared.append(piece)
-            elif self.store.place(piece.group, piece.key) == self.store.nearest:
+            elif self.store.place(piece.group, piece.key) == nearest or not self.store.keeps:
                 continue
             elif self._writing + len(wanted) >= MOST_WRITING:
                 self.stats.left_out += 1
@@ -121,6 +126,12 @@ class Tiers:
     def ready(self, work: int, chain: PrefixChain, known: int) -> bool:
         """Is what the pool has of the first `known` tokens all that it should have before the work
         is admitted? False: more is on its way, and whoever brings it wakes the loop."""
+        ready = self._ready(work, chain, known)
+        if ready and work in self._answered and work not in self._meeting:
+            self._done(work)
+        return ready
+
+    def _ready(self, work: int, chain: PrefixChain, known: int) -> bool:
         if work in self._answered:
             return True
         if work in self._loading:
@@ -134,11 +145,15 @@ class Tiers:
         most = hit if hit == limit else kv.longest(keys, limit, views)
         if most < limit and self._seek(work, chain, most, limit):
             return False
+        if most < limit and self._hand_over(work, chain, most, limit):
+            return False
         witness = most - 1
-        compares = self._canary + 1 >= CANARY and witness > hit
+        lent = most > hit and self._place((0, witness), keys) == 2  # And soon no more.
+        compares = self._canary + 1 >= CANARY and witness > hit and not lent
         if compares and kv.states is None:
             most = kv.longest(keys, witness, views)
         if most <= hit:
+            self._done(work)
             return True
         if compares and kv.states is not None and keys[witness] not in kv.pools[0].index:
             # Nothing comes before a state that is computed: all of the prefix is.
@@ -213,6 +228,27 @@ class Tiers:
         self.store.seek(self._ticket, pieces)
         return True
 
+    def _hand_over(self, work: int, chain: PrefixChain, most: int, limit: int) -> bool:
+        """Is what follows the first `most` blocks being computed by a prefill server?"""
+        if self.handovers is None:
+            return False
+        kv, nbytes = self.kv, 0
+        for group, of in enumerate(kv.groups):
+            seen = kv.first_visible(2 if of.state else of.window, limit * kv.block_size)
+            nbytes += self._bytes[group] * (limit - max(most, seen))
+        moving = LATENCY + nbytes / self.rates[2]
+        begun = self.handovers.ask(self._ticket + 1, work, chain, most, limit, moving)
+        if begun:
+            self._ticket += 1
+            self._orders[self._ticket] = _Order("prefill", [], work)
+            self._loading[work] = _Load(0, 1)
+        return begun is not False
+
+    def _done(self, work: int) -> None:
+        """Nothing more is read for the work."""
+        if self.handovers is not None:
+            self.handovers.done(work)
+
     def _place(self, piece: tuple[int, int], keys: list[bytes]) -> int | None:
         return self.store.place(piece[0], keys[piece[1]])
 
@@ -257,10 +293,12 @@ class Tiers:
         at = computed // self.kv.block_size
         if at >= len(keys):
             del self._meeting[work]
+            self._done(work)
             return False
         met = all(key in pool.index for pool in self.kv.pools for key in keys[at:])
         if met:
             del self._meeting[work]
+            self._done(work)
         return met
 
     def loaded(self, work: int) -> int:
@@ -271,7 +309,14 @@ class Tiers:
         """The work gave back what it held; if it comes again, it asks again."""
         self._answered.pop(work, None)
         self._sought.discard(work)
-        self._meeting.pop(work, None)
+        if self._meeting.pop(work, None) is not None:
+            self._done(work)
+
+    def gone(self, work: int) -> None:
+        """Work that waited has ended: what comes for it is not waited for."""
+        self.left(work)
+        if self.handovers is not None:
+            self.handovers.gone(work)
 
     def turn(self) -> None:
         """Book the orders that have ended, and give back what they held."""
@@ -279,7 +324,9 @@ class Tiers:
         for moved in self.store.ended():
             order = self._orders.pop(moved.ticket)
             good = sum(moved.good)
-            if order.kind == "seek":
+            if order.kind == "prefill" and self.handovers is not None:
+                self.handovers.ended(moved.ticket, good > 0)
+            if order.kind in ("seek", "prefill"):
                 self._arrived_for(order, 0)
                 continue
             if order.kind == "write":
@@ -313,8 +360,10 @@ class Tiers:
         stats.loaded_bytes += moved.nbytes
         stats.load_seconds += moved.seconds
         stats.damaged += len(order.pieces) - good
-        if place:
+        if place == 1:
             stats.remote_bytes += moved.nbytes
+        elif place == 2:
+            stats.lent_bytes += moved.nbytes
         self._arrived_for(order, len(order.pieces) - good)
         if place:
             self.offer(entered)  # The nearer tiers keep it, too.

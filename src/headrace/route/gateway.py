@@ -253,6 +253,7 @@ class Gateway:
         able = [one for one in self._replicas if one.may_be_chosen and one.number not in tried]
         if not able:
             raise Overloaded("no server is ready for this request", retry_after=1)
+        able = [one for one in able if not one.prefills] or able
         return self._router.choose(asked, able)
 
     async def _pass(self, asked: Asked, exchange: _Exchange) -> None:

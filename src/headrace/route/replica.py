@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+import msgspec
+
 from ..base.errors import OptionError
 from .upstream import Connections, ReplicaLost, Upstream
 
@@ -26,8 +28,14 @@ BUSY_SECONDS, SILENT_SECONDS = 5.0, 20.0
 """Without any answer: nothing new is sent; the replica is dead."""
 FAILURES = 3
 """Lost exchanges in a row after which the circuit is open."""
+MOST_HEALTH = 4096
+"""Bytes of an answer to a probe that are read."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds of an open circuit: twice as long with each further failure."""
+
+
+class _Health(msgspec.Struct):
+    role: str = "both"
 
 
 class Replica:
@@ -54,6 +62,8 @@ class Replica:
         """Does it tell what its cache holds?"""
         self.ready = True
         """What its last probe said; before the first, that it may be tried."""
+        self.prefills = False
+        """Is it there to compute prompts for others? Then it answers only where nobody else can."""
         self._refused = 0
         self._heard = time.monotonic()
         self._failures = 0
@@ -117,11 +127,13 @@ class Replica:
         try:
             async with asyncio.timeout(LATE_SECONDS):
                 connection = await self.ask(request)
+                body = b""
                 try:
-                    while await connection.part():
-                        pass
+                    while part := await connection.part():
+                        body = (body + part)[:MOST_HEALTH]
                 finally:
                     self.connections.give_back(connection)
+            self.prefills = _role(body) == "prefill"
             # Some servers have no such route: whoever answers 404 is there.
             self.ready = connection.status < 300 or connection.status == 404
             self._refused = 0
@@ -142,6 +154,14 @@ class Replica:
         while True:
             await self.probe()
             await asyncio.sleep(PROBE_SECONDS)
+
+
+def _role(body: bytes) -> str:
+    """What an answer of `/health` says of a prefill/decode split."""
+    try:
+        return msgspec.json.decode(body, type=_Health).role
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        return "both"  # Another's server says whatever it likes.
 
 
 def replicas_of(urls: Sequence[str]) -> list[Replica]:

@@ -60,6 +60,12 @@ class Roster:
         """Must someone leave before another can run?"""
         return not self.rows.free or self.running >= self._most
 
+    @property
+    def pressure(self) -> tuple[int, int]:
+        """(work that decodes, units of prompts that no step has been planned for)."""
+        left = sum(work.known - work.scheduled for work in self.prefilling.values())
+        return len(self.decoding), left
+
     def all_running(self) -> Iterator[Work]:
         return chain(self.decoding.values(), self.prefilling.values())
 
@@ -142,6 +148,8 @@ class Roster:
         work.move(state)
         if not was_running:
             self.waiting.discard(work)
+            if self.kv.tiers is not None:
+                self.kv.tiers.gone(work.id)
             return
         self.decoding.pop(work.id, None)
         self.prefilling.pop(work.id, None)
@@ -188,5 +196,4 @@ class Roster:
         self.rows.check_integrity(held)
         self.kv.check_integrity()
         if not held:
-            lent = self.kv.tiers is not None and self.kv.tiers.held
-            assert self.kv.usage == 0.0 or lent, "blocks leak"
+            assert self.kv.usage == 0.0 or self.kv.lent, "blocks leak"

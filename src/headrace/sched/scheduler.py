@@ -106,6 +106,11 @@ class Scheduler:
         return len(self._roster.waiting)
 
     @property
+    def pressure(self) -> tuple[int, int]:
+        """(sequences that decode, tokens of admitted prompts that are still to be computed)."""
+        return self._roster.pressure
+
+    @property
     def in_flight(self) -> int:
         """Plans whose results are not there."""
         return len(self._flights)
@@ -138,6 +143,7 @@ class Scheduler:
             roster.preemptions,
             *self._drafts.totals,
             tier=None if kv.tiers is None else kv.tiers.stats,
+            split=kv.split,
         )
 
     # Requests come and go

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import TypeIs
 
-from ..base.config import ServerOptions
+from ..base.config import Decision, ServerOptions
 from ..base.errors import ContextOverflow, InvalidRequest, ModelNotFound, Overloaded
 from ..base.sampling import SamplingParams
 from ..engine.input import default_sampling
@@ -240,6 +240,13 @@ class Service:
         if health.ready and (broken := self.broken()):
             return False, health.alive, broken, 1.0
         return health.ready, health.alive, health.reason, health.retry_after
+
+    @property
+    def role(self) -> str:
+        """The engine's part in a prefill/decode split: both, prefill or decode."""
+        decisions: list[Decision] = getattr(self.served, "decisions", [])
+        decided = (one.value for one in decisions if one.name == "role")
+        return next(decided, "both")
 
     def broken(self) -> str:
         """What of the server itself does not work at the moment, or nothing."""

@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..base.tiers import KeyedBlock, Movement, OrderEnd
-from ..kernels.arrays import Array
 from ..kernels.operators import KvCache
+from .borrowing import Borrowed
 from .disk import DiskTier
 from .gaps import Gaps
-from .kv_tensors import arrays_of
-from .places import Places
+from .places import Places, places_of
 from .remote import RemoteTier, open_store
 from .seal import BlockForm, Plain, Sealed, TenantKeys
 from .stack import Bytes, Stack, Tier
@@ -69,6 +68,8 @@ class Mover:
         """`cache`: the pool as it lies now; `wake`: called in any thread when a read has ended;
         `gaps`: those of the worker's steps."""
         self._tier, self._cache, self._wake, self._gaps = tier, cache, wake, gaps
+        if tier.borrowed is not None:
+            tier.borrowed.on_end = self._computed
         self._pool: KvCache | None = None
         self._places: list[Places] = []
         self._ended: deque[OrderEnd] = deque()
@@ -95,6 +96,10 @@ class Mover:
     @property
     def nearest(self) -> int:
         return self._tier.nearest
+
+    @property
+    def keeps(self) -> bool:
+        return self._tier.keeps
 
     @property
     def asks(self) -> bool:
@@ -142,6 +147,8 @@ class Mover:
 
     def close(self) -> None:
         """Write what waits, for a while, and end the threads."""
+        if self._tier.borrowed is not None:
+            self._tier.borrowed.close()
         self._writes.put(None)
         for _ in range(READERS):
             self._reads.put(None)
@@ -156,10 +163,7 @@ class Mover:
             self._open += 1
         cache = self._cache()
         if cache is not self._pool:
-            arrays: list[list[Array]] = [[] for _ in range(max(cache.groups, default=0) + 1)]
-            for layer, group in cache.kept():
-                arrays[group] += arrays_of(layer)
-            self._pool, self._places = cache, [Places(some) for some in arrays]
+            self._pool, self._places = cache, places_of(cache)
 
     # The others
 
@@ -253,6 +257,11 @@ class Mover:
         self._close_one()
         self._wake()
 
+    def _computed(self, ticket: int, good: bool) -> None:
+        """A prefill server lends a prompt's blocks, or does not."""
+        self._ended.append(OrderEnd(ticket, "prefill", (good,), 0, 0.0))
+        self._wake()
+
     def _close_one(self) -> None:
         with self._idle:
             self._open -= 1
@@ -269,16 +278,17 @@ def below(
     quota: int | None = None,
     remote: str | None = None,
     keys: Path | None = None,
+    borrowed: Borrowed | None = None,
 ) -> Mover:
-    """A mover between a pool and the disk, and the store of the URL `remote` below that; the other
-    arguments are those of `Mover` and `DiskTier`. With a limit of 0 there is no disk. `keys`:
-    the folder of the keys with which blocks are sealed."""
+    """A mover between a pool and the disk, the store of the URL `remote` below that, and what
+    prefill servers lend; the other arguments are those of `Mover` and `DiskTier`. With a limit of 0
+    there is no disk. `keys`: the folder of the keys with which blocks are sealed."""
     form: BlockForm = Plain(engine) if keys is None else Sealed(engine, TenantKeys(keys))
     groups = max(cache().groups) + 1
     tiers: list[Tier] = [DiskTier(root, form, groups, limit, quota)] if limit else []
     if remote is not None:
         tiers.append(RemoteTier(open_store(remote), form, groups))
-    return Mover(Stack(tiers), cache, wake, gaps)
+    return Mover(Stack(tiers, borrowed), cache, wake, gaps)
 
 
 def _stand_back() -> None:

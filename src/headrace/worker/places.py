@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from ..base.textlibrary import library
 from ..kernels.arrays import Array, address
+from ..kernels.operators import KvCache
+from .kv_tensors import arrays_of
 from .stack import Bytes
 
 
@@ -44,6 +46,14 @@ class Places:
         self._library.hrt_spread(
             source.ctypes.data, targets.ctypes.data, self._sizes.ctypes.data, len(targets)
         )
+
+
+def places_of(cache: KvCache) -> list[Places]:
+    """Where the blocks of each group of a pool lie."""
+    arrays: list[list[Array]] = [[] for _ in range(max(cache.groups, default=0) + 1)]
+    for layer, group in cache.kept():
+        arrays[group] += arrays_of(layer)
+    return [Places(some) for some in arrays]
 
 
 def _bytes_of(array: Array) -> npt.NDArray[np.uint8]:

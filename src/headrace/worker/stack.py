@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from .borrowing import Borrowed
 
 Bytes = bytes | memoryview
 
@@ -15,7 +18,7 @@ class Tier(Protocol):
 
     @property
     def rank(self) -> int:
-        """0 a disk of this machine, 1 what machines share."""
+        """0 a disk of this machine, 1 what machines share, 2 a prefill server."""
 
     def exists(self, group: int) -> Container[bytes]:
         """Keys that are there, as far as is known without waiting."""
@@ -48,8 +51,11 @@ class AskedTier(Tier, Protocol):
 class Stack:
     """Reads from the nearest that has a block, and writes to all that have not."""
 
-    def __init__(self, tiers: Sequence[Tier]) -> None:
-        self.tiers = list(tiers)
+    def __init__(self, tiers: Sequence[Tier], borrowed: Borrowed | None = None) -> None:
+        """`borrowed`: what prefill servers lend, which is read only."""
+        self.borrowed = borrowed
+        self._kept = list(tiers)
+        self.tiers: list[Tier] = [*tiers] if borrowed is None else [*tiers, borrowed]
         self._asked: list[AskedTier] = [tier for tier in tiers if hasattr(tier, "seek")]  # type: ignore[misc]
 
     @property
@@ -66,6 +72,10 @@ class Stack:
     def place(self, group: int, key: bytes) -> int | None:
         ranks = (tier.rank for tier in self.tiers if key in tier.exists(group))
         return next(ranks, None)
+
+    @property
+    def keeps(self) -> bool:
+        return bool(self._kept)
 
     @property
     def nearest(self) -> int:
@@ -90,7 +100,7 @@ class Stack:
     ) -> bool:
         kept = [
             key in tier.exists(group) or tier.write(key, group, tenant, parts, age)
-            for tier in self.tiers
+            for tier in self._kept
         ]
         return any(kept)
 

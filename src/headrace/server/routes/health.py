@@ -18,7 +18,8 @@ router = APIRouter(tags=["health"])
 def ready(service: Service) -> Response:
     is_ready, alive, reason, retry_after = service.health()
     if is_ready and alive:
-        return json_response({"object": "health.response", "status": "ready", "message": "ready"})
+        word = {"object": "health.response", "status": "ready", "message": "ready"}
+        return json_response(word | {"role": service.role})
     return json_response(
         {"object": "health.response", "status": "not ready", "message": reason},
         status=503,

@@ -1,0 +1,230 @@
+"""The socket of a prefill server: it hears what decode servers want, and sends them their blocks.
+
+A thread of its own answers, so that a step of a second delays no renewal and no block. What is for
+the engine's thread (prompts to compute, leases to end) waits in a queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..base.split import Handed
+from ..dist.wake import Wake
+from ..kernels.operators import KvCache
+from . import split_wire as wire
+from .places import Places, places_of
+from .seal import block_head
+
+log = logging.getLogger("headrace.split")
+
+Name = tuple[bytes, int]
+"""(decode server, its number for the prompt)"""
+MOST_BORROWERS = 256
+
+
+@dataclass(slots=True)
+class _Borrower:
+    heard: float
+    open: set[int] = field(default_factory=set)
+    """Prompts that it asked for and has not released."""
+
+
+class LendingSocket:
+    """Belongs to the engine's thread but for what its own thread does."""
+
+    def __init__(
+        self,
+        address: str,
+        secret: bytes | None,
+        terms: wire.Terms,
+        cache: Callable[[], KvCache],
+        wake: Callable[[], None],
+        leases: Any,
+        vocabulary: int,
+    ) -> None:
+        """`cache`: the pool as it lies now; `vocabulary`: ids of tokens are below it; `leases`: a
+        `kv.leases.Leases`, of which this uses what any thread may. Raises `OptionError` and
+        `PackageAbsent`."""
+        self._zmq = wire.zeromq()
+        self._terms, self._cache, self._ring, self._leases = terms, cache, wake, leases
+        self._vocabulary = vocabulary
+        self._context = self._zmq.Context()
+        self._socket = wire.listening(self._context, address, secret)
+        self._pool: KvCache | None = None
+        self._places: list[Places] = []
+        self.ahead = 0.0
+        """Seconds of prompts in work, as the engine's thread last said."""
+        self.sent_bytes = 0
+        self._wanted: deque[tuple[Name, Handed]] = deque()
+        self._released: deque[Name] = deque()
+        self._answers: deque[tuple[bytes, Any]] = deque()
+        self._borrowers: dict[bytes, _Borrower] = {}
+        self._heard = Wake()
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name="headrace-lending", daemon=True)
+        self._thread.start()
+
+    # The engine's thread
+
+    def wanted(self) -> list[tuple[Name, Handed]]:
+        """Prompts to compute, since the last call."""
+        return [self._wanted.popleft() for _ in range(len(self._wanted))]
+
+    def released(self) -> list[Name]:
+        """Prompts that nobody wants any more, since the last call; a name may come twice."""
+        return [self._released.popleft() for _ in range(len(self._released))]
+
+    def lent(self, name: Name, firsts: list[int]) -> None:
+        """It is computed, and its blocks can be fetched, of each group from one on."""
+        self._say(name[0], wire.Lent(name[1], firsts))
+
+    def declined(self, name: Name, why: str) -> None:
+        """It is not computed, or no longer lent."""
+        self._say(name[0], wire.Declined(name[1], why[:500]))
+
+    def close(self) -> None:
+        self._open = False
+        self._heard.ring()
+        self._thread.join(5.0)
+        self._heard.close()
+
+    def _say(self, who: bytes, what: Any) -> None:
+        self._answers.append((who, what))
+        self._heard.ring()
+
+    # Its own
+
+    def _run(self) -> None:
+        zmq = self._zmq
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._heard.fileno(), zmq.POLLIN)
+        try:
+            while self._open:
+                poller.poll(1000 * wire.RENEW_SECONDS)
+                self._heard.clear()
+                while self._answers:
+                    who, what = self._answers.popleft()
+                    if isinstance(what, wire.Declined) and who in self._borrowers:
+                        self._borrowers[who].open.discard(what.ticket)
+                    self._send(who, what)
+                self._hear()
+                self._forget_the_silent()
+        except Exception:
+            if self._open:
+                log.exception("nothing is lent any more")
+        finally:
+            self._context.destroy(linger=0)
+
+    def _hear(self) -> None:
+        zmq = self._zmq
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) != 2:
+                continue
+            who, said = frames
+            try:
+                message = wire.to_prefill.decode(said)
+            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+                log.warning("a message of %d bytes has another form", len(said))
+                continue
+            self._heard_of(who, message)
+
+    def _heard_of(self, who: bytes, message: Any) -> None:
+        borrower = self._borrowers.get(who)
+        if isinstance(message, wire.Hail):
+            self._hailed(who, message.terms)
+            return
+        if borrower is None:
+            self._send(who, wire.Stranger())
+            return
+        borrower.heard = time.monotonic()
+        match message:
+            case wire.Renew(tickets):
+                self._leases.renew(
+                    [(who, ticket) for ticket in borrower.open.intersection(tickets)]
+                )
+                self._send(who, wire.Alive(self.ahead))
+            case wire.Compute(ticket, handed):
+                wrong = _wrong(handed, self._terms.block_size, self._vocabulary)
+                if ticket in borrower.open or len(borrower.open) >= wire.MOST_OPEN:
+                    wrong = f"{len(borrower.open)} prompts are open"
+                if wrong:
+                    self._send(who, wire.Declined(ticket, wrong))
+                    return
+                borrower.open.add(ticket)
+                self._wanted.append(((who, ticket), handed))
+                self._ring()
+            case wire.Fetch(ticket, places):
+                for group, at in places[: wire.MOST_FETCHED]:
+                    self._send_block(who, ticket, group, at)
+            case wire.Release(tickets):
+                for ticket in borrower.open.intersection(tickets):
+                    self._let_go((who, ticket))
+
+    def _hailed(self, who: bytes, terms: wire.Terms) -> None:
+        differences = terms.differences(self._terms)
+        if not differences and who not in self._borrowers and len(self._borrowers) < MOST_BORROWERS:
+            self._borrowers[who] = _Borrower(time.monotonic())
+        if differences:
+            self._send(who, wire.Unlike(differences[:20]))
+        elif who in self._borrowers:
+            self._send(who, wire.Welcome())
+
+    def _let_go(self, name: Name) -> None:
+        self._borrowers[name[0]].open.discard(name[1])
+        self._released.append(name)
+        self._ring()
+
+    def _forget_the_silent(self) -> None:
+        now = time.monotonic()
+        for who, borrower in list(self._borrowers.items()):
+            if now - borrower.heard > wire.SILENT_SECONDS:
+                for ticket in list(borrower.open):
+                    self._let_go((who, ticket))
+                del self._borrowers[who]
+
+    def _send_block(self, who: bytes, ticket: int, group: int, at: int) -> None:
+        def copied(group: int, lent: Any) -> bytes:
+            parts = self._of(group).parts(lent.block)
+            head = block_head(self._terms.root.hex()[:32], lent.key, group, parts)
+            return b"".join([head, *parts])
+
+        data = self._leases.read((who, ticket), group, at, copied) or b""
+        self.sent_bytes += len(data)
+        self._send(who, wire.BlockSent(ticket, group, at), data)
+
+    def _of(self, group: int) -> Places:
+        cache = self._cache()
+        if cache is not self._pool:
+            self._pool, self._places = cache, places_of(cache)
+        return self._places[group]
+
+    def _send(self, who: bytes, what: Any, *more: bytes) -> None:
+        """Say it, unless nobody is there, or takes it: then it will not be missed."""
+        zmq = self._zmq
+        try:
+            self._socket.send_multipart([who, wire.pack(what), *more], zmq.NOBLOCK, copy=not more)
+        except zmq.ZMQError as refused:
+            if refused.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+
+
+def _wrong(handed: Handed, block_size: int, vocabulary: int) -> str:
+    """What is wrong with what somebody wants; empty: nothing."""
+    if not 0 <= handed.first < handed.blocks or len(handed.tokens) < handed.blocks * block_size:
+        return f"blocks {handed.first} to {handed.blocks} of {len(handed.tokens)} tokens"
+    if min(handed.tokens) < 0 or max(handed.tokens) >= vocabulary:
+        return f"tokens are numbers from 0 to {vocabulary - 1}"
+    return ""

@@ -1,0 +1,478 @@
+"""Prompts that a prefill server computes: the same bits, nothing held for long, nothing lost."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import zmq
+from engine_fakes import OPTIONS
+
+from headrace import LLM, SamplingParams
+from headrace.base.errors import OptionError
+from headrace.base.request import Request
+from headrace.base.spec import RequestSpec
+from headrace.base.split import Handed, SplitStats
+from headrace.dist import wake
+from headrace.engine.build import Built
+from headrace.kv import KvManager, PrefixChain
+from headrace.kv.leases import SECONDS
+from headrace.kv.split import SplitChoice
+from headrace.sched import Scheduler
+from headrace.server.run import take_port
+from headrace.worker import split_wire as wire
+from headrace.worker.borrowing import Borrowed
+from tiny import families
+from tiny.kept import Kept
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
+from processes import headrace, kill, running
+
+PROMPT = [(place * 7) % 250 for place in range(70)]
+
+
+@pytest.fixture(autouse=True)
+def a_split_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of these models takes long enough to compute."""
+    monkeypatch.setattr(SplitChoice, "pays", True)
+    monkeypatch.setattr("headrace.kv.handover.LEAST_SECONDS", -1.0)
+    monkeypatch.setattr("headrace.kv.tiers.LATENCY", -1e9)
+
+
+def built(llm: LLM) -> Built:
+    return llm._built  # type: ignore[return-value]
+
+
+def counts(llm: LLM) -> SplitStats:
+    found = built(llm).core.scheduler.stats().split
+    assert found is not None
+    return found
+
+
+@contextmanager
+def prefilling(model: Path, address: str, **options: Any) -> Iterator[LLM]:
+    """A prefill server whose loop runs in a thread of its own."""
+    with LLM(str(model), **{**OPTIONS, **options}, role=f"prefill@{address}") as llm:
+        stop = threading.Event()
+
+        def run() -> None:
+            core, lender = built(llm).core, built(llm).lender
+            assert lender is not None
+            while not stop.is_set():
+                lender.turn(core)
+                if core.has_work:
+                    lender.take(core.turn())
+                else:
+                    wake.wait(core.executor.wake, 0.02)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield llm
+        finally:
+            stop.set()
+            thread.join()
+
+
+@contextmanager
+def decoding(model: Path, address: str, servers: int = 1, **options: Any) -> Iterator[LLM]:
+    """A decode server that has found so many prefill servers."""
+    with LLM(str(model), **{**OPTIONS, **options}, role=f"decode@{address}") as llm:
+        until(lambda: counts(llm).servers == servers)
+        yield llm
+
+
+def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.005)
+
+
+def greedy(llm: LLM, prompt: list[int], tokens: int = 24) -> tuple[list[int], int]:
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    output = llm.generate([prompt], params)[0]
+    return list(output.outputs[0].token_ids), output.cached_tokens
+
+
+def nothing_is_held(*engines: LLM, seconds: float = 1.0) -> None:
+    """Neither of them holds a block for anybody, a second later."""
+    for llm in engines:
+        scheduler = built(llm).core.scheduler
+        assert isinstance(scheduler, Scheduler)
+        kv = scheduler.kv
+
+        def given_back(kv: KvManager = kv) -> bool:
+            kv.turn()
+            return not kv.lent
+
+        until(given_back, seconds)
+        scheduler.check_integrity()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/split"
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32", "int8", "k8v4"])
+def test_a_prompt_that_was_handed_over_has_the_same_answer(
+    tiny: Path, address: str, kv_dtype: str
+) -> None:
+    with LLM(str(tiny), **OPTIONS, kv_dtype=kv_dtype) as alone:
+        answers = [greedy(alone, PROMPT[:size])[0] for size in (70, 64, 33)]
+    with (
+        prefilling(tiny, address, kv_dtype=kv_dtype) as there,
+        decoding(tiny, address, kv_dtype=kv_dtype) as here,
+    ):
+        for number, size in enumerate((70, 64, 33)):
+            built(here).core.scheduler.kv.reset()  # type: ignore[attr-defined]
+            found = min(size // 16 * 16, size - 1)
+            assert greedy(here, PROMPT[:size]) == (answers[number], found)
+            nothing_is_held(here, there)
+        assert counts(here).brought == counts(here).handed == 3
+        assert counts(there).computed == 3
+        assert counts(there).lent_bytes > 0
+        # What it has, it asks nobody for.
+        assert greedy(here, PROMPT[:33]) == (answers[2], 32)
+        assert counts(here).handed == 3
+
+
+@pytest.mark.parametrize(
+    "family", ["deepseek_v3", "gemma3", "qwen3_next", "lfm2", "granitemoehybrid-dense"]
+)
+def test_latents_windows_and_states_are_handed_over_too(
+    kept: Kept, tiny: Path, tmp_path: Path, address: str, family: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(kept(families.make, family), model)
+    shutil.copy(tiny / "tokenizer.json", model)
+    with LLM(str(model), **OPTIONS, max_context=256) as alone:
+        answer = greedy(alone, PROMPT)[0]
+    with (
+        prefilling(model, address, max_context=256) as there,
+        decoding(model, address, max_context=256) as here,
+    ):
+        assert greedy(here, PROMPT) == (answer, 64)
+        assert counts(here).brought == 1
+        nothing_is_held(here, there)
+
+
+def add(llm: LLM, number: int, prompt: list[int], tokens: int = 8) -> str:
+    spec = RequestSpec(
+        SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True), seed=number
+    )
+    built(llm).core.add(Request(f"r{number}", prompt, spec))
+    return f"r{number}"
+
+
+def own(number: int) -> list[int]:
+    """A prompt that begins as no other."""
+    return [(number * 31 + place * (number + 3)) % 250 for place in range(70)]
+
+
+def finished(llm: LLM) -> dict[str, list[int]]:
+    """Run until all have ended; what each got."""
+    core, found = built(llm).core, {}
+    while core.has_work:
+        for delta in core.turn():
+            found.setdefault(delta.request_id, []).extend(delta.tokens)
+            assert delta.finish != "error", delta.error
+        if core.stalled:
+            wake.wait(core.executor.wake, 0.02)
+    return found
+
+
+def test_two_hundred_aborts_leave_nothing(tiny: Path, address: str) -> None:
+    """In every state of a handover: asked for, computed, lent, under way, decoding."""
+    with (
+        prefilling(tiny, address, kv_memory="4MiB") as there,
+        decoding(tiny, address, kv_memory="4MiB") as here,
+    ):
+        core = built(here).core
+        waiting: list[str] = []
+        for number in range(200):
+            waiting.append(add(here, number, own(number)))
+            core.turn()
+            if len(waiting) > 12:
+                core.abort(waiting.pop(number % 12))
+        for request in waiting:
+            core.abort(request)
+        finished(here)
+        nothing_is_held(here, there)
+        assert counts(here).handed == 200
+        assert counts(here).left > 0
+        until(lambda: counts(there).leases == counts(there).lent_blocks == 0, 1.0)
+        assert greedy(here, PROMPT)[1] == 64
+        nothing_is_held(here, there)
+
+
+def test_many_prompts_at_once_have_their_answers(tiny: Path, address: str) -> None:
+    """More than the prefill server may hold: what it declines is computed here."""
+    with LLM(str(tiny), **OPTIONS) as alone:
+        for number in range(40):
+            add(alone, number, own(number % 30))
+        wanted = finished(alone)
+    with prefilling(tiny, address) as there, decoding(tiny, address) as here:
+        for number in range(40):
+            add(here, number, own(number % 30))
+        assert finished(here) == wanted
+        assert counts(here).brought > 0
+        nothing_is_held(here, there)
+
+
+@pytest.mark.parametrize("hang", ["the loop", "all of it"])
+def test_a_prefill_server_that_hangs_is_done_without(
+    tiny: Path, address: str, hang: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loop alone: then it is late. All of it: then it says nothing. Nobody else is asked to
+    wait for it, and when it is there again, it is asked again."""
+    grace = 0.3 if hang == "the loop" else 60.0
+    monkeypatch.setattr("headrace.worker.borrowing.GRACE_SECONDS", grace)
+    answer = None
+    with prefilling(tiny, address) as there, decoding(tiny, address) as here:
+        lender = built(there).lender
+        assert lender is not None
+        gate = threading.Event()
+        target, name = (lender, "turn") if hang == "the loop" else (lender._socket, "_hear")
+        was = getattr(target, name)
+
+        def hung(*given: Any, **named: Any) -> Any:
+            gate.wait()
+            return was(*given, **named)
+
+        setattr(target, name, hung)
+        answer = greedy(here, PROMPT)
+        assert answer[1] == 0
+        assert counts(here).failed == 1
+        assert (counts(here).servers == 0) == (hang == "all of it")
+        gate.set()
+        until(lambda: counts(here).servers == 1)
+        assert greedy(here, own(1))[1] == 64
+        nothing_is_held(here, there)
+    with LLM(str(tiny), **OPTIONS) as alone:
+        assert greedy(alone, PROMPT) == answer
+
+
+def test_a_decode_server_that_is_gone_holds_nothing(tiny: Path, address: str) -> None:
+    """It never says so: its leases end since nobody renews them."""
+    with prefilling(tiny, address) as there:
+        with decoding(tiny, address) as here:
+            context = built(here).context
+            assert context is not None
+            monkey = context.tiers.handovers
+            assert monkey is not None
+            borrowed = monkey._servers
+            assert isinstance(borrowed, Borrowed)
+            core = built(here).core
+            add(here, 1, PROMPT)
+            core.turn()
+            until(lambda: counts(there).lent_blocks > 0)
+            borrowed._say = lambda server, what: None  # type: ignore[method-assign]
+            borrowed._renew = lambda now: None  # type: ignore[method-assign]
+            until(lambda: not counts(there).lent_blocks, SECONDS + 1.0)
+            assert counts(there).leases == 0
+            assert finished(here)["r1"]
+        built(there).core.scheduler.check_integrity()
+
+
+def test_terms_that_differ_are_named_and_nothing_is_lent(
+    tiny: Path, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        prefilling(tiny, address, kv_dtype="int8"),
+        decoding(tiny, address, servers=0, kv_dtype="bfloat16") as here,
+    ):
+        until(lambda: "lends nothing to this server" in caplog.text)
+        assert "option kv_dtype: bfloat16, now int8" in caplog.text
+        assert greedy(here, PROMPT)[1] == 0
+        assert counts(here).servers == counts(here).handed == 0
+
+
+def test_who_has_not_got_the_key_gets_no_answer(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "other").write_bytes(b"o" * 32)
+    with take_port("127.0.0.1", 0) as one:
+        where = f"tcp://127.0.0.1:{one.getsockname()[1]}"
+    with prefilling(tiny, f"{where}?key={tmp_path}/key") as there:
+        with decoding(tiny, f"{where}?key={tmp_path}/key") as here:
+            assert greedy(here, PROMPT)[1] == 64
+            nothing_is_held(here, there)
+        for wrong in (f"{where}?key={tmp_path}/other", where):
+            with decoding(tiny, wrong, servers=0) as stranger:
+                time.sleep(1.0)
+                assert counts(stranger).servers == 0
+                assert greedy(stranger, PROMPT)[1] == 0
+
+
+def test_hostile_messages_change_nothing(tiny: Path, address: str) -> None:
+    with prefilling(tiny, address) as there, decoding(tiny, address) as here:
+        lender = built(there).lender
+        assert lender is not None
+        terms = lender._socket._terms
+        context = zmq.Context()
+        stranger = wire.asking(context, address, None, 1 << 20)
+        sound = wire.Compute(7, Handed([1] * 33, "", None, b"k" * 16, 0, 2))
+        stranger.send(wire.pack(sound))  # Nobody has said who asks.
+        assert isinstance(wire.to_decode.decode(stranger.recv()), wire.Stranger)
+        stranger.send(wire.pack(wire.Hail(terms)))
+        assert isinstance(wire.to_decode.decode(stranger.recv()), wire.Welcome)
+
+        def named(tokens: list[int]) -> bytes:
+            return PrefixChain(terms.root, terms.block_size, tokens).extend(2)[1]
+
+        for garbage in (b"", b"\xc1", b"\x92" * 1000, wire.pack({"a": 1}), b"\x00" * 9000):
+            stranger.send(garbage)
+        stranger.send_multipart([b"two", b"frames"])
+        refused = [
+            Handed([1] * 33, "", None, b"k" * 16, 0, 2),  # another name
+            Handed([1] * 31, "", None, b"k" * 16, 0, 2),
+            Handed([1] * 33, "", None, b"k" * 16, 2, 2),
+            Handed([1] * 33, "", None, b"k" * 16, -1, 2),
+            Handed([2**40] * 33, "", None, b"k" * 16, 0, 2),
+            Handed([-1] * 33, "", None, b"k" * 16, 0, 2),
+            Handed([1] * 33, "", "an adapter", b"k" * 16, 0, 2),
+            Handed([1] * 100_000, "", None, b"k" * 16, 0, 6_000),
+            Handed([10**6] * 33, "", None, named([10**6] * 33), 0, 2),
+        ]
+        for ticket, handed in enumerate(refused):
+            stranger.send(wire.pack(wire.Compute(ticket, handed)))
+            said = wire.to_decode.decode(stranger.recv())
+            assert isinstance(said, wire.Declined), handed
+        places = [(0, 0), (99, -5), (0, 2**40)]
+        stranger.send(wire.pack(wire.Fetch(3, places)))
+        for _ in places:
+            piece, data = stranger.recv_multipart()
+            assert isinstance(wire.to_decode.decode(piece), wire.BlockSent)
+            assert data == b""
+        stranger.send(wire.pack(wire.Release([1, 2, 3, 999])))
+        right = Handed([1] * 33, "", None, named([1] * 33), 0, 2)
+        for _ in range(2):  # The second of the same number: one is open.
+            stranger.send(wire.pack(wire.Compute(50, right)))
+        said = [wire.to_decode.decode(stranger.recv()) for _ in range(2)]
+        assert {type(one) for one in said} == {wire.Lent, wire.Declined}
+        context.destroy(linger=0)
+        assert greedy(here, PROMPT)[1] == 64
+        nothing_is_held(here, there, seconds=SECONDS + 1.0)
+
+
+def test_a_prefill_server_that_lies_is_not_believed(tiny: Path, address: str) -> None:
+    """Blocks with other bytes, none at all, of another size, for places nobody asked for."""
+    with LLM(str(tiny), **OPTIONS) as alone:
+        answer = greedy(alone, PROMPT)[0]
+    context = zmq.Context()
+    socket = wire.listening(context, address, None)
+    stop = threading.Event()
+
+    def lie() -> None:
+        while not stop.is_set():
+            if not socket.poll(20):
+                continue
+            who, said = socket.recv_multipart()
+            message = wire.to_prefill.decode(said)
+            answers: list[tuple[Any, ...]] = []
+            match message:
+                case wire.Hail():
+                    answers = [(wire.Welcome(),)]
+                case wire.Renew():
+                    answers = [(wire.Alive(float("nan")),)]
+                case wire.Compute(ticket):
+                    answers = [(wire.Lent(ticket, [-3, 5, 7]),), (wire.Lent(ticket, [0]),)]
+                    answers.append((wire.BlockSent(ticket, 0, 1), b"unasked"))
+                    answers.append((wire.Declined(ticket + 1, "x" * 9999),))
+                case wire.Fetch(ticket, places):
+                    for number, (group, at) in enumerate(places):
+                        data = (b"", b"short", b"\0" * 99_999, b"\0" * (64 + 4096))[number % 4]
+                        answers.append((wire.BlockSent(ticket, group, at), data))
+            with suppress(zmq.ZMQError):  # Too much at once: the other side has hung up.
+                for answer in answers:
+                    socket.send_multipart([who, wire.pack(answer[0]), *answer[1:]])
+
+    thread = threading.Thread(target=lie)
+    thread.start()
+    try:
+        with decoding(tiny, address) as here:
+            assert greedy(here, PROMPT)[0] == answer
+            assert counts(here).brought == 1
+            nothing_is_held(here)
+    finally:
+        stop.set()
+        thread.join()
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("role", "why"),
+    [
+        ("helper", "must be both"),
+        ("prefill", "must be both"),
+        ("decode@", "must be both"),
+        ("prefill@http://127.0.0.1:1", "neither tcp"),
+        ("prefill@tcp://127.0.0.1:x", "neither tcp"),
+        ("prefill@tcp://10.0.0.7:5601", "not on this machine"),
+        ("decode@tcp://127.0.0.1:1,tcp://127.0.0.1:1", "each once"),
+        ("prefill@tcp://127.0.0.1:1,tcp://127.0.0.1:2", "at most 1"),
+        ("decode@tcp://10.0.0.7:5601?key=/nowhere/key", "cannot be read"),
+        ("decode@tcp://10.0.0.7:5601?seed=1", "not key=FILE"),
+    ],
+)
+def test_roles_that_cannot_be_are_refused(tiny: Path, role: str, why: str) -> None:
+    with pytest.raises(OptionError, match=why) as refused:
+        LLM(str(tiny), **OPTIONS, role=role)
+    assert refused.value.param == "role"
+
+
+def test_engines_that_cannot_lend_say_why(tiny: Path, address: str) -> None:
+    for options, why in (
+        ({"prefix_cache": False}, "prefix cache, which is off"),
+        ({"executor": "multiproc"}, "in the engine's process"),
+    ):
+        with pytest.raises(OptionError, match=why):
+            LLM(str(tiny), **{**OPTIONS, **options}, role=f"prefill@{address}")
+
+
+@pytest.mark.slow
+def test_a_killed_prefill_server_loses_nothing(tiny: Path, address: str) -> None:
+    """kill -9 while prompts wait for it, are computed and move: every answer is that of one server
+    alone, and one that is started at the same address is asked again."""
+    flags = ("--port", "0", "--threads", "1", "--device", "cpu", "--offline")
+    command = headrace("serve", str(tiny), *flags, "--role", f"prefill@{address}")
+    with LLM(str(tiny), **OPTIONS) as alone:
+        for number in range(60):
+            add(alone, number, own(number))
+        wanted = finished(alone)
+    with ExitStack() as stack:
+        server = stack.enter_context(running(command))
+        assert httpx.get(f"{server.url}/health").json()["role"] == "prefill"
+        here = stack.enter_context(decoding(tiny, address))
+        found: dict[str, list[int]] = {}
+
+        def turn() -> None:
+            for delta in built(here).core.turn():
+                found.setdefault(delta.request_id, []).extend(delta.tokens)
+
+        for number in range(60):
+            add(here, number, own(number))
+            turn()
+            if number == 30:
+                until(lambda: turn() or counts(here).brought > 0)
+                below = psutil.Process(server.process.pid).children(recursive=True)
+                for pid in (*(one.pid for one in below), server.process.pid):
+                    kill(pid)
+        for request, tokens in finished(here).items():
+            found.setdefault(request, []).extend(tokens)
+        assert found == wanted
+        assert 0 < counts(here).brought < counts(here).handed
+        nothing_is_held(here)
+        stack.enter_context(running(command))
+        until(lambda: counts(here).servers == 1)
+        assert greedy(here, PROMPT)[1] == 64
