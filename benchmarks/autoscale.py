@@ -28,7 +28,7 @@ from replicas import (
 
 from headrace.base.layout import Layout
 from headrace.engine.described import make_case
-from headrace.engine.sim import ReplicaSpec, SimRequest
+from headrace.engine.sim_replica import ReplicaSpec, SimRequest
 from headrace.roofline.hardware import find_hardware
 
 MODEL, HARDWARE, TP = "llama-3.1-70b", "H200", 2

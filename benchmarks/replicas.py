@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from headrace.engine.sim import Clock, Cluster, Replica, ReplicaSpec, SimAnswer, SimRequest
+from headrace.engine.sim import Cluster
+from headrace.engine.sim_replica import Clock, Replica, ReplicaSpec, SimAnswer, SimRequest
 
 TICK = 15.0
 """Seconds between two looks of Kubernetes' autoscaler (HPA)."""

@@ -23,7 +23,8 @@ from speculation_speed import prompts
 from headrace.base.config import DEFAULT_MODEL
 from headrace.engine.described import make_case
 from headrace.engine.draft_law import MEASURED, draft_law
-from headrace.engine.sim import Cluster, ReplicaSpec, SimAnswer, SimRequest
+from headrace.engine.sim import Cluster
+from headrace.engine.sim_replica import ReplicaSpec, SimAnswer, SimRequest
 from headrace.loader.open import open_model
 from headrace.roofline.hardware import find_hardware
 from headrace.roofline.machine import calibration_path

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from headrace.bench.options import RunOptions
 from headrace.bench.virtual import Simulation, bands
 from headrace.cli.simulate import command
-from headrace.engine.sim import Cluster, ReplicaSpec
+from headrace.engine.sim import Cluster
+from headrace.engine.sim_replica import ReplicaSpec
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES, Loop
 from headrace.roofline.known import known

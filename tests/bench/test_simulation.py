@@ -27,11 +27,8 @@ from headrace.cli.plan import command as plan_command
 from headrace.cli.simulate import command
 from headrace.engine.draft_law import LENGTHS, MEASURED, draft_law, verifying
 from headrace.engine.routing import LeastLoaded, PrefixAffinity, RoundRobin
-from headrace.engine.sim import (
-    Cluster,
-    ReplicaSpec,
-    SimRequest,
-)
+from headrace.engine.sim import Cluster
+from headrace.engine.sim_replica import ReplicaSpec, SimRequest
 from headrace.roofline.composition import decode_step, prefill_step
 from headrace.roofline.counts import Case
 from headrace.roofline.efficiency import CPU_EFFICIENCY
@@ -318,6 +315,23 @@ def test_a_prefill_pool_takes_prompts_out_of_the_way() -> None:
     assert value(apart, "itl", "p99") < value(together, "itl", "p99") / 2
     tokens = [r["samples"]["output_tokens"]["mean"] for r in (together, apart)]
     assert tokens == [200, 200]
+
+
+@pytest.mark.slow
+def test_prompts_go_to_the_prefill_pool_where_the_live_rule_says_so() -> None:
+    """None while nobody decodes beside them; under load as if all had to, with what is gained."""
+    idle = Cluster(SPEC, 2, prefill=1, handover="pays")
+    alone = simulate(idle, requests=20, concurrency=1, input="6000", output="20")
+    assert alone["succeeded"] == 20
+    assert idle.replicas[0].steps == 0
+    wish = {"arrivals": "poisson:12", "requests": 150, "input": "6000", "output": "200"}
+    busy = Cluster(SPEC, 4, prefill=2, handover="pays")
+    chosen, together = simulate(busy, **wish), simulate(Cluster(SPEC, 4), **wish)
+    assert chosen["succeeded"] == 150
+    assert min(one.steps for one in busy.replicas) > 0
+    assert value(chosen, "itl", "p99") < value(together, "itl", "p99")
+    with pytest.raises(OptionError, match="always, pays"):
+        Cluster(SPEC, 2, prefill=1, handover="now and then")
 
 
 def test_multi_turn_finds_its_own_history() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.layout import Layout
 from headrace.engine.described import make_case
-from headrace.engine.sim import ReplicaSpec, SimRequest
+from headrace.engine.sim_replica import ReplicaSpec, SimRequest
 from headrace.roofline.hardware import find_hardware
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

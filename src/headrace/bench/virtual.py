@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..engine.sim import TOKEN, Cluster, SimAnswer, SimRequest
+from ..engine.sim import Cluster
+from ..engine.sim_replica import TOKEN, SimAnswer, SimRequest
 from .material import Material
 from .metrics import Run
 from .options import RunOptions

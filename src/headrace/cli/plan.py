@@ -29,7 +29,8 @@ from ..bench.virtual import Simulation
 from ..bench.workload import shareable_tokens
 from ..engine.described import describe_model
 from ..engine.draft_law import MEASURED, DraftLaw, draft_law
-from ..engine.sim import Cluster, ReplicaSpec
+from ..engine.sim import Cluster
+from ..engine.sim_replica import ReplicaSpec
 from ..roofline.hardware import DEVICES, find_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.planner import (

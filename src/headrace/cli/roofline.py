@@ -18,7 +18,7 @@ from ..base.layout import Layout
 from ..bench.calibrate import calibrate, measure_steps
 from ..bench.loop import measure_loop
 from ..engine.described import make_case
-from ..engine.sim import ReplicaSpec
+from ..engine.sim_replica import ReplicaSpec
 from ..roofline.composition import Composition, compose, decode_step, prefill_step, verify_step
 from ..roofline.counts import Case, device_bytes
 from ..roofline.fit import fit_efficiency, honest, prediction_errors, read_records

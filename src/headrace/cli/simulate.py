@@ -20,7 +20,8 @@ from ..bench.virtual import COURSES, Simulation, bands
 from ..engine.described import make_case
 from ..engine.draft_law import MEASURED, draft_law
 from ..engine.routing import ROUTERS
-from ..engine.sim import Cluster, ReplicaSpec
+from ..engine.sim import Cluster
+from ..engine.sim_replica import ReplicaSpec
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
 from .bench_flags import with_run_flags
@@ -60,6 +61,10 @@ def simulate(
     hardware: Annotated[str, typer.Option(help="this, A100, H100, H200, B200 …")] = "H200",
     replicas: Annotated[int, typer.Option(min=1, help="Engines behind the router.")] = 1,
     prefill: Annotated[int, typer.Option(min=0, help="How many of them only prefill.")] = 0,
+    handover: Annotated[
+        str,
+        typer.Option(help="Prompts that these compute: always all, or pays: by the live rule."),
+    ] = "always",
     routing: Annotated[str, typer.Option(help=", ".join(ROUTERS))] = "least-loaded",
     told_after: Annotated[
         float | None,
@@ -127,7 +132,13 @@ def simulate(
 
     def cluster(course: int) -> Cluster:
         return Cluster(
-            spec, replicas, routing, prefill=prefill, course=course, told_after=told_after
+            spec,
+            replicas,
+            routing,
+            prefill=prefill,
+            course=course,
+            told_after=told_after,
+            handover=handover,
         )
 
     result, _ = Simulation(cluster(0), options).run()
