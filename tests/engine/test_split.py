@@ -182,7 +182,8 @@ def own(number: int) -> list[int]:
 
 def finished(llm: LLM) -> dict[str, list[int]]:
     """Run until all have ended; what each got."""
-    core, found = built(llm).core, {}
+    core = built(llm).core
+    found: dict[str, list[int]] = {}
     while core.has_work:
         for delta in core.turn():
             found.setdefault(delta.request_id, []).extend(delta.tokens)
@@ -464,7 +465,8 @@ def test_a_killed_prefill_server_loses_nothing(tiny: Path, address: str) -> None
             add(here, number, own(number))
             turn()
             if number == 30:
-                until(lambda: turn() or counts(here).brought > 0)
+                while not counts(here).brought:
+                    turn()
                 below = psutil.Process(server.process.pid).children(recursive=True)
                 for pid in (*(one.pid for one in below), server.process.pid):
                     kill(pid)
