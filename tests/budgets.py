@@ -30,7 +30,7 @@ CEILINGS = {
     "parameters of a command": 39,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 40,
     "fields": 34,  # What a record can be explained as; public options and wire formats: `WIDE`.
-    "own imports in functions": 51,  # Each hides an edge of the graph of modules.
+    "own imports in functions": 52,  # Each hides an edge of the graph of modules.
     "other imports in functions": 73,  # Each keeps a start without torch, or quick.
     "class names with two meanings": 56,  # One word, one meaning (`docs/glossary.md`).
     "environment reads": 0,  # Outside `base/environment.py`, which lists every variable.

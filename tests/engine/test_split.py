@@ -24,7 +24,7 @@ from headrace.base.spec import RequestSpec
 from headrace.base.split import Handed, SplitStats
 from headrace.dist import wake
 from headrace.engine.build import Built
-from headrace.kv import KvManager, PrefixChain
+from headrace.kv import KvManager, PrefixChain, lent_of
 from headrace.kv.leases import SECONDS
 from headrace.kv.split import SplitChoice
 from headrace.sched import Scheduler
@@ -113,7 +113,7 @@ def nothing_is_held(*engines: LLM, seconds: float = 1.0) -> None:
 
         def given_back(kv: KvManager = kv) -> bool:
             kv.turn()
-            return not kv.lent
+            return not lent_of(kv)
 
         until(given_back, seconds)
         scheduler.check_integrity()

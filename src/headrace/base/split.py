@@ -117,7 +117,7 @@ class LentBlocks(Protocol):
     held: Counter[tuple[int, int]]
     """(group, block) → leases that hold it."""
 
-    def clear(self) -> object:
+    def distrust(self) -> object:
         """The pool's content is another from now on."""
 
 

@@ -222,8 +222,8 @@ def _core(
     prices = draft_prices(predict) if limits.drafts else None
     scheduler = Scheduler(limits, kv, resources, prices=prices)
     if lends is not None and context is not None:
-        assert kv.split is not None
-        context.tiers.handovers = Handovers(lends, seconds, lambda: scheduler.pressure, kv.split)
+        scheduler.split = lends.stats
+        context.tiers.handovers = Handovers(lends, seconds, lambda: scheduler.pressure, lends.stats)
     core = EngineCore(
         scheduler,
         executor,
@@ -238,6 +238,8 @@ def _core(
     if options.role != "both":
         vocabulary = files.arch.vocab_size
         lender = lending.lender(options, kv, identity, executor, seconds, named, vocabulary)
+    if lender is not None:
+        scheduler.split = lender.stats
     return core, context, kv, lender
 
 

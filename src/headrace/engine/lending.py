@@ -41,12 +41,12 @@ class Lender:
         socket: LendingSocket,
         leases: Leases,
         kv: KvManager,
-        stats: SplitStats,
         computing: Callable[[int, int], float],
         adapter_named: Callable[[str], str | None],
     ) -> None:
         """`adapter_named`: an adapter's content → its name here."""
-        self._socket, self._leases, self._kv, self._stats = socket, leases, kv, stats
+        self._socket, self._leases, self._kv = socket, leases, kv
+        self.stats = SplitStats()
         self._computing = computing
         self._adapter_named = adapter_named
         self._numbers = itertools.count()
@@ -55,7 +55,7 @@ class Lender:
 
     def turn(self, core: EngineCore, *, asleep: bool = False) -> bool:
         """Take what came, and end what nobody wants any more. Have counts changed?"""
-        before = len(self._leases), self._stats.refused
+        before = len(self._leases), self.stats.refused
         for name in self._leases.expire():
             self._end(core, name)
         for name, handed in self._socket.wanted():
@@ -67,13 +67,13 @@ class Lender:
         self._count()
         tokens = sum(len(handed.tokens) for _, _, handed in self._in_work.values())
         self._socket.ahead = self._computing(0, tokens) if tokens else 0.0
-        changed = before != (len(self._leases), self._stats.refused)
+        changed = before != (len(self._leases), self.stats.refused)
         if changed and not core.has_work:
             core.stats = core.scheduler.stats()
         return changed
 
     def _count(self) -> None:
-        stats, leases = self._stats, self._leases
+        stats, leases = self.stats, self._leases
         stats.leases, stats.lent_blocks = len(leases), sum(leases.held.values())
         stats.expired, stats.lent_bytes = leases.expired, self._socket.sent_bytes
 
@@ -136,7 +136,7 @@ class Lender:
         if firsts is None:
             self._decline(name, "there is no room to hold its blocks")
             return
-        self._stats.computed += 1
+        self.stats.computed += 1
         self._socket.lent(name, firsts)
 
     def _end(self, core: EngineCore, name: Name) -> None:
@@ -145,7 +145,7 @@ class Lender:
             core.abort(request_id)
 
     def _decline(self, name: Name, why: str) -> None:
-        self._stats.refused += 1
+        self.stats.refused += 1
         self._socket.declined(name, why)
 
     def close(self) -> None:
@@ -159,9 +159,8 @@ def borrowed(
     role = Role.parse(options.role)
     if role.kind != "decode":
         return None
-    kv.split = SplitStats()
     sizes = [block_bytes(group, pool.block_size) for group in pool.groups]
-    return Borrowed(role.addresses, role.secret(), _terms(kv, identity), sizes, kv.split)
+    return Borrowed(role.addresses, role.secret(), _terms(kv, identity), sizes)
 
 
 def lender(
@@ -180,7 +179,6 @@ def lender(
         return None
     worker = executor.worker
     assert isinstance(worker, Paged), "such a worker has no blocks to lend"
-    kv.split = SplitStats()
     leases = kv.leases = Leases(kv)
     socket = LendingSocket(
         role.addresses[0],
@@ -191,7 +189,7 @@ def lender(
         leases,
         vocabulary,
     )
-    return Lender(socket, leases, kv, kv.split, computing, adapter_named)
+    return Lender(socket, leases, kv, computing, adapter_named)
 
 
 def _terms(kv: KvManager, identity: Identity) -> Terms:

@@ -7,10 +7,19 @@ Where does my change go: who owns a block and how long it lives.
 
 from __future__ import annotations
 
-from .manager import KvManager
+from .manager import KvManager, lent_of
 from .pool import BlockPool
 from .prefix import PrefixChain, root_of, tenant_of
 from .table import BlockTable
 from .tiers import Tiers
 
-__all__ = ["BlockPool", "BlockTable", "KvManager", "PrefixChain", "Tiers", "root_of", "tenant_of"]
+__all__ = [
+    "BlockPool",
+    "BlockTable",
+    "KvManager",
+    "PrefixChain",
+    "Tiers",
+    "lent_of",
+    "root_of",
+    "tenant_of",
+]

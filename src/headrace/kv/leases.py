@@ -126,7 +126,7 @@ class Leases:
         self.expired += len(late)
         return late
 
-    def clear(self) -> list[Name]:
+    def distrust(self) -> list[Name]:
         """End all: what the blocks hold means something else from now on."""
         names = list(self._leases)
         for name in names:

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 
 from headrace.base.request import Request
-from headrace.base.split import LentBlocks, SplitStats
+from headrace.base.split import LentBlocks
 from headrace.base.step import (
     NULL_BLOCK,
     BlockCopy,
@@ -80,8 +80,6 @@ class KvManager:
         """Tokens of these that were found."""
         self.tiers: LowerTiers | None = None
         self.leases: LentBlocks | None = None
-        self.split: SplitStats | None = None
-        """Counts of the prefill/decode split, where the engine has a role in one."""
         self.states: StateBlocks | None = None
         for at, group in enumerate(pool.groups):
             if group.state:
@@ -126,15 +124,6 @@ class KvManager:
     def free(self) -> int:
         """Free blocks, of all groups together."""
         return sum(pool.free for pool in self.pools)
-
-    @property
-    def lent(self) -> Counter[tuple[int, int]]:
-        """(group, block) → how often something holds it that is no table."""
-        lent: Counter[tuple[int, int]] = Counter()
-        for holder in (self.tiers, self.leases):
-            if holder is not None:
-                lent.update(holder.held)
-        return lent
 
     def turn(self) -> None:
         """Take back what lower tiers are done with."""
@@ -391,10 +380,9 @@ class KvManager:
             self.states.reset()
         self._fresh.clear()
         self.partial.clear()
-        if self.tiers is not None:
-            self.tiers.distrust()
-        if self.leases is not None:
-            self.leases.clear()
+        for holder in (self.tiers, self.leases):
+            if holder is not None:
+                holder.distrust()
         for pool in self.pools:
             for block in list(pool.index.values()):
                 pool.forget(block)
@@ -407,7 +395,7 @@ class KvManager:
         for table in self._tables.values():
             lengths = {len(table.blocks[group]) for group, _, _ in self._paged}
             assert len(lengths) <= 1, "groups grow together"
-        lent = self.lent
+        lent = lent_of(self)
         for group, pool in enumerate(self.pools):
             owners = {block: times for (at, block), times in lent.items() if at == group}
             copied = [sources for step in self._copying.values() for sources in step]
@@ -497,3 +485,12 @@ class KvManager:
             blocks[first:visible] = nulls
             table.first[group] = visible
             out.append(BlockWrite(row, group, first, nulls.copy()))
+
+
+def lent_of(kv: KvManager) -> Counter[tuple[int, int]]:
+    """(group, block) → how often something holds it that is no table: orders of tiers, leases."""
+    lent: Counter[tuple[int, int]] = Counter()
+    for holder in (kv.tiers, kv.leases):
+        if holder is not None:
+            lent.update(holder.held)
+    return lent

@@ -17,7 +17,6 @@ from .draft_metrics import DraftMetrics
 from .instruments import Exposition, Histogram, Labelled, one_two_five
 from .life import RequestLife
 from .sketch import Sketch
-from .split_metrics import split_families
 from .tier_metrics import TierMetrics
 
 FIRST_TOKEN_SECONDS = (
@@ -266,9 +265,7 @@ class EngineMetrics(Collector):
         yield from self._state()
         yield from self._counters()
         yield from self.drafted.families(self._exposition)
-        yield from self._tier.families(self._exposition)
-        if self.stats.split is not None:
-            yield from split_families(self._exposition, self.stats.split)
+        yield from self._tier.families(self._exposition, self.stats.split)
         yield from self._histograms()
 
     def _state(self) -> Iterator[Metric]:

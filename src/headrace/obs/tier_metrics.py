@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from prometheus_client.core import Metric
 
+from ..base.split import SplitStats
 from ..base.tiers import TierStats
 from .instruments import Exposition, Labelled
+from .split_metrics import split_families
 
 
 class TierMetrics:
@@ -45,8 +47,10 @@ class TierMetrics:
         """A new engine process counts from zero."""
         self._stats = TierStats()
 
-    def families(self, x: Exposition) -> Iterator[Metric]:
-        """All of them, as they are now."""
+    def families(self, x: Exposition, split: SplitStats | None) -> Iterator[Metric]:
+        """All of them, as they are now, and those of prefill servers, which are a tier too."""
+        if split is not None:
+            yield from split_families(x, split)
         for help_, label, values, name in (
             ("Bytes moved to and from disk and store.", "way", self._bytes, "bytes"),
             ("Blocks for the disk, by what became of them.", "end", self._blocks, "blocks"),

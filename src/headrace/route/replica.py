@@ -34,7 +34,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds of an open circuit: twice as long with each further failure."""
 
 
-class _Health(msgspec.Struct):
+class _HealthReply(msgspec.Struct):
     role: str = "both"
 
 
@@ -159,7 +159,7 @@ class Replica:
 def _role(body: bytes) -> str:
     """What an answer of `/health` says of a prefill/decode split."""
     try:
-        return msgspec.json.decode(body, type=_Health).role
+        return msgspec.json.decode(body, type=_HealthReply).role
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return "both"  # Another's server says whatever it likes.
 

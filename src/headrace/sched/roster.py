@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from headrace.base.step import BlockWrite
-from headrace.kv import KvManager
+from headrace.kv import KvManager, lent_of
 
 from .limits import Limits
 from .queue import WaitingQueue
@@ -196,4 +196,4 @@ class Roster:
         self.rows.check_integrity(held)
         self.kv.check_integrity()
         if not held:
-            assert self.kv.usage == 0.0 or self.kv.lent, "blocks leak"
+            assert self.kv.usage == 0.0 or lent_of(self.kv), "blocks leak"

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from headrace.base.environment import check_plans
 from headrace.base.errors import InvalidRequest, Overloaded
 from headrace.base.request import FinishReason, Request, SequenceDelta, StepStats
+from headrace.base.split import SplitStats
 from headrace.base.step import BlockWrite, StepPlan, StepResult
 from headrace.kv import KvManager
 
@@ -94,6 +95,8 @@ class Scheduler:
         self._staged = 0
         """Live work of other stages than the first."""
         self._check = check_plans()
+        self.split: SplitStats | None = None
+        """Counts of the prefill/decode split, where the engine has a role in one."""
 
     # What the engine asks
 
@@ -143,7 +146,7 @@ class Scheduler:
             roster.preemptions,
             *self._drafts.totals,
             tier=None if kv.tiers is None else kv.tiers.stats,
-            split=kv.split,
+            split=self.split,
         )
 
     # Requests come and go

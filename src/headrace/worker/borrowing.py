@@ -91,11 +91,10 @@ class Borrowed:
         secret: bytes | None,
         terms: wire.Terms,
         sizes: Sequence[int],
-        stats: SplitStats,
     ) -> None:
         """`sizes`: bytes of a block of each group. Raises `PackageAbsent`."""
         self._zmq = wire.zeromq()
-        self._terms, self._sizes, self._stats = terms, sizes, stats
+        self._terms, self._sizes, self.stats = terms, sizes, SplitStats()
         self._engine = terms.root.hex()[:32]
         self._context = self._zmq.Context()
         most = max(sizes) + HEAD_BYTES + 4096
@@ -133,13 +132,13 @@ class Borrowed:
         if able:
             self._say(server, wire.Compute(ticket, handed))
         else:
-            self._stats.failed += 1
+            self.stats.failed += 1
             self.on_end(ticket, False)
 
     def release(self, ticket: int) -> None:
         with self._changed:
             if (loan := self._loans.get(ticket)) is not None:
-                self._stats.left += not loan.lent
+                self.stats.left += not loan.lent
                 self._end(loan)
 
     def close(self) -> None:
@@ -241,7 +240,7 @@ class Borrowed:
             log.warning("the prefill server %s %s", server.address, why)
         server.answers, server.hail_at = False, 0.0
         for loan in list(server.loans.values()):
-            self._stats.failed += not loan.lent
+            self.stats.failed += not loan.lent
             self._end(loan)
 
     # Its own thread
@@ -297,7 +296,7 @@ class Borrowed:
         with self._changed:
             for loan in list(self._loans.values()):
                 if now > loan.until:
-                    self._stats.failed += not loan.lent
+                    self.stats.failed += not loan.lent
                     self._end(loan)
             for server in self._servers:
                 if server.answers and now - server.heard > wire.SILENT_SECONDS:
@@ -306,7 +305,7 @@ class Borrowed:
                     self._send(server, wire.Renew(list(server.loans)))
                 elif now >= server.hail_at:
                     self._send(server, wire.Hail(self._terms))
-            self._stats.servers = sum(one.answers for one in self._servers)
+            self.stats.servers = sum(one.answers for one in self._servers)
 
     def _hear(self, server: _Server) -> None:
         zmq = self._zmq
@@ -349,7 +348,7 @@ class Borrowed:
                 loan = server.loans.get(ticket)
                 if loan is not None:
                     log.info("%s does not compute a prompt: %.200s", server.address, why)
-                    self._stats.declined += not loan.lent
+                    self.stats.declined += not loan.lent
                     self._end(loan, said=True)
             case wire.BlockSent(ticket, group, at):
                 loan = server.loans.get(ticket)

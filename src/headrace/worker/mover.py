@@ -64,12 +64,14 @@ class Mover:
         cache: Callable[[], KvCache],
         wake: Callable[[], None],
         gaps: Gaps,
+        borrowed: Borrowed | None = None,
     ) -> None:
         """`cache`: the pool as it lies now; `wake`: called in any thread when a read has ended;
-        `gaps`: those of the worker's steps."""
+        `gaps`: those of the worker's steps; `borrowed`: what is lent, one of the tiers."""
         self._tier, self._cache, self._wake, self._gaps = tier, cache, wake, gaps
-        if tier.borrowed is not None:
-            tier.borrowed.on_end = self._computed
+        self._borrowed = borrowed
+        if borrowed is not None:
+            borrowed.on_end = self._computed
         self._pool: KvCache | None = None
         self._places: list[Places] = []
         self._ended: deque[OrderEnd] = deque()
@@ -147,8 +149,8 @@ class Mover:
 
     def close(self) -> None:
         """Write what waits, for a while, and end the threads."""
-        if self._tier.borrowed is not None:
-            self._tier.borrowed.close()
+        if self._borrowed is not None:
+            self._borrowed.close()
         self._writes.put(None)
         for _ in range(READERS):
             self._reads.put(None)
@@ -288,7 +290,8 @@ def below(
     tiers: list[Tier] = [DiskTier(root, form, groups, limit, quota)] if limit else []
     if remote is not None:
         tiers.append(RemoteTier(open_store(remote), form, groups))
-    return Mover(Stack(tiers, borrowed), cache, wake, gaps)
+    lent = [] if borrowed is None else [borrowed]
+    return Mover(Stack(tiers, lent), cache, wake, gaps, borrowed)
 
 
 def _stand_back() -> None:

@@ -52,38 +52,38 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
         return found or ["the names of blocks"]
 
 
-class _Said(msgspec.Struct, array_like=True, tag=True):
+class _SplitMessage(msgspec.Struct, array_like=True, tag=True):
     pass
 
 
 # Decode server → prefill server.
 
 
-class Hail(_Said):
+class Hail(_SplitMessage):
     """Say who asks. Answered by `Welcome` or `Unlike`."""
 
     terms: Terms
 
 
-class Compute(_Said):
+class Compute(_SplitMessage):
     """Answered by `Lent` or `Declined`."""
 
     ticket: int
     handed: Handed
 
 
-class Fetch(_Said):
+class Fetch(_SplitMessage):
     """Blocks of one lease, as (group, place in the prompt). Each is answered by a `BlockSent`."""
 
     ticket: int
     places: list[tuple[int, int]]
 
 
-class Release(_Said):
+class Release(_SplitMessage):
     tickets: list[int]
 
 
-class Renew(_Said):
+class Renew(_SplitMessage):
     """Said every `RENEW_SECONDS`; answered by `Alive`, or by `Stranger`."""
 
     tickets: list[int]
@@ -92,28 +92,28 @@ class Renew(_Said):
 # Prefill server → decode server.
 
 
-class Welcome(_Said):
+class Welcome(_SplitMessage):
     pass
 
 
-class Unlike(_Said):
+class Unlike(_SplitMessage):
     """Equal names would not mean equal bytes."""
 
     differences: list[str]
 
 
-class Lent(_Said):
+class Lent(_SplitMessage):
     ticket: int
     firsts: list[int]
     """The first block that is held, of each group."""
 
 
-class Declined(_Said):
+class Declined(_SplitMessage):
     ticket: int
     why: str
 
 
-class BlockSent(_Said):
+class BlockSent(_SplitMessage):
     """A block is the next frame: a head with a digest, then its bytes. Empty: it is not lent."""
 
     ticket: int
@@ -121,12 +121,12 @@ class BlockSent(_Said):
     at: int
 
 
-class Alive(_Said):
+class Alive(_SplitMessage):
     ahead: float
     """Seconds of prompts that wait or are in work."""
 
 
-class Stranger(_Said):
+class Stranger(_SplitMessage):
     """This server knows nothing of you (it began anew): say `Hail`."""
 
 
@@ -181,8 +181,6 @@ def asking(context: Any, address: str, secret: bytes | None, most: int) -> Any:
 
 def _pair(secret: bytes, side: bytes) -> tuple[bytes, bytes]:
     """(secret key, public key) of a side, as ZeroMQ writes them."""
-    zmq = zeromq()
-    from zmq.utils import z85  # Local: an extra.
-
+    zmq, z85 = zeromq(), needed("zmq.utils.z85", "keys of a split", "split")
     key: bytes = z85.encode(blake2b(secret, digest_size=32, person=side).digest())
     return key, zmq.curve_public(key)

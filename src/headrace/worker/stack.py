@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from .borrowing import Borrowed
+from typing import Protocol
 
 Bytes = bytes | memoryview
 
@@ -51,11 +48,10 @@ class AskedTier(Tier, Protocol):
 class Stack:
     """Reads from the nearest that has a block, and writes to all that have not."""
 
-    def __init__(self, tiers: Sequence[Tier], borrowed: Borrowed | None = None) -> None:
-        """`borrowed`: what prefill servers lend, which is read only."""
-        self.borrowed = borrowed
+    def __init__(self, tiers: Sequence[Tier], lent: Sequence[Tier] = ()) -> None:
+        """`lent`: tiers that are never written to, behind the others."""
         self._kept = list(tiers)
-        self.tiers: list[Tier] = [*tiers] if borrowed is None else [*tiers, borrowed]
+        self.tiers: list[Tier] = [*tiers, *lent]
         self._asked: list[AskedTier] = [tier for tier in tiers if hasattr(tier, "seek")]  # type: ignore[misc]
 
     @property
