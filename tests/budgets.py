@@ -59,7 +59,7 @@ LINES = {
     "speech": 4_254,
     "speculate": 702,
     "text": 6_206,
-    "worker": 5_876,
+    "worker": 6_678,
 }
 """Lines of Python in each package."""
 TOTAL = 107_986

@@ -380,9 +380,8 @@ class KvManager:
             self.states.reset()
         self._fresh.clear()
         self.partial.clear()
-        for holder in (self.tiers, self.leases):
-            if holder is not None:
-                holder.distrust()
+        for holder in _holders(self):
+            holder.distrust()
         for pool in self.pools:
             for block in list(pool.index.values()):
                 pool.forget(block)
@@ -395,9 +394,8 @@ class KvManager:
         for table in self._tables.values():
             lengths = {len(table.blocks[group]) for group, _, _ in self._paged}
             assert len(lengths) <= 1, "groups grow together"
-        lent = lent_of(self)
         for group, pool in enumerate(self.pools):
-            owners = {block: times for (at, block), times in lent.items() if at == group}
+            owners = {block: times for (at, block), times in lent_of(self).items() if at == group}
             copied = [sources for step in self._copying.values() for sources in step]
             copied += [table.sources for table in self._tables.values() if table.sources]
             for sources in copied:
@@ -490,7 +488,10 @@ class KvManager:
 def lent_of(kv: KvManager) -> Counter[tuple[int, int]]:
     """(group, block) → how often something holds it that is no table: orders of tiers, leases."""
     lent: Counter[tuple[int, int]] = Counter()
-    for holder in (kv.tiers, kv.leases):
-        if holder is not None:
-            lent.update(holder.held)
+    for holder in _holders(kv):
+        lent.update(holder.held)
     return lent
+
+
+def _holders(kv: KvManager) -> list[LowerTiers | LentBlocks]:
+    return [one for one in (kv.tiers, kv.leases) if one is not None]
