@@ -22,13 +22,14 @@ from typing import Any
 
 from headrace import LLM, SamplingParams
 from headrace.base.hardware import cpu
+from headrace.base.layout import Layout
 from headrace.dist.commons import Commons, make_commons
 from headrace.engine.group import GroupExecutor
 from headrace.kernels.cpu import emit
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.records import HrStep
 
-PROMPT, DECODE = 512, 96
+PROMPT, DECODE, ROWS = 512, 96, 8
 TEXTS = [
     "def quicksort(items):\n",
     "Write a haiku about a river that runs through a mill.",
@@ -55,7 +56,7 @@ def pids(llm: LLM) -> list[int]:
     """The processes that compute."""
     executor = llm._engine.core.executor
     if isinstance(executor, GroupExecutor):
-        return [os.getpid(), *(other.pid for other in executor._others)]
+        return [os.getpid(), *(other.end.pid for other in executor._others)]
     return [os.getpid()]
 
 
@@ -82,20 +83,28 @@ def answers(llm: LLM, tokens: int) -> list[Any]:
 
 
 def timed(llm: LLM, seed: int) -> dict[str, float]:
-    """Seconds to the first token of a prompt, and of a token behind it."""
+    """Seconds to the first token of a prompt, of a token behind it, and of a token of each of
+    eight sequences."""
     prompt = [random.Random(seed).randrange(1000, 100_000) for _ in range(PROMPT)]
     begin = time.perf_counter()
     llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
     first = time.perf_counter()
     wish = SamplingParams(temperature=0.0, max_tokens=DECODE, ignore_eos=True)
     llm.generate([prompt[:16]], wish)
-    return {"prompt": first - begin, "token": (time.perf_counter() - first) / DECODE}
+    one = time.perf_counter()
+    llm.generate([prompt[at : at + 16] for at in range(ROWS)], wish)
+    eight = time.perf_counter()
+    return {
+        "prompt": first - begin,
+        "token": (one - first) / DECODE,
+        "eight": (eight - one) / DECODE,
+    }
 
 
 def speeds(alone: LLM, shared: LLM, rounds: int) -> dict[str, Any]:
     both = [(timed(alone, seed), timed(shared, seed)) for seed in range(rounds)]
     found = {}
-    for kind in ("prompt", "token"):
+    for kind in both[0][0]:
         times = [(one[kind], two[kind]) for one, two in both]
         found[kind] = {
             "alone_ms": 1e3 * statistics.median(one for one, _ in times),
@@ -112,7 +121,7 @@ def exchange_seconds(rounds: int, count: int = 4000) -> dict[str, float]:
     descriptor, step = make_commons(), HrStep(n=1)
     teams = [Team(1), Team(1)]
     boards = [Commons(descriptor, 2, rank) for rank in range(2)]
-    programs = [emit.program([emit.exchange(commons.fence, 2, 0)] * count) for commons in boards]
+    programs = [emit.program([emit.exchange(commons, 0, [])] * count) for commons in boards]
     pair, nothing = (
         Team(2),
         emit.program([emit.select(emit.Matrix(0, 0), emit.Matrix(0, 0), 0)] * count),
@@ -150,7 +159,7 @@ def main() -> None:
         with opened(model, layout, threads) as shared:
             equal = answers(shared, arguments.tokens) == wanted
             found[layout] = {"equal": equal, "pss_mb": round(pss(shared) / 1e6)}
-            if int(layout.removeprefix("TP")) <= threads:
+            if Layout.parse(layout).devices <= threads:
                 with opened(model, "1", threads) as alone:
                     found[layout] |= speeds(alone, shared, arguments.rounds)
         print(layout, json.dumps(found[layout]), flush=True)

@@ -330,7 +330,7 @@ def test_a_worker_in_a_process_of_its_own_has_tiers_too(
     with opened(tiny, tmp_path, **apart) as first:
         answer, cached = greedy(first, PROMPT)
         assert cached == 0
-        os.kill(first._built.core.executor.pid, signal.SIGKILL)  # type: ignore[union-attr,attr-defined]
+        os.kill(first._built.core.executor.end.pid, signal.SIGKILL)  # type: ignore[union-attr,attr-defined]
         with pytest.raises(EngineDead):
             greedy(first, PROMPT)
     for options in ({"kernels": kernels}, apart):

@@ -60,6 +60,18 @@ def test_two_processes_answer_as_one(shared: LLM, model: Path, cache: Path) -> N
         assert answers(shared) == answers(alone)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_sequences": 2}, {"step_tokens": 16}])
+def test_two_stages_answer_as_one(model: Path, cache: Path, options: dict[str, Any]) -> None:
+    """Several steps are in flight: more sequences than rows, chunks, one at a time."""
+    with opened(model, cache, **options) as alone:
+        expected = answers(alone)
+    with opened(model, cache, layout="PP2", **options) as staged:
+        assert answers(staged) == expected
+        test_a_grammar_is_kept_by_all_ranks(staged)
+        (said,) = [one for one in staged.decisions if one.name == "speculate"]
+        assert "stages" in said.reason
+
+
 def test_a_grammar_is_kept_by_all_ranks(shared: LLM) -> None:
     wish = SamplingParams(temperature=1.0, seed=1, max_tokens=16)
     (answer,) = shared.generate(["x"], wish, grammar=from_regex("(ab|cd){3}", "grammar"))
@@ -81,16 +93,17 @@ def test_a_cache_below_them_is_left_out_with_the_reason(model: Path, cache: Path
         assert "ranks" in said.reason
 
 
-def test_a_killed_rank_is_named(model: Path, cache: Path) -> None:
-    with opened(model, cache, layout="TP2") as llm:
+@pytest.mark.parametrize("layout", ["TP2", "PP2"])
+def test_a_killed_rank_is_named(model: Path, cache: Path, layout: str) -> None:
+    with opened(model, cache, layout=layout) as llm:
         executor = llm._engine.core.executor
         assert isinstance(executor, GroupExecutor)
-        os.kill(executor._others[0].pid, signal.SIGKILL)
+        os.kill(executor._others[0].end.pid, signal.SIGKILL)
         begin = time.monotonic()
         with pytest.raises(EngineDead, match="rank 1 of 2 was ended by SIGKILL"):
             llm.generate(["one"], WISHES[0])
         assert time.monotonic() - begin < 5
-        pids = [other.pid for other in executor._others]
+        pids = [other.end.pid for other in executor._others]
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -100,6 +113,8 @@ def test_a_killed_rank_is_named(model: Path, cache: Path) -> None:
     ("options", "why"),
     [
         ({"layout": "TP2.PP2"}, "only TP"),
+        ({"layout": "PP64"}, "parts that can be stages"),
+        ({"layout": "PP2", "speculate": "ngram"}, "drafts"),
         ({"layout": "TP64"}, "too few"),
         ({"layout": "two"}, "TP2"),
         ({"layout": "TP2", "depth": 2}, "depth 1"),
@@ -113,7 +128,7 @@ def test_what_is_not_served_is_refused(
 ) -> None:
     with pytest.raises(OptionError, match=why) as raised:
         opened(model, cache, **options)
-    assert raised.value.param == "layout"
+    assert raised.value.param == ("speculate" if "speculate" in options else "layout")
 
 
 @pytest.mark.slow

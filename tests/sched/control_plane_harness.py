@@ -446,6 +446,12 @@ class Driver:
             return False
         plan.verify(budget=self.scheduler.limits.step_tokens, rows=self.scheduler.limits.rows)
         self.plans.append(plan)
+        if self.scheduler.limits.stages > 1:
+            for before in self.flying:
+                sampled = zip(before.plan.rows, before.plan.samples, strict=True)
+                rows = {row for row, samples in sampled if samples}
+                gone = set(plan.released)
+                assert rows.isdisjoint(set(plan.rows) - gone), "a token that is still to come"
         tainted = any(flying.result.error for flying in self.flying)
         self.flying.append(self.worker.execute(plan, fails=fails, tainted=tainted))
         self.check()
@@ -540,9 +546,19 @@ def driver(
     depth: int = 1,
     drafts: int = 0,
     drafter: str = "random",
+    stages: int = 1,
     resources: tuple[Resource, ...] = (),
 ) -> Driver:
-    limits = Limits(rows, step_tokens, max_context, max_waiting, policy, depth, drafts)  # type: ignore[arg-type]
+    limits = Limits(
+        rows,
+        step_tokens,
+        max_context,
+        max_waiting,
+        policy,  # type: ignore[arg-type]
+        max(depth, stages),
+        drafts,
+        stages,
+    )
     pool = pool_of(*(groups or ((None, 64),)))
     return Driver(limits, pool, resources=resources, drafter=drafter)
 

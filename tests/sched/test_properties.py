@@ -42,14 +42,16 @@ pools = st.one_of(
 @st.composite
 def limits(draw: st.DrawFn) -> Limits:
     drafts = draw(st.sampled_from([0, 0, 1, 2, 7]))
+    stages = draw(st.sampled_from([1, 1, 2, 3])) if drafts == 0 else 1
     return Limits(
         rows=draw(st.integers(1, 8)),
         step_tokens=draw(st.integers(1, 40)),
         max_context=draw(st.integers(8, 60)),
         max_waiting=draw(st.sampled_from([2, 100])),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
-        depth=draw(st.sampled_from([1, 2])),
+        depth=draw(st.sampled_from([1, 2])) if stages == 1 else stages,
         drafts=drafts,
+        stages=stages,
     )
 
 

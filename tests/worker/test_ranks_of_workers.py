@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Any
 
 import pytest
 
 from headrace.base.step import PoolShape, StepPlan, StepResult
 from headrace.dist.commons import Commons, make_commons
+from headrace.kernels.cpu.wire import Wire
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
 from oracle.asks import prompt, sampling
@@ -48,11 +51,22 @@ LATENT = ("deepseek_v2", "deepseek_v2-groups", "deepseek_v3")
 class Ranks:
     """Several workers in one place of a `Driver`."""
 
-    def __init__(self, make: Callable[..., Worker], ranks: int) -> None:
-        self.commons = make_commons()
+    def __init__(self, make: Callable[..., Worker], ranks: int, wired: bool) -> None:
+        """`wired`: they share no memory, and exchange over sockets."""
+        self.commons = [make_commons()] * ranks
+        self.wires: list[Wire] = []
+        if wired:
+            self.commons = [make_commons() for _ in range(ranks)]
+            self.fences = [Commons(one, ranks, rank) for rank, one in enumerate(self.commons)]
+            self.sockets: dict[tuple[int, int], socket.socket] = {}
+            for low, high in combinations(range(ranks), 2):
+                ends = socket.socketpair()
+                self.sockets[low, high], self.sockets[high, low] = ends
+            for rank, commons in enumerate(self.fences):
+                to = [-1 if at == rank else self.sockets[rank, at].fileno() for at in range(ranks)]
+                self.wires.append(Wire(commons.fence, ranks, rank, to))
         self.threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(ranks)]
-        shared: dict[str, Any] = {"ranks": ranks, "commons": self.commons}
-        self.workers = self._each(lambda rank: make(rank=rank, **shared))
+        self.workers = self._each(lambda at: make(rank=at, ranks=ranks, commons=self.commons[at]))
         self.arch, self.options = self.workers[0].arch, self.workers[0].options
         self._resolved = self.workers[0]._resolved
 
@@ -73,17 +87,23 @@ class Ranks:
         return results[0]
 
     def close(self) -> None:
-        Commons(self.commons, 1, 0).tear()
+        for commons in self.commons:
+            Commons(commons, 1, 0).tear()
         for thread in self.threads:
             thread.shutdown()
         for worker in self.workers:
             worker.close()
-        os.close(self.commons)
+        for wire in self.wires:
+            wire.close()
+        for end in self.sockets.values() if self.wires else ():
+            end.close()
+        for commons in set(self.commons):
+            os.close(commons)
 
 
 @contextmanager
-def sharing(files: Any, ranks: int, **options: Any) -> Iterator[Ranks]:
-    made = Ranks(lambda **more: worker_of(files, **options, **more), ranks)
+def sharing(files: Any, ranks: int, *, wired: bool = False, **options: Any) -> Iterator[Ranks]:
+    made = Ranks(lambda **more: worker_of(files, **options, **more), ranks, wired)
     try:
         yield made
     finally:
@@ -113,6 +133,23 @@ def test_the_bits_of_one_worker(worker_files: Any, ranks: int) -> None:
     alone = answers(worker_of(worker_files))
     with sharing(worker_files, ranks) as together:
         assert answers(together) == alone
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_bits_of_one_worker_over_sockets(worker_files: Any, ranks: int) -> None:
+    alone = answers(worker_of(worker_files))
+    with sharing(worker_files, ranks, wired=True) as together:
+        assert answers(together) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*DENSE, *NORMS_OF_ALL_HEADS, *MIXTURES, *STATES, *LATENT])
+def test_every_kind_of_layer_over_sockets(kept: Kept, name: str) -> None:
+    files = open_model(str(kept(families.make, name)))
+    alone = answers(worker_of(files))
+    for ranks in (2, 3):
+        with sharing(files, ranks, wired=True, threads=2 if ranks == 2 else 1) as together:
+            assert answers(together) == alone, ranks
 
 
 @pytest.mark.slow
@@ -155,7 +192,7 @@ def test_a_rank_that_is_gone_ends_the_step_of_the_others(worker_files: Any) -> N
         coming = together.threads[0].submit(together.workers[0].execute, plan)
         with pytest.raises(TimeoutError):
             coming.result(0.2)  # It waits for rank 1, which never comes.
-        Commons(together.commons, 2, 1).tear()
+        Commons(together.commons[1], 2, 1).tear()
         result = coming.result(10)
         assert result.error is not None
         assert "another rank of the group is gone" in result.error
@@ -168,10 +205,29 @@ class Failing:
         raise MemoryError("none left")
 
 
+def test_a_rank_whose_socket_is_closed_is_named(worker_files: Any) -> None:
+    with sharing(worker_files, 3, wired=True) as together:
+        driver = Driver(together, blocks=40)
+        driver.add("a", prompt(9), sampling(max_tokens=4))
+        plan = driver.scheduler.schedule()
+        assert plan is not None
+        coming = [
+            together.threads[rank].submit(together.workers[rank].execute, plan) for rank in (0, 1)
+        ]
+        for other in (0, 1):
+            together.sockets[2, other].close()
+        for rank, one in enumerate(coming):
+            assert "another rank of the group is gone" in (one.result(10).error or "")
+            assert together.wires[rank].culprit == 2
+
+
+@pytest.mark.parametrize("wired", [False, True])
 @pytest.mark.parametrize("failing", [(0,), (1,), (0, 1)])
-def test_a_step_that_fails_ends_in_all_ranks(worker_files: Any, failing: tuple[int, ...]) -> None:
+def test_a_step_that_fails_ends_in_all_ranks(
+    worker_files: Any, failing: tuple[int, ...], wired: bool
+) -> None:
     """A rank that fails alone would be waited for at an exchange; where all do, a step is lost."""
-    with sharing(worker_files, 2) as together:
+    with sharing(worker_files, 2, wired=wired) as together:
         driver = Driver(together, blocks=40)
         driver.add("a", prompt(9), sampling(max_tokens=4))
         plan = driver.scheduler.schedule()
@@ -189,8 +245,9 @@ def test_a_step_that_fails_ends_in_all_ranks(worker_files: Any, failing: tuple[i
             assert answers(together) == answers(worker_of(worker_files))
 
 
-def test_ranks_in_different_places_notice(worker_files: Any) -> None:
-    with sharing(worker_files, 2) as together:
+@pytest.mark.parametrize("wired", [False, True])
+def test_ranks_in_different_places_notice(worker_files: Any, wired: bool) -> None:
+    with sharing(worker_files, 2, wired=wired) as together:
         driver = Driver(together, blocks=40)
         driver.add("a", prompt(9), sampling(max_tokens=4))
         driver.add("b", prompt(5), sampling(max_tokens=4))

@@ -118,8 +118,17 @@ class EngineOptions:
     )
     layout: str = option(
         "1",
-        "Worker processes that share the model, on this host's CPU: TP2 is two, each with its part "
-        "of every product; the same answers, bit for bit.",
+        "Worker processes that share the model, on CPUs: TP2 is two, each with its part of every "
+        "product, PP2 two with some layers each; the same answers, bit for bit.",
+    )
+    launcher: str = option(
+        "local",
+        "Who starts the processes of a layout: this host, or a launcher on each of several hosts "
+        "that says which rank it started (torchrun, Slurm, LeaderWorkerSet): rank 0 serves.",
+        choices=("local", "env"),
+    )
+    rank_key: str | None = option(
+        None, "File of a key that ranks on several hosts share; without it they meet on loopback."
     )
     threads: int | None = option(
         None, "CPU threads of the worker; none: the affinity mask.", low=1, high=MOST_THREADS

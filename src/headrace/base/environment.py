@@ -65,6 +65,18 @@ def visible_gpus() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+_LAUNCHERS = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
+
+
+def launcher_variables() -> dict[str, str]:
+    """What launchers of several processes say: torchrun, Slurm and LeaderWorkerSet."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _LAUNCHERS or name.startswith(("MASTER_", "SLURM_", "LWS_"))
+    }
+
+
 def triton_interpreted() -> bool:
     """Triton's own switch: its kernels run in Python, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -228,9 +228,9 @@ ROW_WISE = frozenset(
 """Kinds that compute a row from that row of what they read."""
 RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
 """Kinds that go on from the state of the row's sequence, and leave it for the tokens behind."""
-KINDS = ROW_WISE | RECURRENT | {"embed", "write", "attend", "select"}
-"""What the others read beside: `embed` an index of the step, `write` positions, `attend` the KV of
-the row's own sequence, `select` which rows sample."""
+KINDS = ROW_WISE | RECURRENT | {"embed", "receive", "write", "attend", "select"}
+"""What the others read beside: `embed` an index of the step, `receive` what the stage before has
+made, `write` positions, `attend` the KV of the row's own sequence, `select` which rows sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,7 +347,7 @@ def _check_rows(at: str, node: Node) -> None:
         (x,), (y,) = node.reads, node.out
         _check(x.rows == TOKENS and y.rows == SAMPLED, f"{at} goes from N to R")
         _check(x.width == y.width and x.dtype == y.dtype, f"{at} keeps width and type")
-    elif node.kind in ("embed", "write", *RECURRENT):
+    elif node.kind in ("embed", "receive", "write", *RECURRENT):
         _check(rows == {TOKENS}, f"{at} is of all tokens")
     else:
         _check(len(rows) == 1, f"{at} mixes numbers of rows")
@@ -360,6 +360,8 @@ def _check_widths(at: str, node: Node) -> None:
     match node.kind, spec:
         case "embed", EmbedSpec():
             right = not ins and [refs[0].width] == outs
+        case "receive", None:
+            right = not ins
         case "norm", NormSpec():
             right = ins == outs and vectors in (ins, ins * (1 if spec.kind == "rms" else 2))
         case "add", None | AddSpec():

@@ -56,6 +56,11 @@ def serve(
         show(engine, server)
         return
     configure_logs(server.log_level, server.log_format)
+    if engine.launcher != "local":
+        from .rank import followed  # Local: other runs do without its imports.
+
+        if followed(engine):
+            return
     start: StartEngine = partial(hearing if speech else started, engine)
     if admitted is not None:
         start = partial(certified, partial(started, engine), admitted)

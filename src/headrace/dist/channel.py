@@ -1,8 +1,9 @@
-"""Two-way channels of typed messages between two processes of one machine.
+"""Two-way channels of typed messages between two processes.
 
-Unix sockets in a private folder, msgpack by msgspec; one message is one frame: its length in four
-bytes, then its bytes. The parent binds, the child connects and speaks first: before that the parent
-has nobody to send to. A channel is strictly one to one; each end belongs to one thread.
+Unix sockets in a private folder, or what `dist.hosts` has connected, msgpack by msgspec; one message
+is one frame: its length in four bytes, then its bytes. The parent binds, the child connects and
+speaks first: before that the parent has nobody to send to. A channel is strictly one to one; each
+end belongs to one thread.
 
 Plain sockets and no messaging library: a library with threads of its own wakes two of them for each
 message, and on a machine whose cores all decode, each wake-up is taken from the next step
@@ -132,7 +133,7 @@ def _fitting(where: str) -> Iterator[str]:
 class _End:
     """One end: whole frames out, whole frames in, and never a wait in either."""
 
-    def __init__(self, where: str, receives: Any, *, bind: bool) -> None:
+    def __init__(self, where: str | socket.socket, receives: Any, *, bind: bool) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(receives)
         self._socket: socket.socket | None = None
@@ -143,7 +144,9 @@ class _End:
         """The beginning of the next one."""
         self._unsent = bytearray()
         self.closed = True  # Until everything below has been had.
-        if bind:
+        if not isinstance(where, str):
+            self._open(where)
+        elif bind:
             Path(where).unlink(missing_ok=True)
             with _fitting(where) as path:
                 self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -286,8 +289,10 @@ class _End:
 class Channel(_End):
     """The blocking end."""
 
-    def __init__(self, where: str, receives: Any, *, bind: bool) -> None:
-        """`receives`: the type (a union of tagged structs) of what the other end sends."""
+    def __init__(self, where: str | socket.socket, receives: Any, *, bind: bool = False) -> None:
+        """`where`: an address to bind or to connect to, or what is connected to the other end,
+        which may be on another host; `receives`: the type (a union of tagged structs) of what
+        that sends."""
         self._poll = select.poll()
         super().__init__(where, receives, bind=bind)
         if self._listener is not None:

@@ -157,13 +157,12 @@ def build(
 
 def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
     settings = worker_settings(resolved, wish)
-    ranks = Layout.parse(resolved.options.layout).devices
-    if ranks > 1 or resolved.options.executor == "multiproc":
+    if resolved.options.layout != "1" or resolved.options.executor == "multiproc":
         # Local: brings the channels between processes, which nobody else here wants.
-        from .group import in_processes
+        from .layouts import in_processes
 
         tiers = has_tiers(_decided(resolved), resolved.options)
-        return in_processes(files, settings, worker, ranks, share_pool=tiers)
+        return in_processes(files, settings, worker, resolved.options, share_pool=tiers)
     return InlineExecutor(
         lambda: worker_loader(worker)(files, settings), threaded=resolved.options.depth > 1
     )
@@ -182,13 +181,16 @@ def _core(
     predict = step_predictor(
         files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
     )
+    stages = Layout.parse(options.layout).pp
+    depth = max(options.depth, stages)
     limits = Limits(
         rows=memory.rows,
         step_tokens=memory.step_tokens,
         max_context=memory.max_context,
         max_waiting=options.max_waiting,
         policy=cast(Policy, options.policy),
-        depth=options.depth,
+        depth=depth,
+        stages=stages,
         drafts=drafts_of(options),
     )
     # On a CPU blocks get their memory when they are first written: see `kv.pool`.
@@ -227,7 +229,7 @@ def _core(
     core = EngineCore(
         scheduler,
         executor,
-        depth=options.depth,
+        depth=depth,
         flight=flight,
         check=environment.check_plans(),
         adapters=adapters,

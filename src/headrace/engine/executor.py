@@ -82,6 +82,13 @@ class LaunchingWorker(Protocol):
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]: ...
 
 
+@runtime_checkable
+class StageWorker(Protocol):
+    """A worker that has the first layers, and learns what the last ones made of its steps."""
+
+    def learn(self, plan: StepPlan, result: StepResult) -> None: ...
+
+
 T = TypeVar("T")
 LoadWorker = Callable[[], tuple[LoadedWorker, WorkerFacts]]
 

@@ -1,4 +1,4 @@
-"""The executor of a model that several workers share: ranks, on one host.
+"""The executor of a model that several workers share: ranks, on one host or on several.
 
 Rank 0 runs in the engine's process, each other in one of its own. Every rank is a whole worker: it
 gets every plan, keeps all tables, and computes its part of each product, so that all of them have
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ..base.cut import even
@@ -19,10 +20,15 @@ from ..base.errors import EngineDead, EngineFault
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
+from ..dist.channel import PeerGone
 from ..dist.commons import Commons, make_commons
 from ..dist.wake import AnyBell, Bell
 from . import messages
+from .ends import JoinedEnd, SpawnedEnd, WorkerEnd
 from .executor import InlineExecutor, StepFuture
+from .joining import lead
+from .joins import Joins
+from .launch import RankPlace
 from .multiproc import MultiprocExecutor
 from .real import worker_loader
 
@@ -31,27 +37,23 @@ class GroupExecutor:
     """Ranks of one layout; see `Executor`."""
 
     def __init__(
-        self, files: ModelFiles, settings: dict[str, Any], worker: str, ranks: int
+        self,
+        files: ModelFiles,
+        settings: dict[str, Any],
+        worker: str,
+        met: LocalRanks | JoinedRanks,
+        stages: int = 1,
     ) -> None:
-        """`settings`: of one worker, whose threads the ranks share."""
-        self._descriptor = make_commons()
-        self._commons = Commons(self._descriptor, ranks, 0)
-        threads = even(max(settings["threads"], ranks), ranks)
-        shared = {**settings, "ranks": ranks, "commons": self._descriptor}
-        each = [
-            {**shared, "rank": rank, "threads": threads[rank + 1] - threads[rank]}
-            for rank in range(ranks)
-        ]
+        """`settings`: of one worker. `met`: where the other ranks are."""
+        self._met = met
+        own = {**settings, "ranks": met.ranks, "stages": stages, **met.settings(0, settings)}
         self._others = [
-            MultiprocExecutor(
-                files, mine, worker, name=f"rank {rank} of {ranks}", keep=[self._descriptor]
-            )
-            for rank, mine in enumerate(each[1:], 1)
+            MultiprocExecutor(files, {**own, **met.settings(rank, settings)}, end)
+            for rank, end in enumerate(met.ends, 1)
         ]
-        for other in self._others:
-            other.on_end(self._commons.tear)
-        self._own = InlineExecutor(lambda: worker_loader(worker)(files, each[0]))
+        self._own = InlineExecutor(lambda: worker_loader(worker)(files, own))
         self._bell: AnyBell | None = None
+        self._closed = False
         self._unseen: deque[tuple[StepResult, list[StepFuture]]] = deque()
         """Results of rank 0, and what comes of the others."""
 
@@ -61,10 +63,15 @@ class GroupExecutor:
         return self._bell
 
     def load(self) -> WorkerFacts:
-        # Rank 0 may have weights to repack, and keeps them for the others to map.
+        # On one host rank 0 may have weights to repack, and keeps them for the others to map.
+        first = self._others if self._met.apart else []
+        for other in first:
+            other.begin_load()
         facts = self._own.load()
         for other in self._others:
-            other.load()
+            if not first:
+                other.begin_load()
+            other.loaded()
         bells = [self._own.wake, *(other.wake for other in self._others)]
         self._bell = AnyBell(bells, lambda: self._compare(0))
         return facts
@@ -109,8 +116,11 @@ class GroupExecutor:
 
     def _check(self) -> None:
         """Raise `EngineDead` where another rank has ended."""
+        culprit = self._met.culprit
+        if culprit is not None:
+            raise self._others[culprit - 1].death()
         for other in self._others:
-            if other.ended:
+            if other.end.ended:
                 raise other.death()
 
     def prepare_grammar(self, source: str, owner: str = "") -> bool:
@@ -125,23 +135,84 @@ class GroupExecutor:
         """There are none."""
 
     def close(self) -> None:
-        if self._descriptor < 0:
+        if self._closed:
             return
-        self._commons.tear()  # Who waits for a rank at an exchange waits no longer.
+        self._closed = True
+        self._met.stop()
         if self._bell is not None:
             self._bell.close()
         for other in self._others:
             other.close()
         self._own.close()
+        self._met.close()
+
+
+class LocalRanks:
+    """Ranks in processes of this host, which share memory."""
+
+    culprit: int | None = None
+    """The rank at which an exchange ended, where that is known: here it is who ended."""
+    apart = False
+    """Has each its own copy of the weights?"""
+
+    def __init__(self, worker: str, ranks: int) -> None:
+        self.ranks = ranks
+        self._descriptor = make_commons()
+        self._commons = Commons(self._descriptor, ranks, 0)
+        self.ends: list[WorkerEnd] = [
+            SpawnedEnd(f"rank {rank} of {ranks}", worker, [self._descriptor])
+            for rank in range(1, ranks)
+        ]
+        for end in self.ends:
+            end.on_end(self._commons.tear)
+
+    def settings(self, rank: int, whole: dict[str, Any]) -> dict[str, Any]:
+        """What a rank is told; they share the threads of one worker."""
+        threads = even(max(whole["threads"], self.ranks), self.ranks)
+        mine = threads[rank + 1] - threads[rank]
+        return {"rank": rank, "threads": mine, "commons": self._descriptor}
+
+    def stop(self) -> None:
+        """Let go whoever waits for a rank at an exchange."""
+        self._commons.tear()
+
+    def close(self) -> None:
         os.close(self._descriptor)
-        self._descriptor = -1
 
 
-def in_processes(
-    files: ModelFiles, settings: dict[str, Any], worker: str, ranks: int, *, share_pool: bool
-) -> MultiprocExecutor | GroupExecutor:
-    """The executor of a worker in a process of its own, or of several that share the model;
-    `share_pool` is for one."""
-    if ranks == 1:
-        return MultiprocExecutor(files, settings, worker, share_pool=share_pool)
-    return GroupExecutor(files, settings, worker, ranks)
+class JoinedRanks:
+    """Ranks that a launcher has started on several hosts. They stay until the engine ends."""
+
+    apart = True
+
+    def __init__(self, place: RankPlace, mine: Joins) -> None:
+        """Await them; raises as `joining.lead`."""
+        self.ranks = place.ranks
+        self._circle, channels = lead(place, mine)
+        joined = [
+            JoinedEnd(name, channel)
+            for name, channel in zip(self._circle.names[1:], channels, strict=True)
+        ]
+        self.ends: list[WorkerEnd] = [*joined]
+        self._circle.calls.append(lambda rank, why: joined[rank - 1].lost(why))
+        for rank, why in list(self._circle.lost.items()):
+            joined[rank - 1].lost(why)
+
+    @property
+    def culprit(self) -> int | None:
+        return next(iter(self._circle.lost), self._circle.wire.culprit)
+
+    def settings(self, rank: int, whole: dict[str, Any]) -> dict[str, Any]:
+        return {"rank": rank, "commons": self._circle.descriptor}
+
+    def stop(self) -> None:
+        """Where one is lost the others hear who."""
+        try:
+            self._circle.check()
+        except EngineDead as lost:
+            for end in self.ends:
+                with suppress(PeerGone):
+                    end.channel.send(messages.Failed(messages.WireError.of(lost)))
+
+    def close(self) -> None:
+        self._circle.close()

@@ -305,5 +305,7 @@ class Compiled(_Message):
     """A grammar that was not done is now: ask again."""
 
 
-ToWorker = Load | Allocate | WarmUp | Execute | Prepare | LoadAdapter | UnloadAdapter | Stop
+ToWorker = (
+    Failed | Load | Allocate | WarmUp | Execute | Prepare | LoadAdapter | UnloadAdapter | Stop
+)
 FromWorker = Hello | Failed | Loaded | Done | Executed | Prepared | Compiled | AdapterDone

@@ -6,11 +6,10 @@ the worker dies.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,12 @@ from ..base.errors import EngineDead
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
-from ..dist.channel import Channel, PeerGone, PrivateFolder, address
+from ..dist.channel import Channel, PeerGone
 from ..dist.wake import AnyBell, Bell, Wake
 from . import messages
+from .ends import SpawnedEnd, WorkerEnd
 from .executor import StepFuture
 from .messages import WireFiles
-from .spawn import STACKS, Child, explain_exit
 
 if TYPE_CHECKING:
     from ..worker.elsewhere import PoolElsewhere  # Brings arrays.
@@ -43,37 +42,26 @@ class MultiprocExecutor:
         self,
         files: ModelFiles,
         settings: dict[str, Any],
-        worker: str,
+        worker: str | WorkerEnd,
         *,
-        name: str = "the worker process",
-        keep: Sequence[int] = (),
         share_pool: bool = False,
     ) -> None:
-        """`worker`: `module:function` that loads one, as in `engine.real`; `keep`: descriptors that
-        its process gets; `share_pool`: its pool lies where this process can read and write it."""
-        self.name = name
+        """`worker`: `module:function` that loads one, as in `engine.real`, or where one runs;
+        `share_pool`: its pool lies where this process can read and write it."""
         self._files = files
         self._settings = settings
         self.pool: PoolElsewhere | None = None
         """The pool as this process sees it, once somebody wants to."""
         self.pool_file = -1
+        keep = []
         if share_pool:
             self.pool_file = os.memfd_create("headrace pool")
             self._settings = {**settings, "pool_file": self.pool_file}
-            keep = [*keep, self.pool_file]
-        self._private = PrivateFolder()
-        self._folder = self._private.path
-        where = address(self._folder, "worker")
-        self._channel = Channel(where, messages.FromWorker, bind=True)
-        self._child = Child(
-            "headrace.engine.worker_process",
-            [where, str(self._folder), "--worker", worker],
-            keep,
-        )
-        self._pidfd: int | None = None
-        if hasattr(os, "pidfd_open"):
-            self._pidfd = os.pidfd_open(self._child.pid)
-            self._channel.watch(self._pidfd)
+            keep = [self.pool_file]
+        if isinstance(worker, str):
+            worker = SpawnedEnd("the worker process", worker, keep)
+        self.end = worker
+        self._channel = self.end.channel
         self._waiting: deque[_Coming] = deque()
         self._asked: deque[int] = deque()
         """Hashes of the grammars about which the worker was asked and has not answered."""
@@ -92,21 +80,15 @@ class MultiprocExecutor:
         """Ring `wake`, from any thread."""
         self._rung.ring()
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    def on_end(self, call: Callable[[], None]) -> None:
-        """Call this, from a thread of its own, as soon as the process ends."""
-        self._child.watch(lambda code: call())
-
-    @property
-    def ended(self) -> bool:
-        return self._child.exit_code is not None
-
     def load(self) -> WorkerFacts:
+        self.begin_load()
+        return self.loaded()
+
+    def begin_load(self) -> None:
         self._expect(messages.Hello)
         self._channel.send(messages.Load(WireFiles.of(self._files), self._settings))
+
+    def loaded(self) -> WorkerFacts:
         facts: WorkerFacts = self._expect(messages.Loaded).facts
         if self.pool_file >= 0:
             self._any = AnyBell([self._rung, self.wake])
@@ -214,9 +196,9 @@ class MultiprocExecutor:
 
     def _expect(self, kind: type[Any]) -> Any:
         while True:
-            message = self._channel.receive_one(None if self._pidfd is not None else _POLL)
+            message = self._channel.receive_one(None if self.end.wakes else _POLL)
             if message is None:
-                if self._child.wait(0.0) is None:
+                if not self.end.ended:
                     continue
                 message = self._channel.receive_one(0.05)  # Its last words, if any.
                 if message is None:
@@ -232,34 +214,18 @@ class MultiprocExecutor:
         """How the process ended, as an error."""
         if self.pool is not None:
             self.pool.gaps.step_ended()  # Nobody waits for the end of that step any more.
-        code = self._child.wait(1.0)
-        how = "does not answer" if code is None else explain_exit(code)
-        with contextlib.suppress(OSError):
-            stacks = (self._folder / STACKS).read_text()
-            if stacks:
-                how += "\n" + stacks[-4000:]
-        return EngineDead(f"{self.name} {how}")
+        return EngineDead(f"{self.end.name} {self.end.how()}")
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(PeerGone):
-            self._channel.send(messages.Stop())
-        deadline = time.monotonic() + 2.0
-        self._child.wait(max(0.0, deadline - time.monotonic()))
-        if self._child.exit_code is None:
-            self._child.kill()
-            self._child.wait(5.0)
-        self._child.release()
-        self._channel.close()
+        self.end.close()
         if self._any is not None:
             self._any.close()
         self._rung.close()
-        for descriptor in (self._pidfd, self.pool_file):
-            if descriptor is not None and descriptor >= 0:
-                os.close(descriptor)
-        self._private.close()
+        if self.pool_file >= 0:
+            os.close(self.pool_file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from ..base.arch import ModelArch
 from ..base.config import EngineOptions
 from ..base.cut import cut, kv_heads, refusal
 from ..base.errors import OptionError
-from ..base.layout import ONE, Layout
+from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
+from ..base.stages import stages
 from ..models.registry import describe
 
 
@@ -17,7 +18,10 @@ def shared_by(
 ) -> str:
     """How ranks share this model, as a reason. Raises `OptionError` where they cannot."""
     for holds, why in (
-        (layout == Layout(tp=layout.tp), "only TP is served yet"),
+        (
+            layout in (Layout(tp=layout.tp), Layout(pp=layout.pp)),
+            "only TP, or PP alone, are served yet",
+        ),
         (device == "cpu", f"ranks are served on a CPU, not on {device}"),
         (options.kernels in ("auto", "cpu"), "ranks want the CPU kernels"),
         (not options.max_adapters, "ranks serve no adapters (max_adapters 0)"),
@@ -27,18 +31,30 @@ def shared_by(
     ):
         if not holds:
             raise OptionError(f"layout {layout}: {why}", param="layout")
-    obstacle = refusal(absorbed(describe(files.arch)), layout.tp)
+    graph = absorbed(describe(files.arch))
+    obstacle = refusal(graph, layout.tp)
     if obstacle is not None:
         raise OptionError(f"layout {layout}: no rank has its part, for {obstacle}", param="layout")
+    where = f"with {threads} threads together"
+    if options.launcher != "local":
+        where = "of a launcher, each with the threads that it was given"
+    if layout.pp > 1:
+        if files.arch.task != "tokens":
+            raise OptionError(f"layout {layout}: an encoder has no stages", param="layout")
+        stages(graph, layout.pp)
+        return (
+            f"{layout.pp} processes {where}, each with some layers; as many steps are in flight, "
+            "and answers are those of one"
+        )
     return (
-        f"{layout.tp} processes with {threads} threads together; values are exchanged, nothing is "
+        f"{layout.tp} processes {where}; values are exchanged, nothing is "
         "summed across them, so answers are those of one"
     )
 
 
 def kept_heads(layout: Layout, arch: ModelArch) -> tuple[dict[int, int], ...]:
     """The KV heads by layer that each rank keeps; (): nothing is shared."""
-    if layout == ONE:
+    if layout.tp == 1:
         return ()
     graph = absorbed(describe(arch))
     return tuple(kv_heads(cut(graph, layout.tp, rank)) for rank in range(layout.tp))

@@ -45,8 +45,7 @@ def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWork
         # Kept weights are read and checked by another core while this one imports the worker.
         shelf = thread.submit(_shelf, files, settings)
         # Local: only a process with a worker pays for these imports.
-        from ..worker.options import WorkerOptions
-        from ..worker.worker import Worker
+        from ..worker import Worker, WorkerOptions
 
         imported = time.monotonic() - begin
         worker = Worker(

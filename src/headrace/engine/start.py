@@ -133,6 +133,8 @@ def _drafting(options: EngineOptions, device: str, files: ModelFiles) -> tuple[s
         obstacle = "an encoder makes no tokens to draft"
     elif device != "cpu":
         obstacle = f"drafts are not verified on {device} yet"
+    elif Layout.parse(options.layout).pp > 1:
+        obstacle = "stages do not verify drafts yet"
     elif wish == "suffix" and (why := absence()):
         obstacle = f"suffix drafts with a library: {why}"
     if obstacle and (wish not in ("off", "auto") or options.draft_model is not None):

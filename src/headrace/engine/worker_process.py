@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import EngineFault, HeadraceError
-from ..dist.channel import Channel
+from ..base.facts import WorkerFacts
+from ..dist.channel import Channel, PeerGone
 from ..dist.wake import Wake
 from . import messages
 from .executor import LoadedWorker, execute
@@ -32,14 +35,24 @@ def main() -> None:
     stacks = become_child(arguments.folder, bound=arguments.bound)
     channel = Channel(arguments.address, messages.ToWorker, bind=False)
     try:
-        serve(channel, arguments.worker, arguments.spawned)
+        load = worker_loader(arguments.worker)
+        serve(channel, lambda asked: load(asked.files.open(), asked.settings), arguments.spawned)
     finally:
         channel.close()
         stacks.close()
 
 
-def serve(channel: Channel, loader: str, spawned: float) -> None:
-    """Do what the engine says until it says stop."""
+def serve(
+    channel: Channel,
+    load: Callable[[messages.Load], tuple[LoadedWorker, WorkerFacts]],
+    spawned: float,
+    check: Callable[[], None] = lambda: None,
+) -> HeadraceError | None:
+    """Do what the engine says until it says stop, or an error ends it, which the engine is told.
+
+    `spawned`: the monotonic clock when this process began; `check` is called when something else
+    than a message wakes it, and raises what ends it. Raises `PeerGone` where the engine is gone.
+    """
     wake = Wake()
     channel.watch(wake.fileno())
     channel.send(messages.Hello(0))
@@ -67,9 +80,9 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
                     assert worker is not None
                     done = worker.prepare_grammar(grammar, owner, wake.ring)
                     channel.send(messages.Prepared(done))
-                case messages.Load(files, settings):
+                case messages.Load(_, settings):
                     hot = settings.get("ranks", 1) > 1
-                    worker, facts = worker_loader(loader)(files.open(), settings)
+                    worker, facts = load(message)
                     phases = {"worker_process": began - spawned, **facts.phases}
                     channel.send(messages.Loaded(replace(facts, phases=phases)))
                 case messages.Allocate(pool):
@@ -82,17 +95,23 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
                     channel.send(messages.Done(time.monotonic() - begin))
                 case messages.Stop():
                     break
+                case messages.Failed(error):
+                    raise error.error()
                 case None:
-                    continue
+                    check()
         except HeadraceError as error:
-            channel.send(messages.Failed(WireError.of(error)))
-            return
+            with contextlib.suppress(PeerGone):
+                channel.send(messages.Failed(WireError.of(error)))
+            return error
+        except PeerGone:
+            raise
         except Exception as fault:
             wrapped = EngineFault(f"{type(fault).__name__}: {fault}")
             channel.send(messages.Failed(WireError.of(wrapped)))
             raise
     if worker is not None:
         worker.close()
+    return None
 
 
 def _soon(channel: Channel) -> Any:

@@ -7,6 +7,7 @@ from typing import Protocol
 from ..base.cut import cut
 from ..base.demand import Hidden, demand, head
 from ..base.graph import EmbedSpec, Graph, WeightRef
+from ..base.stages import stages
 from .arrays import Array, floats_like
 from .fuse import fused
 from .interpret import Adding, Interpreter
@@ -26,6 +27,7 @@ class RankMemory(Protocol):
 
     def take(self, size: int) -> Array: ...
     def begin_anew(self) -> None: ...
+    def tear(self) -> None: ...
 
 
 class Model:
@@ -40,6 +42,8 @@ class Model:
     ) -> None:
         """`full`: the graph of which this is a rank's part, by way of `commons`."""
         self.graph, self.weights, self.commons = graph, weights, commons
+        self.stages = 1
+        """Where more: it is stage `commons.rank` of so many."""
         self._head = head(full or graph)
         self._variants: dict[Hidden, Graph] = {}
         self._interpreters: dict[object, Interpreter] = {}
@@ -49,6 +53,12 @@ class Model:
         (`logits`) is whole. Raises `OptionError`."""
         mine = cut(self.graph, commons.ranks, commons.rank)
         return Model(mine, self.weights, self.graph, commons)
+
+    def stage(self, commons: RankMemory) -> Model:
+        """The layers of one of as many stages as there are ranks. Raises `OptionError`."""
+        made = Model(stages(self.graph, commons.ranks)[commons.rank], self.weights, commons=commons)
+        made.stages = commons.ranks
+        return made
 
     def variant(self, hidden: Hidden) -> Graph:
         """The graph of steps that want these hidden states, and logits where there is a head for

@@ -27,6 +27,9 @@ class Limits:
     """Steps in flight: with 2 the next is planned before the result of the last is there."""
     drafts: int = 0
     """Drafts that a decode verifies beside its own token, at most."""
+    stages: int = 1
+    """Parts of the model that compute steps one behind the other, so many at a time: with more than
+    one, a step decodes sequences that no step in flight has, and its share of them."""
 
     def __post_init__(self) -> None:
         for name, low in (("rows", 1), ("max_context", 2), ("max_waiting", 0), ("drafts", 0)):
@@ -38,7 +41,7 @@ class Limits:
             raise OptionError(
                 f"policy must be one of fcfs, priority, not {self.policy!r}", param="policy"
             )
-        if self.depth not in (1, 2):
+        if self.depth not in (1, 2) and self.depth != self.stages:
             raise OptionError(f"depth must be 1 or 2, not {self.depth}", param="depth")
 
     @property

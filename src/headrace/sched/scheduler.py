@@ -316,6 +316,8 @@ class Scheduler:
         """Blocks for those who run and need some; the chunks of prompts that then have room."""
         decoding, prefilling = self._roster.decoding, self._roster.prefilling
         needy = [s for s in decoding.values() if s.scheduled >= s.capacity < s.limit]
+        if self.limits.stages > 1:
+            needy = [s for s in needy if not s.in_flight]
         needy.extend(prefilling.values())
         budget = self.limits.step_tokens - len(decoding)
         self._held = None
@@ -361,8 +363,19 @@ class Scheduler:
                 return False
             self._roster.preempt(victim)
 
+    def _share(self) -> int:
+        """Most sequences that a step decodes where stages share the model: each of the steps in
+        flight has as many. 0: there are no stages."""
+        stages = self.limits.stages
+        return 0 if stages == 1 else -(-self._roster.running // stages)
+
     def _place_decodes(self, plan: StepPlan) -> list[Work]:
-        ready = [s for s in self._roster.decoding.values() if s.scheduled < s.capacity]
+        decoding = self._roster.decoding
+        ready = [s for s in decoding.values() if s.scheduled < s.capacity]
+        if share := self._share():
+            ready = [s for s in ready if not s.in_flight][:share]
+            for s in ready:  # Who is left over is the first of the next step.
+                decoding[s.id] = decoding.pop(s.id)
         plan.rows.extend([s.row for s in ready])
         plan.starts.extend([s.scheduled for s in ready])
         plan.counts.extend([1] * len(ready))

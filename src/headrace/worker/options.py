@@ -45,6 +45,8 @@ class WorkerOptions:
     ranks: int = 1
     """Workers that share the model; this is `rank` of them."""
     rank: int = 0
+    stages: int = 1
+    """Where more than one: ranks have some layers each, and not a part of each."""
     commons: int = -1
     """Descriptor of the memory that they share: `dist.commons`."""
     pool_file: int = -1

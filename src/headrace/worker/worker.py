@@ -22,6 +22,7 @@ from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.commons import Commons
 from ..kernels.cpu.library import meet
+from ..kernels.model import Model
 from ..kernels.operators import StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, CallByCall, Program
 from ..kernels.timing import OperatorTimes, operator_times
@@ -50,6 +51,7 @@ from .pooling import Pooler
 from .prompt_scores import PromptScores
 from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
+from .stage import StageSteps
 from .step import Steps
 from .transfer import Stopwatch
 from .verification import Verification
@@ -112,8 +114,11 @@ class Worker:
                 max_context=options.max_context,
             )
             weight_bytes = self._model.weights.nbytes
+            whole = self._model
             if options.ranks > 1:
-                self._model = self._model.cut(Commons(options.commons, options.ranks, options.rank))
+                commons = Commons(options.commons, options.ranks, options.rank)
+                shares = self._model.stage if options.stages > 1 else self._model.cut
+                self._model = shares(commons)
             decisions += getattr(self._operators, "told", ())
             self._adapters: Adapters | None = None
             if options.adapters and self._model.generates:
@@ -170,14 +175,14 @@ class Worker:
             device_memory=free,
             kernels=[*self._resolved.decisions, *decisions],
             phases=phases,
-            features=self._features(),
+            features=self._features(whole),
             step_bytes=measured.step_bytes,
             graph_bytes=measured.graph_bytes,
         )
 
-    def _features(self) -> tuple[str, ...]:
-        if not self._model.generates:
-            return ("pooling", "score") if self._model.labels else ("pooling",)
+    def _features(self, model: Model) -> tuple[str, ...]:
+        if not model.generates:
+            return ("pooling", "score") if model.labels else ("pooling",)
         parts = {"grammar": self._grammars, "adapter": self._adapters}
         found = ["pooling", *(name for name, part in parts.items() if part is not None)]
         alone = self.options.ranks == 1 and self._draft_model is None
@@ -271,6 +276,11 @@ class Worker:
             if program.lowered:
                 # What torch still does in a step is small, and to wake its threads costs more.
                 _set_torch_threads(1)
+            self._steps: Steps | StageSteps
+            if options.rank + 1 < self._model.stages:
+                given = program, self._rows, self._tables, self.cache, self._batch
+                self._steps = StageSteps(*given, check_plans())
+                return
             features = Features(self._listed(program), options.rows)
             self._steps = Steps(
                 program=program,
@@ -290,8 +300,8 @@ class Worker:
 
     def _kept(self, pool: PoolShape) -> PoolShape:
         """The pool of those KV heads that this worker has."""
-        if self._model.commons is None:
-            return pool
+        if self._model.commons is None or self._model.stages > 1:
+            return pool  # Blocks of layers that are another stage's are never written.
         return pool_of_rank(pool, kv_heads(self._model.graph))
 
     def _verification(self) -> Verification | None:
@@ -389,12 +399,20 @@ class Worker:
         """The result of a step, once all ranks that share the model have ended it: well, or not. A
         rank that fails alone would be waited for at an exchange."""
         commons = self._model.commons
-        if commons is not None:
+        if commons is not None and self._model.stages > 1:
+            if result.error is not None:
+                commons.tear()  # The stages behind it wait for what will not come.
+        elif commons is not None:
             try:
                 meet(commons.fence, commons.ranks, 1 if result.error is None else 2)
             except EngineFault as fault:
                 return _failed(plan, begin, fault)
         return result
+
+    def learn(self, plan: StepPlan, result: StepResult) -> None:
+        """What the last stage has sampled in a step of this one, which has not the head."""
+        assert isinstance(self._steps, StageSteps)
+        self._steps.learn(plan, result)
 
     def prepare_grammar(
         self, source: str, owner: str = "", done: Callable[[], None] | None = None

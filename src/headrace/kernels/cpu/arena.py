@@ -32,6 +32,8 @@ class Arena:
         )
         for key, buffer in self.all:
             self._free.setdefault(key, []).append(buffer)
+        self._links: dict[int, npt.NDArray[np.uint8]] = {} if beside is None else beside._links
+        """By stage, where it hands its rows to the next."""
         self._placed: dict[object, Placed] = {} if beside is None else beside._placed
         """Between the three records of a mixture alone, so all of one shape have one."""
 
@@ -85,9 +87,25 @@ class Arena:
         room: npt.NDArray[np.uint8] = self.commons.take(size)
         return room
 
+    def link(self, stage: int, width: int) -> npt.NDArray[np.uint8]:
+        """Memory through which `stage` hands rows [N, width] to the next: csrc/handover.h."""
+        assert self.commons is not None
+        for number in range(self.commons.ranks - 1):
+            # All ranks take all of them, in one order.
+            if number not in self._links:
+                size = 128 + SLOTS * (64 + 4 * self._rows[ROWS_N] * width)
+                self._links[number] = self._in_common(size)
+        return self._links[stage]
+
+    def most(self, rows: int) -> int:
+        """How many rows of N or R there are at most."""
+        return self._rows[rows]
+
     def give_back(self, rows: int, width: int, buffer: Buffer, *, exchanged: bool = False) -> None:
         kind = _KINDS[exchanged][not isinstance(buffer, np.ndarray)]
         self._free.setdefault((kind, rows, width), []).append(buffer)
 
 
+SLOTS = 4
+"""Steps that a stage may be ahead of the next one."""
 _KINDS = {False: ("f", "q"), True: ("f of ranks", "q of ranks")}

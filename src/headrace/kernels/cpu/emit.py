@@ -10,7 +10,7 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from ctypes import Structure
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,13 @@ import numpy.typing as npt
 from ...base.graph import AttentionSpec
 from ..arrays import Array, address, aligned, contiguous, dtype_name, stride
 from ..key_bias import KeyBias
+from ..model import RankMemory
 from ..operators import KvLayer
 from ..prepared import RopeTable
 from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
 from . import records
 from .panels import OUTPUTS, kind_of
-from .rank_records import HrExchange
+from .rank_records import HrExchange, HrHandover, HrPiece
 from .records import (
     ACTIVATIONS,
     INDICES,
@@ -165,8 +166,39 @@ def linear(
     return records.LINEAR, op
 
 
-def exchange(fence: int, ranks: int, place: int) -> Emitted:
-    return records.EXCHANGE, HrExchange(fence, ranks, place)
+def exchange(commons: RankMemory, place: int, pieces: Sequence[HrPiece]) -> Emitted:
+    """`pieces`: what ranks that share no memory send each other; not looked at where they do."""
+    array = (HrPiece * len(pieces))(*pieces)
+    given = ctypes.addressof(array), commons.ranks, place, len(pieces)
+    op = HrExchange(commons.fence, *given)
+    op.keep = array, pieces
+    return records.EXCHANGE, op
+
+
+def handover(
+    commons: RankMemory, link: npt.NDArray[np.uint8], rows: Matrix, width: int, most: int, step: int
+) -> Emitted:
+    """Rows [N, width], at most `most`, to the next stage (`step` 1) or from the one before (-1)."""
+    given = *rows, width, commons.rank + step, step > 0, most
+    op = HrHandover(commons.fence, address(link), *given)
+    op.keep = link
+    return records.HANDOVER, op
+
+
+def piece(
+    room: npt.NDArray[Any] | QuantisedRows, bounds: Sequence[int], rows: int, spans: Any = None
+) -> HrPiece:
+    """`bounds`: by rank, the columns of `room` that each has; `rows`: as in `records`, -1: one."""
+    if isinstance(room, QuantisedRows):
+        data, together, size = room.data, SIX, ctypes.sizeof(HrSix)
+        bounds, step = [bound // UNIT for bound in bounds], room.struct.stride * size
+    else:
+        data, together, size, step = room, 1, room.itemsize, stride(room, 0) * room.itemsize
+    limits = np.array(bounds, np.int64) * size
+    at = None if spans is None else ctypes.addressof(spans)
+    made = HrPiece(address(data), step, address(limits), at, rows, together)
+    made.keep = limits, room, spans
+    return made
 
 
 def sample(logits: Matrix, vocab: int, tokens: npt.NDArray[np.int64]) -> tuple[int, HrSample]:

@@ -27,8 +27,12 @@ class HeadPart(NamedTuple):
     place: int
     """The number of its first exchange, of which there are two."""
 
-    def exchange(self, number: int) -> Emitted:
-        return emit.exchange(self.commons.fence, self.commons.ranks, self.place + number)
+    def exchange(self, number: int, room: npt.NDArray[np.uint8]) -> Emitted:
+        """An exchange of what each rank has written in its row of `room`."""
+        ranks, size = room.shape
+        bounds = [rank * size for rank in range(ranks + 1)]
+        piece = emit.piece(room.reshape(1, -1), bounds, -1)
+        return emit.exchange(self.commons, self.place + number, [piece])
 
     def room(self, stride: int) -> npt.NDArray[np.uint8]:
         """Room in memory of all, by rank: for so many rows, eight bytes a row."""
@@ -103,5 +107,5 @@ class Head:
         if share is None:
             return bound + best
         if bound:
-            bound += [(records.LOWER, self._op), share.exchange(0)]
-        return [*bound, *best, share.exchange(1), (records.AGREE, self._agree)]
+            bound += [(records.LOWER, self._op), share.exchange(0, self._lowest)]
+        return [*bound, *best, share.exchange(1, self._found), (records.AGREE, self._agree)]

@@ -28,7 +28,7 @@ from ..arrays import address
 from .rank_records import MIRRORED
 from .records import HrStep
 
-VERSION = 10
+VERSION = 11
 """Version of the C ABI: `hr_version`."""
 LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""
@@ -57,6 +57,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_team_threads": (c_int32, [c_void_p]),
     "hr_run": (c_int32, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
     "hr_meet": (c_int32, [c_void_p, c_int32, ctypes.c_uint32]),
+    "hr_wire": (None, [c_void_p, c_int32, c_int32, c_void_p]),
+    "hr_wire_culprit": (c_int32, [c_void_p]),
+    "hr_wire_free": (None, [c_void_p]),
     "hr_packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),
     "hr_pack": (None, [c_void_p, c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "hr_pack_coded": (None, [c_void_p, c_int32, *[c_void_p] * 3, *[c_int64] * 3, c_void_p]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -34,7 +34,8 @@ from . import emit, latent, mixture, states
 from .arena import Arena
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .fusion import Additions, Fusion, Unrecordable, rows_of
-from .records import UNIT, HrKv, HrLinear, HrQuantised
+from .rank_records import HrPiece
+from .records import ROWS_N, UNIT, HrKv, HrLinear, HrQuantised
 
 
 class Lowering(Fusion):
@@ -142,17 +143,36 @@ class Lowering(Fusion):
                 back()
 
     def _exchange(self, index: int, node: Node) -> None:
-        self._meet()
+        (whole,), spec = node.out, node.spec
+        assert isinstance(spec, ExchangeSpec)
+        rooms = [self._floats.get(self._places[whole]), self._codes.get(whole)]
+        self._meet(
+            emit.piece(room, spec.bounds, rows_of(whole)) for room in rooms if room is not None
+        )
 
-    def _meet(self) -> None:
+    def _meet(self, pieces: Iterable[HrPiece]) -> None:
         commons = self._arena.commons
         assert commons is not None
-        self._emit("exchange", emit.exchange(commons.fence, commons.ranks, self.meetings))
+        self._emit("exchange", emit.exchange(commons, self.meetings, list(pieces)))
         self.meetings += 1
         # Whoever comes here has read what died before.
         for back in self._idle:
             back()
         self._idle.clear()
+
+    def _receive(self, index: int, node: Node) -> None:
+        self._hand_over(self._make_floats(node.out[0]), node.out[0], -1)
+
+    def hand_on(self, value: Value) -> None:
+        """End with the rows of an output given to the next stage."""
+        self._hand_over(self._matrix(value), value, 1)
+
+    def _hand_over(self, rows: Matrix, value: Value, step: int) -> None:
+        commons, most = self._arena.commons, self._arena.most(ROWS_N)
+        assert commons is not None
+        link = self._arena.link(min(commons.rank, commons.rank + step), value.width)
+        given = commons, link, rows, value.width, most, step
+        self._emit("receive" if step < 0 else "hand on", emit.handover(*given))
 
     def _embed(self, index: int, node: Node) -> None:
         spec = node.spec
@@ -258,7 +278,11 @@ class Lowering(Fusion):
             assert self._met.get(placed, -1) < self.meetings, "another rank may still read this"
         self._emit("experts_up", up)
         if spec.inner is not None:
-            self._meet()
+            rooms = [placed.inner_codes, placed.inner_floats]
+            bounds = spec.inner.bounds
+            self._meet(
+                emit.piece(one, bounds, -1, placed.spans) for one in rooms if one is not None
+            )
             self._met[placed] = self.meetings
         self._emit("experts_down", down)
 

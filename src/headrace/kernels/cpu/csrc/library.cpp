@@ -10,6 +10,7 @@
 #include "mixture.h"
 #include "pack.h"
 #include "ranks.h"
+#include "wire.h"
 #include "states.h"
 #include "team.h"
 
@@ -67,7 +68,7 @@ void peak_share(void* context, int thread, int) {
 HR_API const char* hr_sources() { return HR_SOURCES; }
 
 // Raised whenever a record or a function changes its meaning (how panels lie: `LAYOUT`, library.py).
-HR_API int32_t hr_version() { return 10; }
+HR_API int32_t hr_version() { return 11; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
 HR_API int64_t hr_sizeof(int32_t index) {
@@ -82,7 +83,8 @@ HR_API int64_t hr_sizeof(int32_t index) {
                            sizeof(HrRoute),  sizeof(HrSpan),      sizeof(HrExperts),
                            sizeof(HrHeads),  sizeof(HrColumns),   sizeof(HrConv),
                            sizeof(HrRecurrence), sizeof(HrMultiply),
-                           sizeof(HrExchange), sizeof(HrAgree)};
+                           sizeof(HrPiece),  sizeof(HrExchange),
+                           sizeof(HrHandover), sizeof(HrAgree)};
   const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
   return index >= 0 && index < count ? sizes[index] : -1;
 }
@@ -113,7 +115,25 @@ HR_API int32_t hr_run(void* team, const HrRecord* records, int32_t count, const 
 
 // Wait at a fence for the other ranks: 0, or why not (ranks.h).
 HR_API int32_t hr_meet(void* fence, int32_t ranks, uint32_t sign) {
-  return hr::meet(static_cast<hr::Fence*>(fence), ranks, sign);
+  const HrExchange alone = {fence, nullptr, ranks, 0, 0, 0};
+  return hr::meet(alone, sign, nullptr);
+}
+
+// From now on the ranks of a fence, which this process has for itself, meet by sockets (wire.h).
+HR_API void hr_wire(void* fence, int32_t ranks, int32_t rank, const int32_t* sockets) {
+  static_cast<hr::Fence*>(fence)->wire = new hr::Wire(ranks, rank, sockets);
+}
+
+// The rank at which a fence's wire broke; -1: it did not.
+HR_API int32_t hr_wire_culprit(void* fence) {
+  const auto* wire = static_cast<hr::Fence*>(fence)->wire;
+  return wire ? wire->culprit.load() : -1;
+}
+
+HR_API void hr_wire_free(void* fence) {
+  auto& wire = static_cast<hr::Fence*>(fence)->wire;
+  delete wire;
+  wire = nullptr;
 }
 
 // Bytes of a packed weight, or −1 when the kind or the shape has no panels.

@@ -31,7 +31,7 @@ typedef struct {         // which experts a row goes to: see experts.h
   int32_t unused;
 } HrRoute;
 
-typedef struct {
+typedef struct HrSpan {
   int32_t expert;        // −1: behind the last
   int32_t first;         // its first place, a multiple of six
   int32_t count;         // of its rows

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "pause.h"
+#include "wire.h"
 
 namespace hr {
 namespace {
@@ -50,14 +51,27 @@ Met ended(const Fence* fence) {
 
 }  // namespace
 
-Met meet(Fence* fence, int32_t ranks, uint32_t sign) {
+Met await_change(Fence* fence, std::atomic<uint32_t>* word, uint32_t seen) {
+  const auto changed = [&] { return word->load(std::memory_order_acquire) != seen; };
+  for (int i = 0; i < kSpins && !changed(); ++i) pause_cpu();
+  for (int i = 0; i < kYields && !changed(); ++i) sched_yield();
+  while (!changed() && ended(fence) == kMet) futex(word, FUTEX_WAIT, seen, &kLook);
+  return changed() ? kMet : ended(fence);
+}
+
+void wake_all(std::atomic<uint32_t>* word) { futex(word, FUTEX_WAKE, 0x7fffffff, nullptr); }
+
+Met meet(const HrExchange& op, uint32_t sign, const HrStep* step) {
+  auto* const fence = static_cast<Fence*>(op.fence);
+  const auto ranks = static_cast<uint32_t>(op.ranks);
+  if (fence->wire) return fence->wire->exchange(fence, sign, op.pieces, op.count, step);
   if (const Met before = ended(fence); before != kMet) return before;
   const uint32_t seen = fence->phase.load(std::memory_order_acquire);
   fence->signs.fetch_add(sign, std::memory_order_relaxed);
   const auto before = fence->arrived.fetch_add(1, std::memory_order_acq_rel);
-  if (before + 1 == static_cast<uint32_t>(ranks)) {
+  if (before + 1 == ranks) {
     const bool alike =
-        fence->signs.exchange(0, std::memory_order_relaxed) == sign * static_cast<uint32_t>(ranks);
+        fence->signs.exchange(0, std::memory_order_relaxed) == sign * ranks;
     fence->arrived.store(0, std::memory_order_relaxed);
     if (!alike) fence->broken.store(2, std::memory_order_release);
     open(fence, seen);

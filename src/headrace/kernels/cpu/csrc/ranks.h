@@ -12,6 +12,8 @@
 
 namespace hr {
 
+class Wire;
+
 // In memory that all ranks share, zeroed before the first of them comes.
 struct Fence {
   alignas(64) std::atomic<uint32_t> arrived;
@@ -19,12 +21,18 @@ struct Fence {
   alignas(64) std::atomic<uint32_t> phase;
   std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<uint32_t> broken;  // a rank is gone: whoever saw it go writes this
+  alignas(64) Wire* wire;  // of ranks that share no memory: then nobody else has this fence
 };
 
 enum Met { kMet = 0, kBroken = -2, kStrangers = -3 };
 
-// Wait for all ranks. `sign` is what this one believes to be doing: ranks that differ in it are in
-// different places of their programs, and the group is broken for good (kStrangers).
-Met meet(Fence* fence, int32_t ranks, uint32_t sign);
+// Sleep until a word of memory that ranks share is no longer `seen`, or the group has ended.
+Met await_change(Fence* fence, std::atomic<uint32_t>* word, uint32_t seen);
+void wake_all(std::atomic<uint32_t>* word);
+
+// Wait for all ranks, and for their columns where they come over a wire. `sign` is what this one
+// believes to be doing: ranks that differ in it are in different places of their programs, and the
+// group is broken for good (kStrangers).
+Met meet(const HrExchange& op, uint32_t sign, const HrStep* step);
 
 }  // namespace hr

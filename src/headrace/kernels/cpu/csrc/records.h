@@ -64,7 +64,8 @@ enum HrCode {
   HR_OP_BOUND = 26,
   HR_OP_HEADS = 27, HR_OP_COLUMNS = 28,  // heads.h
   HR_OP_CONV = 29, HR_OP_RECURRENCE = 30, HR_OP_MULTIPLY = 31,  // states.h
-  HR_OP_EXCHANGE = 32, HR_OP_AGREE = 33, HR_OP_LOWER = 34  // ranks.h
+  HR_OP_EXCHANGE = 32, HR_OP_AGREE = 33, HR_OP_LOWER = 34,  // ranks.h
+  HR_OP_HANDOVER = 35  // handover.h
 };
 
 // Rows of activations as int8, six rows interleaved: what a product walks through is one
@@ -369,11 +370,38 @@ typedef struct {         // a step's logits to tokens: one for each of its R row
   int64_t vocab;
 } HrSample;
 
+#define HR_MOST_RANKS 64
+
+struct HrSpan;
+
+typedef struct {         // a value of which each rank has columns, for ranks that share no memory
+  uint8_t* data;
+  int64_t stride;        // bytes from a row to the next
+  const int64_t* bounds; // [ranks + 1]: rank r has a row's bytes from bounds[r] to bounds[r + 1]
+  const struct HrSpan* spans;  // rows of a mixture, up to where its list ends; null: by `rows`
+  int32_t rows;          // HrRows; -1: one
+  int32_t together;      // rows that are one: six of codes
+} HrPiece;
+
 typedef struct {         // what ranks have written side by side is there for all behind it: ranks.h
   void* fence;
+  const HrPiece* pieces; // what is sent where ranks share no memory
   int32_t ranks;
   int32_t place;         // which of the program's exchanges this is
+  int32_t count;         // of pieces
+  int32_t unused;
 } HrExchange;
+
+typedef struct {         // rows [N, width] that one stage makes and the next one reads: handover.h
+  void* fence;
+  void* link;            // memory of both; null: by the fence's wire
+  float* data;
+  int64_t stride;
+  int32_t width;
+  int32_t peer;          // the rank that has the other stage
+  int32_t gives;         // 1: to the peer; 0: from it
+  int32_t most;          // rows of a slot
+} HrHandover;
 
 typedef struct {         // of the most likely tokens that ranks have found, the most likely one
   const HrBest* best;    // [ranks, stride]

@@ -22,6 +22,7 @@
 
 #include "crew.h"
 #include "pause.h"
+#include "handover.h"
 #include "ranks.h"
 
 #include <errno.h>
@@ -148,10 +149,12 @@ struct Team {
 
   // Behind a meeting that failed the others are not waited for: what is computed is lost.
   Met exchange(const HrRecord& record) const {
+    if (record.code == HR_OP_HANDOVER)
+      return hand_over(*static_cast<const HrHandover*>(record.op), step);
     const auto& op = *static_cast<const HrExchange*>(record.op);
     const auto sign = static_cast<uint32_t>(op.place + 1) * 2654435761u +
                       static_cast<uint32_t>(step->n) * 40503u + static_cast<uint32_t>(step->r);
-    return meet(static_cast<Fence*>(op.fence), op.ranks, sign);
+    return meet(op, sign, step);
   }
 
   double work(int thread) {
@@ -169,7 +172,7 @@ struct Team {
     double waited = 0;
     for (int i = 0; i < total; ++i, w.counters += all * kCounterStride) {
       const double began = times && thread == 0 ? now() : 0;
-      if (list[i].code != HR_OP_EXCHANGE) kernels->run(list[i], w);
+      if (list[i].code != HR_OP_EXCHANGE && list[i].code != HR_OP_HANDOVER) kernels->run(list[i], w);
       else if (thread == 0 && met == kMet) met = exchange(list[i]);
       waited += barrier(all);
       if (times && thread == 0) times[i] = now() - began;

@@ -1,0 +1,30 @@
+"""`headrace serve` as another rank than the first, where a launcher started it so."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from ..base.config import EngineOptions
+from ..engine.following import follow
+from ..engine.launch import place_of
+from ..loader import open_model
+from .progress import DownloadBars
+
+log = logging.getLogger("headrace.rank")
+
+
+def followed(options: EngineOptions) -> bool:
+    """Serve rank 0 until it says stop; False, at once, where this is rank 0. Raises
+    `HeadraceError`."""
+    options.verify()
+    place = place_of(options)
+    if place.rank == 0:
+        return False
+    with DownloadBars(sys.stderr) as bars:
+        files = open_model(
+            options.model, cache_dir=options.cache_dir, offline=options.offline, progress=bars
+        )
+    log.info("rank %d of %d comes to %s", place.rank, place.ranks, place.leader)
+    follow(options, files, place)
+    return True

@@ -1,0 +1,214 @@
+"""Connections between the processes of several hosts: both ends prove that they have one key.
+
+    magic, nonce          32 bytes each way
+    proof of who dials    HMAC-SHA-256 over role, both nonces and what the connection is for
+    proof of who listens
+
+Neither end takes a byte further before that. What goes over the connection afterwards is neither
+sealed nor signed, as with the collective libraries of GPUs: the network between ranks is trusted to
+carry it, and the key keeps others of that network out.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import queue
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from ..base.errors import EngineDead
+
+PROOF_SECONDS = 5.0
+"""How long one end waits for what the other has to say of itself."""
+_MAGIC = b"HRRANK01"
+_NONCE = 24
+_FOR = struct.Struct(">HH")
+_TRY_AGAIN = 0.1
+_AT_ONCE = 64
+"""Connections that may be proving themselves at a time; more are closed."""
+_SOCKET_BYTES = 4 << 20
+"""Asked of the system for what is on its way: an exchange of a long step fits."""
+
+
+class Use(IntEnum):
+    CONTROL = 0
+    PULSE = 1
+    EXCHANGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A process that dialled and has the key."""
+
+    use: Use
+    rank: int
+    connection: socket.socket
+
+    @property
+    def host(self) -> str:
+        return str(self.connection.getpeername()[0]).removeprefix("::ffff:")
+
+
+class NoRank(EngineDead):
+    """The other end has not our key, or is no rank at all."""
+
+
+def dial(address: HostPort, key: bytes, use: Use, rank: int, *, seconds: float) -> socket.socket:
+    """A connection for `use` of `rank`, tried until the time is over: the other end may not be
+    there yet. Raises `EngineDead` that says what was wrong last, `NoRank` at once."""
+    end, why = time.monotonic() + seconds, "it does not answer"
+    while (left := end - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection((address.host, address.port), timeout=left)
+        except OSError as error:
+            why = error.strerror or str(error) or why
+            time.sleep(min(_TRY_AGAIN, left))
+            continue
+        try:
+            _prove(connection, key, _FOR.pack(use, rank))
+        except (OSError, NoRank) as error:
+            connection.close()
+            if isinstance(error, NoRank):
+                raise NoRank(f"{address}: {error}") from None
+            # Perhaps whoever listened is just ending.
+            why = "it does not say who it is" if isinstance(error, TimeoutError) else str(error)
+            time.sleep(min(_TRY_AGAIN, max(0.0, end - time.monotonic())))
+            continue
+        return _ready(connection)
+    raise EngineDead(f"{address} was not reached in {seconds:g} s: {why}")
+
+
+def _ready(connection: socket.socket) -> socket.socket:
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+    return connection
+
+
+def _prove(connection: socket.socket, key: bytes, purpose: bytes) -> None:
+    """The end that dials."""
+    connection.settimeout(PROOF_SECONDS)
+    mine = os.urandom(_NONCE)
+    connection.sendall(_MAGIC + mine)
+    theirs = _hello(connection)
+    connection.sendall(purpose + _proof(key, b"dials", mine, theirs, purpose))
+    if not hmac.compare_digest(_read(connection, 32), _proof(key, b"hears", theirs, mine, purpose)):
+        raise NoRank("it has another key")
+
+
+def _verify(connection: socket.socket, key: bytes) -> tuple[Use, int]:
+    """The end that listens; (use, rank) of the other. Raises `NoRank`, `OSError`."""
+    connection.settimeout(PROOF_SECONDS)
+    mine = os.urandom(_NONCE)
+    connection.sendall(_MAGIC + mine)
+    theirs = _hello(connection)
+    purpose = _read(connection, _FOR.size)
+    if not hmac.compare_digest(_read(connection, 32), _proof(key, b"dials", theirs, mine, purpose)):
+        raise NoRank("it has another key")
+    use, rank = _FOR.unpack(purpose)
+    connection.sendall(_proof(key, b"hears", mine, theirs, purpose))
+    try:
+        return Use(use), rank
+    except ValueError:
+        raise NoRank(f"it wants a connection of kind {use}") from None
+
+
+def _hello(connection: socket.socket) -> bytes:
+    said = _read(connection, len(_MAGIC) + _NONCE)
+    if not said.startswith(_MAGIC):
+        raise NoRank("it speaks another protocol")
+    return said[len(_MAGIC) :]
+
+
+def _proof(key: bytes, role: bytes, own: bytes, other: bytes, purpose: bytes) -> bytes:
+    return hmac.digest(key, role + own + other + purpose, "sha256")
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            # What a listener does to whose proof it does not believe.
+            raise NoRank("it closed the connection before it had proved its key, as for a wrong one")
+        data += part
+    return data
+
+
+@dataclass(slots=True)
+class Door:
+    """Where other ranks come in. Each proves itself in a thread of its own: one that says nothing
+    keeps nobody waiting."""
+
+    listener: socket.socket
+    key: bytes
+    _arrived: queue.Queue[Arrival] = field(default_factory=queue.Queue)
+    _proving: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_AT_ONCE))
+
+    @classmethod
+    def open(cls, host: str, port: int, key: bytes) -> Door:
+        """Listen there; "": at all addresses. Raises `EngineDead`."""
+        try:
+            both = host == "" and socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+            listener = socket.create_server(
+                (host, port), family=family, backlog=_AT_ONCE, dualstack_ipv6=both
+            )
+        except OSError as error:
+            where = HostPort(host or "0.0.0.0", port)  # noqa: S104 - words, no address
+            raise EngineDead(f"ranks cannot be awaited at {where}: {error.strerror}") from None
+        door = cls(listener, key)
+        threading.Thread(target=door._listen, name="headrace-door", daemon=True).start()
+        return door
+
+    @property
+    def port(self) -> int:
+        return int(self.listener.getsockname()[1])
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return  # Closed.
+            if self._proving.acquire(blocking=False):
+                threading.Thread(target=self._let_in, args=[connection], daemon=True).start()
+            else:
+                connection.close()
+
+    def _let_in(self, connection: socket.socket) -> None:
+        try:
+            use, rank = _verify(connection, self.key)
+            self._arrived.put(Arrival(use, rank, _ready(connection)))
+        except (OSError, NoRank):
+            connection.close()
+        finally:
+            self._proving.release()
+
+    def next(self, seconds: float) -> Arrival | None:
+        """The next that has come; None: nobody in that time."""
+        with suppress(queue.Empty):
+            return self._arrived.get(timeout=max(0.0, seconds))
+        return None
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        while (late := self.next(0.0)) is not None:
+            late.connection.close()

@@ -1,0 +1,68 @@
+"""A rank that a launcher started and that is not the first: it serves rank 0."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..base.config import EngineOptions
+from ..base.errors import EngineDead
+from ..base.facts import WorkerFacts
+from ..base.hardware import cpu
+from ..base.modelfiles import ModelFiles
+from ..dist.channel import PeerGone
+from ..dist.wake import Wake
+from ..loader.panels import panel_folder
+from . import messages
+from .executor import LoadedWorker
+from .joining import PATIENCE, Patience, join, joins
+from .launch import RankPlace
+from .real import REAL_WORKER, worker_loader
+from .worker_process import serve
+
+
+def follow(
+    options: EngineOptions,
+    files: ModelFiles,
+    place: RankPlace,
+    *,
+    worker: str = REAL_WORKER,
+    patience: Patience = PATIENCE,
+) -> None:
+    """Do what rank 0 says until it says stop. Raises `EngineDead` naming the rank that ended the
+    group, `OptionError` where this one is not of it."""
+    began = time.monotonic()
+    circle, channel = join(place, lambda port: joins(place, options, files, port), patience)
+    wake = Wake()
+    circle.calls.append(lambda rank, why: wake.ring())
+    channel.watch(wake.fileno())
+
+    def load(asked: messages.Load) -> tuple[LoadedWorker, WorkerFacts]:
+        """What rank 0 decided, with this host's files, threads and memory."""
+        here: dict[str, Any] = {
+            "rank": place.rank,
+            "commons": circle.descriptor,
+            "threads": options.threads or cpu().physical_cores,
+            "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
+        }
+        return worker_loader(worker)(files, {**asked.settings, **here})
+
+    def check() -> None:
+        wake.clear()
+        circle.check()
+
+    try:
+        ended = serve(channel, load, began, check)
+    except PeerGone:
+        ended = None
+        deadline = time.monotonic() + 1.0  # The pulse knows how.
+        while not circle.lost and time.monotonic() < deadline:
+            time.sleep(0.01)
+        circle.check()
+        raise EngineDead(f"{circle.names[0]} closed its connection") from None
+    finally:
+        channel.close()
+        circle.close()
+        wake.close()
+    if ended is not None:
+        raise ended

@@ -1,0 +1,258 @@
+"""How ranks that a launcher started find each other: rank 0 awaits the others, and all are
+connected to all before a weight is loaded.
+
+    rank r → 0     Joins: who it is, and what it would serve
+    0 → rank r     Peers: where the others listen; or Failed, where it is not what rank 0 is
+    r → each q < r one connection for exchanges, and one for signs of life
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..base.config import EngineOptions
+from ..base.errors import EngineDead, OptionError
+from ..base.modelfiles import ModelFiles
+from ..base.version import VERSION
+from ..dist.channel import Channel
+from ..dist.commons import Commons, make_commons
+from ..dist.hosts import PROOF_SECONDS, Arrival, Door, HostPort, Use, dial
+from ..dist.pulse import SILENT, Pulse
+from ..kernels.cpu.library import sources
+from ..kernels.cpu.wire import Wire
+from ..loader.content import content_digest
+from . import messages
+from .joins import FromRank, Joins, Peers, ToRank
+from .launch import RankPlace
+from .messages import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds."""
+
+    join: float = 300.0
+    """Until all ranks have come."""
+    silent: float = SILENT
+    """Without a sign of life."""
+
+
+PATIENCE = Patience()
+
+
+@dataclass(slots=True)
+class Circle:
+    """All ranks, connected: what this one exchanges with them, and who of them is lost."""
+
+    place: RankPlace
+    names: Sequence[str]
+    """By rank, with where it is."""
+    descriptor: int
+    """Descriptor of this rank's commons, which is its own."""
+    commons: Commons
+    wire: Wire
+    lost: dict[int, str] = field(default_factory=dict)
+    """How those ended that are gone, the first one first."""
+    calls: list[Callable[[int, str], None]] = field(default_factory=list)
+    _pulse: Pulse | None = None
+    _connections: Sequence[Arrival] = ()
+
+    @classmethod
+    def of(
+        cls, place: RankPlace, names: Sequence[str], came: Sequence[Arrival], patience: Patience
+    ) -> Circle:
+        descriptor = make_commons()
+        commons = Commons(descriptor, place.ranks, place.rank)
+        sockets = [-1] * place.ranks
+        for one in came:
+            if one.use is Use.EXCHANGE:
+                sockets[one.rank] = one.connection.fileno()
+        wire = Wire(commons.fence, place.ranks, place.rank, sockets)
+        made = cls(place, names, descriptor, commons, wire)
+        made._connections = [one for one in came if one.use is Use.EXCHANGE]
+        pulses = {str(one.rank): one.connection for one in came if one.use is Use.PULSE}
+        made._pulse = Pulse(
+            pulses, lambda rank, why: made._lose(int(rank), why), silent=patience.silent
+        )
+        return made
+
+    def _lose(self, rank: int, why: str) -> None:
+        self.lost[rank] = why
+        self.commons.tear()
+        for call in self.calls:
+            call(rank, why)
+
+    def check(self) -> None:
+        """Raise `EngineDead`, naming the rank that is lost, where one is."""
+        for rank, why in self.lost.items():
+            raise EngineDead(f"{self.names[rank]} {why}")
+
+    def close(self) -> None:
+        """Nobody may be in a step any more."""
+        if self._pulse is not None:
+            self._pulse.close()
+        self.commons.tear()
+        self.wire.close()
+        for one in self._connections:
+            one.connection.close()
+        os.close(self.descriptor)
+
+
+def joins(place: RankPlace, options: EngineOptions, files: ModelFiles, port: int = 0) -> Joins:
+    """What a rank says of itself."""
+    digest = content_digest(files)
+    layout = options.layout.upper().replace("·", ".")
+    return Joins(place.rank, place.ranks, VERSION, sources(), layout, digest, port)
+
+
+def lead(
+    place: RankPlace, mine: Joins, patience: Patience = PATIENCE
+) -> tuple[Circle, list[Channel]]:
+    """Await the other ranks, as rank 0: the circle, and a channel to each from rank 1 on. Raises
+    `EngineDead` naming who does not come, `OptionError` naming who is not what this one is."""
+    # Without a key only this host can come.
+    host = "" if place.key else place.leader.host
+    door = Door.open(host, place.leader.port, place.key)
+    channels: dict[int, Channel] = {}
+    try:
+        where: dict[int, HostPort] = {}
+        end = time.monotonic() + patience.join
+        while len(channels) < place.ranks - 1:
+            arrival = door.next(end - time.monotonic())
+            if arrival is None:
+                missing = [r for r in range(1, place.ranks) if r not in channels]
+                who = ", ".join(f"rank {rank}" for rank in missing)
+                raise EngineDead(
+                    f"{who} of {place.ranks} did not come to {place.leader} within "
+                    f"{patience.join:g} s"
+                )
+            if (came := _admitted(arrival, place, mine, channels)) is not None:
+                channels[arrival.rank], port = came
+                where[arrival.rank] = HostPort(arrival.host, port)
+        everywhere = [("", 0), *((one.host, one.port) for _, one in sorted(where.items()))]
+        for channel in channels.values():
+            channel.send(Peers(everywhere))
+        names = _names(place, {0: place.leader.host} | {r: one.host for r, one in where.items()})
+        came_all = _awaited(door, place, names, range(1, place.ranks))
+        circle = Circle.of(place, names, came_all, patience)
+    except BaseException as error:
+        for channel in channels.values():
+            told = (
+                error if isinstance(error, EngineDead | OptionError) else EngineDead("rank 0 ends")
+            )
+            _tell(channel, told)
+        raise
+    finally:
+        door.close()
+    return circle, [channel for _, channel in sorted(channels.items())]
+
+
+def _tell(channel: Channel, error: EngineDead | OptionError) -> None:
+    try:
+        channel.send(messages.Failed(WireError.of(error)))
+    except ConnectionError:
+        pass
+    finally:
+        channel.close()
+
+
+def _admitted(
+    arrival: Arrival, place: RankPlace, mine: Joins, channels: dict[int, Channel]
+) -> tuple[Channel, int] | None:
+    """A channel to a rank and its port; None: to somebody who is none. Raises `OptionError`."""
+    name = f"rank {arrival.rank} of {place.ranks} ({arrival.host})"
+    channel = Channel(arrival.connection, FromRank)
+    said = channel.receive_one(PROOF_SECONDS) if arrival.use is Use.CONTROL else None
+    if not isinstance(said, Joins) or not 0 < arrival.rank == said.rank:
+        channel.close()
+        return None
+    for what, theirs, ours in (
+        ("is of a layout of this many ranks:", said.ranks, mine.ranks),
+        ("has the layout", said.layout, mine.layout),
+        ("is Headrace", said.version, mine.version),
+        ("has kernels built from", said.kernels, mine.kernels),
+        ("has weights of digest", said.weights, mine.weights),
+    ):
+        if theirs != ours:
+            error = OptionError(f"{name} {what} {theirs}, rank 0 {ours}", param="layout")
+            _tell(channel, error)
+            raise error
+    if (before := channels.get(arrival.rank)) is not None:
+        before.receive(0.0)
+        if not before.lost:
+            _tell(channel, OptionError(f"{name} is there already", param="layout"))
+            return None
+        before.close()  # It died, and was started again.
+    return channel, said.port
+
+
+def _names(place: RankPlace, hosts: dict[int, str]) -> list[str]:
+    return [f"rank {rank} of {place.ranks} ({hosts[rank]})" for rank in range(place.ranks)]
+
+
+def _awaited(
+    door: Door, place: RankPlace, names: Sequence[str], ranks: Sequence[int]
+) -> list[Arrival]:
+    """Both connections of each of `ranks`. Raises `EngineDead`."""
+    found: dict[tuple[int, Use], Arrival] = {}
+    wanted = {(rank, use) for rank in ranks for use in (Use.PULSE, Use.EXCHANGE)}
+    end = time.monotonic() + 2 * PROOF_SECONDS
+    while found.keys() != wanted:
+        arrival = door.next(end - time.monotonic())
+        if arrival is None:
+            rank = min(wanted - found.keys())[0]
+            for one in found.values():
+                one.connection.close()
+            raise EngineDead(f"{names[rank]} came, and did not connect to rank {place.rank}")
+        key = arrival.rank, arrival.use
+        if key in wanted and key not in found:
+            found[key] = arrival
+        else:
+            arrival.connection.close()
+    return list(found.values())
+
+
+def join(
+    place: RankPlace, describe: Callable[[int], Joins], patience: Patience = PATIENCE
+) -> tuple[Circle, Channel]:
+    """Come to rank 0, as another: the circle, and the channel by which it says what to do.
+
+    `describe` makes what this rank says of itself, given its port. Raises `EngineDead`, and what
+    rank 0 has against this one.
+    """
+    try:
+        control = dial(place.leader, place.key, Use.CONTROL, place.rank, seconds=patience.join)
+    except EngineDead as error:
+        raise EngineDead(f"rank 0 of {place.ranks}: {error.message}") from None
+    channel = Channel(control, ToRank)
+    door = Door.open(control.getsockname()[0], 0, place.key)
+    came: list[Arrival] = []
+    try:
+        channel.send(describe(door.port))
+        answer = channel.receive_one(patience.join)
+        if isinstance(answer, messages.Failed):
+            raise answer.error.error()
+        if not isinstance(answer, Peers):
+            how = "ended" if channel.lost else f"did not answer within {patience.join:g} s"
+            raise EngineDead(f"rank 0 of {place.ranks} ({place.leader.host}) {how}")
+        addresses = [place.leader, *(HostPort(*one) for one in answer.addresses[1:])]
+        names = _names(place, {rank: one.host for rank, one in enumerate(addresses)})
+        for rank in range(place.rank):
+            for use in (Use.PULSE, Use.EXCHANGE):
+                try:
+                    made = dial(addresses[rank], place.key, use, place.rank, seconds=PROOF_SECONDS)
+                except EngineDead as error:
+                    raise EngineDead(f"{names[rank]}: {error.message}") from None
+                came.append(Arrival(use, rank, made))
+        came += _awaited(door, place, names, range(place.rank + 1, place.ranks))
+        return Circle.of(place, names, came, patience), channel
+    except BaseException:
+        for one in came:
+            one.connection.close()
+        channel.close()
+        raise
+    finally:
+        door.close()

@@ -1,0 +1,56 @@
+// Ranks that share no memory: what they exchange goes over sockets, each to each.
+//
+// Every rank sends its columns to all others and puts theirs where they belong, in buffers of the
+// shape that shared ones have: nothing is summed, so what is there afterwards has the same bits. A
+// rank reads from a socket only in an exchange of its own, and never beyond it: one that is ahead
+// cannot overwrite what is still being read.
+#pragma once
+#include <stddef.h>
+
+#include <atomic>
+#include <vector>
+
+#include "mixture.h"
+#include "ranks.h"
+
+namespace hr {
+
+class Wire {
+ public:
+  // `sockets` [ranks]: connected to each rank, and stay the caller's; the own one is not looked at.
+  Wire(int ranks, int rank, const int32_t* sockets);
+  // All ranks' columns of `pieces`, or none of them: a meeting alone. The first rank that is
+  // gone is kept in `culprit`.
+  Met exchange(Fence* fence, uint32_t sign, const HrPiece* pieces, int count, const HrStep* step);
+
+  // Rows of a stage to the next one, or from the one before.
+  Met hand_over(Fence* fence, int peer, bool gives, const HrPiece& piece, const HrStep* step);
+
+  std::atomic<int> culprit{-1};
+
+ private:
+  struct Head {
+    uint32_t sign;
+    uint32_t number;  // of the exchange, from the first on
+    uint64_t bytes;
+  };
+  struct Peer {
+    std::vector<uint8_t> in;  // a head, and its columns
+    Head expected;
+    size_t sent, got;
+    uint32_t handed;  // handovers so far: with one peer they go in one direction
+  };
+  // One step with one peer: 0, 1 where something moved, or how it failed.
+  int move(int rank);
+  // Until everything is sent to `first` … `last` - 1 and read from them.
+  Met move_all(Fence* fence, int first, int last);
+  Met fail(Fence* fence, int rank, Met how);
+
+  int ranks_, rank_;
+  uint32_t number_ = 0;
+  std::vector<int> sockets_;
+  std::vector<Peer> peers_;
+  std::vector<uint8_t> out_;
+};
+
+}  // namespace hr

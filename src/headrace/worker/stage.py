@@ -1,0 +1,59 @@
+"""Steps of a worker that has the first or the middle layers of a model: no token comes out of them.
+
+It keeps the tables that every worker keeps. What was sampled it learns from the stage that has the
+head, before a plan comes that computes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..base.step import StepPlan, StepResult
+from ..kernels.operators import KvCache, StepBatch
+from ..kernels.program import EVERY, Program
+from .kv_tensors import copy_blocks
+from .rows import BlockTables, Rows
+
+
+@dataclass(slots=True)
+class StageSteps:
+    """What all steps of such a worker share; see `step.Steps`."""
+
+    program: Program
+    rows: Rows
+    tables: BlockTables
+    cache: KvCache
+    batch: Callable[[StepPlan, list[int] | None], StepBatch]
+    check: bool
+    """Verify every plan."""
+
+    def launch(self, plan: StepPlan, begin: float) -> StepResult:
+        if self.check:
+            plan.verify(rows=len(self.rows.held))
+        self.rows.release(plan.released)
+        self.tables.release(plan.released)
+        self.tables.write(plan.blocks)
+        for admission in plan.admitted:
+            self.rows.admit(admission)
+        if self.check:
+            self.rows.check_starts(plan)
+        self.rows.note_computed(plan)
+        if plan.copies:
+            copy_blocks(self.cache, plan.copies)
+        silent = replace(plan, samples=[False] * len(plan.rows))
+        self.program.step(self.batch(silent, None), EVERY)
+        nothing: list[list[int]] = [[] for _ in plan.rows]
+        return StepResult(plan.number, nothing, seconds=time.perf_counter() - begin)
+
+    def learn(self, plan: StepPlan, result: StepResult) -> None:
+        """The tokens that a plan brought, of rows that it has not given back."""
+        for row, start, count, tokens in zip(
+            plan.rows, plan.starts, plan.counts, result.tokens, strict=True
+        ):
+            if tokens:
+                at = np.array([row]), np.array([start + count])
+                self.rows.append(*at, np.array(tokens))

@@ -1,0 +1,138 @@
+"""Connections between hosts: who has the key comes in, and who falls silent is noticed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.base.errors import EngineDead
+from headrace.dist.hosts import PROOF_SECONDS, HostPort, Door, NoRank, Use, dial
+from headrace.dist.pulse import Pulse
+
+KEY = b"k" * 32
+HERE = "127.0.0.1"
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    made = Door.open(HERE, 0, KEY)
+    yield made
+    made.close()
+
+
+def test_who_has_the_key_comes_in(door: Door) -> None:
+    mine = dial(HostPort(HERE, door.port), KEY, Use.EXCHANGE, 3, seconds=5)
+    arrival = door.next(5)
+    assert arrival is not None
+    assert (arrival.use, arrival.rank, arrival.host) == (Use.EXCHANGE, 3, HERE)
+    mine.sendall(b"hello")
+    assert arrival.connection.recv(5) == b"hello"
+    mine.close()
+    arrival.connection.close()
+
+
+def test_another_key_is_refused_by_both_ends(door: Door) -> None:
+    with pytest.raises(NoRank, match=f"{HERE}:{door.port}: .*key"):
+        dial(HostPort(HERE, door.port), b"x" * 32, Use.CONTROL, 1, seconds=5)
+    assert door.next(0.2) is None
+
+
+def test_a_listener_without_the_key_is_refused() -> None:
+    """One that lets everybody in does not know what to answer."""
+    with socket.create_server((HERE, 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"HRRANK01" + b"n" * 24)
+                connection.recv(4096)
+                connection.recv(4096)
+                connection.sendall(b"p" * 32)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(NoRank, match="another key"):
+            dial(HostPort(*listener.getsockname()), KEY, Use.CONTROL, 1, seconds=5)
+        thread.join()
+
+
+def test_a_proof_that_is_sent_back_proves_nothing(door: Door) -> None:
+    """A stranger relays what a door says to a second connection of the same door."""
+    with socket.create_connection((HERE, door.port)) as first:
+        with socket.create_connection((HERE, door.port)) as second:
+            first.sendall(second.recv(32))
+            second.sendall(first.recv(32))
+            first.sendall(b"\0\0\0\1" + b"\0" * 32)
+            first.settimeout(5)
+            assert first.recv(1) == b""
+    assert door.next(0.2) is None
+
+
+def test_one_that_says_nothing_keeps_nobody_waiting(door: Door) -> None:
+    with socket.create_connection((HERE, door.port)) as silent:
+        begin = time.monotonic()
+        dial(HostPort(HERE, door.port), KEY, Use.PULSE, 1, seconds=5).close()
+        assert door.next(5) is not None
+        assert time.monotonic() - begin < PROOF_SECONDS
+        silent.settimeout(2 * PROOF_SECONDS)
+        assert len(silent.recv(64)) == 32
+        assert silent.recv(1) == b""  # It is not waited for for ever.
+
+
+def test_other_protocols_are_closed(door: Door) -> None:
+    with socket.create_connection((HERE, door.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nhost: somewhere\r\n\r\n")
+        stranger.settimeout(5)
+        with pytest.raises((ConnectionResetError, TimeoutError)):
+            while stranger.recv(64):
+                pass
+            raise ConnectionResetError  # Closed in order.
+    assert door.next(0.2) is None
+
+
+def test_nobody_there_is_said_with_the_reason() -> None:
+    with socket.create_server((HERE, 0)) as listener:
+        where = HostPort(*listener.getsockname())
+    with pytest.raises(EngineDead, match=r"was not reached in 0\.5 s: Connection refused"):
+        dial(where, KEY, Use.CONTROL, 1, seconds=0.5)
+
+
+def test_a_port_that_is_taken_is_named(door: Door) -> None:
+    with pytest.raises(EngineDead, match=f"{HERE}:{door.port}: Address already in use"):
+        Door.open(HERE, door.port, KEY)
+
+
+def lost_by(end: socket.socket, silent: float = 0.6) -> tuple[Pulse, list[str], threading.Event]:
+    said: list[str] = []
+    over = threading.Event()
+
+    def lost(name: str, why: str) -> None:
+        said.append(f"{name} {why}")
+        over.set()
+
+    return Pulse({"rank 1": end}, lost, silent=silent), said, over
+
+
+def test_a_pulse_notices_an_end_and_a_silence() -> None:
+    for acts, expected in ((socket.socket.close, "closed"), (lambda _: None, "silent for 0.6 s")):
+        mine, other = socket.socketpair()
+        pulse, said, over = lost_by(mine)
+        acts(other)
+        assert over.wait(10)
+        pulse.close()
+        other.close()
+        assert len(said) == 1
+        assert expected in said[0]
+
+
+def test_two_pulses_keep_each_other_alive() -> None:
+    mine, other = socket.socketpair()
+    (one, said, over), (two, told, _) = lost_by(mine), lost_by(other)
+    assert not over.wait(2.0)
+    assert said == told == []
+    one.close()
+    two.close()
