@@ -7,16 +7,17 @@ llama.cpp read the same file, each in a process of its own per round, in an orde
 the rounds. A shape that is a folder of safetensors, too, is read as such by Headrace, and by
 OpenVINO where `OPENVINO_ENV` is a virtual environment with openvino_genai and `OPTIMUM_ENV` one
 with `optimum-cli` (`--weight-format fp16`; its inference precision is what it chooses, bf16 where
-the processor has it). `--files` keeps what is written for a next run, and the rounds of several
+the processor has it). Where the processor has tiles, Headrace reads a folder with `--kernels amx`,
+too. `--files` keeps what is written for a next run, and the rounds of several
 runs with `--json` go to one document, as each is done.
 
 A run beside which others had more than a twentieth of the processors' time is done again, up to
 four times; what it was at last is in the document (`others`).
 
 *Share*: bytes that a token has to read (of a mixture the experts that it chooses; of the table of
-tokens one row; what states hold) times tokens a second, over what one read of the kept panels gave
-in the same process, which are what decoding reads: bandwidth depends on where the host put the
-pages. Panels that fit into the last level are read from there.
+tokens one row; what states hold) times tokens a second, over what reads of the kept panels gave,
+which are what decoding reads, in turns with the runs: bandwidth depends on where the host put the
+pages, and on the second. Panels that fit into the last level are read from there.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ WORDS = 32_000
 Rates = dict[str, float]
 
 
-def rates_of(generate: Callable[[list[int], int], None]) -> Rates:
-    """Decoding is the time of one token less, so that neither prompt nor call counts."""
+def rates_of(
+    generate: Callable[[list[int], int], None], between: Callable[[], None] = lambda: None
+) -> Rates:
+    """Decoding is the time of one token less, so that neither prompt nor call counts; `between` is
+    called before and behind each run of it."""
 
     def seconds(prompt: int, output: int) -> float:
         ids = [random.randrange(WORDS) for _ in range(prompt)]
@@ -55,18 +59,24 @@ def rates_of(generate: Callable[[list[int], int], None]) -> Rates:
         return time.perf_counter() - begin
 
     seconds(16, 4)
-    decode = [OUTPUT / (seconds(16, 1 + OUTPUT) - seconds(16, 1)) for _ in range(2)]
+    decode = []
+    for _ in range(3):
+        first = seconds(16, 1)
+        between()
+        decode.append(OUTPUT / (seconds(16, 1 + OUTPUT) - first))
+        between()
     prefill = [PROMPT / seconds(PROMPT, 1) for _ in range(2)]
     return {"decode": statistics.median(decode), "prefill": statistics.median(prefill)}
 
 
-def child_headrace(model: str, cache: str) -> Rates:
+def child_headrace(model: str, cache: str, kernels: str = "auto") -> Rates:
     """Headrace, in a process of its own."""
     import numpy as np
 
     from headrace import LLM, SamplingParams
 
     options = {"max_context": 2048, "offline": True, "cache_dir": cache, "speculate": "off"}
+    options["kernels"] = kernels
     with LLM(model, threads=THREADS, **options) as llm:
 
         def generate(ids: list[int], output: int) -> None:
@@ -78,10 +88,14 @@ def child_headrace(model: str, cache: str) -> Rates:
         team = llm._engine.core.executor._worker._operators.providers["linear"].team  # type: ignore[attr-defined]
         (kept,) = Path(cache).rglob("*.panels")
         panels = np.memmap(kept, np.uint8, "r")
-        bandwidth = [team.read_bandwidth(panels) for _ in range(3)]
-        rates = rates_of(generate)
-        bandwidth += [team.read_bandwidth(panels) for _ in range(3)]
-    return {**rates, "bandwidth": max(bandwidth)}
+        reads: list[float] = []
+        rates = rates_of(generate, lambda: reads.extend(team.read_bandwidth(panels) for _ in "abc"))
+    return {**rates, "bandwidth": statistics.median(reads)}
+
+
+def child_tiles(model: str, cache: str) -> Rates:
+    """Headrace with dense bf16 products in tiles."""
+    return child_headrace(model, cache, "amx")
 
 
 def child_openvino(model: str, _: str) -> Rates:
@@ -110,7 +124,7 @@ def spawn(python: str, child: str, model: Path, cache: Path) -> Rates:
 
 
 def llama(folder: str, model: Path) -> Rates:
-    command = [f"{folder}/llama-bench", "-m", str(model), "-t", str(THREADS), "-r", "2"]
+    command = [f"{folder}/llama-bench", "-m", str(model), "-t", str(THREADS), "-r", "3"]
     command += ["-p", str(PROMPT), "-n", str(OUTPUT), "-o", "json"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     names = {True: "decode", False: "prefill"}
@@ -149,6 +163,8 @@ def contestants(name: str, place: Path) -> dict[str, Callable[[], Rates]]:
     """A run for each engine that is here; files are written under `place` where they lack."""
     from shape_files import SHAPES, write_folder, write_gguf
 
+    from headrace.kernels.cpu.library import tiles_refused
+
     shape = SHAPES[name]
     own = place / name.replace(" ", "-")
     own.mkdir(parents=True, exist_ok=True)
@@ -163,6 +179,8 @@ def contestants(name: str, place: Path) -> dict[str, Callable[[], Rates]]:
             write_folder(folder, shape)
         model = folder
     runs["headrace"] = lambda: spawn(sys.executable, "headrace", model, own / "cache")
+    if shape.config and tiles_refused() is None:
+        runs["headrace amx"] = lambda: spawn(sys.executable, "tiles", model, own / "cache")
     if binaries := peers["LLAMA_BIN"]:
         runs["llama.cpp"] = lambda: llama(binaries, file)
     if shape.config and (environment := peers["OPENVINO_ENV"]):
@@ -182,11 +200,15 @@ def summary(token_bytes: int, rounds: list[dict[str, Rates]]) -> dict[str, Any]:
     shares = [token_bytes * one["decode"] / one["bandwidth"] for one in ours]
     found["share"] = statistics.median(shares)
     for what in ("decode", "prefill"):
-        found[what] = {who: statistics.median(o[who][what] for o in rounds) for who in rounds[0]}
-        for who in rounds[0]:
-            if who != "headrace":
-                ratios = [one["headrace"][what] / one[who][what] for one in rounds]
-                found[f"{what}_over_{who}"] = {
+        found[what] = {
+            who: statistics.median(one[who][what] for one in rounds if who in one)
+            for who in rounds[-1]
+        }
+        for us in (who for who in found[what] if who.startswith("headrace")):
+            for who in (who for who in found[what] if not who.startswith("headrace")):
+                both = [one for one in rounds if us in one and who in one]
+                ratios = [one[us][what] / one[who][what] for one in both]
+                found[f"{what}: {us} over {who}"] = {
                     "median": statistics.median(ratios),
                     "least": min(ratios),
                     "most": max(ratios),
@@ -213,7 +235,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         who, model, cache = arguments.child
-        run = {"headrace": child_headrace, "openvino": child_openvino}[who]
+        run = {"headrace": child_headrace, "tiles": child_tiles, "openvino": child_openvino}[who]
         print(json.dumps(run(model, cache)))
         return
     from shape_files import SHAPES

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..base.config import EngineOptions
+from ..base.config import CPU_KERNELS, EngineOptions
 from ..base.hardware import gpus, torch_build
 
 LIBRARY = Path("lib", "libtorch_cpu.so")
@@ -31,7 +31,7 @@ def wants_torch(options: EngineOptions) -> bool:
     if options.device == "auto" and torch_build()[1] is not None and gpus():
         return True
     return (
-        options.kernels not in ("auto", "cpu")
+        options.kernels not in CPU_KERNELS
         or options.dtype not in ("auto", "float32")
         or options.quantise == "fp8"
         or options.max_adapters > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..base.absorb import absorbed
 from ..base.arch import ModelArch
-from ..base.config import EngineOptions
+from ..base.config import CPU_KERNELS, EngineOptions
 from ..base.cut import cut, kv_heads, refusal
 from ..base.errors import OptionError
 from ..base.layout import Layout
@@ -23,7 +23,7 @@ def shared_by(
             "only TP, or PP alone, are served yet",
         ),
         (device == "cpu", f"ranks are served on a CPU, not on {device}"),
-        (options.kernels in ("auto", "cpu"), "ranks want the CPU kernels"),
+        (options.kernels in CPU_KERNELS, "ranks want the CPU kernels"),
         (not options.max_adapters, "ranks serve no adapters (max_adapters 0)"),
         (options.draft_model is None, "ranks have no draft model"),
         (options.depth == 1, "ranks have one step in flight (depth 1)"),

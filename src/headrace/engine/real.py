@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..base.config import Decision
+from ..base.config import CPU_KERNELS, Decision
 from ..base.extras import needing_torch
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
@@ -88,7 +88,7 @@ def _who_needs_torch(files: ModelFiles, settings: dict[str, Any]) -> str:
     device, kernels = settings.get("device", "cpu"), settings.get("kernels", "auto")
     if device != "cpu":
         return f"device {device}"
-    if kernels not in ("auto", "cpu"):
+    if kernels not in CPU_KERNELS:
         return f"--kernels {kernels}"
     if settings.get("adapters"):
         return "serving adapters"

@@ -14,7 +14,7 @@ from ..base.config import Decision
 from ..base.errors import OptionError
 from ..base.graph import Role
 from .backend import Backend, Explaining, Question
-from .cpu.backend import CpuBackend
+from .cpu.backend import AmxBackend, CpuBackend
 from .operators import Dequantise, StepLimits
 from .program import CallByCall, Program, Provider
 from .reference_backend import ReferenceBackend
@@ -124,6 +124,7 @@ def known_backends() -> list[Backend]:
 
 _FACTORIES: list[Callable[[], Backend]] = [
     CpuBackend,
+    AmxBackend,
     TritonBackend,
     ReferenceBackend,
 ]

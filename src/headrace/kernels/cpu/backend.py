@@ -7,7 +7,16 @@ from ...base.graph import LatentSpec
 from ...base.recurrent import DeltaSpec, SsmSpec
 from ..backend import Question
 from ..program import Provider
-from .library import LEVELS, LibraryAbsent, best_refused, level, load, sources
+from .library import (
+    LEVELS,
+    TILES,
+    LibraryAbsent,
+    best_refused,
+    level,
+    load,
+    sources,
+    tiles_refused,
+)
 from .narrow import NARROW
 from .operators import CpuOperators
 from .recoded import RECODED
@@ -26,9 +35,7 @@ class CpuBackend:
     layout of their own."""
 
     name = "cpu"
-
-    def __init__(self, level: str | None = None) -> None:
-        self._level = level
+    _level: str | None = None
 
     def supports(self, kind: str, question: Question) -> str | None:
         if kind not in SERVED:
@@ -59,10 +66,24 @@ class CpuBackend:
         else:
             refused = best_refused()
             reason = "the best of this CPU" if refused is None else f"not {LEVELS[-1]}: {refused}"
+            if tiles_refused() is None:
+                reason += "; dense bf16 weights are faster with --kernels amx, in other bits"
         return [
             Decision("kernels.level", served, reason),
             Decision("kernels.sources", sources(), "digest of the CPU kernels' sources"),
         ]
+
+
+class AmxBackend(CpuBackend):
+    """Serves whoever names it: dense products of bf16 go through tiles (`csrc/amx_dense.h`), whose
+    bits are those of no other level. What serves an operator is in an engine's identity."""
+
+    name = _level = TILES
+
+    def supports(self, kind: str, question: Question) -> str | None:
+        if not question.asked:
+            return "serves by name only"
+        return super().supports(kind, question) or tiles_refused()
 
 
 def _refusal(kind: str, question: Question) -> str | None:

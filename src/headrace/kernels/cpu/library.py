@@ -38,10 +38,13 @@ SOURCES = Path(__file__).parent / "csrc"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
 """Where an editable install put it."""
 LEVELS_OF = {
-    "x86_64": ("avx2", "avx512", "vnni", "bf16", "amx"),
+    "x86_64": ("avx2", "avx512", "vnni", "bf16"),
     "aarch64": ("neon", "dotprod"),
 }
-"""By processor, from the least to the most that is asked of it; each contains those before it."""
+"""By processor, from the least to the most that is asked of it; each contains those before it. All
+give the same bits."""
+TILES = "amx"
+"""A level with bits of its own, by name only: above bf16 (csrc/amx_dense.h)."""
 _NAMES = {"AMD64": "x86_64", "amd64": "x86_64", "arm64": "aarch64"}
 LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
 """Levels of this processor; none where there are no kernels for it."""
@@ -136,13 +139,16 @@ def level(wish: str | None = None) -> str | None:
 
 
 def best_refused() -> str | None:
-    """Why the last of `LEVELS` does not serve here, as half a sentence; None: it does.
+    """Why the last of `LEVELS` does not serve here, as half a sentence; None: it does."""
+    best = LEVELS[-1]
+    return None if level(best) else f"the CPU, or the compiler, has no {best}"
+
+
+def tiles_refused() -> str | None:
+    """Why level `TILES` cannot serve here, as half a sentence; None: it can.
 
     On x86-64 the first call in a process asks Linux for the permission to use tiles.
     """
-    best = LEVELS[-1]
-    if best != "amx":
-        return None if level(best) else f"the CPU, or the compiler, has no {best} (int8 products)"
     why = load().hr_amx_refused()
     return why.decode(errors="replace") if why else None
 

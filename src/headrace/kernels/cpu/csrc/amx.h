@@ -1,13 +1,11 @@
 // Tiles: the five functions over which the AMX kernels are written, and the shapes of their tiles.
 //
-// Palette 1 has eight tiles of up to 16 rows × 64 bytes. One configuration serves every kernel:
+// Palette 1 has eight tiles of up to 16 rows × 64 bytes:
 //
 //   tile    rows × bytes   holds
-//   0, 1       16 × 64     C: int32 sums, 16 rows of activations × 16 outputs
-//   2, 3       16 × 32     A: int8 activations of a unit (32 of K)
-//   4, 5        8 × 64     B: int8 weights of a unit, step by step as in the panel (layout.h)
-//   6          16 × 16     A of half a unit (Q6_K has a scale per 16 of K)
-//   7           4 × 64     B of half a unit
+//   0 … 3      16 × 64     C: fp32 sums, 16 rows of activations × 16 outputs
+//   4, 5       16 × 64     A: bf16 activations, a block of K (32)
+//   6, 7       16 × 64     B: bf16 weights, two of K by two: [k / 2][output][k % 2]
 //
 // amx_device.h has the functions as instructions, amx_emulated.h in plain C++ with the same
 // refusals, for machines that have no tiles (chosen by HR_TILES_EMULATED at compile time).
@@ -28,7 +26,7 @@ struct TileConfig {  // what LDTILECFG reads
 static_assert(sizeof(TileConfig) == 64, "the layout of the architecture");
 
 alignas(64) constexpr TileConfig kTileConfig{
-    1, 0, {}, {64, 64, 32, 32, 64, 64, 16, 64}, {16, 16, 16, 16, 8, 8, 16, 4}};
+    1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
 }  // namespace
 

@@ -27,10 +27,10 @@ HR_INLINE void tile_zero() {
   __asm__ volatile("tilezero %%tmm%c0" ::"i"(T));
 }
 
-// C[m][n] += Σ_k Σ_{i<4} A[m][4k + i] · B[k][4n + i], all signed.
+// C[m][n] += Σ_k A[m][2k] · B[k][2n] + Σ_k A[m][2k + 1] · B[k][2n + 1], each sum a chain of fp32 fma.
 template <int kC, int kA, int kB>
-HR_INLINE void tile_dot() {
-  __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+HR_INLINE void tile_dot_bf16() {
+  __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
 }
 
 template <int T>

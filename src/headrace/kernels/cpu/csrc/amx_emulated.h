@@ -1,8 +1,9 @@
 // The tile functions in plain C++, for tests where no CPU has tiles: never in a build for use.
 //
-// What the architecture refuses (Intel's manual, volume 2: LDTILECFG, TILELOADD, TDPBSSD …) ends
+// What the architecture refuses (Intel's manual, volume 2: LDTILECFG, TILELOADD, TDPBF16PS …) ends
 // the process here: a configuration that is none, tiles without one, shapes that do not fit.
 #pragma once
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -69,8 +70,20 @@ inline void tile_store(void* base, int64_t stride) {
     memcpy(to + r * stride, tiles().data[T][r], tiles().config.row_bytes[T]);
 }
 
+// Numbers below the least normal one count as none and become none.
+inline float tile_flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? std::copysign(0.0f, x) : x; }
+
+inline float tile_bf16(const uint8_t* at) {
+  uint16_t half;
+  memcpy(&half, at, 2);
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float x;
+  memcpy(&x, &bits, 4);
+  return tile_flushed(x);
+}
+
 template <int kC, int kA, int kB>
-inline void tile_dot() {
+inline void tile_dot_bf16() {
   static_assert(kC != kA && kA != kB && kC != kB, "three tiles");
   tile_known<kC>();
   tile_known<kA>();
@@ -84,17 +97,15 @@ inline void tile_dot() {
   tiles_demand(config.rows[kB] == steps, "B has a row for each dword of a row of A");
   tiles_demand(config.row_bytes[kB] == config.row_bytes[kC], "B is as wide as C");
   for (int m = 0; m < rows; ++m) {
-    for (int k = 0; k < steps; ++k) {
-      for (int n = 0; n < outputs; ++n) {
-        int32_t sum;
-        memcpy(&sum, tiles().data[kC][m] + 4 * n, 4);
-        for (int i = 0; i < 4; ++i) {
-          const auto a = static_cast<int8_t>(tiles().data[kA][m][4 * k + i]);
-          const auto b = static_cast<int8_t>(tiles().data[kB][k][4 * n + i]);
-          sum += a * b;
-        }
-        memcpy(tiles().data[kC][m] + 4 * n, &sum, 4);
-      }
+    for (int n = 0; n < outputs; ++n) {
+      float chains[2] = {0, 0}, sum;
+      for (int k = 0; k < steps; ++k)
+        for (int i = 0; i < 2; ++i)
+          chains[i] = tile_flushed(std::fma(tile_bf16(tiles().data[kA][m] + 4 * k + 2 * i),
+                                            tile_bf16(tiles().data[kB][k] + 4 * n + 2 * i), chains[i]));
+      memcpy(&sum, tiles().data[kC][m] + 4 * n, 4);
+      sum = tile_flushed(tile_flushed(sum) + tile_flushed(chains[0] + chains[1]));
+      memcpy(tiles().data[kC][m] + 4 * n, &sum, 4);
     }
   }
   // The architecture zeroes what of C lies beyond its rows; they never become anything else here.

@@ -13,7 +13,9 @@ namespace {
 
 static_assert(sizeof(HrBest) == 2 * sizeof(float), "a row of HrBest is two floats");
 
-void op_best(const HrHead& op, const hr::Work& work) {
+// BEST by a product of `linear`, whose outputs are compared where they end.
+template <class Product>
+HR_INLINE void best_by(const HrHead& op, const hr::Work& work, Product product) {
   const int64_t rows = work.rows(op.linear.rows);
   HrBest* mine = op.best + work.thread * op.stride;
   for (int64_t r = 0; r < rows; ++r) mine[r] = {-__builtin_inff(), INT32_MAX};
@@ -24,8 +26,14 @@ void op_best(const HrHead& op, const hr::Work& work) {
   HrLinear linear = op.linear;
   linear.parts = &part;
   linear.count = 1;
-  if (bounded(op, rows)) return candidate_panels(op, linear, work);
-  op_linear(linear, work);
+  product(linear);
+}
+
+void op_best(const HrHead& op, const hr::Work& work) {
+  best_by(op, work, [&](const HrLinear& linear) {
+    if (bounded(op, work.rows(linear.rows))) return candidate_panels(op, linear, work);
+    op_linear(linear, work);
+  });
 }
 
 void op_pick(const HrHead& op, const hr::Work& work) {

@@ -1,4 +1,4 @@
-// The kernels for AMX (tiles and int8), Sapphire Rapids and later.
+// The kernels for AMX (tiles and bf16), Sapphire Rapids and later.
 #define HR_LEVEL 5
 #include "kernels_amx.h"
 

@@ -1,7 +1,7 @@
-// The table of the AMX level: products of many rows through tiles, all else as at level bf16.
+// The table of the AMX level: dense products of bf16 through tiles, all else as at level bf16.
 // Included by kernels_amx.cpp and, for tests, by kernels_amx_emulated.cpp.
 #pragma once
-#include "amx_products.h"
+#include "amx_dense.h"
 #include "levels.h"
 
 namespace {
@@ -9,23 +9,31 @@ namespace {
 void run(const HrRecord& record, const hr::Work& work) {
   if (record.code == HR_OP_LINEAR) {
     const auto& op = *static_cast<const HrLinear*>(record.op);
-    const int64_t rows = work.rows(op.rows);
-    if (op.x.six && rows >= kTileRows) return tiled_linear(op, rows, work);
+    if (any_in_tiles(op)) return tiled_linear(op, work);
   }
-  if (record.code == HR_OP_GATE_UP) {
-    const auto& op = *static_cast<const HrGateUp*>(record.op);
-    const int64_t rows = work.rows(op.rows);
-    if (rows >= kTileRows) return tiled_gate_up(op, rows, work);
+  if (record.code == HR_OP_BEST) {
+    const auto& op = *static_cast<const HrHead*>(record.op);
+    if (any_in_tiles(op.linear))
+      return best_by(op, work, [&](const HrLinear& linear) { tiled_linear(linear, work); });
   }
   hr::k_bf16.run(record, work);
 }
 
+int64_t room_of(const HrLinear& op) {
+  int64_t most = 0;
+  for (int32_t i = 0; i < op.count; ++i)
+    if (op.dense && in_tiles(op.parts[i]) && tile_room(op.parts[i].in) > most)
+      most = tile_room(op.parts[i].in);
+  return most;
+}
+
 hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
-  if (record.code == HR_OP_LINEAR)
-    return {scratch_of_linear(*static_cast<const HrLinear*>(record.op)), 0};
-  if (record.code == HR_OP_GATE_UP)
-    return {tile_scratch(4, static_cast<const HrGateUp*>(record.op)->gate.in), 0};
-  return hr::k_bf16.scratch(record, step, threads);
+  hr::Room room = hr::k_bf16.scratch(record, step, threads);
+  int64_t tiles = 0;
+  if (record.code == HR_OP_LINEAR) tiles = room_of(*static_cast<const HrLinear*>(record.op));
+  if (record.code == HR_OP_BEST) tiles = room_of(static_cast<const HrHead*>(record.op)->linear);
+  if (tiles > room.each) room.each = tiles;
+  return room;
 }
 
 // Both ceilings are asked of the vector units, as at the other levels.

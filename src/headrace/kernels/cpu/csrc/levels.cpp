@@ -61,7 +61,7 @@ const char* amx_refused() {
   if (const char* why = tiles_refused()) return why;
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx512bf16")) return "beside AMX the CPU lacks AVX512-BF16";
-  return "its tiles were slower than bf16 where both were measured";
+  return nullptr;
 }
 
 #else

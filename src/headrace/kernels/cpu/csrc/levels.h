@@ -22,7 +22,7 @@ const Kernels* choose_kernels(const char* wish);
 // of the time by asking), Zen 4's keeps it.
 extern const bool lines_are_asked_for;
 
-// Why the AMX level, which serves by name only, is not the best here: half a sentence.
+// Why the AMX level, which serves by name only, cannot serve here: half a sentence; null: it can.
 const char* amx_refused();
 
 }  // namespace hr

@@ -62,7 +62,8 @@ void part_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t f
 
 // body(part, first, last) for the runs of panels [first, last) that fall to this thread.
 template <class Body>
-HR_INLINE void each_run(const HrLinear& op, int64_t rows, const hr::Work& work, Body body) {
+HR_INLINE void each_run(const HrLinear& op, int64_t rows, const hr::Work& work, Body body,
+                        int64_t (*run_of)(const HrPart&, int64_t, int) = run_of) {
   int64_t total = 0;
   for (int32_t i = 0; i < op.count; ++i) {
     const int64_t run = run_of(op.parts[i], rows, work.threads);

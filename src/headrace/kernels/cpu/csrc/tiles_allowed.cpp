@@ -30,7 +30,7 @@ const char* ask(char* room, size_t size) {
 #else
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 24 & 1)) return "the CPU has no AMX";
-  if (!(d >> 25 & 1)) return "the CPU's AMX has no int8 products";
+  if (!(d >> 22 & 1)) return "the CPU's AMX has no bf16 products";
   if (!__get_cpuid_count(0x1d, 1, &a, &b, &c, &d) || (b & 0xffff) < 64 || b >> 16 < 8 ||
       (c & 0xffff) < 16)
     return "the CPU's tiles are smaller than 16 rows of 64 bytes, or fewer than eight";
