@@ -38,31 +38,31 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 6_812,
-    "bench": 10_133,
-    "cli": 6_109,
+    "base": 7_123,
+    "bench": 10_135,
+    "cli": 6_121,
     "dist": 879,
-    "engine": 10_106,
+    "engine": 10_576,
     "factory": 6_688,
-    "kernels": 16_556,
-    "kv": 1_703,
+    "kernels": 16_776,
+    "kv": 2_104,
     "layers": 429,
-    "loader": 5_126,
-    "media": 504,
+    "loader": 5_130,
+    "media": 517,
     "models": 527,
-    "obs": 1_767,
+    "obs": 1_805,
     "quant": 1_005,
     "roofline": 4_859,
-    "route": 1_062,
-    "sched": 1_594,
-    "server": 16_198,
-    "speech": 4_254,
+    "route": 1_083,
+    "sched": 1_610,
+    "server": 16_313,
+    "speech": 4_460,
     "speculate": 702,
-    "text": 6_206,
-    "worker": 6_678,
+    "text": 6_216,
+    "worker": 6_812,
 }
 """Lines of Python in each package."""
-TOTAL = 107_986
+TOTAL = 111_921
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

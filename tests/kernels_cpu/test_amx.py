@@ -19,7 +19,6 @@ import pytest
 import torch
 from building import built
 
-from headrace.base.errors import OptionError
 from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu import library
 from headrace.kernels.cpu.backend import AmxBackend, CpuBackend
@@ -96,9 +95,7 @@ def test_widths_that_no_block_fits_are_a_chain(tiles: CpuOperators) -> None:
     x, weight = drawn(20, 48, 33)
     packed = pack(DenseWeight(weight), tiles.team)
     plain = CpuOperators(2, "bf16")
-    assert torch.equal(
-        tensor(tiles.linear(x, packed, None)), tensor(plain.linear(x, packed, None))
-    )
+    assert torch.equal(tensor(tiles.linear(x, packed, None)), tensor(plain.linear(x, packed, None)))
 
 
 def test_no_number_stays_in_its_row(tiles: CpuOperators) -> None:
