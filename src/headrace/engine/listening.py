@@ -30,7 +30,7 @@ KEPT_BYTES = 64 << 20
 """Rows of sounds that are kept."""
 
 
-class Listener:
+class SoundListener:
     """One model's encoder, for an event loop."""
 
     def __init__(self, files: ModelFiles, threads: int = 0, precision: Precision = "exact") -> None:

@@ -363,16 +363,11 @@ class Scheduler:
                 return False
             self._roster.preempt(victim)
 
-    def _share(self) -> int:
-        """Most sequences that a step decodes where stages share the model: each of the steps in
-        flight has as many. 0: there are no stages."""
-        stages = self.limits.stages
-        return 0 if stages == 1 else -(-self._roster.running // stages)
-
     def _place_decodes(self, plan: StepPlan) -> list[Work]:
         decoding = self._roster.decoding
         ready = [s for s in decoding.values() if s.scheduled < s.capacity]
-        if share := self._share():
+        if self.limits.stages > 1:  # Each of the steps in flight decodes as many.
+            share = -(-self._roster.running // self.limits.stages)
             ready = [s for s in ready if not s.in_flight][:share]
             for s in ready:  # Who is left over is the first of the next step.
                 decoding[s.id] = decoding.pop(s.id)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..engine.face import ServingEngine
     from ..engine.hearing.engine import HearingEngine
-    from ..engine.listening import Listener
+    from ..engine.listening import SoundListener
     from .served_profile import ServedProfile
     from .speech_fields import SpeechBody
 
@@ -89,7 +89,7 @@ class Service:
         self._engine: ServingEngine | None = None
         self._ears: Ears | None = None
         self._voices: Voices | None = None
-        self.listener: Listener | None = None
+        self.listener: SoundListener | None = None
         """What makes of a sound what a chat's model reads; None: it reads text alone."""
         self._defaults = SamplingParams()
         self._speech = Speech()
@@ -109,7 +109,7 @@ class Service:
             self._voices = import_module("headrace.server.speaking").SpeakingRoutes(self, engine)
         if listens(engine.files.path):
             listening = import_module("headrace.engine.listening")
-            self.listener = listening.Listener(engine.files)
+            self.listener = listening.SoundListener(engine.files)
         if self.spans is not None and hasattr(engine, "on_end"):
             engine.on_end = partial(self.spans.request, model=self.name)
 

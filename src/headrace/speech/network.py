@@ -116,7 +116,7 @@ class Encoder:
         windows: int,
         shelf: PanelShelf | None = None,
     ) -> None:
-        """As `Network`."""
+        """Arguments: see `Network`."""
         self._sizes, self._team, self._coded = files, team, precision == "int8"
         self._weights = packed(files, team, self._coded, shelf)
         if shelf is not None:

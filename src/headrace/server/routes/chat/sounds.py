@@ -10,7 +10,7 @@ from ....base.errors import InvalidRequest, TooLarge
 from ....base.spec import InputSpan
 
 if TYPE_CHECKING:
-    from ....engine.listening import Listener
+    from ....engine.listening import SoundListener
     from ...service import Service
     from .schema import Message
 
@@ -49,7 +49,7 @@ def _data(given: Any, where: str) -> bytes:
 
 
 async def with_sounds(
-    service: Service, listener: Listener, messages: list[Message], prompt: list[int]
+    service: Service, listener: SoundListener, messages: list[Message], prompt: list[int]
 ) -> tuple[list[int], list[InputSpan]]:
     """The prompt with a token for each row of a sound, and what stands there. Raises
     `InvalidRequest`, `TooLarge`, `PackageAbsent`."""
