@@ -7,8 +7,8 @@ llama.cpp read the same file, each in a process of its own per round, in an orde
 the rounds. A shape that is a folder of safetensors, too, is read as such by Headrace, and by
 OpenVINO where `OPENVINO_ENV` is a virtual environment with openvino_genai and `OPTIMUM_ENV` one
 with `optimum-cli` (`--weight-format fp16`; its inference precision is what it chooses, bf16 where
-the processor has it). Where the processor has tiles, Headrace reads a folder with `--kernels amx`,
-too. `--files` keeps what is written for a next run, and the rounds of several
+the processor has it). Where the processor has tiles, Headrace reads a folder with `--kernels amx`
+and `amx-bf16`, too. `--files` keeps what is written for a next run, and the rounds of several
 runs with `--json` go to one document, as each is done.
 
 A run beside which others had more than a twentieth of the processors' time is done again, up to
@@ -34,6 +34,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,6 @@ def child_headrace(model: str, cache: str, kernels: str = "auto") -> Rates:
         reads: list[float] = []
         rates = rates_of(generate, lambda: reads.extend(team.read_bandwidth(panels) for _ in "abc"))
     return {**rates, "bandwidth": statistics.median(reads)}
-
-
-def child_tiles(model: str, cache: str) -> Rates:
-    """Headrace with dense bf16 products in tiles."""
-    return child_headrace(model, cache, "amx")
 
 
 def child_openvino(model: str, _: str) -> Rates:
@@ -180,7 +176,10 @@ def contestants(name: str, place: Path) -> dict[str, Callable[[], Rates]]:
         model = folder
     runs["headrace"] = lambda: spawn(sys.executable, "headrace", model, own / "cache")
     if shape.config and tiles_refused() is None:
-        runs["headrace amx"] = lambda: spawn(sys.executable, "tiles", model, own / "cache")
+        for kernels in ("amx", "amx-bf16"):
+            runs[f"headrace {kernels}"] = partial(
+                spawn, sys.executable, f"headrace {kernels}", model, own / "cache"
+            )
     if binaries := peers["LLAMA_BIN"]:
         runs["llama.cpp"] = lambda: llama(binaries, file)
     if shape.config and (environment := peers["OPENVINO_ENV"]):
@@ -235,8 +234,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         who, model, cache = arguments.child
-        run = {"headrace": child_headrace, "tiles": child_tiles, "openvino": child_openvino}[who]
-        print(json.dumps(run(model, cache)))
+        name, *kernels = who.split()
+        run = {"headrace": child_headrace, "openvino": child_openvino}[name]
+        print(json.dumps(run(model, cache, *kernels)))
         return
     from shape_files import SHAPES
 

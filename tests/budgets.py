@@ -38,13 +38,13 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 7_123,
+    "base": 7_124,
     "bench": 10_135,
     "cli": 6_121,
     "dist": 879,
     "engine": 10_576,
     "factory": 6_688,
-    "kernels": 16_776,
+    "kernels": 16_784,
     "kv": 2_104,
     "layers": 429,
     "loader": 5_130,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 6_812,
 }
 """Lines of Python in each package."""
-TOTAL = 111_916
+TOTAL = 111_925
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

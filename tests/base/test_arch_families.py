@@ -131,7 +131,7 @@ def test_every_key_of_others_is_flipped() -> None:
     assert set(FLIPS) == set(NEUTRAL) | own
 
 
-WRAPPERS = {"gemma3", "gemma4", "llama4", "qwen3_5", "qwen3_5_moe"}
+WRAPPERS = {"gemma3", "gemma4", "llama4", "qwen2_audio", "qwen3_5", "qwen3_5_moe"}
 """Configs around a text model's, which is a family of its own."""
 
 

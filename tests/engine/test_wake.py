@@ -114,7 +114,7 @@ def test_a_worker_process_says_when_a_grammar_is_done(executor: MultiprocExecuto
 
 def test_a_worker_that_dies_between_steps_rings(executor: MultiprocExecutor) -> None:
     bell = executor.wake
-    os.kill(executor.pid, signal.SIGKILL)
+    os.kill(executor.end.pid, signal.SIGKILL)
     assert select.select([bell], [], [], 300)[0]
     with pytest.raises(EngineDead, match="worker process"):
         bell.clear()

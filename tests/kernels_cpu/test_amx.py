@@ -21,7 +21,7 @@ from building import built
 
 from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu import library
-from headrace.kernels.cpu.backend import AmxBackend, CpuBackend
+from headrace.kernels.cpu.backend import AmxBackend, CpuBackend, RoundedBackend
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.panels import pack
 from headrace.kernels.weights import DenseWeight, StackedWeight
@@ -71,6 +71,21 @@ def test_the_sums_of_two_pieces(tiles: CpuOperators, width: int, out: int) -> No
         assert torch.equal(tensor(tiles.linear(x[:rows], packed, bias)), got[:rows])
         last = tensor(tiles.linear(x[-rows:], packed, bias))
         assert torch.equal(last, got[-rows:])
+
+
+def test_activations_that_are_rounded_once() -> None:
+    if library.level(library.ROUNDED) is None:
+        pytest.skip(f"no level amx-bf16 here: {library.tiles_refused()}")
+    ops = CpuOperators(2, library.ROUNDED)
+    for width, out in SHAPES:
+        x, weight = drawn(40, width, out)
+        packed = pack(DenseWeight(weight), ops.team)
+        got = tensor(ops.linear(x, packed, None))
+        want = x.bfloat16().double() @ weight.double().T
+        scale = x.double().abs() @ weight.double().abs().T
+        assert ((got - want).abs() / scale).max() < 4e-7
+        for rows in (1, 16, 17, 40):
+            assert torch.equal(tensor(ops.linear(x[:rows], packed, None)), got[:rows])
 
 
 def test_the_head_finds_the_highest_of_the_same_logits(tiles: CpuOperators) -> None:
@@ -136,6 +151,7 @@ def test_the_level_serves_by_name_only() -> None:
     assert ("--kernels amx" in decision.reason) == (why is None)
     if why is None:
         assert AmxBackend().decisions()[0].value == library.TILES
+        assert RoundedBackend().decisions()[0].value == library.ROUNDED
 
 
 def test_the_instructions_are_in_the_library() -> None:

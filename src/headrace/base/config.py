@@ -24,7 +24,7 @@ def option(default: Any, help: str, **rules: Any) -> Any:
     return field(default=default, metadata={"help": help, **rules})
 
 
-CPU_KERNELS = ("auto", "cpu", "amx")
+CPU_KERNELS = ("auto", "cpu", "amx", "amx-bf16")
 """Values of `kernels` with which a CPU serves without PyTorch."""
 
 
@@ -57,8 +57,9 @@ class EngineOptions:
     kernels: str = option(
         "auto",
         "Which kernels serve; auto picks per operator. amx: those of the CPU, with dense bf16 "
-        "weights through its tiles, where prompts are several times as fast and bits are its own.",
-        choices=("auto", "ref", "cpu", "amx", "triton"),
+        "weights through its tiles, where prompts are several times as fast and bits are its own; "
+        "amx-bf16: activations rounded to bf16 besides, as GPUs have them.",
+        choices=("auto", "ref", "cpu", "amx", "amx-bf16", "triton"),
     )
     quantise: str = option(
         "auto",

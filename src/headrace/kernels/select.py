@@ -14,7 +14,7 @@ from ..base.config import Decision
 from ..base.errors import OptionError
 from ..base.graph import Role
 from .backend import Backend, Explaining, Question
-from .cpu.backend import AmxBackend, CpuBackend
+from .cpu.backend import AmxBackend, CpuBackend, RoundedBackend
 from .operators import Dequantise, StepLimits
 from .program import CallByCall, Program, Provider
 from .reference_backend import ReferenceBackend
@@ -125,6 +125,7 @@ def known_backends() -> list[Backend]:
 _FACTORIES: list[Callable[[], Backend]] = [
     CpuBackend,
     AmxBackend,
+    RoundedBackend,
     TritonBackend,
     ReferenceBackend,
 ]

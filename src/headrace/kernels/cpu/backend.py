@@ -9,6 +9,7 @@ from ..backend import Question
 from ..program import Provider
 from .library import (
     LEVELS,
+    ROUNDED,
     TILES,
     LibraryAbsent,
     best_refused,
@@ -84,6 +85,12 @@ class AmxBackend(CpuBackend):
         if not question.asked:
             return "serves by name only"
         return super().supports(kind, question) or tiles_refused()
+
+
+class RoundedBackend(AmxBackend):
+    """The same with activations that are rounded to bf16, as GPUs have them."""
+
+    name = _level = ROUNDED
 
 
 def _refusal(kind: str, question: Question) -> str | None:

@@ -43,8 +43,8 @@ LEVELS_OF = {
 }
 """By processor, from the least to the most that is asked of it; each contains those before it. All
 give the same bits."""
-TILES = "amx"
-"""A level with bits of its own, by name only: above bf16 (csrc/amx_dense.h)."""
+TILES, ROUNDED = "amx", "amx-bf16"
+"""Levels above bf16 with bits of their own, by name only (csrc/amx_dense.h)."""
 _NAMES = {"AMD64": "x86_64", "amd64": "x86_64", "arm64": "aarch64"}
 LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
 """Levels of this processor; none where there are no kernels for it."""

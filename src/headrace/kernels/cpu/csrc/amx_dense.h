@@ -3,7 +3,8 @@
 // The arithmetic. TDPBF16PS multiplies 16 rows × 32 of K by 32 of K × 16 outputs and adds to fp32
 // sums: 8,192 multiplications and additions in 16 cycles, sixteen times what a port of fp32 fma does.
 // Weights are bf16 as they are. An activation is high + low, each rounded to bf16: two products
-// instead of one, and what is left out is 2^-17 of it, where a peer that rounds it once leaves 2^-9.
+// instead of one, and what is left out is 2^-17 of it; one that is rounded once leaves out 2^-9 and
+// takes one product (kPieces, by the level that was asked for: amx, amx-bf16).
 // Two tiles of rows by two panels are eight products (132 cycles) for six loads of a tile (some 50).
 //
 // Memory. Up to sixteen rows are bound by it: a panel is put into pairs as it comes, two blocks
@@ -43,14 +44,16 @@ HR_INLINE __m512 widened(__m256i bf16) {
 }
 
 // m rows of `blocks` blocks of K from x on; rows from m to `wide` as zeros.
+template <int kPieces>
 void cut_rows(const float* x, int64_t stride, int m, int wide, int64_t blocks, RowPieces* out) {
   for (int i = 0; i < m; ++i, x += stride) {
     for (int64_t b = 0; b < blocks; ++b) {
       const __m512 first = _mm512_loadu_ps(x + b * kBlockK), second = _mm512_loadu_ps(x + b * kBlockK + 16);
       const __m512i high = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+      _mm512_store_si512(out[b].high[i], high);
+      if constexpr (kPieces == 1) continue;
       const __m512 rest = _mm512_sub_ps(first, widened(_mm512_castsi512_si256(high)));
       const __m512 more = _mm512_sub_ps(second, widened(_mm512_extracti64x4_epi64(high, 1)));
-      _mm512_store_si512(out[b].high[i], high);
       _mm512_store_si512(out[b].low[i], (__m512i)_mm512_cvtne2ps_pbh(more, rest));
     }
   }
@@ -77,7 +80,7 @@ HR_INLINE void pair_block(const uint8_t* panel, int64_t early, PanelPairs* out) 
 
 // R tiles of rows, `a_next` blocks apart, by P panels, `b_next` blocks apart; sums of 16 × 16, at c
 // (R rows of them, `c_next` apart), go on unless this is the `first` part of K.
-template <int R, int P>
+template <int kPieces, int R, int P>
 __attribute__((noinline)) void tiles_sums(const RowPieces* a, int64_t a_next, const PanelPairs* b,
                                           int64_t b_next, int64_t blocks, bool first, float* c,
                                           int64_t c_next) {
@@ -104,7 +107,9 @@ __attribute__((noinline)) void tiles_sums(const RowPieces* a, int64_t a_next, co
   if constexpr (R == 2) tile_dot_bf16<2, 5, 6>();                  \
   if constexpr (R == 2 && P == 2) tile_dot_bf16<3, 5, 7>();
     HR_PIECE(high)
-    HR_PIECE(low)
+    if constexpr (kPieces == 2) {
+      HR_PIECE(low)
+    }
 #undef HR_PIECE
   }
   tile_store<0>(c, 64);
@@ -129,7 +134,7 @@ HR_INLINE int64_t tile_room(int64_t in) {
 HR_INLINE bool in_tiles(const HrPart& part) { return part.kind == HR_BF16 && part.in % kBlockK == 0; }
 
 // Up to sixteen rows, whose pieces are `a`, by P panels from `panel` on.
-template <int P>
+template <int kPieces, int P>
 __attribute__((noinline)) void tiled_few(const HrPart& part, int64_t rows, int64_t panel,
                                          const RowPieces* a) {
   constexpr int kRing = 4;
@@ -155,11 +160,11 @@ __attribute__((noinline)) void tiled_few(const HrPart& part, int64_t rows, int64
     tile_load<6>(pairs[0].pairs, 64);
     if constexpr (P == 2) tile_load<7>(pairs[1].pairs, 64);
     tile_load<4>(a[b].high, 64);
-    tile_load<5>(a[b].low, 64);
+    if constexpr (kPieces == 2) tile_load<5>(a[b].low, 64);
     tile_dot_bf16<0, 4, 6>();
     if constexpr (P == 2) tile_dot_bf16<1, 4, 7>();
-    tile_dot_bf16<0, 5, 6>();
-    if constexpr (P == 2) tile_dot_bf16<1, 5, 7>();
+    if constexpr (kPieces == 2) tile_dot_bf16<0, 5, 6>();
+    if constexpr (kPieces == 2 && P == 2) tile_dot_bf16<1, 5, 7>();
   }
   tile_store<0>(sums[0], 64);
   if constexpr (P == 2) tile_store<1>(sums[1], 64);
@@ -169,6 +174,7 @@ __attribute__((noinline)) void tiled_few(const HrPart& part, int64_t rows, int64
 }
 
 // kPanels panels at most for any number of rows.
+template <int kPieces>
 void tiled_many(const HrLinear& op, const HrPart& part, int64_t rows, int64_t panel, int count,
                 TileRoom* room) {
   const int64_t bytes = hr::panel_bytes(HR_BF16, part.in), blocks = part.in / kBlockK;
@@ -184,7 +190,7 @@ void tiled_many(const HrLinear& op, const HrPart& part, int64_t rows, int64_t pa
         const int tiles = block - i > kTileRows ? 2 : 1;
         for (int t = 0; t < tiles; ++t) {
           const int64_t from = i + t * kTileRows, left = block - from;
-          cut_rows(op.dense + (row + from) * op.dense_stride + b * kBlockK, op.dense_stride,
+          cut_rows<kPieces>(op.dense + (row + from) * op.dense_stride + b * kBlockK, op.dense_stride,
                    static_cast<int>(left < kTileRows ? left : kTileRows), kTileRows, n,
                    room->pieces + t * kPart);
         }
@@ -194,7 +200,7 @@ void tiled_many(const HrLinear& op, const HrPart& part, int64_t rows, int64_t pa
           constexpr int64_t next = sizeof(room->sums[0]) / sizeof(float);
 #define HR_CASE(R, P)                                                                        \
   if (tiles == R && (count - p < 2 ? 1 : 2) == P)                                            \
-    tiles_sums<R, P>(room->pieces, kPart, pairs, kPart, n, b == 0, sums, next);
+    tiles_sums<kPieces, R, P>(room->pieces, kPart, pairs, kPart, n, b == 0, sums, next);
           HR_CASE(1, 1) HR_CASE(1, 2) HR_CASE(2, 1) HR_CASE(2, 2)
 #undef HR_CASE
         }
@@ -223,6 +229,7 @@ inline int64_t tiled_run(const HrPart& part, int64_t rows, int threads) {
   return fair < 2 ? 2 : fair < kPanels ? fair : kPanels;
 }
 
+template <int kPieces>
 void tiled_linear(const HrLinear& op, const hr::Work& work) {
   const int64_t rows = work.rows(op.rows);
   if (rows == 0) return;
@@ -232,14 +239,14 @@ void tiled_linear(const HrLinear& op, const hr::Work& work) {
     int64_t in = 0;
     for (int32_t i = 0; i < op.count; ++i)
       if (in_tiles(op.parts[i])) in = op.parts[i].in;
-    cut_rows(op.dense, op.dense_stride, static_cast<int>(rows), static_cast<int>(rows),
+    cut_rows<kPieces>(op.dense, op.dense_stride, static_cast<int>(rows), static_cast<int>(rows),
              in / kBlockK, room->pieces);
   }
   const auto body = [&](const HrPart& part, int64_t first, int64_t last) {
     if (!in_tiles(part)) return part_panels(op, part, rows, first, last);
-    if (rows > kTileRows) return tiled_many(op, part, rows, first, static_cast<int>(last - first), room);
-    for (; first + 2 <= last; first += 2) tiled_few<2>(part, rows, first, room->pieces);
-    if (first < last) tiled_few<1>(part, rows, first, room->pieces);
+    if (rows > kTileRows) return tiled_many<kPieces>(op, part, rows, first, static_cast<int>(last - first), room);
+    for (; first + 2 <= last; first += 2) tiled_few<kPieces, 2>(part, rows, first, room->pieces);
+    if (first < last) tiled_few<kPieces, 1>(part, rows, first, room->pieces);
   };
   each_run(op, rows, work, body, tiled_run);
   tiles_end();

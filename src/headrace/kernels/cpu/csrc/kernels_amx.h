@@ -6,15 +6,16 @@
 
 namespace {
 
+template <int kPieces>
 void run(const HrRecord& record, const hr::Work& work) {
   if (record.code == HR_OP_LINEAR) {
     const auto& op = *static_cast<const HrLinear*>(record.op);
-    if (any_in_tiles(op)) return tiled_linear(op, work);
+    if (any_in_tiles(op)) return tiled_linear<kPieces>(op, work);
   }
   if (record.code == HR_OP_BEST) {
     const auto& op = *static_cast<const HrHead*>(record.op);
     if (any_in_tiles(op.linear))
-      return best_by(op, work, [&](const HrLinear& linear) { tiled_linear(linear, work); });
+      return best_by(op, work, [&](const HrLinear& linear) { tiled_linear<kPieces>(linear, work); });
   }
   hr::k_bf16.run(record, work);
 }

@@ -4,5 +4,5 @@
 #include "kernels_amx.h"
 
 namespace hr {
-extern const Kernels k_amx_emulated{"amx-emulated", run, scratch_of, integer_peak, read_stream};
+extern const Kernels k_amx_emulated{"amx-emulated", run<2>, scratch_of, integer_peak, read_stream};
 }

@@ -51,6 +51,7 @@ const Kernels* choose_kernels(const char* wish) {
 #endif
 #if defined(HR_HAVE_AMX)
       {&k_amx, bf16 && !tiles_refused(), true},
+      {&k_amx_rounded, bf16 && !tiles_refused(), true},
 #endif
       {&k_bf16, bf16, false}, {&k_vnni, vnni, false}, {&k_avx512, avx512, false},
       {&k_avx2, avx2, false}};

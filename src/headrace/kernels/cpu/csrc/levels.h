@@ -11,6 +11,7 @@ extern const Kernels k_avx512;
 extern const Kernels k_vnni;
 extern const Kernels k_bf16;
 extern const Kernels k_amx;           // where the assembler knew it
+extern const Kernels k_amx_rounded;   // the same
 extern const Kernels k_amx_emulated;  // in test builds
 
 // The table of the best level that this CPU runs; `wish` ("avx2" …) chooses it, null: the best.
