@@ -44,7 +44,7 @@ LINES = {
     "dist": 879,
     "engine": 10_576,
     "factory": 6_688,
-    "kernels": 16_784,
+    "kernels": 16_783,
     "kv": 2_104,
     "layers": 429,
     "loader": 5_130,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 6_812,
 }
 """Lines of Python in each package."""
-TOTAL = 111_925
+TOTAL = 111_924
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -81,6 +81,7 @@ def choose(
     """
     candidates = list(known_backends() if backends is None else backends)
     if wish != "auto":
+        candidates += [factory() for factory in _BY_NAME if backends is None]
         wished = [backend for backend in candidates if backend.name == wish]
         if not wished:
             names = ", ".join(["auto", *(backend.name for backend in candidates)])
@@ -124,9 +125,9 @@ def known_backends() -> list[Backend]:
 
 _FACTORIES: list[Callable[[], Backend]] = [
     CpuBackend,
-    AmxBackend,
-    RoundedBackend,
     TritonBackend,
     ReferenceBackend,
 ]
 """A new backend is a line here, before the reference."""
+_BY_NAME: list[Callable[[], Backend]] = [AmxBackend, RoundedBackend]
+"""Backends with bits of their own: they serve who names them, and nobody else is told of them."""

@@ -82,8 +82,6 @@ class AmxBackend(CpuBackend):
     name = _level = TILES
 
     def supports(self, kind: str, question: Question) -> str | None:
-        if not question.asked:
-            return "serves by name only"
         return super().supports(kind, question) or tiles_refused()
 
 

@@ -1,7 +1,7 @@
 // Dense panels of bf16 through tiles, on CPUs with AMX: activations as the sum of two bf16 numbers.
 //
 // The arithmetic. TDPBF16PS multiplies 16 rows × 32 of K by 32 of K × 16 outputs and adds to fp32
-// sums: 8,192 multiplications and additions in 16 cycles, sixteen times what a port of fp32 fma does.
+// sums: 8,192 multiply-adds in 16 cycles, sixteen times what two ports of fp32 fma do.
 // Weights are bf16 as they are. An activation is high + low, each rounded to bf16: two products
 // instead of one, and what is left out is 2^-17 of it; one that is rounded once leaves out 2^-9 and
 // takes one product (kPieces, by the level that was asked for: amx, amx-bf16).
@@ -16,7 +16,8 @@
 // Bits. A row's sums are the instruction's, over K in its order, high before low for each 32 of K:
 // they depend neither on the number of rows (tiles have as many as there are, up to sixteen) nor on
 // panels beside, as everywhere here. But they are not those of a chain of fp32 (dense.h), so that
-// this level serves by name only and is in an engine's identity (base/identity.py).
+// this level serves by name only and is in an engine's identity (base/identity.py). An infinite
+// activation has no low piece: its row is no number.
 #pragma once
 #include "amx.h"
 #include "head.h"
@@ -48,7 +49,8 @@ template <int kPieces>
 void cut_rows(const float* x, int64_t stride, int m, int wide, int64_t blocks, RowPieces* out) {
   for (int i = 0; i < m; ++i, x += stride) {
     for (int64_t b = 0; b < blocks; ++b) {
-      const __m512 first = _mm512_loadu_ps(x + b * kBlockK), second = _mm512_loadu_ps(x + b * kBlockK + 16);
+      const __m512 first = _mm512_loadu_ps(x + b * kBlockK);
+      const __m512 second = _mm512_loadu_ps(x + b * kBlockK + 16);
       const __m512i high = (__m512i)_mm512_cvtne2ps_pbh(second, first);
       _mm512_store_si512(out[b].high[i], high);
       if constexpr (kPieces == 1) continue;
@@ -131,7 +133,9 @@ HR_INLINE int64_t tile_room(int64_t in) {
          (more > 0 ? more : 0) * static_cast<int64_t>(sizeof(RowPieces));
 }
 
-HR_INLINE bool in_tiles(const HrPart& part) { return part.kind == HR_BF16 && part.in % kBlockK == 0; }
+HR_INLINE bool in_tiles(const HrPart& part) {
+  return part.kind == HR_BF16 && part.in % kBlockK == 0;
+}
 
 // Up to sixteen rows, whose pieces are `a`, by P panels from `panel` on.
 template <int kPieces, int P>
@@ -190,9 +194,9 @@ void tiled_many(const HrLinear& op, const HrPart& part, int64_t rows, int64_t pa
         const int tiles = block - i > kTileRows ? 2 : 1;
         for (int t = 0; t < tiles; ++t) {
           const int64_t from = i + t * kTileRows, left = block - from;
-          cut_rows<kPieces>(op.dense + (row + from) * op.dense_stride + b * kBlockK, op.dense_stride,
-                   static_cast<int>(left < kTileRows ? left : kTileRows), kTileRows, n,
-                   room->pieces + t * kPart);
+          cut_rows<kPieces>(op.dense + (row + from) * op.dense_stride + b * kBlockK,
+                            op.dense_stride, static_cast<int>(left < kTileRows ? left : kTileRows),
+                            kTileRows, n, room->pieces + t * kPart);
         }
         for (int p = 0; p < count; p += 2) {
           float* sums = room->sums[i / kTileRows][p];
@@ -240,11 +244,12 @@ void tiled_linear(const HrLinear& op, const hr::Work& work) {
     for (int32_t i = 0; i < op.count; ++i)
       if (in_tiles(op.parts[i])) in = op.parts[i].in;
     cut_rows<kPieces>(op.dense, op.dense_stride, static_cast<int>(rows), static_cast<int>(rows),
-             in / kBlockK, room->pieces);
+                      in / kBlockK, room->pieces);
   }
   const auto body = [&](const HrPart& part, int64_t first, int64_t last) {
     if (!in_tiles(part)) return part_panels(op, part, rows, first, last);
-    if (rows > kTileRows) return tiled_many<kPieces>(op, part, rows, first, static_cast<int>(last - first), room);
+    const int count = static_cast<int>(last - first);
+    if (rows > kTileRows) return tiled_many<kPieces>(op, part, rows, first, count, room);
     for (; first + 2 <= last; first += 2) tiled_few<kPieces, 2>(part, rows, first, room->pieces);
     if (first < last) tiled_few<kPieces, 1>(part, rows, first, room->pieces);
   };
