@@ -161,6 +161,7 @@ def test_of_an_encoder_the_reference_serves_the_attention() -> None:
     _, decisions = choose(question, "triton")
     served = {decision.name: decision.value for decision in decisions}
     assert served.pop("kernels.attend") == "ref"
+    assert served.pop("reference") == "PyTorch"
     assert set(served.values()) == {"triton"}
 
 
