@@ -20,9 +20,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "layer_norm_eps": 1e-12,
     "hidden_act": "gelu",
 }
-ENCODERS: Mapping[str, tuple[str, ...]] = {
-    "bert": ("BertModel", "BertForSequenceClassification"),
-}
+ENCODERS: Mapping[str, tuple[str, ...]] = {"bert": ("BertModel", "BertForSequenceClassification")}
 """`model_type` → the classes it may name."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {

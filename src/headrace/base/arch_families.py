@@ -137,12 +137,7 @@ _LLAMA4 = {
     "num_local_experts": 16,
     "num_experts_per_tok": 1,
 }
-_LLAMA4_OWN = (
-    "no_rope_layers",
-    "attention_chunk_size",
-    "attn_temperature_tuning",
-    "use_qk_norm",
-)
+_LLAMA4_OWN = ("no_rope_layers", "attention_chunk_size", "attn_temperature_tuning", "use_qk_norm")
 _GEMMA4_OWN = (
     "num_kv_shared_layers",
     "use_bidirectional_attention",
@@ -281,10 +276,7 @@ FAMILIES: Mapping[str, Family] = {
         ("no_rope_layers",),
     ),
     "granite": Family(
-        "granite",
-        ("GraniteForCausalLM",),
-        {"max_position_embeddings": 2048},
-        _MULTIPLIERS,
+        "granite", ("GraniteForCausalLM",), {"max_position_embeddings": 2048}, _MULTIPLIERS
     ),
     "granitemoe": Family(
         "granitemoe",

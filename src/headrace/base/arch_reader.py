@@ -365,10 +365,7 @@ def _ropes(
     nested = Fields(new or {}, "config.json rope_parameters")
     full, sliding = nested.mapping("full_attention"), nested.mapping("sliding_attention")
     if full is not None or sliding is not None:
-        return (
-            rope_of(full or {}, theta, max_context),
-            rope_of(sliding or {}, local, max_context),
-        )
+        return (rope_of(full or {}, theta, max_context), rope_of(sliding or {}, local, max_context))
     return rope_of(new or old or {}, theta, max_context), Rope(theta=local)
 
 

@@ -108,8 +108,7 @@ class EngineOptions:
     )
     adapter_rank: int = option(16, "Largest rank of an adapter.", low=1, high=512)
     adapter_roots: str | None = option(
-        None,
-        "Folders below which adapters may be loaded over HTTP, as in PATH; none: none may.",
+        None, "Folders below which adapters may be loaded over HTTP, as in PATH; none: none may."
     )
     role: str = option(
         "both",

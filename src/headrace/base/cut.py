@@ -19,16 +19,7 @@ from typing import NamedTuple
 
 from .errors import OptionError
 from .exchange import ExchangeSpec
-from .graph import (
-    AttentionSpec,
-    ExpertsSpec,
-    Graph,
-    LatentSpec,
-    LinearSpec,
-    Node,
-    Value,
-    WeightRef,
-)
+from .graph import AttentionSpec, ExpertsSpec, Graph, LatentSpec, LinearSpec, Node, Value, WeightRef
 
 GRAIN = 32
 """Columns that stay together: of a unit of quantised activations, two panels of outputs."""
@@ -143,11 +134,7 @@ class _Cutting:
         return even(value.width, self._ranks, GRAIN)
 
     def _add(
-        self,
-        node: Node,
-        bounds: tuple[int, ...],
-        spec: object,
-        weights: tuple[WeightRef, ...] = (),
+        self, node: Node, bounds: tuple[int, ...], spec: object, weights: tuple[WeightRef, ...] = ()
     ) -> None:
         """What reads columns of this rank and makes some."""
         (out,) = node.out

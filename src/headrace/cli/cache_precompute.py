@@ -26,8 +26,7 @@ from .start import engine_of
 Prompts = Annotated[
     Path,
     typer.Option(
-        "--prompts",
-        help='Lines of JSON: {"prompt": "..."} or {"messages": [...], "tools": [...]}.',
+        "--prompts", help='Lines of JSON: {"prompt": "..."} or {"messages": [...], "tools": [...]}.'
     ),
 ]
 Key = Annotated[

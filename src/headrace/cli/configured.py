@@ -38,8 +38,7 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file with any of these options.")
 ]
 HelpAll = Annotated[
-    bool,
-    typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every option."),
+    bool, typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every option.")
 ]
 
 

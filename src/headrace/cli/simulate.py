@@ -62,8 +62,7 @@ def simulate(
     replicas: Annotated[int, typer.Option(min=1, help="Engines behind the router.")] = 1,
     prefill: Annotated[int, typer.Option(min=0, help="How many of them only prefill.")] = 0,
     handover: Annotated[
-        str,
-        typer.Option(help="Prompts that these compute: always all, or pays: by the live rule."),
+        str, typer.Option(help="Prompts that these compute: always all, or pays: by the live rule.")
     ] = "always",
     routing: Annotated[str, typer.Option(help=", ".join(ROUTERS))] = "least-loaded",
     told_after: Annotated[

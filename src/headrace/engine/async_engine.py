@@ -137,12 +137,7 @@ class AsyncEngine:
 
         tasks = TaskWatch(on_failure)
         supervisor = Supervisor(
-            options,
-            supervision,
-            worker=worker,
-            on_message=on_message,
-            on_down=on_down,
-            tasks=tasks,
+            options, supervision, worker=worker, on_message=on_message, on_down=on_down, tasks=tasks
         )
         try:
             model = await open_for_serving(options, progress, supervisor.configure)

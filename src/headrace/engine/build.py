@@ -112,9 +112,7 @@ def build(
         resolved = replace(
             resolved,
             options=replace(
-                resolved.options,
-                max_sequences=wish.rows,
-                max_context=options.max_context,
+                resolved.options, max_sequences=wish.rows, max_context=options.max_context
             ),
         )
         memory = plan(

@@ -31,14 +31,7 @@ from ..base.spec import Task
 from ..dist.wake import wait
 from ..loader import open_model
 from ..obs.progress import TokenProgress
-from ..text import (
-    ChatTemplate,
-    Foreign,
-    Tokenizer,
-    chat_template,
-    encode_between,
-    load_tokenizer,
-)
+from ..text import ChatTemplate, Foreign, Tokenizer, chat_template, encode_between, load_tokenizer
 from ..text.foreign import CUT
 from .adapters import AdapterBook
 from .given import OneOrEach, TextOrIds, as_list, for_each, text_or_ids
@@ -129,10 +122,7 @@ class LLM:
                 raise
         self._built: Built | None = built
         self._input = InputProcessor(
-            self.files,
-            self.tokenizer,
-            built.core.max_context,
-            built.facts.features,
+            self.files, self.tokenizer, built.core.max_context, built.facts.features
         )
         self.phases["total"] = time.monotonic() - begin
 

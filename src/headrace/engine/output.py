@@ -16,9 +16,7 @@ class ChoiceOutput:
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         sampling = request.spec.sampling
         self._detokenizer = IncrementalDetokenizer(
-            tokenizer,
-            skip_special=sampling.skip_special_tokens,
-            keep=frozenset(request.keep_ids),
+            tokenizer, skip_special=sampling.skip_special_tokens, keep=frozenset(request.keep_ids)
         )
         self._stops = (
             StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)

@@ -47,11 +47,7 @@ class ScoreInputs:
 
 
 def score_inputs(
-    tokenizer: Tokenizer,
-    pairs: Sequence[tuple[str, str]],
-    *,
-    cross: bool,
-    limit: int | None = None,
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, cross: bool, limit: int | None = None
 ) -> ScoreInputs:
     """`cross`: the model scores pairs. `limit`: longest input, see `Tokenizer.encode_pair`."""
     for first, second in pairs:

@@ -150,8 +150,7 @@ def _verify(record: Record, max_context: int, vocab_size: int) -> None:
     ids = (*record.prompt, *record.spec.stop_ids)
     if not record.prompt or any(not 0 <= index < vocab_size for index in ids):
         raise InvalidRequest(
-            f"its token ids are not of this model's vocabulary of {vocab_size}",
-            param="prompt",
+            f"its token ids are not of this model's vocabulary of {vocab_size}", param="prompt"
         )
     most = record.spec.sampling.max_tokens
     if most is None or len(record.prompt) + most > max_context:

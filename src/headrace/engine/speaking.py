@@ -88,11 +88,7 @@ class Speaker:
         return self.voices.codec.rate
 
     def speak(
-        self,
-        text: str,
-        voice: str,
-        given: dict[str, Any],
-        **options: Unpack[RequestOptions],
+        self, text: str, voice: str, given: dict[str, Any], **options: Unpack[RequestOptions]
     ) -> Speaking:
         """Begin to speak a text. `given`: fields of `SamplingParams`, over what the folder says.
 
@@ -127,11 +123,7 @@ class Speaking:
     """One text on its way: samples as they come."""
 
     def __init__(
-        self,
-        speaker: Speaker,
-        prompt: list[int],
-        sampling: SamplingParams,
-        options: RequestOptions,
+        self, speaker: Speaker, prompt: list[int], sampling: SamplingParams, options: RequestOptions
     ) -> None:
         self._speaker = speaker
         self._sound = speaker.begin(sampling.seed or 0)

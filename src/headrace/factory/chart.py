@@ -139,10 +139,7 @@ def schema() -> dict[str, Any]:
         "picker": {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"},
     }
     # KServe makes services and scales by itself.
-    own = {
-        "monitor": {"const": False},
-        "autoscale": {"properties": {"prometheus": {"const": ""}}},
-    }
+    own = {"monitor": {"const": False}, "autoscale": {"properties": {"prometheus": {"const": ""}}}}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         **_object(values),

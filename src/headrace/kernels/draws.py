@@ -104,10 +104,7 @@ def streams(
 
 
 def by_rules(
-    drawing: Drawing,
-    logits: Array,
-    rules: npt.NDArray[np.void],
-    places: npt.NDArray[np.int64],
+    drawing: Drawing, logits: Array, rules: npt.NDArray[np.void], places: npt.NDArray[np.int64]
 ) -> Array:
     """Logits [R, V] in the host's memory, rules [R] of `RULE` → tokens [R] int64, which will stand
     at `places` [R] of their sequences."""

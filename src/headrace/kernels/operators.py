@@ -253,12 +253,7 @@ class Operators(Protocol):
         ...
 
     def add_rms_norm(
-        self,
-        x: Array,
-        residual: Array,
-        weight: Array,
-        eps: float,
-        offset: float,
+        self, x: Array, residual: Array, weight: Array, eps: float, offset: float
     ) -> tuple[Array, Array]:
         """residual' = residual + x; → (rms_norm(residual'), residual'). May reuse `residual`."""
         ...

@@ -123,11 +123,7 @@ def known_backends() -> list[Backend]:
     return [factory() for factory in _FACTORIES]
 
 
-_FACTORIES: list[Callable[[], Backend]] = [
-    CpuBackend,
-    TritonBackend,
-    ReferenceBackend,
-]
+_FACTORIES: list[Callable[[], Backend]] = [CpuBackend, TritonBackend, ReferenceBackend]
 """A new backend is a line here, before the reference."""
 _BY_NAME: list[Callable[[], Backend]] = [AmxBackend, RoundedBackend]
 """Backends with bits of their own: they serve who names them, and nobody else is told of them."""

@@ -28,14 +28,7 @@ from collections.abc import Callable, Container, Sequence
 
 from headrace.base.request import Request
 from headrace.base.split import LentBlocks
-from headrace.base.step import (
-    NULL_BLOCK,
-    BlockCopy,
-    BlockWrite,
-    GroupShape,
-    PoolShape,
-    StepPlan,
-)
+from headrace.base.step import NULL_BLOCK, BlockCopy, BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.base.tiers import KeyedBlock, LowerTiers
 
 from .holdings import Holdings

@@ -156,16 +156,9 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
     "starcoder2": {**_PLAIN, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     "minimax_m2": {**_PLAIN, **_SCORED},
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
-    "gpt_oss": {
-        "post_attention_norm": "post_attention_layernorm",
-        "attn_sinks": "self_attn.sinks",
-    },
+    "gpt_oss": {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"},
     "llama4": {**_PLAIN, **_SHARED},
-    "glm4_moe": {
-        **_SCORED,
-        **_SHARED,
-        "post_attention_norm": "post_attention_layernorm",
-    },
+    "glm4_moe": {**_SCORED, **_SHARED, "post_attention_norm": "post_attention_layernorm"},
     "qwen2_moe": {**_PLAIN, **_GATED},
     "qwen3_5": _DELTA,
     "qwen3_5_moe": {**_DELTA, **_GATED},

@@ -87,12 +87,7 @@ def _in_order(graph: Graph) -> list[WeightRef]:
 
 class _Preparing:
     def __init__(
-        self,
-        source: WeightSource,
-        operators: Operators,
-        device: str,
-        dtype: str,
-        shared: Prepared,
+        self, source: WeightSource, operators: Operators, device: str, dtype: str, shared: Prepared
     ) -> None:
         self.made, self._shared = Prepared(), shared
         self._source, self._operators = source, operators

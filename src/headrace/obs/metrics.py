@@ -314,9 +314,7 @@ class EngineMetrics(Collector):
     def _counters(self) -> Iterator[Metric]:
         x = self._exposition
         yield from x.counter(
-            "Sequences that gave up their blocks.",
-            self._preemptions.total,
-            "vllm:num_preemptions",
+            "Sequences that gave up their blocks.", self._preemptions.total, "vllm:num_preemptions"
         )
         yield from x.counter(
             "Tokens looked up in the prefix cache.",

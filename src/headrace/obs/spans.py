@@ -53,9 +53,7 @@ class Spans:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.trace.propagation.tracecontext import (
-                TraceContextTextMapPropagator,
-            )
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise OptionError(
                 f"otlp_endpoint needs the packages of the extra: pip install headrace[telemetry] "
@@ -70,9 +68,7 @@ class Spans:
         self._exporter = exporter or OTLPSpanExporter(endpoint=traces_url(endpoint), timeout=5)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                self._exporter,
-                max_queue_size=8192,
-                schedule_delay_millis=batch_seconds * 1000,
+                self._exporter, max_queue_size=8192, schedule_delay_millis=batch_seconds * 1000
             )
         )
         self._tracer = self._provider.get_tracer(SERVICE, VERSION)

@@ -35,11 +35,7 @@ class TaskWatch:
         self._on_failure = on_failure
 
     def keep(
-        self,
-        name: str,
-        work: Callable[[], Awaitable[None]],
-        *,
-        pause: float = FIRST_PAUSE,
+        self, name: str, work: Callable[[], Awaitable[None]], *, pause: float = FIRST_PAUSE
     ) -> asyncio.Task[None]:
         """Run `work()`, and again after a pause whenever it raises; done when it returns.
 

@@ -69,12 +69,8 @@ class TierMetrics:
         ):
             yield from x.counters(help_, label, values, f"headrace:context_cache_{name}")
         yield from x.counter(
-            "Time that prefixes took to load.",
-            self._seconds,
-            "headrace:context_cache_load_seconds",
+            "Time that prefixes took to load.", self._seconds, "headrace:context_cache_load_seconds"
         )
         yield from x.gauge(
-            "Bytes of KV on the disk.",
-            self._stats.kept_bytes,
-            "headrace:context_cache_kept_bytes",
+            "Bytes of KV on the disk.", self._stats.kept_bytes, "headrace:context_cache_kept_bytes"
         )

@@ -14,12 +14,7 @@ class Sequence(Work):
     __slots__ = ("length", "min_length", "scored", "stops")
 
     def __init__(
-        self,
-        id: int,
-        request: Request,
-        choice: int,
-        length: int,
-        rank: tuple[float, int],
+        self, id: int, request: Request, choice: int, length: int, rank: tuple[float, int]
     ) -> None:
         super().__init__(id, request, choice, length - 1, rank)
         spec = request.spec

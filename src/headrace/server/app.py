@@ -116,11 +116,7 @@ class Application(FastAPI):
 
     def __init__(self, routers: Sequence[APIRouter]) -> None:
         super().__init__(
-            title="Headrace",
-            version=VERSION,
-            docs_url=None,
-            redoc_url=None,
-            redirect_slashes=False,
+            title="Headrace", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
         )
         self._routers = routers
         self._inside: ASGIApp | None = None

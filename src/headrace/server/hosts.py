@@ -19,15 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..base.errors import HeadraceError, InvalidRequest, OptionError
 from .refusal import refusal
 
-PRIVATE = (
-    ".localhost",
-    ".local",
-    ".internal",
-    ".svc",
-    ".home.arpa",
-    ".lan",
-    ".test",
-)
+PRIVATE = (".localhost", ".local", ".internal", ".svc", ".home.arpa", ".lan", ".test")
 """Ends of names that cannot be registered; so is a name without a dot."""
 _NAME = re.compile(r"\.?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 
@@ -54,10 +46,7 @@ class Hosts:
     """ASGI layer that refuses what comes under a stranger's name."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        hosts: frozenset[str],
-        refused: Callable[[HeadraceError], None],
+        self, app: ASGIApp, hosts: frozenset[str], refused: Callable[[HeadraceError], None]
     ) -> None:
         """`hosts`: names beside those that are always taken."""
         self._app = app

@@ -57,6 +57,5 @@ def find(
         return fetch_catalog(known, cache_dir=cache_dir, offline=offline, progress=progress)
     speech = ", ".join(model.name for model in CATALOG.values() if model.speech)
     raise ModelNotFound(
-        f"no speech model {name!r:.200}; it is a catalog name ({speech}) or a folder",
-        param="model",
+        f"no speech model {name!r:.200}; it is a catalog name ({speech}) or a folder", param="model"
     )

@@ -228,7 +228,7 @@ class Encoder:
         gain, shift = (self._vector(f"model.encoder.layer_norm.{k}") for k in ("weight", "bias"))
         ends = [
             # In fp32 also where codes are taken: who asks for it sees the encoder's output.
-            emit.layer_norm(x.at, None, gain, shift, _EPS, h.at, NOT_QUANTISED, ROWS_N),
+            emit.layer_norm(x.at, None, gain, shift, _EPS, h.at, NOT_QUANTISED, ROWS_N)
         ]
         if coded:
             ends.append(emit.quantise(h.at, top.codes, width, ROWS_N))

@@ -18,13 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .conductor import Conductor, Share, WalkUnderWay
-from .decoding import (
-    DecodingOptions,
-    Encode,
-    Utterance,
-    decode_window,
-    detect,
-)
+from .decoding import DecodingOptions, Encode, Utterance, decode_window, detect
 from .features import RATE, WINDOW
 from .network import MAX_ROWS, Chunk, Network
 from .rules import TICK

@@ -35,12 +35,7 @@ class Word(NamedTuple):
     end: float
 
 
-def align(
-    network: Network,
-    chunk: Chunk,
-    first: int,
-    frames: int,
-) -> list[int]:
+def align(network: Network, chunk: Chunk, first: int, frames: int) -> list[int]:
     """The frame at which each token of the chunk from index `first` on begins, and the last's end.
 
     `chunk`: prefix, text and the end; `frames`: of the window that have sound in them.

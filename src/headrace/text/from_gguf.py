@@ -149,17 +149,12 @@ def _sentencepiece(
             f"the vocabulary has {len(byte_ids)} of 256 byte tokens", param=_PREFIX + "tokens"
         )
     return SentencePieceEncoder(
-        pieces,
-        byte_ids=byte_ids,
-        unknown=_id(metadata, "unknown_token_id", len(tokens)),
+        pieces, byte_ids=byte_ids, unknown=_id(metadata, "unknown_token_id", len(tokens))
     )
 
 
 def _vocabulary(
-    metadata: dict[str, Any],
-    tokens: Sequence[str],
-    types: bytes,
-    find: Callable[[str], int | None],
+    metadata: dict[str, Any], tokens: Sequence[str], types: bytes, find: Callable[[str], int | None]
 ) -> Vocabulary:
     sentencepiece = metadata[_PREFIX + "model"] == "llama"
     bos = _id(metadata, "bos_token_id", len(tokens))
@@ -229,7 +224,6 @@ def _id(metadata: dict[str, Any], name: str, count: int) -> int | None:
         return None
     if not isinstance(value, int) or not 0 <= value < count:
         raise ModelFileError(
-            f"{_PREFIX}{name} is {value!r}, outside the vocabulary of {count}",
-            param=_PREFIX + name,
+            f"{_PREFIX}{name} is {value!r}, outside the vocabulary of {count}", param=_PREFIX + name
         )
     return value

@@ -242,12 +242,7 @@ def from_structural_tag(
 
 
 def triggered(
-    name: str,
-    trigger: str,
-    begin: str,
-    body: str,
-    special: Mapping[str, int],
-    text: str = "TEXT",
+    name: str, trigger: str, begin: str, body: str, special: Mapping[str, int], text: str = "TEXT"
 ) -> list[tuple[str, str]]:
     """Rules for: any text up to `trigger`, the rest of `begin`, `body`. `text`: the terminal that
     is any text."""
@@ -261,11 +256,7 @@ def triggered(
 
 
 def after_reasoning(
-    source: str,
-    marks: ReasoningMarks,
-    *,
-    opened: bool,
-    special: Mapping[str, int] = _NO_SPECIAL,
+    source: str, marks: ReasoningMarks, *, opened: bool, special: Mapping[str, int] = _NO_SPECIAL
 ) -> str:
     """The grammar `source` for what follows reasoning, which itself is free.
 

@@ -44,14 +44,7 @@ class Infill:
     @property
     def ends(self) -> tuple[int, ...]:
         """Tokens after which nothing of the gap comes."""
-        found = (
-            self.prefix,
-            self.suffix,
-            self.middle,
-            self.repository,
-            self.file,
-            self.padding,
-        )
+        found = (self.prefix, self.suffix, self.middle, self.repository, self.file, self.padding)
         return tuple(token for token in found if token is not None)
 
     @classmethod

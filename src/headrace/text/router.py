@@ -15,12 +15,7 @@ from .automaton import Automaton
 from .bare import FIRST, read_bare
 from .calls import Calls, SectionReader
 from .dialects.dialect import Dialect, long_id
-from .events import (
-    ContentDelta,
-    Event,
-    ReasoningDelta,
-    ToolCallArguments,
-)
+from .events import ContentDelta, Event, ReasoningDelta, ToolCallArguments
 from .jsonstream import SPACES, Malformed
 from .reasoning import ReasoningMarks
 from .tools import Tool

@@ -34,11 +34,7 @@ class SentencePieceEncoder:
     """
 
     def __init__(
-        self,
-        pieces: Mapping[str, tuple[float, int]],
-        *,
-        byte_ids: list[int],
-        unknown: int | None,
+        self, pieces: Mapping[str, tuple[float, int]], *, byte_ids: list[int], unknown: int | None
     ) -> None:
         assert len(byte_ids) in (0, 256)
         self._pieces = pieces

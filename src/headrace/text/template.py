@@ -223,7 +223,6 @@ def _open_end(messages: list[dict[str, Any]]) -> str:
     content = messages[-1].get("content")
     if not isinstance(content, str) or not content.strip():
         raise InvalidRequest(
-            "continue_final_message needs a last message with text",
-            param="continue_final_message",
+            "continue_final_message needs a last message with text", param="continue_final_message"
         )
     return content.strip()

@@ -216,8 +216,7 @@ class HearingEngine:
         if options.language not in (self.languages or ("en",)):
             known = ", ".join(sorted(self.languages)) or "en"
             raise InvalidRequest(
-                f"language {options.language!r:.20} is not known; one of {known}",
-                param="language",
+                f"language {options.language!r:.20} is not known; one of {known}", param="language"
             )
 
     def payload(self) -> Payload:

@@ -364,11 +364,7 @@ def _bias(bias: KeyBias | None) -> tuple[int | None, int | None, int | None, int
 
 
 def rope(
-    cache: HrKv,
-    qkv: Matrix,
-    spec: AttentionSpec,
-    norms: Sequence[Array],
-    table: RopeTable | None,
+    cache: HrKv, qkv: Matrix, spec: AttentionSpec, norms: Sequence[Array], table: RopeTable | None
 ) -> Emitted:
     """Without a table only the norms are applied, and K and V written."""
     rotated, pairs = 0, spec.rope is not None and spec.rope.interleaved

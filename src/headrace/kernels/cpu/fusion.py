@@ -23,14 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...base.exchange import ExchangeSpec
-from ...base.graph import (
-    TOKENS,
-    AttentionSpec,
-    Graph,
-    LinearSpec,
-    Node,
-    Value,
-)
+from ...base.graph import TOKENS, AttentionSpec, Graph, LinearSpec, Node, Value
 from ..prepared import Prepared
 from ..weights import LoraWeight, Weight
 from . import emit, latent, mixture

@@ -9,15 +9,7 @@ from ...base.graph import LatentSpec, Node
 from ..weights import Weight
 from . import records
 from .arena import Arena
-from .emit import (
-    NOT_QUANTISED,
-    Emitted,
-    Matrix,
-    needs_codes,
-    part_of,
-    parts_of,
-    quantise,
-)
+from .emit import NOT_QUANTISED, Emitted, Matrix, needs_codes, part_of, parts_of, quantise
 from .records import ROWS_N, HrColumns, HrHeads, HrLinear, HrPart, HrQuantised
 
 

@@ -37,10 +37,7 @@ SOURCES = Path(__file__).parent / "csrc"
 """What it is built from, in a source checkout."""
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
 """Where an editable install put it."""
-LEVELS_OF = {
-    "x86_64": ("avx2", "avx512", "vnni", "bf16"),
-    "aarch64": ("neon", "dotprod"),
-}
+LEVELS_OF = {"x86_64": ("avx2", "avx512", "vnni", "bf16"), "aarch64": ("neon", "dotprod")}
 """By processor, from the least to the most that is asked of it; each contains those before it. All
 give the same bits."""
 TILES, ROUNDED = "amx", "amx-bf16"

@@ -93,12 +93,7 @@ class CpuOperators:
         return y
 
     def add_rms_norm(
-        self,
-        x: Array,
-        residual: Array,
-        weight: Array,
-        eps: float,
-        offset: float,
+        self, x: Array, residual: Array, weight: Array, eps: float, offset: float
     ) -> tuple[Array, Array]:
         y = floats_like(x, *x.shape)
         op = emit.norm(

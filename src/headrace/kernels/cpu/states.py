@@ -14,13 +14,7 @@ from .state_records import HrConv, HrMultiply, HrRecurrence
 
 
 def multiply(
-    x: Matrix,
-    gate: Matrix,
-    size: int,
-    activation: str,
-    y: Matrix | None,
-    q: HrQuantised,
-    rows: int,
+    x: Matrix, gate: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised, rows: int
 ) -> Emitted:
     """x · act(gate), of as many rows as `rows` says."""
     number = ACTIVATIONS[activation]

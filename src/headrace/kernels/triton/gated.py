@@ -78,13 +78,7 @@ def _act(gate_up, biases, chosen, row, columns, width, ACTIVATION: tl.constexpr)
 
 @triton.jit
 def _gated_kernel(
-    gate_up,
-    biases,
-    chosen,
-    out,
-    width,
-    ACTIVATION: tl.constexpr,
-    TILE: tl.constexpr,
+    gate_up, biases, chosen, out, width, ACTIVATION: tl.constexpr, TILE: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -95,14 +89,7 @@ def _gated_kernel(
 
 @triton.jit
 def _multiply_kernel(
-    x,
-    gate,
-    out,
-    width,
-    x_stride,
-    gate_stride,
-    ACTIVATION: tl.constexpr,
-    TILE: tl.constexpr,
+    x, gate, out, width, x_stride, gate_stride, ACTIVATION: tl.constexpr, TILE: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -179,14 +166,7 @@ def gated(
     width = double // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     _gated_kernel[(rows, triton.cdiv(width, TILE))](
-        gate_up,
-        biases,
-        chosen,
-        out,
-        width,
-        ACTIVATION=activation,
-        TILE=TILE,
-        num_warps=4,
+        gate_up, biases, chosen, out, width, ACTIVATION=activation, TILE=TILE, num_warps=4
     )
     return out
 

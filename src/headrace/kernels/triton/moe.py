@@ -213,14 +213,7 @@ def _place_kernel(
 
 @triton.jit
 def _gather_kernel(
-    parts,
-    shares,
-    biases,
-    chosen,
-    y,
-    width,
-    ACTIVE: tl.constexpr,
-    TILE: tl.constexpr,
+    parts, shares, biases, chosen, y, width, ACTIVE: tl.constexpr, TILE: tl.constexpr
 ):
     """`biases` [experts, width] of those that a token chose are part of what they give. Without
     `shares` it is added up as it is."""

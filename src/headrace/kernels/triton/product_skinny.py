@@ -217,10 +217,7 @@ def _product_kernel(
                 total += tl.load(cell + place, mask=row_mask, other=0.0, cache_modifier=".cg")
                 if GATE != "":
                     other += tl.load(
-                        cell + ROWS * OUTS + place,
-                        mask=row_mask,
-                        other=0.0,
-                        cache_modifier=".cg",
+                        cell + ROWS * OUTS + place, mask=row_mask, other=0.0, cache_modifier=".cg"
                     )
                 if NORM:
                     squares += tl.load(cell + 2 * ROWS * OUTS + row, cache_modifier=".cg")

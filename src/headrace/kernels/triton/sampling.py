@@ -69,14 +69,7 @@ def _peaks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     peaks = torch.empty(rows, tiles, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
     _peaks_kernel[(rows, tiles)](
-        logits,
-        peaks,
-        places,
-        width,
-        logits.stride(0),
-        tiles,
-        TILE=TILE,
-        num_warps=8,
+        logits, peaks, places, width, logits.stride(0), tiles, TILE=TILE, num_warps=8
     )
     return peaks, places
 
@@ -398,11 +391,6 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     tiles = peaks.shape[1]
     _best_kernel[(rows,)](
-        peaks,
-        places,
-        tokens,
-        tiles,
-        TILES=triton.next_power_of_2(tiles),
-        num_warps=1,
+        peaks, places, tokens, tiles, TILES=triton.next_power_of_2(tiles), num_warps=1
     )
     return tokens

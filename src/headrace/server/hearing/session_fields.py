@@ -115,8 +115,7 @@ def of_beta(change: dict[str, Any]) -> dict[str, Any]:
             if value not in _BETA_FORMATS:
                 known = ", ".join(_BETA_FORMATS)
                 raise InvalidRequest(
-                    f"input_audio_format must be one of {known}",
-                    param="session.input_audio_format",
+                    f"input_audio_format must be one of {known}", param="session.input_audio_format"
                 )
             kind, rate = _BETA_FORMATS[value]
             source["format"] = {"type": kind, "rate": rate}

@@ -30,9 +30,7 @@ class RerankBody(VectorFields):
         None, description="Put the texts into the answer (default true; /v2/rerank: false)."
     )
     max_tokens_per_doc: Integer | None = Field(
-        None,
-        ge=1,
-        description="Cut each input, its query included, to so many tokens (Cohere).",
+        None, ge=1, description="Cut each input, its query included, to so many tokens (Cohere)."
     )
 
 

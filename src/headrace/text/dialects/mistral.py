@@ -33,11 +33,7 @@ MISTRAL = Dialect(
     name="mistral",
     read=read,
     format=CallFormat(
-        open=OPEN + "[",
-        begin='{"name": "NAME", "arguments": ',
-        end="}",
-        separator=", ",
-        close="]",
+        open=OPEN + "[", begin='{"name": "NAME", "arguments": ', end="}", separator=", ", close="]"
     ),
     openers=(OPEN,),
     markers=frozenset([OPEN, ARGS, CALL_ID]),

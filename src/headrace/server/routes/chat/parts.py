@@ -8,13 +8,7 @@ import msgspec
 
 from ....base.request import OutputDelta
 from ....text import StreamRouter
-from ....text.events import (
-    ContentDelta,
-    Event,
-    ReasoningDelta,
-    ToolCallArguments,
-    ToolCallStart,
-)
+from ....text.events import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 
 
 class Parts:

@@ -93,9 +93,7 @@ class Responses:
         request.scope["headrace.usage"] = chat.usage
         if body.stream:
             return EventStream(
-                turn.frames(),
-                keep_alive=self.service.keep_alive,
-                error_frame=turn.error_frame,
+                turn.frames(), keep_alive=self.service.keep_alive, error_frame=turn.error_frame
             )
         return await while_connected(request.receive, turn.whole())
 

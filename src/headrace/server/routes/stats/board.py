@@ -167,15 +167,7 @@ class Board:
 class _Sums:
     """What the steps of one window add up to."""
 
-    __slots__ = (
-        "compared",
-        "device",
-        "entries",
-        "predicted",
-        "prefill",
-        "sampled",
-        "steps",
-    )
+    __slots__ = ("compared", "device", "entries", "predicted", "prefill", "sampled", "steps")
 
     def __init__(self) -> None:
         self.clear()
