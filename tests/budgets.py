@@ -38,31 +38,31 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 7_124,
+    "base": 7_097,
     "bench": 10_135,
-    "cli": 6_121,
+    "cli": 6_118,
     "dist": 879,
-    "engine": 10_576,
-    "factory": 6_688,
-    "kernels": 16_783,
-    "kv": 2_104,
+    "engine": 10_543,
+    "factory": 6_685,
+    "kernels": 16_692,
+    "kv": 2_097,
     "layers": 429,
-    "loader": 5_130,
+    "loader": 5_118,
     "media": 517,
     "models": 527,
-    "obs": 1_805,
+    "obs": 1_791,
     "quant": 1_005,
     "roofline": 4_859,
     "route": 1_083,
-    "sched": 1_605,
-    "server": 16_313,
-    "speech": 4_460,
+    "sched": 1_600,
+    "server": 16_263,
+    "speech": 4_448,
     "speculate": 702,
-    "text": 6_216,
+    "text": 6_180,
     "worker": 6_812,
 }
 """Lines of Python in each package."""
-TOTAL = 111_924
+TOTAL = 111_631
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
