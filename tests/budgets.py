@@ -38,13 +38,13 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 7_097,
+    "base": 7_107,
     "bench": 10_135,
-    "cli": 6_118,
-    "dist": 879,
-    "engine": 10_543,
+    "cli": 6_116,
+    "dist": 885,
+    "engine": 10_577,
     "factory": 6_685,
-    "kernels": 16_692,
+    "kernels": 16_693,
     "kv": 2_097,
     "layers": 429,
     "loader": 5_118,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 4_448,
     "speculate": 702,
     "text": 6_180,
-    "worker": 6_812,
+    "worker": 6_808,
 }
 """Lines of Python in each package."""
-TOTAL = 111_631
+TOTAL = 111_676
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -60,12 +60,23 @@ def test_two_processes_answer_as_one(shared: LLM, model: Path, cache: Path) -> N
         assert answers(shared) == answers(alone)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_sequences": 2}, {"step_tokens": 16}])
-def test_two_stages_answer_as_one(model: Path, cache: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        ("PP2", {}),
+        ("PP2", {"max_sequences": 2}),
+        ("PP2", {"step_tokens": 16}),
+        ("TP2.PP2", {}),
+        ("TP2.PP2", {"step_tokens": 16}),
+    ],
+)
+def test_two_stages_answer_as_one(
+    model: Path, cache: Path, layout: str, options: dict[str, Any]
+) -> None:
     """Several steps are in flight: more sequences than rows, chunks, one at a time."""
     with opened(model, cache, **options) as alone:
         expected = answers(alone)
-    with opened(model, cache, layout="PP2", **options) as staged:
+    with opened(model, cache, layout=layout, **options) as staged:
         assert answers(staged) == expected
         test_a_grammar_is_kept_by_all_ranks(staged)
         (said,) = [one for one in staged.decisions if one.name == "speculate"]
@@ -93,14 +104,17 @@ def test_a_cache_below_them_is_left_out_with_the_reason(model: Path, cache: Path
         assert "ranks" in said.reason
 
 
-@pytest.mark.parametrize("layout", ["TP2", "PP2"])
-def test_a_killed_rank_is_named(model: Path, cache: Path, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "rank"),
+    [("TP2", "1 of 2"), ("PP2", "1 of 2"), *(("TP2.PP2", f"{rank} of 4") for rank in (1, 2, 3))],
+)
+def test_a_killed_rank_is_named(model: Path, cache: Path, layout: str, rank: str) -> None:
     with opened(model, cache, layout=layout) as llm:
         executor = llm._engine.core.executor
         assert isinstance(executor, GroupExecutor)
-        os.kill(executor._others[0].end.pid, signal.SIGKILL)
+        os.kill(executor._others[int(rank[0]) - 1].end.pid, signal.SIGKILL)
         begin = time.monotonic()
-        with pytest.raises(EngineDead, match="rank 1 of 2 was ended by SIGKILL"):
+        with pytest.raises(EngineDead, match=f"rank {rank} was ended by SIGKILL"):
             llm.generate(["one"], WISHES[0])
         assert time.monotonic() - begin < 5
         pids = [other.end.pid for other in executor._others]
@@ -112,7 +126,7 @@ def test_a_killed_rank_is_named(model: Path, cache: Path, layout: str) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"layout": "TP2.PP2"}, "only TP"),
+        ({"layout": "DP2"}, "only TP"),
         ({"layout": "PP64"}, "parts that can be stages"),
         ({"layout": "PP2", "speculate": "ngram"}, "drafts"),
         ({"layout": "TP64"}, "too few"),

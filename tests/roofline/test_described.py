@@ -97,7 +97,7 @@ def test_a_config_alone_is_enough(tmp_path: Path) -> None:
     folder, file = (describe_model(str(p)) for p in (tmp_path, tmp_path / "config.json"))
     assert folder == file
     assert folder.weights.format == "bfloat16"
-    done = CliRunner().invoke(command, [str(tmp_path), "--hardware", "B200", "--tp", "2"])
+    done = CliRunner().invoke(command, [str(tmp_path), "--hardware", "B200", "--layout", "TP2"])
     assert done.exit_code == 0, done.output
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(HeadraceError, match=r"model_type|hidden_size"):
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_said() -> None:
         with pytest.raises(DoesNotFit, match=r"GB of weights and .* GB of KV"):
             verify_fits(case, DEVICES[hardware], step)
     large = known("llama-3.1-70b")[0]
-    with pytest.raises(DoesNotFit, match="--tp 2"):
+    with pytest.raises(DoesNotFit, match="--layout TP2"):
         verify_fits(Case(large), DEVICES["H100"], decode_step(large, 1, 9))
     verify_fits(Case(LLAMA_8B), DEVICES["H100"], decode_step(LLAMA_8B, 64, 2048))
     for given in (["--context", "5000000"], ["--prompt", "200000"]):

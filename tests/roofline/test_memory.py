@@ -75,7 +75,7 @@ def test_ranks_that_share_the_kv_hold_more_tokens() -> None:
 
 def test_ranks_of_a_host_are_counted_with_the_heads_that_several_have() -> None:
     one = plan(rows=4, max_context=2048)
-    for layout, copies in (("TP2", 1), ("TP4", 2)):
+    for layout, copies in (("TP2", 1), ("TP4", 2), ("PP2", 1), ("TP4.PP2", 2)):
         ranks = kept_heads(Layout.parse(layout), QWEN_05B)
         made = plan(rows=4, max_context=2048, ranks=ranks)
         assert made.kv_bytes == copies * one.kv_bytes

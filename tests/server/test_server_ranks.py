@@ -23,6 +23,7 @@ import psutil
 import pytest
 from processes import Running, headrace, own_port, running
 
+from headrace.base.layout import Layout
 from tiny import bytewise
 from tiny.kept import Kept
 
@@ -98,14 +99,16 @@ def serve(model: Path, cache: Path, *more: str) -> list[str]:
 @contextmanager
 def group(
     hosts: list[Host], model: Path, tmp: Path, *, layout: str = "TP2", other: Path | None = None
-) -> Iterator[tuple[Running, Running]]:
-    """Rank 0 and rank 1, not yet ready; `other`: the model of the second."""
+) -> Iterator[list[Running]]:
+    """All ranks, half of them on each host, not yet ready; `other`: the model of the second."""
     key = tmp / "key"
     key.write_bytes(b"a key that two hosts share, and no other")
     with ExitStack() as stack:
         made = []
-        for rank, host in enumerate(hosts):
-            said = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": hosts[0].address}
+        ranks = Layout.parse(layout).devices
+        for rank in range(ranks):
+            host = hosts[2 * rank // ranks]
+            said = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": hosts[0].address}
             set_ = [f"{name}={value}" for name, value in said.items()]
             command = serve(
                 model if rank == 0 else other or model,
@@ -115,7 +118,7 @@ def group(
             )
             inside = ["ip", "netns", "exec", host.name, "env", *set_, *command]
             made.append(stack.enter_context(running(inside, ready=False)))
-        yield made[0], made[1]
+        yield made
 
 
 def url(hosts: list[Host]) -> str:
@@ -135,18 +138,18 @@ def answers(where: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("layout", ["TP2", "PP2"])
+@pytest.mark.parametrize("layout", ["TP2", "PP2", "TP2.PP2"])
 def test_two_hosts_answer_as_one_process(
     hosts: list[Host], model: Path, tmp_path: Path, layout: str
 ) -> None:
     with running(serve(model, tmp_path / "alone", "--port", "0")) as alone:
         expected = answers(alone.url)
-    with group(hosts, model, tmp_path, layout=layout) as (first, second):
+    with group(hosts, model, tmp_path, layout=layout) as (first, *others):
         first.await_line("ready: ")
         assert answers(url(hosts)) == expected
         first.signal()
         assert first.wait() == 0
-        assert second.wait() == 0, second.lines
+        assert all(other.wait() == 0 for other in others), [other.lines for other in others]
 
 
 def streaming(where: str) -> Iterator[str]:

@@ -51,20 +51,22 @@ LATENT = ("deepseek_v2", "deepseek_v2-groups", "deepseek_v3")
 class Ranks:
     """Several workers in one place of a `Driver`."""
 
-    def __init__(self, make: Callable[..., Worker], ranks: int, wired: bool) -> None:
+    def __init__(
+        self, make: Callable[..., Worker], ranks: int, wired: bool, stages: int = 1
+    ) -> None:
         """`wired`: they share no memory, and exchange over sockets."""
         self.commons = [make_commons()] * ranks
         self.wires: list[Wire] = []
         if wired:
             self.commons = [make_commons() for _ in range(ranks)]
-            self.fences = [Commons(one, ranks, rank) for rank, one in enumerate(self.commons)]
+            self.fences = [Commons(c, ranks, rank, stages) for rank, c in enumerate(self.commons)]
             self.sockets: dict[tuple[int, int], socket.socket] = {}
             for low, high in combinations(range(ranks), 2):
                 ends = socket.socketpair()
                 self.sockets[low, high], self.sockets[high, low] = ends
             for rank, commons in enumerate(self.fences):
                 to = [-1 if at == rank else self.sockets[rank, at].fileno() for at in range(ranks)]
-                self.wires.append(Wire(commons.fence, ranks, rank, to))
+                self.wires.append(Wire(commons, to))
         self.threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(ranks)]
         self.workers = self._each(lambda at: make(rank=at, ranks=ranks, commons=self.commons[at]))
         self.arch, self.options = self.workers[0].arch, self.workers[0].options

@@ -33,18 +33,30 @@ from tiny.kept import Kept
 class Stages(Ranks):
     """Several workers in one place of a `Driver`, one step in flight."""
 
+    each: int
+    """Ranks of a stage."""
+
     def execute(self, plan: StepPlan) -> StepResult:
         results = self._each(lambda rank: self.workers[rank].execute(plan))
         for result in results:
             assert result.error is None, result.error
-        for worker in self.workers[:-1]:
-            worker.learn(plan, results[-1])
-        return results[-1]
+        last = results[-self.each :]
+        for result in last:
+            assert (result.tokens, result.logprobs) == (last[0].tokens, last[0].logprobs)
+        places = [start + count for start, count in zip(plan.starts, plan.counts, strict=True)]
+        for worker in self.workers[: self.each]:
+            worker.learn(plan.rows, places, last[0].tokens)
+        return last[0]
 
 
 @contextmanager
-def staged(files: Any, count: int, *, wired: bool = False, **options: Any) -> Iterator[Stages]:
-    made = Stages(lambda **more: worker_of(files, stages=count, **options, **more), count, wired)
+def staged(
+    files: Any, count: int, *, each: int = 1, wired: bool = False, **options: Any
+) -> Iterator[Stages]:
+    """`each`: ranks of a stage."""
+    given = {"stages": count, **options}
+    made = Stages(lambda **more: worker_of(files, **given, **more), count * each, wired, count)
+    made.each = each
     try:
         yield made
     finally:
@@ -52,9 +64,10 @@ def staged(files: Any, count: int, *, wired: bool = False, **options: Any) -> It
 
 
 @pytest.mark.parametrize("wired", [False, True])
-def test_the_bits_of_one_worker(worker_files: Any, wired: bool) -> None:
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_the_bits_of_one_worker(worker_files: Any, each: int, wired: bool) -> None:
     alone = answers(worker_of(worker_files))
-    with staged(worker_files, 2, wired=wired) as together:
+    with staged(worker_files, 2, each=each, wired=wired) as together:
         assert answers(together) == alone
 
 
@@ -66,13 +79,13 @@ def test_every_kind_of_layer(kept: Kept, name: str) -> None:
     files = open_model(str(kept(families.make, name)))
     graph = absorbed(describe(files.arch))
     alone = answers(worker_of(files))
-    for count in (2, 3):
+    for count, each in ((2, 1), (3, 1), (2, 2), (2, 3)):
         if count > 2 and len(graph.attentions()) + len(graph.recurrent()) < 3:
             continue
         assert len(stages(graph, count)) == count
         for wired in (False, True):
-            with staged(files, count, wired=wired) as together:
-                assert answers(together) == alone, (count, wired)
+            with staged(files, count, each=each, wired=wired) as together:
+                assert answers(together) == alone, (count, each, wired)
 
 
 def test_stages_are_graphs_of_all_layers(worker_files: Any) -> None:

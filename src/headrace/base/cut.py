@@ -82,7 +82,10 @@ def refusal(graph: Graph, ranks: int) -> str | None:
 
 
 def cut(graph: Graph, ranks: int, rank: int) -> Graph:
-    """What `rank` of `ranks` computes of `graph`, described for all rows. Raises `OptionError`."""
+    """What `rank` of `ranks` computes of `graph`, described for all rows; of one, all of it.
+    Raises `OptionError`."""
+    if ranks == 1:
+        return graph
     why = refusal(graph, ranks)
     if why is not None:
         raise OptionError(f"the model cannot be shared by {ranks} ranks: {why}", param="layout")
@@ -92,9 +95,11 @@ def cut(graph: Graph, ranks: int, rank: int) -> Graph:
 
 
 def kv_heads(graph: Graph) -> dict[int, int]:
-    """How many KV heads each layer has that attends, of a graph with its latents absorbed."""
+    """How many KV heads each layer has that keeps something, of a graph with its latents absorbed:
+    one with a state none."""
     specs = [spec for spec in graph.attentions() if isinstance(spec, AttentionSpec)]
-    return {spec.layer: spec.kv_heads for spec in specs}
+    states = dict.fromkeys((spec.layer for spec in graph.recurrent()), 0)
+    return states | {spec.layer: spec.kv_heads for spec in specs}
 
 
 class _Cutting:

@@ -94,14 +94,14 @@ def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[Group
 
 
 def pool_of_rank(pool: PoolShape, kv_heads: Mapping[int, int]) -> PoolShape:
-    """What of `pool` a rank keeps, which has so many KV heads of each layer, and whole states."""
+    """What of `pool` a rank keeps, which has layers with so many KV heads, and whole states."""
     groups = []
     for group in pool.groups:
-        arrays = group.arrays
-        if not group.state:
-            heads = kv_heads[group.layers[0]]
+        arrays, layers = group.arrays, tuple(each for each in group.layers if each in kv_heads)
+        if layers and not group.state:
+            heads = kv_heads[layers[0]]
             arrays = tuple(each._replace(shape=(heads, *each.shape[1:])) for each in arrays)
-        groups.append(group._replace(arrays=arrays))
+        groups.append(group._replace(arrays=arrays, layers=layers))
     return replace(pool, groups=tuple(groups))
 
 

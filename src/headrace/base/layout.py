@@ -89,7 +89,7 @@ class Layout:
     def verify(self, arch: ModelArch) -> None:
         reason = self.refusal(arch)
         if reason is not None:
-            raise OptionError(f"layout {self}: {reason}", param="tp")
+            raise OptionError(f"layout {self}: {reason}", param="layout")
 
 
 ONE = Layout()

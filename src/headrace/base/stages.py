@@ -40,6 +40,11 @@ def stages(graph: Graph, count: int) -> list[Graph]:
     return [_between(graph, bounds, number) for number in range(count)]
 
 
+def stage_of(graph: Graph, count: int, stage: int) -> Graph:
+    """One of `count` stages; of one, all of it. Raises as `stages`."""
+    return graph if count == 1 else stages(graph, count)[stage]
+
+
 def _cost(node: Node) -> int:
     """Weights that a token reads."""
     refs = [ref for ref in node.weights if ref.role in ("linear", "moe")]

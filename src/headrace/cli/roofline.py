@@ -55,10 +55,9 @@ def roofline(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Type of activations.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache.")] = "auto",
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
-    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
-    dp: Annotated[int, typer.Option(min=1, help="Attention groups that share experts.")] = 1,
-    ep: Annotated[bool, typer.Option("--ep", help="Spread whole experts over the ranks.")] = False,
+    layout: Annotated[
+        str, typer.Option(help="Ranks, stages, attention groups, spread experts: TP2.PP2, DP8.EP8.")
+    ] = "1",
     skew: Annotated[
         float | None,
         typer.Option(min=0, help="How unevenly experts are chosen; 0: evenly; none: as published."),
@@ -103,7 +102,7 @@ def roofline(
     if hears(model):
         show_hearing(console, model, device, batch, plain=as_json_)
         return
-    case = make_case(model, device, format, dtype, kv_dtype, Layout(tp, pp, ep, dp), skew)
+    case = make_case(model, device, format, dtype, kv_dtype, Layout.parse(layout), skew)
     case.layout.verify(case.arch)
     if fit is not None:
         device = _fit(console, case, device, fit)

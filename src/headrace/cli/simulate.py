@@ -72,10 +72,9 @@ def simulate(
             help="Seconds in which `prefix` learns what caches hold; none: it knows what it sent.",
         ),
     ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
-    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
-    dp: Annotated[int, typer.Option(min=1, help="Attention groups that share experts.")] = 1,
-    ep: Annotated[bool, typer.Option("--ep", help="Spread whole experts over the ranks.")] = False,
+    layout: Annotated[
+        str, typer.Option(help="Ranks, stages, attention groups, spread experts: TP2.PP2, DP8.EP8.")
+    ] = "1",
     skew: Annotated[
         float | None,
         typer.Option(min=0, help="How unevenly experts are chosen; 0: evenly; none: as published."),
@@ -115,7 +114,7 @@ def simulate(
     given = {"gateway": gateway_ms, "step": loop_ms, "row": row_ms, "answer": answer_ms}
     stated = {f"{name}_seconds": ms / 1e3 for name, ms in given.items() if ms is not None}
     device = replace(device, loop=replace(device.loop, **stated))
-    case = make_case(model, device, format, "auto", kv_dtype, Layout(tp, pp, ep, dp), skew)
+    case = make_case(model, device, format, "auto", kv_dtype, Layout.parse(layout), skew)
     spec = ReplicaSpec(
         case,
         device,

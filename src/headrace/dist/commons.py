@@ -1,4 +1,4 @@
-"""Memory that the ranks of a group share on one host: a fence, and what they exchange.
+"""Memory that processes of one host share: a fence for each stage, and what they exchange.
 
 A file of the system's memory without a name (`memfd`), handed down by its descriptor: /dev/shm has
 64 MB in most containers. Ranks take the same rooms in the same order, so that the n-th room of one
@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 SIZE = 1 << 38
 """Size of the file, which has no more memory than its rooms."""
-_BROKEN = 128
-"""Where the fence says that a rank is gone (kernels/cpu/csrc/ranks.h)."""
+_FENCE, _BROKEN = 256, 128
+"""Bytes of a fence, and where it says that a rank is gone (kernels/cpu/csrc/ranks.h)."""
+_FENCES = 4 * mmap.PAGESIZE
+"""Bytes of the fences of all stages that there can be."""
 
 
 def make_commons() -> int:
@@ -28,30 +30,34 @@ def make_commons() -> int:
 
 
 class Commons:
-    """A commons as one rank sees it."""
+    """A commons as one process sees it, which is `rank` of `ranks` of a stage."""
 
-    def __init__(self, descriptor: int, ranks: int, rank: int) -> None:
-        self.ranks, self.rank = ranks, rank
-        self._descriptor, self._next = descriptor, 0
-        self._fence = self.take(mmap.PAGESIZE)
+    def __init__(self, descriptor: int, processes: int, process: int, stages: int = 1) -> None:
+        self.ranks, self.stages, self.process = processes // stages, stages, process
+        self.stage, self.rank = divmod(process, self.ranks)
+        self._descriptor = descriptor
+        self._fences = np.frombuffer(mmap.mmap(descriptor, _FENCES), np.uint8)
+        self.begin_anew()
 
     def begin_anew(self) -> None:
         """Whoever takes rooms from now on gets those that were taken before, in the same order."""
-        self._next = mmap.PAGESIZE
+        each = SIZE // (self.stages + 1) // mmap.PAGESIZE * mmap.PAGESIZE
+        self._next = [(self.stage + 1) * each, _FENCES]
 
     @property
     def fence(self) -> int:
-        """Address of the fence."""
-        at: int = self._fence.__array_interface__["data"][0]
-        return at
+        """Address of the fence of this stage."""
+        at: int = self._fences.__array_interface__["data"][0]
+        return at + self.stage * _FENCE
 
-    def take(self, size: int) -> npt.NDArray[Any]:
-        """Room for so many bytes, uint8; zeros, unless somebody has written there."""
+    def take(self, size: int, *, between: bool = False) -> npt.NDArray[Any]:
+        """Room for so many bytes, uint8, of this stage's ranks, or of all processes (`between`
+        stages); zeros, unless somebody has written there."""
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        room = mmap.mmap(self._descriptor, whole, offset=self._next)
-        self._next += whole
+        room = mmap.mmap(self._descriptor, whole, offset=self._next[between])
+        self._next[between] += whole
         return np.frombuffer(room, np.uint8)[:size]
 
     def tear(self) -> None:
-        """Say that a rank is gone: whoever waits for it at the fence gives up, now and later."""
-        self._fence[_BROKEN : _BROKEN + 4].view(np.uint32)[0] = 1
+        """Say that a process is gone: whoever waits for it at a fence gives up, now and later."""
+        self._fences.view(np.uint32)[_BROKEN // 4 :: _FENCE // 4] = 1

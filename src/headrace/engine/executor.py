@@ -86,7 +86,7 @@ class LaunchingWorker(Protocol):
 class StageWorker(Protocol):
     """A worker that has the first layers, and learns what the last ones made of its steps."""
 
-    def learn(self, plan: StepPlan, result: StepResult) -> None: ...
+    def learn(self, rows: list[int], places: list[int], tokens: list[list[int]]) -> None: ...
 
 
 T = TypeVar("T")

@@ -47,6 +47,8 @@ class GroupExecutor:
         """`settings`: of one worker. `met`: where the other ranks are."""
         self._met = met
         own = {**settings, "ranks": met.ranks, "stages": stages, **met.settings(0, settings)}
+        self._each = met.ranks // stages
+        """So many ranks have the same layers."""
         self._others = [
             MultiprocExecutor(files, {**own, **met.settings(rank, settings)}, end)
             for rank, end in enumerate(met.ends, 1)
@@ -109,10 +111,7 @@ class GroupExecutor:
             result, coming = self._unseen.popleft()
             for rank, one in enumerate(coming, 1):
                 other = one.result()
-                if (other.tokens, other.error) != (result.tokens, result.error):
-                    raise EngineDead(
-                        f"rank {rank} made other tokens in step {result.number} than rank 0"
-                    )
+                same(other, result, rank)
 
     def _check(self) -> None:
         """Raise `EngineDead` where another rank has ended."""
@@ -145,6 +144,12 @@ class GroupExecutor:
             other.close()
         self._own.close()
         self._met.close()
+
+
+def same(other: StepResult, result: StepResult, rank: int, first: int = 0) -> None:
+    """Raise `EngineDead` where ranks of one stage made different tokens."""
+    if (other.tokens, other.error) != (result.tokens, result.error):
+        raise EngineDead(f"rank {rank} made other tokens in step {result.number} than rank {first}")
 
 
 class LocalRanks:

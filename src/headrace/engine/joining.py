@@ -65,12 +65,12 @@ class Circle:
         cls, place: RankPlace, names: Sequence[str], came: Sequence[Arrival], patience: Patience
     ) -> Circle:
         descriptor = make_commons()
-        commons = Commons(descriptor, place.ranks, place.rank)
+        commons = Commons(descriptor, place.ranks, place.rank, place.stages)
         sockets = [-1] * place.ranks
         for one in came:
             if one.use is Use.EXCHANGE:
                 sockets[one.rank] = one.connection.fileno()
-        wire = Wire(commons.fence, place.ranks, place.rank, sockets)
+        wire = Wire(commons, sockets)
         made = cls(place, names, descriptor, commons, wire)
         made._connections = [one for one in came if one.use is Use.EXCHANGE]
         pulses = {str(one.rank): one.connection for one in came if one.use is Use.PULSE}

@@ -29,6 +29,7 @@ class RankPlace:
     """Where rank 0 awaits the others."""
     key: bytes
     """What all ranks know, and nobody else; empty where nobody else can come."""
+    stages: int = 1
 
 
 def place_of(options: EngineOptions, said: Mapping[str, str] | None = None) -> RankPlace:
@@ -37,13 +38,13 @@ def place_of(options: EngineOptions, said: Mapping[str, str] | None = None) -> R
     rank, ranks, leader = _torchrun(said) or _worker_set(said) or _slurm(said) or _nobody()
     if ranks > MOST_RANKS or not 0 <= rank < ranks:
         raise OptionError(f"the launcher says rank {rank} of {ranks}", param="launcher")
-    devices = Layout.parse(options.layout).devices
-    if devices != ranks:
+    layout = Layout.parse(options.layout)
+    if layout.devices != ranks:
         raise OptionError(
-            f"layout {options.layout} is of {devices} processes, and the launcher started {ranks}",
+            f"layout {layout} is of {layout.devices} processes, and the launcher started {ranks}",
             param="layout",
         )
-    return RankPlace(rank, ranks, leader, _key(options, leader))
+    return RankPlace(rank, ranks, leader, _key(options, leader), layout.pp)
 
 
 def _torchrun(said: Mapping[str, str]) -> tuple[int, int, HostPort] | None:

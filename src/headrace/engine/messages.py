@@ -273,6 +273,14 @@ class Execute(_Message):
     plan: StepPlan
 
 
+class Learn(_Message):
+    """What was sampled behind places of rows, for a stage without the head."""
+
+    rows: list[int]
+    places: list[int]
+    tokens: list[list[int]]
+
+
 class Prepare(_Message):
     """Compile a grammar, and say whether that is done."""
 
@@ -306,6 +314,15 @@ class Compiled(_Message):
 
 
 ToWorker = (
-    Failed | Load | Allocate | WarmUp | Execute | Prepare | LoadAdapter | UnloadAdapter | Stop
+    Failed
+    | Load
+    | Allocate
+    | WarmUp
+    | Execute
+    | Learn
+    | Prepare
+    | LoadAdapter
+    | UnloadAdapter
+    | Stop
 )
 FromWorker = Hello | Failed | Loaded | Done | Executed | Prepared | Compiled | AdapterDone

@@ -9,7 +9,7 @@ from ..base.cut import cut, kv_heads, refusal
 from ..base.errors import OptionError
 from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
-from ..base.stages import stages
+from ..base.stages import stage_of
 from ..models.registry import describe
 
 
@@ -18,10 +18,7 @@ def shared_by(
 ) -> str:
     """How ranks share this model, as a reason. Raises `OptionError` where they cannot."""
     for holds, why in (
-        (
-            layout in (Layout(tp=layout.tp), Layout(pp=layout.pp)),
-            "only TP, or PP alone, are served yet",
-        ),
+        (layout == Layout(tp=layout.tp, pp=layout.pp), "only TP and PP are served yet"),
         (device == "cpu", f"ranks are served on a CPU, not on {device}"),
         (options.kernels in CPU_KERNELS, "ranks want the CPU kernels"),
         (not options.max_adapters, "ranks serve no adapters (max_adapters 0)"),
@@ -41,10 +38,11 @@ def shared_by(
     if layout.pp > 1:
         if files.arch.task != "tokens":
             raise OptionError(f"layout {layout}: an encoder has no stages", param="layout")
-        stages(graph, layout.pp)
+        stage_of(graph, layout.pp, 0)
+        which = "each with" if layout.tp == 1 else f"{layout.tp} by {layout.tp} sharing"
         return (
-            f"{layout.pp} processes {where}, each with some layers; as many steps are in flight, "
-            "and answers are those of one"
+            f"{layout.devices} processes {where}, {which} some layers; {layout.pp} steps are in "
+            "flight, and answers are those of one"
         )
     return (
         f"{layout.tp} processes {where}; values are exchanged, nothing is "
@@ -53,8 +51,9 @@ def shared_by(
 
 
 def kept_heads(layout: Layout, arch: ModelArch) -> tuple[dict[int, int], ...]:
-    """The KV heads by layer that each rank keeps; (): nothing is shared."""
-    if layout.tp == 1:
+    """The KV heads by layer that each process keeps; (): nothing is shared."""
+    if layout.devices == 1:
         return ()
-    graph = absorbed(describe(arch))
-    return tuple(kv_heads(cut(graph, layout.tp, rank)) for rank in range(layout.tp))
+    graph, ranks = absorbed(describe(arch)), range(layout.tp)
+    parts = [stage_of(graph, layout.pp, stage) for stage in range(layout.pp)]
+    return tuple(kv_heads(cut(part, layout.tp, rank)) for part in parts for rank in ranks)

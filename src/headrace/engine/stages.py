@@ -1,9 +1,10 @@
 """The executor of a model whose layers are dealt out to processes: stages, on one host or several.
 
-Stage 0 runs in the engine's process, each other in one of its own. Every stage gets every plan and
-keeps all tables; rows of the residual stream go from one to the next inside their native steps. The
-last one samples, and its results are the engine's. As many plans are in flight as there are stages,
-each of other sequences, so that a stage computes one while the next computes the one before.
+A stage is a process, or ranks that share its layers: the first of all in the engine's process, each
+other in one of its own. Every one gets every plan and keeps all tables; rows of the residual stream
+go from one stage to the next inside their native steps, from each rank to the one in its place. The
+last stage samples, and its results are the engine's. As many plans are in flight as there are
+stages, each of other sequences: a stage computes one while the next computes the one before.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 
 from ..base.errors import EngineDead
 from ..base.step import StepPlan, StepResult
+from . import messages
 from .executor import StageWorker, StepFuture
-from .group import GroupExecutor
+from .group import GroupExecutor, same
 
 
 class StagesExecutor(GroupExecutor):
@@ -35,11 +37,18 @@ class StagesExecutor(GroupExecutor):
         for rank, each in enumerate(results):
             if each.error is not None:
                 self._check()
-                raise EngineDead(f"stage {rank} of {len(results)} failed: {each.error}")
+                stage, of = rank // self._each, len(results) // self._each
+                raise EngineDead(f"stage {stage} of {of} failed: {each.error}")
+        found, first = results[-self._each], len(results) - self._each
+        for rank, each in enumerate(results[first:], first):
+            same(each, found, rank, first)
+        places = [start + count for start, count in zip(plan.starts, plan.counts, strict=True)]
         assert isinstance(self._own.worker, StageWorker)
-        self._own.worker.learn(plan, results[-1])
-        results[-1].seconds = max(each.seconds for each in results)
-        return results[-1]
+        self._own.worker.learn(plan.rows, places, found.tokens)
+        for other in self._others[: self._each - 1]:
+            other.ask(messages.Learn(plan.rows, places, found.tokens))
+        found.seconds = max(each.seconds for each in results)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

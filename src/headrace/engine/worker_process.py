@@ -15,7 +15,7 @@ from ..base.facts import WorkerFacts
 from ..dist.channel import Channel, PeerGone
 from ..dist.wake import Wake
 from . import messages
-from .executor import LoadedWorker, execute
+from .executor import LoadedWorker, StageWorker, execute
 from .messages import WireError
 from .real import worker_loader
 from .spawn import become_child
@@ -69,6 +69,9 @@ def serve(
                 case messages.Execute(plan):
                     assert worker is not None
                     channel.send(messages.Executed(execute(worker, plan)))
+                case messages.Learn(rows, places, tokens):
+                    assert isinstance(worker, StageWorker)
+                    worker.learn(rows, places, tokens)
                 case messages.LoadAdapter(name, path):
                     assert worker is not None
                     channel.send(_load_adapter(worker, name, path))

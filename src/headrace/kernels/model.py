@@ -7,7 +7,7 @@ from typing import Protocol
 from ..base.cut import cut
 from ..base.demand import Hidden, demand, head
 from ..base.graph import EmbedSpec, Graph, WeightRef
-from ..base.stages import stages
+from ..base.stages import stage_of
 from .arrays import Array, floats_like
 from .fuse import fused
 from .interpret import Adding, Interpreter
@@ -20,12 +20,16 @@ class RankMemory(Protocol):
     """What ranks share: see `dist.commons`."""
 
     ranks: int
+    """So many have the same layers as this one, which is `rank` of them."""
     rank: int
+    stages: int
+    stage: int
+    process: int
 
     @property
     def fence(self) -> int: ...
 
-    def take(self, size: int) -> Array: ...
+    def take(self, size: int, *, between: bool = False) -> Array: ...
     def begin_anew(self) -> None: ...
     def tear(self) -> None: ...
 
@@ -42,23 +46,15 @@ class Model:
     ) -> None:
         """`full`: the graph of which this is a rank's part, by way of `commons`."""
         self.graph, self.weights, self.commons = graph, weights, commons
-        self.stages = 1
-        """Where more: it is stage `commons.rank` of so many."""
         self._head = head(full or graph)
         self._variants: dict[Hidden, Graph] = {}
         self._interpreters: dict[object, Interpreter] = {}
 
-    def cut(self, commons: RankMemory) -> Model:
-        """What one rank computes of it, with the same weights. Its head over chosen rows
-        (`logits`) is whole. Raises `OptionError`."""
-        mine = cut(self.graph, commons.ranks, commons.rank)
-        return Model(mine, self.weights, self.graph, commons)
-
-    def stage(self, commons: RankMemory) -> Model:
-        """The layers of one of as many stages as there are ranks. Raises `OptionError`."""
-        made = Model(stages(self.graph, commons.ranks)[commons.rank], self.weights, commons=commons)
-        made.stages = commons.ranks
-        return made
+    def part(self, commons: RankMemory) -> Model:
+        """What one process computes of it, with the same weights. The head over chosen rows
+        (`logits`) of the last stage is whole. Raises `OptionError`."""
+        stage = stage_of(self.graph, commons.stages, commons.stage)
+        return Model(cut(stage, commons.ranks, commons.rank), self.weights, stage, commons)
 
     def variant(self, hidden: Hidden) -> Graph:
         """The graph of steps that want these hidden states, and logits where there is a head for

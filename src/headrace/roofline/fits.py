@@ -42,6 +42,6 @@ def verify_fits(case: Case, hardware: Hardware, step: Composition) -> None:
         if tp <= case.layout.tp or spread.layout.refusal(case.arch) or not hardware.link_bandwidth:
             continue
         if device_bytes(spread) + step_kv_bytes(spread, step) <= hardware.memory:
-            text += f"; it would fit on {spread.layout} (--tp {tp}{' --ep' * spread.layout.ep})"
+            text += f"; it would fit with --layout {spread.layout}"
             break
     raise DoesNotFit(f"does not fit: {text}", param="hardware")

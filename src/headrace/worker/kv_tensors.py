@@ -103,7 +103,8 @@ def allocate_kv(
             )
             groups[layer] = number
     windows = [group.window for group in pool.groups]
-    by_number = layers if states else [layers[layer] for layer in range(len(kept))]
+    some = states or len(groups) > len(kept)
+    by_number = layers if some else [layers[layer] for layer in range(len(kept))]
     return KvCache(by_number, groups, windows, states)
 
 

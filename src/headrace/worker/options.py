@@ -43,10 +43,10 @@ class WorkerOptions:
     draft_context: int = 0
     """Tokens of the longest of them."""
     ranks: int = 1
-    """Workers that share the model; this is `rank` of them."""
+    """Processes that share the model; this is `rank` of them."""
     rank: int = 0
     stages: int = 1
-    """Where more than one: ranks have some layers each, and not a part of each."""
+    """Each of so many runs of ranks has some layers, and each of its ranks a part of those."""
     commons: int = -1
     """Descriptor of the memory that they share: `dist.commons`."""
     pool_file: int = -1

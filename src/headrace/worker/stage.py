@@ -49,11 +49,8 @@ class StageSteps:
         nothing: list[list[int]] = [[] for _ in plan.rows]
         return StepResult(plan.number, nothing, seconds=time.perf_counter() - begin)
 
-    def learn(self, plan: StepPlan, result: StepResult) -> None:
-        """The tokens that a plan brought, of rows that it has not given back."""
-        for row, start, count, tokens in zip(
-            plan.rows, plan.starts, plan.counts, result.tokens, strict=True
-        ):
-            if tokens:
-                at = np.array([row]), np.array([start + count])
-                self.rows.append(*at, np.array(tokens))
+    def learn(self, rows: list[int], places: list[int], tokens: list[list[int]]) -> None:
+        """The tokens that a plan brought, of rows that it has not given back, and where."""
+        for row, place, new in zip(rows, places, tokens, strict=True):
+            if new:
+                self.rows.append(np.array([row]), np.array([place]), np.array(new))

@@ -116,9 +116,8 @@ class Worker:
             weight_bytes = self._model.weights.nbytes
             whole = self._model
             if options.ranks > 1:
-                commons = Commons(options.commons, options.ranks, options.rank)
-                shares = self._model.stage if options.stages > 1 else self._model.cut
-                self._model = shares(commons)
+                commons = Commons(options.commons, options.ranks, options.rank, options.stages)
+                self._model = self._model.part(commons)
             decisions += getattr(self._operators, "told", ())
             self._adapters: Adapters | None = None
             if options.adapters and self._model.generates:
@@ -277,7 +276,7 @@ class Worker:
                 # What torch still does in a step is small, and to wake its threads costs more.
                 _set_torch_threads(1)
             self._steps: Steps | StageSteps
-            if options.rank + 1 < self._model.stages:
+            if (commons := self._model.commons) and commons.stage + 1 < commons.stages:
                 given = program, self._rows, self._tables, self.cache, self._batch
                 self._steps = StageSteps(*given, check_plans())
                 return
@@ -300,8 +299,8 @@ class Worker:
 
     def _kept(self, pool: PoolShape) -> PoolShape:
         """The pool of those KV heads that this worker has."""
-        if self._model.commons is None or self._model.stages > 1:
-            return pool  # Blocks of layers that are another stage's are never written.
+        if self._model.commons is None:
+            return pool
         return pool_of_rank(pool, kv_heads(self._model.graph))
 
     def _verification(self) -> Verification | None:
@@ -399,20 +398,19 @@ class Worker:
         """The result of a step, once all ranks that share the model have ended it: well, or not. A
         rank that fails alone would be waited for at an exchange."""
         commons = self._model.commons
-        if commons is not None and self._model.stages > 1:
-            if result.error is not None:
-                commons.tear()  # The stages behind it wait for what will not come.
-        elif commons is not None:
+        if commons is not None and commons.ranks > 1:
             try:
                 meet(commons.fence, commons.ranks, 1 if result.error is None else 2)
             except EngineFault as fault:
-                return _failed(plan, begin, fault)
+                result = _failed(plan, begin, fault)
+        if commons is not None and commons.stages > 1 and result.error is not None:
+            commons.tear()  # The stages behind it wait for what will not come.
         return result
 
-    def learn(self, plan: StepPlan, result: StepResult) -> None:
+    def learn(self, rows: list[int], places: list[int], tokens: list[list[int]]) -> None:
         """What the last stage has sampled in a step of this one, which has not the head."""
         assert isinstance(self._steps, StageSteps)
-        self._steps.learn(plan, result)
+        self._steps.learn(rows, places, tokens)
 
     def prepare_grammar(
         self, source: str, owner: str = "", done: Callable[[], None] | None = None

@@ -33,7 +33,7 @@ class Arena:
         for key, buffer in self.all:
             self._free.setdefault(key, []).append(buffer)
         self._links: dict[int, npt.NDArray[np.uint8]] = {} if beside is None else beside._links
-        """By stage, where it hands its rows to the next."""
+        """By process, where it hands its rows to the next stage."""
         self._placed: dict[object, Placed] = {} if beside is None else beside._placed
         """Between the three records of a mixture alone, so all of one shape have one."""
 
@@ -87,15 +87,16 @@ class Arena:
         room: npt.NDArray[np.uint8] = self.commons.take(size)
         return room
 
-    def link(self, stage: int, width: int) -> npt.NDArray[np.uint8]:
-        """Memory through which `stage` hands rows [N, width] to the next: csrc/handover.h."""
+    def link(self, giver: int, width: int) -> npt.NDArray[np.uint8]:
+        """Memory through which process `giver` hands rows [N, width] to that of the next stage:
+        csrc/handover.h."""
         assert self.commons is not None
-        for number in range(self.commons.ranks - 1):
-            # All ranks take all of them, in one order.
+        for number in range(self.commons.ranks * (self.commons.stages - 1)):
+            # All processes take all of them, in one order.
             if number not in self._links:
                 size = 128 + SLOTS * (64 + 4 * self._rows[ROWS_N] * width)
-                self._links[number] = self._in_common(size)
-        return self._links[stage]
+                self._links[number] = self.commons.take(size, between=True)
+        return self._links[giver]
 
     def most(self, rows: int) -> int:
         """How many rows of N or R there are at most."""

@@ -179,7 +179,7 @@ def handover(
     commons: RankMemory, link: npt.NDArray[np.uint8], rows: Matrix, width: int, most: int, step: int
 ) -> Emitted:
     """Rows [N, width], at most `most`, to the next stage (`step` 1) or from the one before (-1)."""
-    given = *rows, width, commons.rank + step, step > 0, most
+    given = *rows, width, commons.process + step * commons.ranks, step > 0, most
     op = HrHandover(commons.fence, address(link), *given)
     op.keep = link
     return records.HANDOVER, op

@@ -57,7 +57,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_team_threads": (c_int32, [c_void_p]),
     "hr_run": (c_int32, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
     "hr_meet": (c_int32, [c_void_p, c_int32, ctypes.c_uint32]),
-    "hr_wire": (None, [c_void_p, c_int32, c_int32, c_void_p]),
+    "hr_wire": (None, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
     "hr_wire_culprit": (c_int32, [c_void_p]),
     "hr_wire_free": (None, [c_void_p]),
     "hr_packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),

@@ -170,7 +170,8 @@ class Lowering(Fusion):
     def _hand_over(self, rows: Matrix, value: Value, step: int) -> None:
         commons, most = self._arena.commons, self._arena.most(ROWS_N)
         assert commons is not None
-        link = self._arena.link(min(commons.rank, commons.rank + step), value.width)
+        giver = commons.process - (commons.ranks if step < 0 else 0)
+        link = self._arena.link(giver, value.width)
         given = commons, link, rows, value.width, most, step
         self._emit("receive" if step < 0 else "hand on", emit.handover(*given))
 

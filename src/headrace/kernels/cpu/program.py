@@ -95,7 +95,7 @@ class CpuProgram:
         additions, weights = plain.additions if variant.adapted else {}, plain.model.weights
         lowering = Lowering(graph, weights, plain.cache, self._arena, additions)
         self._emitted = lowering.run()
-        if commons is not None and commons.rank + 1 < plain.model.stages:
+        if commons is not None and commons.stage + 1 < commons.stages:
             lowering.hand_on(hidden)
         self.names = lowering.names
         self._hidden = lowering.floats(hidden)
@@ -108,7 +108,7 @@ class CpuProgram:
         self._head: _GreedyHead | None = None
         if lowering.head is not None:
             self._head = _GreedyHead(lowering, operators.team.threads, limits.samples, commons)
-        self._shared = commons is not None and plain.model.stages == 1
+        self._shared = commons is not None and commons.ranks > 1
         self._drawing = _DrawingEnd(self._emitted, self._logits)
         self._tables = [MappedRows(weights.weight(table)) for table in tables(graph)]
         self._step = HrStep()

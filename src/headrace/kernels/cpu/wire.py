@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import c_int32
 
+from ..model import RankMemory
 from .library import load
 
 
 class Wire:
     """Sockets by which the ranks of a fence meet, which share no memory: see csrc/wire.h."""
 
-    def __init__(self, fence: int, ranks: int, rank: int, sockets: Sequence[int]) -> None:
-        """`fence` is this process's own; `sockets`: descriptors by rank, -1 for the own one, open
-        until `close`."""
-        self._fence = fence
-        load().hr_wire(fence, ranks, rank, (c_int32 * ranks)(*sockets))
+    def __init__(self, commons: RankMemory, sockets: Sequence[int]) -> None:
+        """`commons` is this process's own; `sockets`: descriptors by process, those of a stage one
+        after the other, -1 for the own one, open until `close`."""
+        self._fence = commons.fence
+        count, stages = len(sockets), commons.stages
+        given = (c_int32 * count)(*sockets)
+        load().hr_wire(self._fence, count, commons.process, stages, given)
 
     @property
     def culprit(self) -> int | None:

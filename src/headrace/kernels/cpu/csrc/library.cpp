@@ -120,8 +120,9 @@ HR_API int32_t hr_meet(void* fence, int32_t ranks, uint32_t sign) {
 }
 
 // From now on the ranks of a fence, which this process has for itself, meet by sockets (wire.h).
-HR_API void hr_wire(void* fence, int32_t ranks, int32_t rank, const int32_t* sockets) {
-  static_cast<hr::Fence*>(fence)->wire = new hr::Wire(ranks, rank, sockets);
+HR_API void hr_wire(void* fence, int32_t ranks, int32_t rank, int32_t stages,
+                    const int32_t* sockets) {
+  static_cast<hr::Fence*>(fence)->wire = new hr::Wire(ranks, rank, stages, sockets);
 }
 
 // The rank at which a fence's wire broke; -1: it did not.

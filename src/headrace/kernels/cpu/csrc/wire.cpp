@@ -48,9 +48,9 @@ void each_row(const HrPiece* pieces, int count, const HrStep* step, int rank, Co
 
 }  // namespace
 
-Wire::Wire(int ranks, int rank, const int32_t* sockets)
-    : ranks_(ranks), rank_(rank), sockets_(sockets, sockets + ranks),
-      peers_(static_cast<size_t>(ranks)) {}
+Wire::Wire(int ranks, int rank, int stages, const int32_t* sockets)
+    : rank_(rank), first_(rank - rank % (ranks / stages)), last_(first_ + ranks / stages),
+      sockets_(sockets, sockets + ranks), peers_(static_cast<size_t>(ranks)) {}
 
 Met Wire::fail(Fence* fence, int rank, Met how) {
   if (how == kBroken) culprit = rank;
@@ -117,29 +117,29 @@ Met Wire::exchange(Fence* fence, uint32_t sign, const HrPiece* pieces, int count
   if (const auto broken = fence->broken.load(std::memory_order_acquire))
     return broken == 2 ? kStrangers : kBroken;
   const auto head_of = [&](int rank) {
-    return Head{sign, number_, bytes_of(pieces, count, step, rank)};
+    return Head{sign, number_, bytes_of(pieces, count, step, rank - first_)};
   };
   const Head mine = head_of(rank_);
   out_.resize(sizeof(Head) + mine.bytes);
   memcpy(out_.data(), &mine, sizeof(Head));
   uint8_t* to = out_.data() + sizeof(Head);
-  each_row(pieces, count, step, rank_, [&](const uint8_t* at, size_t size) {
+  each_row(pieces, count, step, rank_ - first_, [&](const uint8_t* at, size_t size) {
     memcpy(to, at, size);
     to += size;
   });
-  for (int rank = 0; rank < ranks_; ++rank) {
+  for (int rank = first_; rank < last_; ++rank) {
     Peer& peer = peers_[rank];
     peer.expected = head_of(rank);
     peer.in.resize(rank == rank_ ? 0 : sizeof(Head) + peer.expected.bytes);
     peer.sent = rank == rank_ ? out_.size() : 0;
     peer.got = 0;
   }
-  if (const Met met = move_all(fence, 0, ranks_); met != kMet) return met;
+  if (const Met met = move_all(fence, first_, last_); met != kMet) return met;
   ++number_;
-  for (int rank = 0; rank < ranks_; ++rank) {
+  for (int rank = first_; rank < last_; ++rank) {
     if (rank == rank_) continue;
     const uint8_t* from = peers_[rank].in.data() + sizeof(Head);
-    each_row(pieces, count, step, rank, [&](uint8_t* at, size_t size) {
+    each_row(pieces, count, step, rank - first_, [&](uint8_t* at, size_t size) {
       memcpy(at, from, size);
       from += size;
     });

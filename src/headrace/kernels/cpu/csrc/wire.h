@@ -18,9 +18,10 @@ namespace hr {
 class Wire {
  public:
   // `sockets` [ranks]: connected to each rank, and stay the caller's; the own one is not looked at.
-  Wire(int ranks, int rank, const int32_t* sockets);
-  // All ranks' columns of `pieces`, or none of them: a meeting alone. The first rank that is
-  // gone is kept in `culprit`.
+  // Ranks of a stage, of which all stages have as many, come one after the other.
+  Wire(int ranks, int rank, int stages, const int32_t* sockets);
+  // The columns of `pieces` of all ranks of this stage, or none of them: a meeting alone. The first
+  // rank that is gone is kept in `culprit`.
   Met exchange(Fence* fence, uint32_t sign, const HrPiece* pieces, int count, const HrStep* step);
 
   // Rows of a stage to the next one, or from the one before.
@@ -46,7 +47,7 @@ class Wire {
   Met move_all(Fence* fence, int first, int last);
   Met fail(Fence* fence, int rank, Met how);
 
-  int ranks_, rank_;
+  int rank_, first_, last_;  // this one, and those of its stage
   uint32_t number_ = 0;
   std::vector<int> sockets_;
   std::vector<Peer> peers_;
