@@ -105,11 +105,12 @@ HR_INLINE void panel_bounds(const uint8_t* panel, int units, Rows x, const Reach
     centre[m] = f_zero();
     radius[m] = f_set(kLeastRadius);
   }
+  const bool near = hr::fetching.near;
   for (int u = 0; u < units; ++u, ++x.six, panel += f.block_bytes(), reaches += M) {
     const uint8_t* q = panel + f.header;
-    if (M > 2 || hr::lines_are_asked_for) {
+    if (M > 2 || hr::fetching.few) {
 #pragma GCC unroll 6
-      for (int i = 0; i < lines; ++i) prefetch_l2(panel + kAhead + 64 * i);
+      for (int i = 0; i < lines; ++i) ask(panel + kAhead + 64 * i, near);
     }
     I sum[M];
 #pragma GCC unroll 4

@@ -33,7 +33,7 @@ void dense_streams(const HrLinear& op, const HrPart& part, int64_t panel) {
   const int64_t bytes = hr::panel_bytes(K, part.in);
   const ChainTile of{op.dense, op.dense_stride, part.data + panel * bytes, bytes, part.in, sums,
                      HR_PANEL * P};
-  if (hr::lines_are_asked_for) chain<K, M, P, true>(of);
+  if (hr::fetching.few_dense) chain<K, M, P, true>(of);
   else chain<K, M, P>(of);
   finish_tile<P>(part, sums, 0, M, panel);
 }

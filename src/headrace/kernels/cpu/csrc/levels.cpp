@@ -4,6 +4,8 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
+
 #include "tiles_allowed.h"
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
@@ -34,7 +36,18 @@ const Kernels* first_of(const Level (&levels)[N], const char* wish) {
 
 #if defined(__x86_64__)
 
-extern const bool lines_are_asked_for = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+// Intel's prefetcher loses a stream that is read at full speed, Zen 4's keeps it; Zen 5's follows it
+// with fewer lines in flight than memory needs, and what is asked into L2 comes no earlier.
+Fetching fetching_here() {
+  __builtin_cpu_init();
+  unsigned a = 0, b, c, d;
+  __get_cpuid(1, &a, &b, &c, &d);
+  const unsigned family = (a >> 8 & 15) + (a >> 20 & 255);
+  const bool intel = __builtin_cpu_is("intel"), zen5 = __builtin_cpu_is("amd") && family >= 26;
+  return {intel || zen5, intel, zen5};
+}
+
+extern const Fetching fetching = fetching_here();
 
 const Kernels* choose_kernels(const char* wish) {
   __builtin_cpu_init();  // the builtin also checks that the system saves the registers
@@ -67,7 +80,7 @@ const char* amx_refused() {
 
 #else
 
-extern const bool lines_are_asked_for = false;
+extern const Fetching fetching = {false, false, false};
 
 const Kernels* choose_kernels(const char* wish) {
   [[maybe_unused]] constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP

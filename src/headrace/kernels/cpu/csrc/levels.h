@@ -18,10 +18,13 @@ extern const Kernels k_amx_emulated;  // in test builds
 // Null when an x86 CPU has not even AVX2, or any not what was wished for.
 const Kernels* choose_kernels(const char* wish);
 
-// Whether one or two rows ask for the lines of their weights, too, which they read at full speed. An
-// Intel processor's prefetcher loses such a stream (family 6, model 207: a step of one row takes 0.6
-// of the time by asking), Zen 4's keeps it.
-extern const bool lines_are_asked_for;
+// How this processor likes its weights fetched. `few`: one and two rows, which read at full speed, ask
+// for the lines of quantised weights, too; `few_dense`: of dense ones. `near`: lines of quantised
+// weights are asked into L1, else into L2. Measured: ADRs 0382, 0409.
+struct Fetching {
+  bool few, few_dense, near;
+};
+extern const Fetching fetching;
 
 // Why the AMX level, which serves by name only, cannot serve here: half a sentence; null: it can.
 const char* amx_refused();

@@ -12,8 +12,8 @@
 // Memory. A unit is 288 to 544 bytes. One row spends about 20 cycles on it, 15 to 25 bytes a
 // cycle and core, several times what memory gives; eight rows spend 80 and still want 4 to 7, so
 // that they are bound by both and only as fast as the two overlap. The hardware's prefetcher
-// alone serves a stream that is read at full speed, but for Intel's (levels.h), where one row reads
-// 40 % less a second than by asking. When arithmetic stands between the loads, the
+// alone serves a stream that is read at full speed, but for Intel's and Zen 5's (levels.h), where one
+// row reads a third less a second than by asking. When arithmetic stands between the loads, the
 // out-of-order window holds no more than two units, and lines are asked for kAhead bytes early;
 // a pass that finds its panels in L2 asks for the next group's.
 //
@@ -86,6 +86,11 @@ struct Panel {
   const uint8_t* low;  // its plane of low bits, where its kind has one
 };
 
+HR_INLINE void ask(const void* line, bool near) {
+  if (near) prefetch_l1(line);
+  else prefetch_l2(line);
+}
+
 // M rows by one panel. Loads of activations are broadcasts of four bytes.
 template <class Q, int M, Fetch kFetch>
 HR_INLINE void panel_rows(Panel panel, int blocks, Rows x, Ahead ahead, F* acc) {
@@ -94,15 +99,16 @@ HR_INLINE void panel_rows(Panel panel, int blocks, Rows x, Ahead ahead, F* acc) 
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) acc[m] = f_zero();
   const uint8_t *block = panel.data, *low = panel.low;
+  [[maybe_unused]] const bool near = hr::fetching.near;
   for (int b = 0; b < blocks; ++b, block += f.block_bytes()) {
     for (int u = 0; u < f.units(); ++u, ++x.six, low += f.low_bytes) {
       const uint8_t* unit = block + f.header + u * f.unit_bytes();
       const uint8_t* q = unit + f.unit_extra;
       if constexpr (kFetch == kOwn) {
 #pragma GCC unroll 9
-        for (int i = 0; i < lines; ++i) prefetch_l2(unit + kAhead + 64 * i);
+        for (int i = 0; i < lines; ++i) ask(unit + kAhead + 64 * i, near);
 #pragma GCC unroll 3
-        for (int i = 0; i < low_lines; ++i) prefetch_l2(low + kAhead + 64 * i);
+        for (int i = 0; i < low_lines; ++i) ask(low + kAhead + 64 * i, near);
       }
       if constexpr (kFetch == kNext) {
         for (int i = ahead.line; i < lines; i += ahead.step)
@@ -203,7 +209,7 @@ HR_INLINE void pass_rows(const HrQuantised& activations, const HrPart& part, int
   const Ahead ahead{all * f.block_bytes(), all * f.units() * f.low_bytes, pass - 1, passes - 1};
 #define HR_CASE(M)                                                                      \
   case M:                                                                               \
-    if (M < kFew && !hr::lines_are_asked_for)                                           \
+    if (M < kFew && !hr::fetching.few)                                           \
       return group_rows<Q, M < kFew ? M : 1, kHardware>(data, panels, blocks, x, ahead, \
                                                         sums, stride);                  \
     if (pass == 0 || M < 6)                                                             \
