@@ -20,14 +20,9 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 __all__ = [
-    "LLM",
-    "AsyncEngine",
-    "CompletionOutput",
-    "EngineOptions",
-    "RequestOutput",
-    "SamplingParams",
+    "LLM", "AsyncEngine", "CompletionOutput", "EngineOptions", "RequestOutput", "SamplingParams",
     "__version__",
-]
+]  # fmt: skip
 
 _HOMES = {
     "LLM": "engine.llm",

@@ -14,11 +14,11 @@ from headrace.base.errors import InvalidRequest
 from headrace.bench.audit import few_for, saturated, unsteady
 from headrace.bench.lengths import parse_lengths
 from headrace.bench.material import Material
+from headrace.bench.metrics import parse_slo
 from headrace.bench.mock import Behaviour, MockServer
 from headrace.bench.options import PRESETS, RunOptions
 from headrace.bench.record import RequestRecord
 from headrace.bench.run import Outcome, make_sessions, run_bench, stale_hits
-from headrace.bench.slo import parse_slo
 from headrace.bench.sweep import Point, options_at, read_points, sweep_charts, sweep_page
 from headrace.bench.traces import load_trace
 from headrace.bench.workload import shareable_tokens

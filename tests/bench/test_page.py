@@ -10,13 +10,12 @@ import pytest
 from rich.console import Console
 
 from headrace.bench import live
-from headrace.bench.metrics import Run
+from headrace.bench.metrics import Run, Slo, parse_slo
 from headrace.bench.options import RunOptions
 from headrace.bench.record import RequestRecord
 from headrace.bench.report import html_report
 from headrace.bench.result import document, histogram
 from headrace.bench.run import Progress
-from headrace.bench.slo import Slo, parse_slo
 from headrace.roofline.page import STYLE
 from headrace.roofline.plot import Chart, Series, svg
 

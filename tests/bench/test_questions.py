@@ -27,14 +27,13 @@ from headrace.bench.compare import (
 from headrace.bench.export import aiperf, vllm_bench
 from headrace.bench.history import History, history_chart, unit_of
 from headrace.bench.identity import read_identity
-from headrace.bench.metrics import Run
+from headrace.bench.metrics import Run, parse_slo
 from headrace.bench.mock import Behaviour, MockServer
 from headrace.bench.options import RunOptions
 from headrace.bench.record import RequestRecord
 from headrace.bench.report import html_report, result_charts
 from headrace.bench.result import document
 from headrace.bench.run import run_bench
-from headrace.bench.slo import parse_slo
 from headrace.bench.statistics import describe, ratio_bootstrap, ratio_interval
 from headrace.bench.sweep import Point, Sweeper, pareto, sweep_page
 from headrace.cli.bench import command

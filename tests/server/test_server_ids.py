@@ -15,8 +15,7 @@ from server_fake import FakeEngine
 from headrace.base.config import ServerOptions
 from headrace.base.errors import InvalidRequest
 from headrace.server.app import create_app
-from headrace.server.body import parse
-from headrace.server.ids import PIECE, take_ids
+from headrace.server.body import PIECE, parse, take_ids
 from headrace.server.routes.completions.schema import CompletionBody
 from headrace.server.routes.tokenize import DetokenizeBody
 

@@ -27,25 +27,15 @@ _MULTIPLIERS = (
     "attention_multiplier",
 )
 _GROUPED = (
-    "n_routed_experts",
-    "n_shared_experts",
-    "num_nextn_predict_layers",
-    "n_group",
-    "topk_group",
-    "routed_scaling_factor",
-    "first_k_dense_replace",
-)
+    "n_routed_experts", "n_shared_experts", "num_nextn_predict_layers", "n_group", "topk_group",
+    "routed_scaling_factor", "first_k_dense_replace",
+)  # fmt: skip
 _EXPERTLESS = tuple(key for key in _GROUPED if key != "first_k_dense_replace")
 """Keys of experts that Nemotron-H's configs have where no layer has any."""
 _LATENT = (
-    *_GROUPED,
-    "kv_lora_rank",
-    "q_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
+    *_GROUPED, "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
     "scoring_func",
-)
+)  # fmt: skip
 _DEEPSEEK3 = {
     "max_position_embeddings": 4096,
     "kv_lora_rank": 512,

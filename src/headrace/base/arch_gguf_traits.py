@@ -58,20 +58,11 @@ OWN: Mapping[str, tuple[str, ...]] = {
 }
 """Family → keys that it reads and others must not have."""
 _EXPERTS = {
-    "llama": True,
-    "qwen3_moe": True,
-    "granitemoe": True,
-    "granitemoehybrid": True,
-    "minimax_m2": True,
-    "gpt_oss": True,
-    "glm4_moe": False,
-    "deepseek_v2": False,
-    "deepseek_v3": True,
-    "olmoe": False,
-    "qwen2_moe": False,
-    "qwen3_5_moe": True,
+    "llama": True, "qwen3_moe": True, "granitemoe": True, "granitemoehybrid": True,
+    "minimax_m2": True, "gpt_oss": True, "glm4_moe": False, "deepseek_v2": False,
+    "deepseek_v3": True, "olmoe": False, "qwen2_moe": False, "qwen3_5_moe": True,
     "qwen3_next": True,
-}
+}  # fmt: skip
 """Families with experts → whether their shares are scaled to one where the file says nothing."""
 
 

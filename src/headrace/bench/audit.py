@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .metrics import Slo
 from .record import ClientAudit, RequestRecord
-from .slo import Slo
 
 MAX_CPU_SHARE = 0.9
 """Largest share of one core that a client process may take."""

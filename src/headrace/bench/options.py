@@ -12,7 +12,7 @@ from ..base.errors import InvalidRequest
 from .arrivals import parse_arrivals
 from .http import parse_url
 from .lengths import parse_lengths
-from .slo import parse_slo
+from .metrics import parse_slo
 from .traces import TRACES
 from .workload import CHAT_ONLY, EMBEDDING, WORKLOADS
 

@@ -15,9 +15,8 @@ from ..base.errors import InvalidRequest
 from ..base.hardware import cpu, gpus
 from ..base.version import VERSION, revision
 from .audit import Finding, send_lags
-from .metrics import FIGURES, SAMPLES, Run, e2e, itl, sample, ttft
+from .metrics import FIGURES, SAMPLES, Run, Slo, e2e, itl, sample, ttft
 from .record import ClientAudit, RequestRecord
-from .slo import Slo
 from .statistics import describe
 
 SCHEMA = "headrace.bench.run/1"

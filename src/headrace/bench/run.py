@@ -25,11 +25,10 @@ from .identity import identify
 from .job import Job, Target
 from .lengths import parse_lengths
 from .material import Material
-from .metrics import Run, possible_hit_rate, prefix_hit_rate
+from .metrics import Run, parse_slo, possible_hit_rate, prefix_hit_rate
 from .options import RunOptions
 from .record import ClientAudit, RequestRecord
 from .result import document
-from .slo import parse_slo
 from .store import Store
 from .telemetry import Telemetry, probes_of
 from .traces import load_trace

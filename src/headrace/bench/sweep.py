@@ -19,11 +19,11 @@ from ..base.errors import InvalidRequest
 from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series
 from .checking import AccuracyGate, lowest, said
+from .metrics import parse_slo
 from .options import RunOptions
 from .report import number
 from .result import read_result
 from .run import run_bench
-from .slo import parse_slo
 from .store import write_text
 
 OnPoint = Callable[["Point"], None]
@@ -206,22 +206,9 @@ def pareto(points: Sequence[Point], figure: str = "output_throughput") -> list[P
 
 
 COLUMNS = (
-    "load",
-    "tok/s",
-    "per device",
-    "req/s",
-    "tok/s per user",
-    "TTFT p50",
-    "TTFT p99",
-    "ITL p50",
-    "ITL p99",
-    "cost/Mtok",
-    "J/tok",
-    "failed",
-    "SLO",
-    "accuracy",
-    "valid",
-)
+    "load", "tok/s", "per device", "req/s", "tok/s per user", "TTFT p50", "TTFT p99", "ITL p50",
+    "ITL p99", "cost/Mtok", "J/tok", "failed", "SLO", "accuracy", "valid",
+)  # fmt: skip
 
 
 def rows(points: Sequence[Point]) -> list[list[str]]:

@@ -47,14 +47,15 @@ _SAID: dict[str, Any] = {"seed": int | None, "metrics_urls": list[str] | None, "
 
 
 def with_run_flags(
-    *without: str, only: Sequence[str] | None = None, **defaults: Any
+    *without: str, only: str | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the flags of a run, but for those `without` which or all but `only` some.
+    """Give a command the flags of a run, but for those `without` which or all but `only` some
+    (names with a space between them).
 
     The command gets them as `options`, a `RunOptions` (with `UNSAID` for a seed). `defaults` are of
     fields that mostly have another value with this command.
     """
-    every = [spec.name for spec in fields(RunOptions)] if only is None else only
+    every = [spec.name for spec in fields(RunOptions)] if only is None else only.split()
     kept = [name for name in every if name not in without]
     return with_flags(RunOptions, "options", make_options, kept, **defaults)
 

@@ -52,7 +52,7 @@ COLUMNS = ("mean", "p50", "p90", "p99")
 
 
 @with_run_flags(
-    only=("url", "model", "requests", "arrivals", "concurrency", "seed", "timeout", "api_key"),
+    only="url model requests arrivals concurrency seed timeout api_key",
     concurrency=1,
 )
 def hear_command(

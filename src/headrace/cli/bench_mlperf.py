@@ -33,7 +33,7 @@ from .bench_flags import INVALID_RUN, Out, with_flags, with_run_flags
 
 
 @with_run_flags(
-    only=("url", "model", "endpoint", "input", "output", "tokenizer", "api_key"),
+    only="url model endpoint input output tokenizer api_key",
     endpoint="completions",
 )
 @with_flags(MlperfOptions, "mlperf", lambda given: MlperfOptions(Target("", ""), **given))

@@ -35,23 +35,13 @@ Beside = Annotated[
 Asked = Callable[[OfflineBench, Callable[[RequestRecord], None]], tuple[dict[str, Any], Run]]
 
 
-BOTH = ("input", "output", "seed", "slo", "metrics_interval")
+BOTH = "input output seed slo metrics_interval"
 
 
 @configured
 @with_run_flags(
-    only=(
-        "workload",
-        "trace",
-        "requests",
-        "prefix_tokens",
-        "groups",
-        "zipf",
-        "temperature",
-        "devices",
-        "price_per_hour",
-        *BOTH,
-    ),
+    only="workload trace requests prefix_tokens groups zipf temperature devices price_per_hour "
+    + BOTH,
     input="1024",
 )
 def throughput_command(

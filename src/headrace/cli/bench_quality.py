@@ -32,7 +32,7 @@ from ..bench.tasks import load_task, score_task
 from .bench_flags import EVERY_GATE, AsJson, AtLeast, GateKinds, with_run_flags
 
 
-@with_run_flags(only=("url", "model", "api_key", "concurrency"), concurrency=4)
+@with_run_flags(only="url model api_key concurrency", concurrency=4)
 def accuracy_command(
     options: RunOptions,
     corpus: Annotated[

@@ -20,11 +20,10 @@ from rich.table import Table
 
 from ..base.errors import HeadraceError, InvalidRequest
 from ..bench.material import Material
-from ..bench.metrics import Run
+from ..bench.metrics import Run, request_values
 from ..bench.options import RunOptions
 from ..bench.record import RequestRecord
 from ..bench.run import make_sessions
-from ..bench.slo import request_values
 from ..bench.virtual import Simulation
 from ..bench.workload import shareable_tokens
 from ..engine.described import describe_model

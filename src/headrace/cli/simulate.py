@@ -31,24 +31,8 @@ FEW = 200
 
 
 @with_run_flags(
-    only=(
-        "workload",
-        "trace",
-        "trace_speed",
-        "input",
-        "output",
-        "requests",
-        "arrivals",
-        "concurrency",
-        "prefix_tokens",
-        "groups",
-        "zipf",
-        "turns",
-        "think_seconds",
-        "seed",
-        "slo",
-        "price_per_hour",
-    ),
+    only="workload trace trace_speed input output requests arrivals concurrency prefix_tokens "
+    "groups zipf turns think_seconds seed slo price_per_hour",
     input="1024",
     output="256",
     requests=1000,

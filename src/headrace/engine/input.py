@@ -18,14 +18,9 @@ from ..text.reasoning import detect_reasoning
 from ..text.tokenizer import Tokenizer
 
 _AUTHORS_FIELDS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty",
-)
+)  # fmt: skip
 
 
 def default_sampling(files: ModelFiles) -> SamplingParams:

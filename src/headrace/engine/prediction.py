@@ -27,14 +27,9 @@ from .draft_law import verifying
 from .start import resolve
 
 _SAFETENSORS = {
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "fp8",
-    "I8": "int8",
-    "U8": "int4",
-    "I32": "int4",
-}
+    "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "fp8", "I8": "int8",
+    "U8": "int4", "I32": "int4",
+}  # fmt: skip
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 
 

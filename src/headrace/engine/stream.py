@@ -17,20 +17,9 @@ class Stream:
     """
 
     __slots__ = (
-        "_cancel",
-        "_choices",
-        "_error",
-        "_open",
-        "_pending",
-        "_straight",
-        "_taken",
-        "_void",
-        "_waiter",
-        "_whole",
-        "begun",
-        "prompt_ids",
-        "request_id",
-    )
+        "_cancel", "_choices", "_error", "_open", "_pending", "_straight", "_taken", "_void",
+        "_waiter", "_whole", "begun", "prompt_ids", "request_id",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -26,14 +26,9 @@ PREDICATE = "urn:headrace:profile:v1"
 ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
 PANELS_TYPE = "application/vnd.headrace.panels.v1"
 UNBOUND = (
-    "model",
-    "cache_dir",
-    "context_cache",
-    "context_cache_keys",
-    "context_cache_quota",
-    "offline",
+    "model", "cache_dir", "context_cache", "context_cache_keys", "context_cache_quota", "offline",
     "keep_packed",
-)
+)  # fmt: skip
 """Options about the places and the disk of one machine, which change no answer."""
 
 

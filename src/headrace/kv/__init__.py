@@ -14,12 +14,6 @@ from .table import BlockTable
 from .tiers import Tiers
 
 __all__ = [
-    "BlockPool",
-    "BlockTable",
-    "KvManager",
-    "PrefixChain",
-    "Tiers",
-    "lent_of",
-    "root_of",
+    "BlockPool", "BlockTable", "KvManager", "PrefixChain", "Tiers", "lent_of", "root_of",
     "tenant_of",
-]
+]  # fmt: skip

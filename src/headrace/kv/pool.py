@@ -32,18 +32,9 @@ class BlockPool:
     """Blocks 1 … blocks-1 of one group, and the index from content key to block."""
 
     __slots__ = (
-        "_before",
-        "_next",
-        "cached_blocks",
-        "free",
-        "index",
-        "keep",
-        "keys",
-        "on_gone",
-        "refs",
-        "total",
-        "touched",
-    )
+        "_before", "_next", "cached_blocks", "free", "index", "keep", "keys", "on_gone", "refs",
+        "total", "touched",
+    )  # fmt: skip
 
     def __init__(
         self, blocks: int, keep: int | None = None, clock: Callable[[], float] = time.monotonic

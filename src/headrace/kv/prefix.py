@@ -58,18 +58,9 @@ class PrefixChain:
     """The keys of one sequence's full blocks, made as far as they were asked for."""
 
     __slots__ = (
-        "_hasher",
-        "_inputs",
-        "_start",
-        "_tokens",
-        "adapter",
-        "block_size",
-        "keys",
-        "marks",
-        "retained",
-        "salt",
-        "tenant",
-    )
+        "_hasher", "_inputs", "_start", "_tokens", "adapter", "block_size", "keys", "marks",
+        "retained", "salt", "tenant",
+    )  # fmt: skip
 
     def __init__(
         self,

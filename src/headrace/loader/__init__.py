@@ -15,11 +15,5 @@ from .open import open_model
 from .progress import Progress
 
 __all__ = [
-    "CATALOG",
-    "CachedModel",
-    "CatalogModel",
-    "Progress",
-    "cached_models",
-    "open_model",
-    "remove",
-]
+    "CATALOG", "CachedModel", "CatalogModel", "Progress", "cached_models", "open_model", "remove",
+]  # fmt: skip

@@ -28,28 +28,13 @@ MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 _MAX_DIMENSIONS = 16
 SIZES = {
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-    "I32": 4,
-    "I64": 8,
-}
+    "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "BOOL": 1, "I32": 4, "I64": 8,
+}  # fmt: skip
 """Type, as the format names it → bytes of a number. Others are not read."""
 _HOST = {
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "F8_E4M3": "u1",
-    "I8": "i1",
-    "U8": "u1",
-    "BOOL": "u1",
-    "I32": "<i4",
-    "I64": "<i8",
-}
+    "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "I8": "i1", "U8": "u1",
+    "BOOL": "u1", "I32": "<i4", "I64": "<i8",
+}  # fmt: skip
 """How numpy reads them; BF16 and F8_E4M3, which it lacks, as their bits."""
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types of dense weights → their names elsewhere (`kernels.arrays.dtype_name`)."""

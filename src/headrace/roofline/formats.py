@@ -9,36 +9,13 @@ from ..base.errors import OptionError
 from ..base.groups import ARRAY_BYTES, KV_DTYPES, kept_arrays, kept_bytes, layer_groups
 
 WEIGHT_BITS = {
-    "float32": 32.0,
-    "bfloat16": 16.0,
-    "float16": 16.0,
-    "fp8": 8.0,
-    "int8": 8.0 + 32 / 128,
-    "int4": 4.0 + 32 / 64,
-    "nvfp4": 4.0 + 8 / 16,
-    "mxfp4": 4.0 + 8 / 32,
-    "Q2_K": 2.625,
-    "Q3_K": 3.4375,
-    "Q4_0": 4.5,
-    "Q4_1": 5.0,
-    "Q5_0": 5.5,
-    "Q5_1": 6.0,
-    "Q8_0": 8.5,
-    "Q4_K": 4.5,
-    "Q5_K": 5.5,
-    "Q6_K": 6.5625,
-    "IQ1_S": 1.5625,
-    "IQ1_M": 1.75,
-    "IQ2_XXS": 2.0625,
-    "IQ2_XS": 2.3125,
-    "IQ2_S": 2.5625,
-    "IQ3_XXS": 3.0625,
-    "IQ3_S": 3.4375,
-    "IQ4_NL": 4.5,
-    "IQ4_XS": 4.25,
-    "TQ1_0": 1.6875,
-    "TQ2_0": 2.0625,
-}
+    "float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "fp8": 8.0, "int8": 8.0 + 32 / 128,
+    "int4": 4.0 + 32 / 64, "nvfp4": 4.0 + 8 / 16, "mxfp4": 4.0 + 8 / 32, "Q2_K": 2.625,
+    "Q3_K": 3.4375, "Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 5.5, "Q5_1": 6.0, "Q8_0": 8.5, "Q4_K": 4.5,
+    "Q5_K": 5.5, "Q6_K": 6.5625, "IQ1_S": 1.5625, "IQ1_M": 1.75, "IQ2_XXS": 2.0625,
+    "IQ2_XS": 2.3125, "IQ2_S": 2.5625, "IQ3_XXS": 3.0625, "IQ3_S": 3.4375, "IQ4_NL": 4.5,
+    "IQ4_XS": 4.25, "TQ1_0": 1.6875, "TQ2_0": 2.0625,
+}  # fmt: skip
 """Bits per weight with scales and offsets. int8: one fp32 scale per 128; int4: fp16 scale and
 offset per 64; nvfp4: an fp8 scale per 16, mxfp4 per 32; the ggml types from their block layouts."""
 

@@ -55,14 +55,9 @@ UNPRICED = re.compile(
 )
 """Keys of parts whose work is not priced."""
 PERIODS = {
-    "gpt-oss": 2,
-    "gemma2": 2,
-    "gemma3": 6,
-    "cohere2": 4,
-    "exaone4": 4,
-    "olmo2": 4,
+    "gpt-oss": 2, "gemma2": 2, "gemma3": 6, "cohere2": 4, "exaone4": 4, "olmo2": 4,
     "smallthinker": 4,
-}
+}  # fmt: skip
 """Every n-th layer of these sees the whole context, where the header does not say which."""
 _TOP = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
 _PARTS = (

@@ -10,23 +10,10 @@ from ..base.errors import InvalidRequest
 from .hardware import DEVICES, Hardware
 
 PRICES = {
-    "A100": 1.8,
-    "H100": 3.0,
-    "H200": 3.8,
-    "B200": 5.5,
-    "L40S": 1.1,
-    "RTX4090": 0.45,
-    "RTX5090": 0.7,
-    "THOR": 0.15,
-    "B300": 6.5,
-    "GB200": 7.0,
-    "GB300": 8.5,
-    "H20": 1.9,
-    "MI300X": 2.2,
-    "MI355X": 4.0,
-    "L4": 0.6,
-    "ORIN": 0.08,
-}
+    "A100": 1.8, "H100": 3.0, "H200": 3.8, "B200": 5.5, "L40S": 1.1, "RTX4090": 0.45,
+    "RTX5090": 0.7, "THOR": 0.15, "B300": 6.5, "GB200": 7.0, "GB300": 8.5, "H20": 1.9,
+    "MI300X": 2.2, "MI355X": 4.0, "L4": 0.6, "ORIN": 0.08,
+}  # fmt: skip
 """Per device and hour. Of the order of on-demand offers of 2026, to be replaced by one's own
 (`--prices FILE`): a plan is as good as its prices."""
 

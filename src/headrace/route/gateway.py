@@ -54,20 +54,10 @@ MIGRATIONS = 2
 ELSEWHERE = (502, 503, 504)
 """Statuses for which another replica is asked."""
 MAX_BODY = 32 * 2**20
-_OWN = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"http2-settings",
-        b"proxy-authorization",
-        b"expect",
-    }
-)
+_OWN = frozenset({
+    b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
+    b"upgrade", b"http2-settings", b"proxy-authorization", b"expect",
+})  # fmt: skip
 """Headers of one connection, which are not passed on (RFC 9110, 7.6.1)."""
 
 _LEFT_OUT = _OWN | {b"host", b"content-length"}

@@ -16,13 +16,5 @@ from .sequence import Sequence
 from .work import ALL, State, Work
 
 __all__ = [
-    "ALL",
-    "Limits",
-    "Once",
-    "Resource",
-    "Scheduler",
-    "Sequence",
-    "State",
-    "StepPrices",
-    "Work",
-]
+    "ALL", "Limits", "Once", "Resource", "Scheduler", "Sequence", "State", "StepPrices", "Work",
+]  # fmt: skip

@@ -54,33 +54,11 @@ class Work:
     """The books of one piece of work. Changed by the scheduler only."""
 
     __slots__ = (
-        "admitted",
-        "atom",
-        "cached",
-        "capacity",
-        "chain",
-        "choice",
-        "chunk_start",
-        "draft_seconds",
-        "drafts",
-        "id",
-        "in_flight",
-        "keeps",
-        "limit",
-        "loaded",
-        "preemptions",
-        "prompt_length",
-        "rank",
-        "request",
-        "row",
-        "scheduled",
-        "scheduled_at",
-        "stage",
-        "state",
-        "table",
-        "tokens",
+        "admitted", "atom", "cached", "capacity", "chain", "choice", "chunk_start", "draft_seconds",
+        "drafts", "id", "in_flight", "keeps", "limit", "loaded", "preemptions", "prompt_length",
+        "rank", "request", "row", "scheduled", "scheduled_at", "stage", "state", "table", "tokens",
         "void_until",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -56,12 +56,9 @@ from .routes.ollama.route import router as ollama
 from .routes.operate import router as operate
 from .routes.pooling import router as pooling
 from .routes.prefixes import router as prefixes
-from .routes.ranking import router as ranking
-from .routes.realtime import router as realtime
 from .routes.rerank import router as rerank
 from .routes.responses.route import router as responses
 from .routes.responses.serve import Responses
-from .routes.score import router as score
 from .routes.stats.route import router as stats
 from .routes.tokenize import router as tokenize
 from .routes.version import router as version
@@ -78,36 +75,10 @@ if TYPE_CHECKING:
     from ..engine.face import ServingEngine
 
 ROUTERS = (
-    chat,
-    completions,
-    embeddings,
-    audio,
-    realtime,
-    responses,
-    messages,
-    models,
-    tokenize,
-    rerank,
-    score,
-    files,
-    batches,
-    health,
-    metrics,
-    version,
-    nim,
-    kserve,
-    invocations,
-    ollama,
-    llamacpp,
-    vllm,
-    ranking,
-    pooling,
-    stats,
-    prefixes,
-    adapters,
-    page,
-    docs,
-)
+    chat, completions, embeddings, audio, responses, messages, models, tokenize, rerank, files,
+    batches, health, metrics, version, nim, kserve, invocations, ollama, llamacpp, vllm, pooling,
+    stats, prefixes, adapters, page, docs,
+)  # fmt: skip
 OPERATOR_ROUTERS = (operate, control, adapters, health, metrics, version, stats, prefixes)
 
 

@@ -19,31 +19,18 @@ from .socket import SOCKET_KEY
 if TYPE_CHECKING:
     from .accounts import Account, Accounts
 
-HEALTH = frozenset(
-    {
-        "/health",
-        "/ping",
-        "/v1/health/live",
-        "/v1/health/ready",
-        "/v2/health/live",
-        "/v2/health/ready",
-    }
-)
+HEALTH = frozenset({
+    "/health", "/ping", "/v1/health/live", "/v1/health/ready", "/v2/health/live",
+    "/v2/health/ready",
+})  # fmt: skip
 """What a probe asks, without a secret: whether, never who or what."""
 OPEN = HEALTH | {"/", "/favicon.ico", "/docs"}
 """Without a key: probes, the page's own files, and what anybody can read in the source."""
 PAGE = "/page/"
-OPERATOR = frozenset(
-    {
-        "/metrics",
-        "/v1/metrics",
-        "/v1/stats",
-        "/v1/stats/stream",
-        PATH_TOLD,
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-    }
-)
+OPERATOR = frozenset({
+    "/metrics", "/v1/metrics", "/v1/stats", "/v1/stats/stream", PATH_TOLD, "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+})  # fmt: skip
 """Routes of the public port that only an operator's key opens."""
 
 

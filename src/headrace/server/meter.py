@@ -23,19 +23,9 @@ SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 LAGS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 FAILURES = (
-    "store_write",
-    "store_read",
-    "ledger_write",
-    "keys_read",
-    "certificate_read",
-    "file_write",
-    "file_read",
-    "batch_write",
-    "batch_failed",
-    "reader_stalled",
-    "habit",
-    "bug",
-)
+    "store_write", "store_read", "ledger_write", "keys_read", "certificate_read", "file_write",
+    "file_read", "batch_write", "batch_failed", "reader_stalled", "habit", "bug",
+)  # fmt: skip
 """What can go wrong on this side of the engine (docs/reliability.md says what happens then)."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -210,6 +210,15 @@ class Service:
     @property
     def vocab_size(self) -> int:
         return self.engine.files.arch.vocab_size
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raise `InvalidRequest` unless the model has all of these tokens."""
+        size = self.vocab_size
+        wrong = next((token for token in ids if not 0 <= token < size), None)
+        if wrong is not None:
+            raise InvalidRequest(
+                f"token ids must be from 0 to {size - 1}, not {wrong}", param=param
+            )
 
     def adapter(self, name: str | None) -> str | None:
         """The name, where it is that of a loaded adapter and not of the model."""

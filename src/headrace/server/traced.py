@@ -13,20 +13,10 @@ if TYPE_CHECKING:
     from ..obs.spans import Spans
 
 
-PATHS = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/v1/score",
-        "/v1/audio/transcriptions",
-        "/v1/audio/translations",
-        "/v1/realtime",
-    }
-)
+PATHS = frozenset({
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
+    "/v1/rerank", "/v1/score", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime",
+})  # fmt: skip
 """What has spans: work. Probes and scrapes have none, nor has a scan of random paths."""
 
 

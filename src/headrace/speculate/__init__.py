@@ -16,20 +16,7 @@ from .speculation import DEFAULT, DRAFTERS, MODEL, Drafts, Speculation, names_of
 from .suffix import SuffixDrafter
 
 __all__ = [
-    "DEFAULT",
-    "DRAFTERS",
-    "MODEL",
-    "NOTHING",
-    "SURE",
-    "Acceptance",
-    "Drafter",
-    "Drafts",
-    "ForcedDrafter",
-    "Forcing",
-    "NGramDrafter",
-    "PredictedDrafter",
-    "Proposal",
-    "Speculation",
-    "SuffixDrafter",
-    "names_of",
-]
+    "DEFAULT", "DRAFTERS", "MODEL", "NOTHING", "SURE", "Acceptance", "Drafter", "Drafts",
+    "ForcedDrafter", "Forcing", "NGramDrafter", "PredictedDrafter", "Proposal", "Speculation",
+    "SuffixDrafter", "names_of",
+]  # fmt: skip

@@ -18,20 +18,7 @@ from .template import ChatTemplate, chat_template, open_end
 from .tokenizer import Tokenizer
 
 __all__ = [
-    "DIALECTS",
-    "ChatTemplate",
-    "Dialect",
-    "Foreign",
-    "IncrementalDetokenizer",
-    "ReasoningMarks",
-    "StopStrings",
-    "StreamRouter",
-    "Tokenizer",
-    "chat_template",
-    "detect_dialect",
-    "detect_reasoning",
-    "encode_between",
-    "find_dialect",
-    "load_tokenizer",
-    "open_end",
-]
+    "DIALECTS", "ChatTemplate", "Dialect", "Foreign", "IncrementalDetokenizer", "ReasoningMarks",
+    "StopStrings", "StreamRouter", "Tokenizer", "chat_template", "detect_dialect",
+    "detect_reasoning", "encode_between", "find_dialect", "load_tokenizer", "open_end",
+]  # fmt: skip

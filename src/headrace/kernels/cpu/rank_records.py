@@ -2,61 +2,29 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_int32, c_int64, c_void_p
+from ctypes import Structure
 
 from . import state_records
+from .records import laid
 
 
 class HrPiece(Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("stride", c_int64),
-        ("bounds", c_void_p),
-        ("spans", c_void_p),
-        ("rows", c_int32),
-        ("together", c_int32),
-    ]
+    _fields_ = laid("P data; L stride; P bounds spans; I rows together")
 
 
 class HrExchange(Structure):
-    _fields_ = [
-        ("fence", c_void_p),
-        ("pieces", c_void_p),
-        ("ranks", c_int32),
-        ("place", c_int32),
-        ("count", c_int32),
-        ("unused", c_int32),
-    ]
+    _fields_ = laid("P fence pieces; I ranks place count unused")
 
 
 class HrHandover(Structure):
-    _fields_ = [
-        ("fence", c_void_p),
-        ("link", c_void_p),
-        ("data", c_void_p),
-        ("stride", c_int64),
-        ("width", c_int32),
-        ("peer", c_int32),
-        ("gives", c_int32),
-        ("most", c_int32),
-    ]
+    _fields_ = laid("P fence link data; L stride; I width peer gives most")
 
 
 class HrAgree(Structure):
-    _fields_ = [
-        ("best", c_void_p),
-        ("stride", c_int64),
-        ("tokens", c_void_p),
-        ("ranks", c_int32),
-        ("unused", c_int32),
-    ]
+    _fields_ = laid("P best; L stride; P tokens; I ranks unused")
 
 
 MIRRORED: list[type[Structure]] = [
-    *state_records.MIRRORED,
-    HrPiece,
-    HrExchange,
-    HrHandover,
-    HrAgree,
-]
+    *state_records.MIRRORED, HrPiece, HrExchange, HrHandover, HrAgree,
+]  # fmt: skip
 """All structs, in the order of `hr_sizeof`."""

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import Structure, c_double, c_float, c_int8, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
 KINDS = {
-    "Q4_0": 1,
-    "Q4_1": 2,
-    "Q5_0": 3,
-    "Q5_1": 4,
-    "Q8_0": 5,
-    "Q4_K": 6,
-    "Q5_K": 7,
-    "Q6_K": 8,
-    "Q8_0_PLANES": 9,
-    "MXFP4": 10,
-    "INT4": 11,
-    "INT8": 12,
-    "F32": 16,
-    "F16": 17,
-    "BF16": 18,
+    "Q4_0": 1, "Q4_1": 2, "Q5_0": 3, "Q5_1": 4, "Q8_0": 5, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8,
+    "Q8_0_PLANES": 9, "MXFP4": 10, "INT4": 11, "INT8": 12, "F32": 16, "F16": 17, "BF16": 18,
     "E4M3": 21,
-}
+}  # fmt: skip
 KV_I8 = 19
 """Kind of a KV cache of int8 codes with scales; no kind of weights."""
 KV_K8V4 = 20
@@ -48,461 +35,199 @@ SIX = 6
 UNIT = 32
 """Activations share a scale in groups of this many."""
 
-_P, _I, _L, _F = c_void_p, c_int32, c_int64, c_float
+TYPES: dict[str, Any] = {"P": c_void_p, "I": c_int32, "L": c_int64, "U": c_uint64, "C": c_int8}
+TYPES |= {"F": c_float, "D": c_double}
+
+
+def laid(text: str) -> list[tuple[str, Any]]:
+    """The fields of a struct, from `type name name; type name; …`. `type`: one of `TYPES`, or a
+    struct of this module; `type*n`: an array of so many."""
+    fields = []
+    for line in text.split(";"):
+        kind, *names = line.split()
+        kind, _, count = kind.partition("*")
+        type_ = TYPES.get(kind) or globals()[kind]
+        fields += [(name, type_ * int(count) if count else type_) for name in names]
+    return fields
 
 
 class HrUnit(Structure):
-    _fields_ = [
-        ("scale", _F),
-        ("sum", _F),
-        ("low32", _I),
-        ("high32", _I),
-        ("all16", _I),
-        ("all128", _I),
-    ]
+    _fields_ = laid("F scale sum; I low32 high32 all16 all128")
 
 
 class HrLane(Structure):
-    _fields_ = [("codes", ctypes.c_int8 * UNIT), ("unit", HrUnit), ("unused", _I * 2)]
+    _fields_ = laid("C*32 codes; HrUnit unit; I*2 unused")
 
 
 class HrSix(Structure):
-    _fields_ = [("lanes", HrLane * SIX)]
+    _fields_ = laid("HrLane*6 lanes")
 
 
 class HrQuantised(Structure):
-    _fields_ = [("six", _P), ("stride", _L)]
+    _fields_ = laid("P six; L stride")
 
 
 class HrPart(Structure):
-    _fields_ = [
-        ("data", _P),
-        ("low", _P),
-        ("bias", _P),
-        ("y", _P),
-        ("y_stride", _L),
-        ("kind", _I),
-        ("out", _I),
-        ("in_", _I),
-        ("accumulate", _I),
-    ]
+    _fields_ = laid("P data low bias y; L y_stride; I kind out in_ accumulate")
 
 
 class HrLinear(Structure):
-    _fields_ = [
-        ("x", HrQuantised),
-        ("dense", _P),
-        ("dense_stride", _L),
-        ("parts", _P),
-        ("count", _I),
-        ("rows", _I),
-    ]
+    _fields_ = laid("HrQuantised x; P dense; L dense_stride; P parts; I count rows")
 
 
 class HrHeads(Structure):
-    _fields_ = [("linear", HrLinear), ("first", _L), ("step", _L)]
+    _fields_ = laid("HrLinear linear; L first step")
 
 
 class HrColumns(Structure):
-    _fields_ = [
-        ("x", _P),
-        ("x_stride", _L),
-        ("y", _P),
-        ("y_stride", _L),
-        ("x_step", _L),
-        ("y_step", _L),
-        ("size", _I),
-        ("times", _I),
-        ("rows", _I),
-        ("unused", _I),
-    ]
+    _fields_ = laid("P x; L x_stride; P y; L y_stride x_step y_step; I size times rows unused")
 
 
 class HrEmbed(Structure):
-    _fields_ = [
-        ("data", _P),
-        ("row_bytes", _L),
-        ("y", _P),
-        ("y_stride", _L),
-        ("scale", _F),
-        ("kind", _I),
-        ("vocab", _I),
-        ("size", _I),
-        ("index", _I),
-        ("unused", _I),
-    ]
+    _fields_ = laid("P data; L row_bytes; P y; L y_stride; F scale; I kind vocab size index unused")
 
 
 class HrNorm(Structure):
-    _fields_ = [
-        ("x", _P),
-        ("x_stride", _L),
-        ("residual", _P),
-        ("residual_stride", _L),
-        ("weight", _P),
-        ("y", _P),
-        ("y_stride", _L),
-        ("q", HrQuantised),
-        ("eps", _F),
-        ("offset", _F),
-        ("size", _I),
-        ("rows", _I),
-    ]
+    _fields_ = laid(
+        "P x; L x_stride; P residual; L residual_stride; P weight y; L y_stride; HrQuantised q; F "
+        "eps offset; I size rows"
+    )
 
 
 class HrLayerNorm(Structure):
-    _fields_ = [
-        ("x", _P),
-        ("x_stride", _L),
-        ("residual", _P),
-        ("residual_stride", _L),
-        ("weight", _P),
-        ("bias", _P),
-        ("y", _P),
-        ("y_stride", _L),
-        ("q", HrQuantised),
-        ("eps", _F),
-        ("size", _I),
-        ("rows", _I),
-        ("unused", _I),
-    ]
+    _fields_ = laid(
+        "P x; L x_stride; P residual; L residual_stride; P weight bias y; L y_stride; HrQuantised "
+        "q; F eps; I size rows unused"
+    )
 
 
 class HrQuantise(Structure):
-    _fields_ = [
-        ("x", _P),
-        ("x_stride", _L),
-        ("q", HrQuantised),
-        ("order", _P),
-        ("size", _I),
-        ("rows", _I),
-    ]
+    _fields_ = laid("P x; L x_stride; HrQuantised q; P order; I size rows")
 
 
 class HrGated(Structure):
-    _fields_ = [
-        ("x", _P),
-        ("x_stride", _L),
-        ("y", _P),
-        ("y_stride", _L),
-        ("q", HrQuantised),
-        ("size", _I),
-        ("activation", _I),
-        ("rows", _I),
-        ("unused", _I),
-    ]
+    _fields_ = laid(
+        "P x; L x_stride; P y; L y_stride; HrQuantised q; I size activation rows unused"
+    )
 
 
 class HrRowsOp(Structure):
-    _fields_ = [
-        ("x", _P),
-        ("x_stride", _L),
-        ("y", _P),
-        ("y_stride", _L),
-        ("size", _I),
-        ("rows", _I),
-        ("factor", _F),
-        ("unused", _I),
-    ]
+    _fields_ = laid("P x; L x_stride; P y; L y_stride; I size rows; F factor; I unused")
 
 
 class HrKv(Structure):
-    _fields_ = [
-        ("k", _P),
-        ("v", _P),
-        ("k_scale", _P),
-        ("v_scale", _P),
-        ("kind", _I),
-        ("block_size", _I),
-        ("heads", _I),
-        ("kv_heads", _I),
-        ("head_dim", _I),
-        ("group", _I),
-        ("bias", _P),
-        ("bias_cos", _P),
-        ("bias_sin", _P),
-        ("turns", _P),
-        ("rotated", _I),
-        ("interleaved", _I),
-    ]
+    _fields_ = laid(
+        "P k v k_scale v_scale; I kind block_size heads kv_heads head_dim group; P bias bias_cos "
+        "bias_sin turns; I rotated interleaved"
+    )
 
 
 class HrRope(Structure):
-    _fields_ = [
-        ("kv", HrKv),
-        ("qkv", _P),
-        ("stride", _L),
-        ("q_norm", _P),
-        ("k_norm", _P),
-        ("cos", _P),
-        ("sin", _P),
-        ("eps", _F),
-        ("offset", _F),
-        ("rotated", _I),
-        ("interleaved", _I),
-        ("whole", _I),
-        ("values", _I),
-        ("growth", _F),
-        ("every", _I),
-        ("behind", _I),
-        ("unused", _I),
-    ]
+    _fields_ = laid(
+        "HrKv kv; P qkv; L stride; P q_norm k_norm cos sin; F eps offset; I rotated interleaved "
+        "whole values; F growth; I every behind unused"
+    )
 
 
 class HrAttention(Structure):
-    _fields_ = [
-        ("kv", HrKv),
-        ("q", _P),
-        ("stride", _L),
-        ("y", _P),
-        ("y_stride", _L),
-        ("out", HrQuantised),
-        ("sinks", _P),
-        ("scale", _F),
-        ("softcap", _F),
-        ("rows", _I),
-        ("chunked", _I),
-    ]
+    _fields_ = laid(
+        "HrKv kv; P q; L stride; P y; L y_stride; HrQuantised out; P sinks; F scale softcap; I "
+        "rows chunked"
+    )
 
 
 class HrBidirectional(Structure):
-    _fields_ = [
-        ("qkv", _P),
-        ("stride", _L),
-        ("y", _P),
-        ("y_stride", _L),
-        ("scale", _F),
-        ("heads", _I),
-        ("head_dim", _I),
-        ("unused", _I),
-    ]
+    _fields_ = laid("P qkv; L stride; P y; L y_stride; F scale; I heads head_dim unused")
 
 
 class HrGateUp(Structure):
-    _fields_ = [
-        ("x", HrQuantised),
-        ("gate", HrPart),
-        ("up", HrPart),
-        ("q", HrQuantised),
-        ("activation", _I),
-        ("rows", _I),
-    ]
+    _fields_ = laid("HrQuantised x; HrPart gate up; HrQuantised q; I activation rows")
 
 
 class HrRoute(Structure):
-    _fields_ = [
-        ("logits", _P),
-        ("logits_stride", _L),
-        ("bias", _P),
-        ("gains", _P),
-        ("chosen", _P),
-        ("chosen_stride", _L),
-        ("shares", _P),
-        ("shares_stride", _L),
-        ("scale", _F),
-        ("experts", _I),
-        ("active", _I),
-        ("scores", _I),
-        ("normalise", _I),
-        ("groups", _I),
-        ("active_groups", _I),
-        ("rows", _I),
-        ("best", _I),
-        ("unused", _I),
-    ]
+    _fields_ = laid(
+        "P logits; L logits_stride; P bias gains chosen; L chosen_stride; P shares; L "
+        "shares_stride; F scale; I experts active scores normalise groups active_groups rows best "
+        "unused"
+    )
 
 
 class HrSpan(Structure):
-    _fields_ = [("expert", _I), ("first", _I), ("count", _I)]
+    _fields_ = laid("I expert first count")
 
 
 class HrExperts(Structure):
-    _fields_ = [
-        ("x", HrQuantised),
-        ("dense", _P),
-        ("dense_stride", _L),
-        ("chosen", _P),
-        ("chosen_stride", _L),
-        ("shares", _P),
-        ("shares_stride", _L),
-        ("matrices", _P),
-        ("up_bias", _P),
-        ("down_bias", _P),
-        ("placed", HrQuantised),
-        ("placed_dense", _P),
-        ("placed_stride", _L),
-        ("inner", HrQuantised),
-        ("inner_dense", _P),
-        ("inner_stride", _L),
-        ("y", _P),
-        ("y_stride", _L),
-        ("spans", _P),
-        ("row_of", _P),
-        ("share_of", _P),
-        ("experts", _I),
-        ("active", _I),
-        ("in_", _I),
-        ("inner_size", _I),
-        ("out", _I),
-        ("activation", _I),
-        ("rows", _I),
-        ("inside", _I),
-    ]
+    _fields_ = laid(
+        "HrQuantised x; P dense; L dense_stride; P chosen; L chosen_stride; P shares; L "
+        "shares_stride; P matrices up_bias down_bias; HrQuantised placed; P placed_dense; L "
+        "placed_stride; HrQuantised inner; P inner_dense; L inner_stride; P y; L y_stride; P "
+        "spans row_of share_of; I experts active in_ inner_size out activation rows inside"
+    )
 
 
 class HrRecord(Structure):
-    _fields_ = [("code", _I), ("unused", _I), ("op", _P)]
+    _fields_ = laid("I code unused; P op")
 
 
 class HrGroup(Structure):
-    _fields_ = [("tables", _P), ("slots", _P), ("table_stride", _L), ("window", _L)]
+    _fields_ = laid("P tables slots; L table_stride window")
 
 
 class HrStep(Structure):
-    _fields_ = [
-        ("n", _I),
-        ("b", _I),
-        ("r", _I),
-        ("group_count", _I),
-        ("tokens", _P),
-        ("positions", _P),
-        ("query_starts", _P),
-        ("lengths", _P),
-        ("sample_rows", _P),
-        ("groups", HrGroup * MAX_GROUPS),
-        ("adapters", _P),
-        ("types", _P),
-        ("states", _P),
-    ]
+    _fields_ = laid(
+        "I n b r group_count; P tokens positions query_starts lengths sample_rows; HrGroup*16 "
+        "groups; P adapters types states"
+    )
 
 
 class HrLoraPart(Structure):
-    _fields_ = [("up", _P), ("out", _I), ("first", _I)]
+    _fields_ = laid("P up; I out first")
 
 
 class HrLora(Structure):
-    _fields_ = [
-        ("x", _P),
-        ("x_stride", _L),
-        ("inner", _P),
-        ("inner_stride", _L),
-        ("y", _P),
-        ("y_stride", _L),
-        ("down", _P),
-        ("ranks", _P),
-        ("parts", _P),
-        ("count", _I),
-        ("room", _I),
-        ("in_", _L),
-        ("rows", _I),
-        ("unused", _I),
-    ]
+    _fields_ = laid(
+        "P x; L x_stride; P inner; L inner_stride; P y; L y_stride; P down ranks parts; I count "
+        "room; L in_; I rows unused"
+    )
 
 
 class HrDrawRow(Structure):
-    _fields_ = [
-        ("temperature", _F),
-        ("min_p", _F),
-        ("top_p", _F),
-        ("top_k", _I),
-        ("uniform", c_double),
-    ]
+    _fields_ = laid("F temperature min_p top_p; I top_k; D uniform")
 
 
 class HrDraw(Structure):
-    _fields_ = [
-        ("logits", _P),
-        ("stride", _L),
-        ("rows", _P),
-        ("tokens", _P),
-        ("vocab", _L),
-        ("count", _L),
-    ]
+    _fields_ = laid("P logits; L stride; P rows tokens; L vocab count")
 
 
 class HrBest(Structure):
-    _fields_ = [("value", _F), ("token", _I)]
+    _fields_ = laid("F value; I token")
 
 
 class HrWorth(Structure):
-    _fields_ = [
-        ("panels", _L),
-        ("skip", _L),
-        ("wait", _L),
-        ("with_", _L),
-        ("without", _L),
-        ("left", _L),
-        ("unused", _L * 2),
-    ]
+    _fields_ = laid("L panels skip wait with_ without left; L*2 unused")
 
 
 class HrHead(Structure):
-    _fields_ = [
-        ("linear", HrLinear),
-        ("best", _P),
-        ("stride", _L),
-        ("tokens", _P),
-        ("bounds", _P),
-        ("lower", _P),
-        ("worth", _P),
-        ("bounded", _L),
-        ("found", _P),
-        ("first", _L),
-        ("lowest", _P),
-        ("ranks", _I),
-        ("rank", _I),
-    ]
+    _fields_ = laid(
+        "HrLinear linear; P best; L stride; P tokens bounds lower worth; L bounded; P found; L "
+        "first; P lowest; I ranks rank"
+    )
 
 
 class HrRule(Structure):
-    _fields_ = [
-        ("temperature", _F),
-        ("min_p", _F),
-        ("top_p", _F),
-        ("top_k", _I),
-        ("stream", c_uint64),
-    ]
+    _fields_ = laid("F temperature min_p top_p; I top_k; U stream")
 
 
 class HrSample(Structure):
-    _fields_ = [("logits", _P), ("stride", _L), ("rules", _P), ("tokens", _P), ("vocab", _L)]
+    _fields_ = laid("P logits; L stride; P rules tokens; L vocab")
 
 
-MIRRORED: list[type[Structure]] = [
-    HrUnit,
-    HrSix,
-    HrQuantised,
-    HrPart,
-    HrLinear,
-    HrEmbed,
-    HrNorm,
-    HrQuantise,
-    HrGated,
-    HrRowsOp,
-    HrKv,
-    HrRope,
-    HrAttention,
-    HrGateUp,
-    HrRecord,
-    HrGroup,
-    HrStep,
-    HrLoraPart,
-    HrLora,
-    HrDrawRow,
-    HrDraw,
-    HrBest,
-    HrWorth,
-    HrHead,
-    HrRule,
-    HrSample,
-    HrLayerNorm,
-    HrBidirectional,
-    HrRoute,
-    HrSpan,
-    HrExperts,
-    HrHeads,
-    HrColumns,
-]
+_MIRRORED = """
+HrUnit HrSix HrQuantised HrPart HrLinear HrEmbed HrNorm HrQuantise HrGated HrRowsOp HrKv HrRope
+HrAttention HrGateUp HrRecord HrGroup HrStep HrLoraPart HrLora HrDrawRow HrDraw HrBest HrWorth
+HrHead HrRule HrSample HrLayerNorm HrBidirectional HrRoute HrSpan HrExperts HrHeads HrColumns
+"""
+MIRRORED: list[type[Structure]] = [globals()[name] for name in _MIRRORED.split()]
 """In the order of `hr_sizeof`; `state_records` has the rest."""
 
 

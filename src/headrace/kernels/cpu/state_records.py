@@ -2,75 +2,32 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure
 
 from . import records
-from .records import HrQuantised
-
-_P, _I, _L, _F = c_void_p, c_int32, c_int64, c_float
+from .records import laid
 
 
 class HrConv(Structure):
-    _fields_ = [
-        ("x", _P),
-        ("x_stride", _L),
-        ("taps", _P),
-        ("bias", _P),
-        ("y", _P),
-        ("y_stride", _L),
-        ("inputs", _P),
-        ("channels", _I),
-        ("count", _I),
-        ("room", _I),
-        ("gated", _I),
-        ("silu", _I),
-        ("group", _I),
-    ]
+    _fields_ = laid(
+        "P x; L x_stride; P taps bias y; L y_stride; P inputs; I channels count room gated silu "
+        "group"
+    )
 
 
 class HrRecurrence(Structure):
-    _fields_ = [
-        ("mixed", _P),
-        ("mixed_stride", _L),
-        ("z", _P),
-        ("z_stride", _L),
-        ("b", _P),
-        ("b_stride", _L),
-        ("a", _P),
-        ("a_stride", _L),
-        ("decay", _P),
-        ("step", _P),
-        ("skip", _P),
-        ("gain", _P),
-        ("y", _P),
-        ("y_stride", _L),
-        ("state", _P),
-        ("tail", _P),
-        ("key_heads", _I),
-        ("heads", _I),
-        ("key_size", _I),
-        ("value_size", _I),
-        ("drafts", _I),
-        ("group", _I),
-        ("eps", _F),
-        ("tiled", _I),
-    ]
+    _fields_ = laid(
+        "P mixed; L mixed_stride; P z; L z_stride; P b; L b_stride; P a; L a_stride; P decay step "
+        "skip gain y; L y_stride; P state tail; I key_heads heads key_size value_size drafts "
+        "group; F eps; I tiled"
+    )
 
 
 class HrMultiply(Structure):
-    _fields_ = [
-        ("x", _P),
-        ("x_stride", _L),
-        ("gate", _P),
-        ("gate_stride", _L),
-        ("y", _P),
-        ("y_stride", _L),
-        ("q", HrQuantised),
-        ("size", _I),
-        ("activation", _I),
-        ("rows", _I),
-        ("unused", _I),
-    ]
+    _fields_ = laid(
+        "P x; L x_stride; P gate; L gate_stride; P y; L y_stride; HrQuantised q; I size "
+        "activation rows unused"
+    )
 
 
 MIRRORED: list[type[Structure]] = [*records.MIRRORED, HrConv, HrRecurrence, HrMultiply]

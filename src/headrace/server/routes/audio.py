@@ -1,4 +1,5 @@
-"""`/v1/audio`: what is said in a file of sound, and the sound of a text."""
+"""`/v1/audio`, what is said in a file of sound and the sound of a text; `/v1/realtime`, a session
+over a websocket, in which speech is transcribed while it goes on."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...base.errors import InvalidRequest
 from ..entry import entered
 from ..openapi import ERRORS, raw, replies, takes, takes_form
 from ..service import of
@@ -37,3 +39,21 @@ async def speech(request: Request) -> Response:
     """The sound of a text, while it is made."""
     service, body = await entered(request, SpeechBody)
     return await service.voices.speak(request, body)
+
+
+class UpgradeNeeded(InvalidRequest):
+    status = 426
+    code = "upgrade_required"
+
+
+@router.get("/v1/realtime", include_in_schema=False)
+async def realtime(request: Request) -> Response:
+    """Open a transcription session."""
+    service = of(request)
+    ears = service.ears
+    if "headrace.socket" not in request.scope:
+        raise UpgradeNeeded(
+            "a session needs a websocket; where the client asked for one, the server lacks the "
+            "package websockets (pip install 'headrace[audio]')"
+        )
+    return ears.live(request)

@@ -22,7 +22,6 @@ from ..entry import entered
 from ..fields import Body, Integer, TokenId, inert
 from ..generation import Usage
 from ..openapi import replies, takes
-from ..prompts import check_ids
 from ..service import Service
 from ..vectors import check_vectors, vectors
 from ..wire import json_response
@@ -172,7 +171,7 @@ def _ids(service: Service, item: str | list[int], limit: int | None, where: str)
             raise InvalidRequest("an input is empty", param=where)
         ids: list[int] = service.engine.tokenizer.encode_with_specials(item, limit=limit)
         return ids
-    check_ids(service, item, where)
+    service.check_ids(item, where)
     return list(item[:limit])
 
 

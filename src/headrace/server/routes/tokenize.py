@@ -16,7 +16,6 @@ from ..entry import entered
 from ..fields import Body, TokenId
 from ..logprobs import token_text
 from ..openapi import replies, takes
-from ..prompts import check_ids
 from ..service import Service
 from ..wire import Many, json_response, large_response
 from .chat.request import Chat
@@ -98,7 +97,7 @@ async def detokenize(request: Request) -> Response:
     """The text of ids, special tokens included."""
     service, body = await entered(request, DetokenizeBody)
     service.check_model(body.model)
-    check_ids(service, body.tokens, "tokens")
+    service.check_ids(body.tokens, "tokens")
     decode = service.engine.tokenizer.decode
     text = await service.hands.run(decode, body.tokens, skip_special=False)
     return json_response({"prompt": text})

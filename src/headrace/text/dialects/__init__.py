@@ -65,11 +65,5 @@ def find_dialect(name: str) -> Dialect:
 
 
 __all__ = [
-    "DIALECTS",
-    "GENERIC",
-    "HARMONY",
-    "CallFormat",
-    "Dialect",
-    "detect_dialect",
-    "find_dialect",
-]
+    "DIALECTS", "GENERIC", "HARMONY", "CallFormat", "Dialect", "detect_dialect", "find_dialect",
+]  # fmt: skip

@@ -15,18 +15,9 @@ class Parts:
     """What one choice has come to so far; `take` gives the fields of its next chunks."""
 
     __slots__ = (
-        "_legacy",
-        "_most_calls",
-        "_router",
-        "_show_reasoning",
-        "calls",
-        "content",
-        "finish",
-        "logprobs",
-        "reasoning",
-        "stop",
-        "tokens",
-    )
+        "_legacy", "_most_calls", "_router", "_show_reasoning", "calls", "content", "finish",
+        "logprobs", "reasoning", "stop", "tokens",
+    )  # fmt: skip
 
     def __init__(
         self,

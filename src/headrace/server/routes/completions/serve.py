@@ -21,7 +21,6 @@ from ...frames import Frames
 from ...generation import Usage, deltas
 from ...infill import infill_prompt
 from ...logprobs import CompletionLogprobs, prompt_logprobs
-from ...prompts import check_ids
 from ...wire import DONE, Large, Many, frame, json_response, large_response
 from .schema import CompletionBody
 
@@ -103,7 +102,7 @@ class Completion:
                         f"the prompt has {len(ids)} tokens; at most {most} fit in the context",
                         param="prompt",
                     )
-                check_ids(self.service, item, "prompt")
+                self.service.check_ids(item, "prompt")
                 self.prompts.append(list(ids))
             if self.echo:
                 cut = self.prompts[-1]

@@ -7,7 +7,6 @@ from starlette.responses import Response
 from ...entry import entered
 from ...infill import infill_prompt
 from ...openapi import replies, takes
-from ...prompts import check_ids
 from .schema import InfillBody, NativeBody, NativeReply
 from .serve import Native
 
@@ -41,6 +40,6 @@ async def completion(request: Request) -> Response:
     if isinstance(body.prompt, str):
         work.prompt = await service.encode(body.prompt, raw=True)
     else:
-        check_ids(service, body.prompt, "prompt")
+        service.check_ids(body.prompt, "prompt")
         work.prompt = list(body.prompt)
     return await work.answer()

@@ -24,18 +24,9 @@ if TYPE_CHECKING:
     from ...service import Service
 
 _SAME = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-    "ignore_eos",
-    "typical_p",
-    "top_n_sigma",
-    "repeat_penalty",
-)
+    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop",
+    "ignore_eos", "typical_p", "top_n_sigma", "repeat_penalty",
+)  # fmt: skip
 
 
 class Native:

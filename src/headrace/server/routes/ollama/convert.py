@@ -16,15 +16,9 @@ if TYPE_CHECKING:
 
 TAG = ":latest"
 _SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
+    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
     "typical_p",
-)
+)  # fmt: skip
 
 
 def plain_name(name: str) -> str:

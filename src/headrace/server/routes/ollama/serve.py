@@ -14,7 +14,6 @@ from ....engine.pairs import cut_limit
 from ...connection import while_connected
 from ...generation import Usage, deltas
 from ...infill import infill_prompt
-from ...prompts import check_ids
 from ...vectors import check_vectors, vectors
 from ...wire import json_response
 from ..chat.request import Chat
@@ -175,7 +174,7 @@ async def generate(service: Service, request: Request, body: GenerateBody) -> Re
         await talk.chat.tokenise()
     talk.keep_context = not body.raw
     if body.context:
-        check_ids(service, body.context, "context")
+        service.check_ids(body.context, "context")
         talk.chat.prompt = [*body.context, *talk.chat.prompt]
     return await talk.finish(body.stream is not False, sampling)
 

@@ -77,22 +77,10 @@ def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
 
 
 _SAME = (
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-    "include_stop_str_in_output",
-    "cache_salt",
-    "request_id",
-    "chat_template_kwargs",
-    "structured_outputs",
-)
+    "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop",
+    "ignore_eos", "min_tokens", "skip_special_tokens", "include_stop_str_in_output", "cache_salt",
+    "request_id", "chat_template_kwargs", "structured_outputs",
+)  # fmt: skip
 """vLLM's further fields, which are the same in chat."""
 
 
