@@ -262,7 +262,6 @@ def test_sentencepiece_style_json(tmp_path: Path) -> None:
     assert ours.encode("<s>", special=False) != [1]
     assert ours.encode("<s>") == [1]
     assert ours.decode(ours.encode("a<s>b", special=False)) == "a<s>b"
-    assert tokenizers.Tokenizer.from_str(ours.to_json() or "").get_vocab_size() == 291
 
 
 @pytest.mark.parametrize("special", [False, True])

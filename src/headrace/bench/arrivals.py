@@ -6,114 +6,68 @@ offsets: the next request is due when an earlier one is done.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
 from ..base.errors import InvalidRequest
 
-
-class Arrivals(Protocol):
-    """An arrival process."""
-
-    @property
-    def name(self) -> str: ...
-
-    def offsets(self, rng: random.Random) -> Iterator[float]:
-        """Seconds from the start, never falling."""
-        ...
+Arrivals = Callable[[random.Random], Iterator[float]]
+"""An arrival process: seconds from the start, never falling."""
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+def constant(rate: float) -> Arrivals:
     """One request every 1 / rate seconds."""
-
-    rate: float
-    name: str = "constant"
-
-    def offsets(self, rng: random.Random) -> Iterator[float]:
-        number = 0
-        while True:
-            yield number / self.rate
-            number += 1
+    return lambda _rng: (number / rate for number in itertools.count())
 
 
-@dataclass(frozen=True, slots=True)
-class Poisson:
+def poisson(rate: float) -> Arrivals:
     """Independent arrivals: exponential gaps of mean 1 / rate."""
-
-    rate: float
-    name: str = "poisson"
-
-    def offsets(self, rng: random.Random) -> Iterator[float]:
-        at = 0.0
-        while True:
-            at += rng.expovariate(self.rate)
-            yield at
+    return _after_gaps(lambda rng: rng.expovariate(rate))
 
 
-@dataclass(frozen=True, slots=True)
-class Gamma:
+def gamma(rate: float, burstiness: float) -> Arrivals:
     """Gamma gaps of mean 1 / rate and shape `burstiness`.
 
     1 is Poisson, below 1 comes in bursts, above 1 is more regular; the gaps' coefficient of
     variation is burstiness ** -0.5.
     """
-
-    rate: float
-    burstiness: float
-    name: str = "gamma"
-
-    def offsets(self, rng: random.Random) -> Iterator[float]:
-        at = 0.0
-        while True:
-            at += rng.gammavariate(self.burstiness, 1 / (self.rate * self.burstiness))
-            yield at
+    return _after_gaps(lambda rng: rng.gammavariate(burstiness, 1 / (rate * burstiness)))
 
 
-@dataclass(frozen=True, slots=True)
-class Ramp:
+def ramp(first: float, last: float, seconds: float) -> Arrivals:
     """Poisson whose rate goes linearly from `first` to `last` over `seconds`, then stays.
 
     By time change: the integral of the rate up to each arrival is a unit-rate Poisson process.
     """
-
-    first: float
-    last: float
-    seconds: float
-    name: str = "ramp"
-
-    def offsets(self, rng: random.Random) -> Iterator[float]:
-        total = 0.0
-        while True:
-            total += rng.expovariate(1.0)
-            yield self.at(total)
-
-    def at(self, arrivals: float) -> float:
-        """Time at which so many arrivals are expected."""
-        slope = (self.last - self.first) / self.seconds
-        in_ramp = (self.first + self.last) / 2 * self.seconds
-        if arrivals >= in_ramp:
-            return self.seconds + (arrivals - in_ramp) / self.last
-        if slope == 0:
-            return arrivals / self.first
-        return (math.sqrt(self.first**2 + 2 * slope * arrivals) - self.first) / slope
+    return lambda rng: (ramp_time(first, last, seconds, each) for each in poisson(1.0)(rng))
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+def ramp_time(first: float, last: float, seconds: float, arrivals: float) -> float:
+    """Time at which so many arrivals of a ramp are expected."""
+    slope = (last - first) / seconds
+    in_ramp = (first + last) / 2 * seconds
+    if arrivals >= in_ramp:
+        return seconds + (arrivals - in_ramp) / last
+    if slope == 0:
+        return arrivals / first
+    return (math.sqrt(first**2 + 2 * slope * arrivals) - first) / slope
+
+
+def scheduled(times: Sequence[float], speed: float = 1.0) -> Arrivals:
     """The times of a trace, `speed` times faster."""
+    return lambda _rng: ((time - times[0]) / speed for time in times)
 
-    times: Sequence[float]
-    speed: float = 1.0
-    name: str = "trace"
 
-    def offsets(self, rng: random.Random) -> Iterator[float]:
-        first = self.times[0] if self.times else 0.0
-        for time in self.times:
-            yield (time - first) / self.speed
+def _after_gaps(gap: Callable[[random.Random], float]) -> Arrivals:
+    def offsets(rng: random.Random) -> Iterator[float]:
+        at = 0.0
+        while True:
+            at += gap(rng)
+            yield at
+
+    return offsets
 
 
 def parse_arrivals(text: str) -> Arrivals:
@@ -125,16 +79,16 @@ def parse_arrivals(text: str) -> Arrivals:
             raise ValueError
         if kind == "constant":
             (rate,) = values
-            return Constant(rate)
+            return constant(rate)
         if kind == "poisson":
             (rate,) = values
-            return Poisson(rate)
+            return poisson(rate)
         if kind == "gamma":
             rate, burstiness = values
-            return Gamma(rate, burstiness)
+            return gamma(rate, burstiness)
         if kind == "ramp":
             first, last, seconds = values
-            return Ramp(first, last, seconds)
+            return ramp(first, last, seconds)
     except ValueError:
         pass
     raise InvalidRequest(

@@ -72,7 +72,7 @@ class SoundLoad:
                 users = min(options.concurrency, wanted)
                 await asyncio.gather(*(self._user(coming, pool) for _ in range(users)))
             else:
-                offsets = parse_arrivals(options.arrivals).offsets(random.Random(options.seed + 1))
+                offsets = parse_arrivals(options.arrivals)(random.Random(options.seed + 1))
                 pairs = zip(coming, offsets, strict=False)
                 await asyncio.gather(*(self._one(HeardSound(*pair), pool) for pair in pairs))
         finally:

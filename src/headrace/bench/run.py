@@ -15,7 +15,7 @@ from typing import Any
 from ..base.errors import InvalidRequest, Overloaded
 from ..loader import open_model
 from ..text import load_tokenizer
-from .arrivals import Arrivals, Scheduled, parse_arrivals
+from .arrivals import Arrivals, parse_arrivals, scheduled
 from .audit import Finding, examine, few_for, saturated, unsteady
 from .crosscheck import cross_check, means, read_metrics
 from .energy import EnergyMeter
@@ -90,7 +90,7 @@ def run_bench(
     )
     offsets = None
     if arrivals is not None:
-        stream = arrivals.offsets(random.Random(options.seed + 1))
+        stream = arrivals(random.Random(options.seed + 1))
         if options.endless:
             assert options.duration is not None
             lasts = options.duration
@@ -318,7 +318,7 @@ def make_sessions(options: RunOptions, material: Material) -> tuple[list[Session
             times = [session.at for session in sessions]
             if None in times:
                 raise InvalidRequest(f"a {kind} trace has no times", param="arrivals")
-            return sessions, Scheduled([t for t in times if t is not None], options.trace_speed)
+            return sessions, scheduled([t for t in times if t is not None], options.trace_speed)
     else:
         sessions = make_workload(options.workload, make_wish(options, material))
     arrivals = parse_arrivals(options.arrivals) if options.arrivals is not None else None

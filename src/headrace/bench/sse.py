@@ -66,19 +66,8 @@ class Event(msgspec.Struct):
 
     def carries(self) -> bool:
         """Does it carry any of the answer: text, or a tool call?"""
-        return any(
-            choice.text
-            or (
-                choice.delta is not None
-                and (
-                    choice.delta.content
-                    or choice.delta.reasoning_content
-                    or choice.delta.reasoning
-                    or choice.delta.tool_calls
-                )
-            )
-            for choice in self.choices
-        )
+        deltas = [choice.delta for choice in self.choices if choice.delta is not None]
+        return bool(self.text()) or any(delta.tool_calls for delta in deltas)
 
 
 _decoder = msgspec.json.Decoder(Event)

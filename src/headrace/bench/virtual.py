@@ -76,7 +76,7 @@ class Simulation:
         self._sessions, arrivals = make_sessions(options, Material())
         self._offsets = None
         if arrivals is not None:
-            stream = arrivals.offsets(random.Random(options.seed + 1))
+            stream = arrivals(random.Random(options.seed + 1))
             self._offsets = list(itertools.islice(stream, len(self._sessions)))
         self._users: dict[str, _User] = {}
         self._queue: Iterable[_User] = iter(())

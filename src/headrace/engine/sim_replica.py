@@ -176,7 +176,6 @@ class Replica:
         self.scheduler = Scheduler(limits, self.kv, clock=clock, prices=prices)
         self.outstanding = 0
         """Requests given to it and not ended."""
-        self.waiting_tokens = 0
         self.busy = 0.0
         """Seconds of device time used, of one of its stages."""
         self.steps = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ def read_list(path: Path) -> list[Any]:
     value = _read(path)
     if not isinstance(value, list):
         raise ModelFileError(f"{path.name}: must be a JSON list")
+    return value
+
+
+def natural(config: Mapping[str, Any], name: str, most: int) -> int:
+    """A number of config.json from 1 to `most`; raises `ModelFileError`."""
+    value = config.get(name)
+    if type(value) is not int or not 0 < value <= most:
+        raise ModelFileError(f"config.json: {name} must be a number from 1 to {most:,}")
     return value
 
 

@@ -106,9 +106,3 @@ class _GrowingFile(io.BytesIO):
         found = self.getbuffer()[self._given : size].tobytes()
         self._given = size
         return found
-
-
-def check_format(format: str) -> None:
-    """Raise `PackageAbsent` where this format needs what is not installed."""
-    if format in _SOUNDFILE:
-        needed("soundfile", f"sounds as {format}", "audio")

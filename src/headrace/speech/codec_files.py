@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import ModelFileError, UnsupportedModel
-from ..loader.jsonfile import read_json
+from ..loader.jsonfile import natural, read_json
 from ..loader.safetensors_file import StoredTensor, read_header
-from .stored import stored
+from .stored import shaped
 
 Floats = npt.NDArray[np.float32]
 _MOST = {"sampling_rate": 192_000, "decoder_dim": 4_096, "codebook_size": 65_536}
@@ -71,10 +71,7 @@ class CodecFiles:
 
     def vector(self, name: str, *shape: int) -> Floats:
         """A tensor in fp32; raises `ModelFileError` where it has another shape."""
-        found = stored(self.header, name).astype(np.float32)
-        if found.shape != shape:
-            raise ModelFileError(f"{name}: {list(found.shape)}, where {list(shape)} is wanted")
-        return found
+        return shaped(self.header, name, *shape)
 
     def kernel(self, name: str, *shape: int) -> Floats:
         """A convolution's kernel, in fp32: of one under weight normalisation length times
@@ -96,7 +93,7 @@ def open_codec(folder: Path) -> CodecFiles:
         raise UnsupportedModel("config.json: attn_window_size: a codec with attention is not run")
     if config.get("depthwise") is not True:
         raise UnsupportedModel("config.json: depthwise: only true is run")
-    sizes = {name: _natural(config, name, most) for name, most in _MOST.items()}
+    sizes = {name: natural(config, name, most) for name, most in _MOST.items()}
     rates = _naturals(config, "decoder_rates")
     strides = _naturals(config, "vq_strides")
     falls = all(not a % b for a, b in pairwise(strides))
@@ -106,9 +103,9 @@ def open_codec(folder: Path) -> CodecFiles:
     if width % 2 ** len(rates) or width >> len(rates) < 8:
         raise UnsupportedModel("config.json: decoder_dim cannot be halved by each of decoder_rates")
     if "latent_dim" in config and config["latent_dim"] is not None:
-        latent = _natural(config, "latent_dim", 4_096)
+        latent = natural(config, "latent_dim", 4_096)
     else:
-        first = _natural(config, "encoder_dim", 4_096)
+        first = natural(config, "encoder_dim", 4_096)
         latent = first << len(_naturals(config, "encoder_rates"))
     if latent > 4_096:
         raise UnsupportedModel(f"config.json: a latent of {latent:,}, at most 4,096 is run")
@@ -119,17 +116,10 @@ def open_codec(folder: Path) -> CodecFiles:
         rates,
         strides,
         sizes["codebook_size"],
-        _natural(config, "codebook_dim", 512),
+        natural(config, "codebook_dim", 512),
         config.get("noise", True) is True,
         read_header(folder / "model.safetensors"),
     )
-
-
-def _natural(config: Mapping[str, Any], name: str, most: int) -> int:
-    value = config.get(name)
-    if type(value) is not int or not 0 < value <= most:
-        raise ModelFileError(f"config.json: {name} must be a number from 1 to {most:,}")
-    return value
 
 
 def _naturals(config: Mapping[str, Any], name: str) -> tuple[int, ...]:

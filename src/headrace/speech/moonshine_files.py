@@ -6,18 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
 
 from ..base.errors import ModelFileError, UnsupportedModel
-from ..loader.jsonfile import read_json
+from ..loader.jsonfile import natural, read_json
 from ..loader.safetensors_file import StoredTensor, read_header
 from .files import open_tokenizer
 from .parakeet_files import NoSpecial
-from .stored import stored
+from .stored import shaped
 
 Floats = npt.NDArray[np.float32]
 _NUMBERS = {
@@ -57,10 +56,7 @@ class MoonshineFiles:
 
     def tensor(self, name: str, *shape: int) -> Floats:
         """In fp32; raises `ModelFileError` where it is missing or has another shape."""
-        found = stored(self.header, name).astype(np.float32)
-        if found.shape != shape:
-            raise ModelFileError(f"{name}: {list(found.shape)}, where {list(shape)} is wanted")
-        return found
+        return shaped(self.header, name, *shape)
 
     def bytes_of(self, tokens: Sequence[int]) -> list[bytes]:
         """Bytes of each token of text, a space before those that begin a word."""
@@ -78,7 +74,7 @@ def open_moonshine(folder: Path) -> MoonshineFiles:
     config = read_json(folder / "config.json")
     defaults = {"encoder_num_attention_heads": 8, "decoder_num_attention_heads": 8}
     said = {**defaults, **config}
-    sizes = {name: _number(said, name, most) for name, most in _NUMBERS.items()}
+    sizes = {name: natural(said, name, most) for name, most in _NUMBERS.items()}
     for part in ("encoder", "decoder"):
         heads = sizes[f"{part}_num_attention_heads"]
         if said.get(f"{part}_num_key_value_heads") not in (None, heads):
@@ -119,7 +115,7 @@ def open_moonshine(folder: Path) -> MoonshineFiles:
         (sizes["encoder_num_attention_heads"], sizes["decoder_num_attention_heads"]),
         float(rotated),
         float(theta),
-        _number({"max_position_embeddings": 512, **said}, "max_position_embeddings", 65_536),
+        natural({"max_position_embeddings": 512, **said}, "max_position_embeddings", 65_536),
         start,
         frozenset(ends),
         said.get("tie_word_embeddings", True) is True,
@@ -127,10 +123,3 @@ def open_moonshine(folder: Path) -> MoonshineFiles:
         open_tokenizer(folder / "tokenizer.json"),
         read_header(folder / "model.safetensors"),
     )
-
-
-def _number(said: Mapping[str, Any], name: str, most: int) -> int:
-    value = said.get(name)
-    if type(value) is not int or not 0 < value <= most:
-        raise ModelFileError(f"config.json: {name} must be a number from 1 to {most:,}")
-    return value

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
 
 from ..base.errors import ModelFileError, UnsupportedModel
-from ..loader.jsonfile import read_json
+from ..loader.jsonfile import natural, read_json
 from ..loader.safetensors_file import StoredTensor, read_header
 from .files import open_tokenizer
-from .stored import stored
+from .stored import shaped
 
 Floats = npt.NDArray[np.float32]
 _KINDS = "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"
@@ -82,10 +81,7 @@ class ParakeetFiles:
 
     def tensor(self, name: str, *shape: int) -> Floats:
         """In fp32; raises `ModelFileError` where it is missing or has another shape."""
-        found = stored(self.header, name).astype(np.float32)
-        if found.shape != shape:
-            raise ModelFileError(f"{name}: {list(found.shape)}, where {list(shape)} is wanted")
-        return found
+        return shaped(self.header, name, *shape)
 
     def optional(self, name: str, *shape: int) -> Floats | None:
         """The tensor, or None where the file has none of that name."""
@@ -108,7 +104,7 @@ def open_parakeet(folder: Path) -> ParakeetFiles:
         raise ModelFileError("config.json: encoder_config must be an object")
     defaults = {"num_mel_bins": 80, "conv_kernel_size": 9, "subsampling_conv_channels": 256}
     encoder = {**defaults, **encoder}
-    sizes = {name: _number(encoder, name, most) for name, most in _NUMBERS.items()}
+    sizes = {name: natural(encoder, name, most) for name, most in _NUMBERS.items()}
     for name, usual in (
         ("hidden_act", "silu"),
         ("subsampling_conv_kernel_size", 3),
@@ -125,7 +121,7 @@ def open_parakeet(folder: Path) -> ParakeetFiles:
         raise ModelFileError("config.json: num_attention_heads must divide hidden_size")
     if not sizes["conv_kernel_size"] % 2:
         raise ModelFileError("config.json: conv_kernel_size must be odd")
-    vocab = _number(config, "vocab_size", 262_144)
+    vocab = natural(config, "vocab_size", 262_144)
     ctc = kind == "parakeet_ctc"
     blank = config.get("pad_token_id" if ctc else "blank_token_id")
     if type(blank) is not int or not 0 <= blank < vocab:
@@ -157,22 +153,15 @@ def open_parakeet(folder: Path) -> ParakeetFiles:
         encoder.get("scale_input", True) is True,
         vocab,
         blank,
-        0 if ctc else _number(config, "decoder_hidden_size", 4_096),
-        0 if ctc else _number(config, "num_decoder_layers", 8),
+        0 if ctc else natural(config, "decoder_hidden_size", 4_096),
+        0 if ctc else natural(config, "num_decoder_layers", 8),
         start,
         tuple(durations),
-        _number({"max_symbols_per_step": 10, **config}, "max_symbols_per_step", 1_000),
+        natural({"max_symbols_per_step": 10, **config}, "max_symbols_per_step", 1_000),
         NoSpecial(vocab, {}),
         open_tokenizer(folder / "tokenizer.json"),
         read_header(folder / "model.safetensors"),
     )
-
-
-def _number(said: Mapping[str, Any], name: str, most: int) -> int:
-    value = said.get(name)
-    if type(value) is not int or not 0 < value <= most:
-        raise ModelFileError(f"config.json: {name} must be a number from 1 to {most:,}")
-    return value
 
 
 def _check_sound(path: Path, mels: int) -> None:

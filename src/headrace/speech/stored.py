@@ -26,6 +26,14 @@ def stored(header: Mapping[str, StoredTensor], name: str) -> npt.NDArray[Any]:
     return data
 
 
+def shaped(header: Mapping[str, StoredTensor], name: str, *shape: int) -> npt.NDArray[np.float32]:
+    """A tensor in fp32; raises `ModelFileError` where it is missing or has another shape."""
+    found = stored(header, name).astype(np.float32)
+    if found.shape != shape:
+        raise ModelFileError(f"{name}: {list(found.shape)}, where {list(shape)} is wanted")
+    return found
+
+
 class StoredRows:
     """Rows of a matrix in a file, read when they are asked for: the file's pages are the system's,
     and no copy of them is kept. A row costs some microseconds."""

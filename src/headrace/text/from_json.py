@@ -45,9 +45,6 @@ class LibraryEncoder:
                 self._plain.encode_special_tokens = True
             return self._plain
 
-    def to_json(self) -> str:
-        return self._library.to_str()
-
 
 def tokenizer_from_file(path: Path) -> Tokenizer:
     path = path / "tokenizer.json" if path.is_dir() else path

@@ -274,11 +274,6 @@ class Tokenizer:
             self._pieces[token_id] = known
         return known
 
-    def to_json(self) -> str | None:
-        """The tokenizer as a `tokenizer.json`, where a library object holds it."""
-        to_json = getattr(self._encoder, "to_json", None)
-        return to_json() if to_json is not None else None
-
 
 def _room(limit: int, taken: int) -> int:
     """Ids of a text that may be cut, where others take some of `limit`."""
