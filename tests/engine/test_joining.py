@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.base.config import EngineOptions
-from headrace.base.errors import EngineDead, OptionError
+from headrace.base.errors import EngineDead, OptionError, PackageAbsent
 from headrace.dist.channel import Channel
 from headrace.dist.hosts import HostPort
+from headrace.engine import placing
 from headrace.engine.joining import Circle, Patience, join, lead
-from headrace.engine.joins import Joins
+from headrace.engine.joins import Joins, RanksAsked
 from headrace.engine.launch import RankPlace, first_node, place_of
 
 HERE = "127.0.0.1"
@@ -172,6 +175,32 @@ def test_another_key_comes_to_nothing() -> None:
             lead(first, said(first), Patience(2))
         with pytest.raises(EngineDead, match="key"):
             coming.result(20)
+
+
+def test_ray_is_told_where_rank_0_is_and_a_key() -> None:
+    asked = EngineOptions(layout="TP3", launcher="ray")
+    one, two = place_of(asked), place_of(asked)
+    assert (one.rank, one.ranks, one.leader.port, len(one.key)) == (0, 3, 0, 32)
+    assert one.key != two.key
+    with pytest.raises(OptionError, match="a key for each start") as raised:
+        place_of(replace(asked, rank_key="/key"))
+    assert raised.value.param == "rank_key"
+    with pytest.raises(OptionError, match="at most 64 ranks"):
+        place_of(replace(asked, layout="TP65"))
+
+
+def test_without_ray_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    first = places(2)[0]
+
+    def call(port: int) -> None:
+        asked = RanksAsked(options(), replace(first, leader=HostPort(HERE, port)))
+        with pytest.raises(PackageAbsent) as raised:
+            placing.place(asked)
+        placing.tell(asked, raised.value)
+
+    with pytest.raises(PackageAbsent, match=r"Ray places need ray, .* pip install .*\[ray\]"):
+        lead(first, said(first), Patience(20), call)
 
 
 def test_a_second_of_the_same_rank_is_refused() -> None:

@@ -1,7 +1,8 @@
 """Write `crds.json`: what of custom resources' definitions our documents are held to.
 
 Run: `python tests/factory/crds.py CHART DEFINITION…`; CHART: documents that `helm template` or
-`headrace factory workflow kuberay` wrote; excerpts of other kinds than those given now stay;
+`headrace factory workflow kuberay` wrote, of RayJobs also `deploy/ray/serve.yaml`, one behind the
+other; excerpts of other kinds than those given now stay;
 DEFINITION: the YAML of a CustomResourceDefinition and where it comes from, joined by `=`. Types,
 bounds and required fields of the paths that the documents have are kept, everything else is left
 out and refused: a field that a definition lacks is in no excerpt.
@@ -40,19 +41,24 @@ def excerpt(schema: dict[str, Any], value: Any) -> dict[str, Any]:
 
 
 def merged(values: list[Any]) -> dict[str, Any]:
-    """All fields of a list's objects as one object; lists in them are joined."""
+    """All fields of a list's objects as one object; lists and objects in them are joined."""
     found: dict[str, Any] = {}
     for one in values:
         for name, value in one.items() if isinstance(one, dict) else ():
             old = found.get(name)
-            both = isinstance(value, list) and isinstance(old, list)
-            found[name] = [*old, *value] if both else value
+            if isinstance(value, list) and isinstance(old, list):
+                value = [*old, *value]
+            elif isinstance(value, dict) and isinstance(old, dict):
+                value = merged([old, value])
+            found[name] = value
     return found
 
 
 def main(chart: Path, definitions: list[str]) -> dict[str, Any]:
     given = [one for one in yaml.safe_load_all(chart.read_text()) if one]
-    documents = {one["kind"]: one for each in given for one in each.get("items", [each])}
+    listed = [one for each in given for one in each.get("items", [each])]
+    documents = {kind: merged([one for one in listed if one["kind"] == kind])
+                 for kind in {one["kind"] for one in listed}}  # fmt: skip
     schemas, sources = {}, {}
     for given in definitions:
         path, source = given.split("=", 1)

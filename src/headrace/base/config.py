@@ -128,9 +128,10 @@ class EngineOptions:
     )
     launcher: str = option(
         "local",
-        "Who starts the processes of a layout: this host, or a launcher on each of several hosts "
-        "that says which rank it started (torchrun, Slurm, LeaderWorkerSet): rank 0 serves.",
-        choices=("local", "env"),
+        "Who starts the processes of a layout: this host; env: a launcher on each of several hosts "
+        "that says which rank it started (torchrun, Slurm, LeaderWorkerSet): rank 0 serves; ray: "
+        "this process, which is rank 0, on hosts that Ray chooses.",
+        choices=("local", "env", "ray"),
     )
     rank_key: str | None = option(
         None, "File of a key that ranks on several hosts share; without it they meet on loopback."

@@ -56,7 +56,7 @@ def serve(
         show(engine, server)
         return
     configure_logs(server.log_level, server.log_format)
-    if engine.launcher != "local":
+    if engine.launcher == "env":
         from .rank import followed  # Local: other runs do without its imports.
 
         if followed(engine):

@@ -6,12 +6,13 @@ import time
 from typing import Any
 
 from ..base.config import EngineOptions
-from ..base.errors import EngineDead
+from ..base.errors import EngineDead, HeadraceError
 from ..base.facts import WorkerFacts
 from ..base.hardware import cpu
 from ..base.modelfiles import ModelFiles
 from ..dist.channel import PeerGone
 from ..dist.wake import Wake
+from ..loader import open_model
 from ..loader.panels import panel_folder
 from . import messages
 from .executor import LoadedWorker
@@ -66,3 +67,16 @@ def follow(
         wake.close()
     if ended is not None:
         raise ended
+
+
+class RayRank:
+    """What an actor of Ray is: a rank in a process of its own, on a host that Ray chose."""
+
+    def follow(self, options: EngineOptions, place: RankPlace) -> str:
+        """Returns how the rank ended; nothing where rank 0 told it to."""
+        try:
+            files = open_model(options.model, cache_dir=options.cache_dir, offline=options.offline)
+            follow(options, files, place)
+        except HeadraceError as error:
+            return error.message
+        return ""

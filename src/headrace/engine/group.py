@@ -190,10 +190,12 @@ class JoinedRanks:
 
     apart = True
 
-    def __init__(self, place: RankPlace, mine: Joins) -> None:
-        """Await them; raises as `joining.lead`."""
+    def __init__(
+        self, place: RankPlace, mine: Joins, call: Callable[[int], None] = lambda port: None
+    ) -> None:
+        """Await them; arguments and errors are those of `joining.lead`."""
         self.ranks = place.ranks
-        self._circle, channels = lead(place, mine)
+        self._circle, channels = lead(place, mine, call=call)
         joined = [
             JoinedEnd(name, channel)
             for name, channel in zip(self._circle.names[1:], channels, strict=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..base.config import EngineOptions
 from ..base.errors import EngineDead, OptionError
@@ -109,15 +109,21 @@ def joins(place: RankPlace, options: EngineOptions, files: ModelFiles, port: int
 
 
 def lead(
-    place: RankPlace, mine: Joins, patience: Patience = PATIENCE
+    place: RankPlace,
+    mine: Joins,
+    patience: Patience = PATIENCE,
+    call: Callable[[int], None] = lambda port: None,
 ) -> tuple[Circle, list[Channel]]:
-    """Await the other ranks, as rank 0: the circle, and a channel to each from rank 1 on. Raises
-    `EngineDead` naming who does not come, `OptionError` naming who is not what this one is."""
+    """Await the other ranks, as rank 0: the circle, and a channel to each from rank 1 on. `call`,
+    given the port, lets them come. Raises `EngineDead` naming who does not come, `OptionError`
+    naming who is not what this one is, and what whoever was called says instead."""
     # Without a key only this host can come.
     host = "" if place.key else place.leader.host
     door = Door.open(host, place.leader.port, place.key)
+    place = replace(place, leader=HostPort(place.leader.host, door.port))
     channels: dict[int, Channel] = {}
     try:
+        call(door.port)
         where: dict[int, HostPort] = {}
         end = time.monotonic() + patience.join
         while len(channels) < place.ranks - 1:
@@ -166,6 +172,9 @@ def _admitted(
     name = f"rank {arrival.rank} of {place.ranks} ({arrival.host})"
     channel = Channel(arrival.connection, FromRank)
     said = channel.receive_one(PROOF_SECONDS) if arrival.use is Use.CONTROL else None
+    if isinstance(said, messages.Failed):
+        channel.close()
+        raise said.error.error()
     if not isinstance(said, Joins) or not 0 < arrival.rank == said.rank:
         channel.close()
         return None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from ..base.config import EngineOptions
 from . import messages
+from .launch import RankPlace
 
 
 class Joins(msgspec.Struct, array_like=True, tag=True):
@@ -20,6 +22,14 @@ class Joins(msgspec.Struct, array_like=True, tag=True):
     """Digest of the model's files."""
     port: int
     """Where it awaits ranks behind it."""
+
+
+class RanksAsked(msgspec.Struct):
+    """What Ray is asked for: all ranks of a layout but the first, which asks."""
+
+    options: EngineOptions
+    """Each rank's, with its threads."""
+    first: RankPlace
 
 
 class Peers(msgspec.Struct, array_like=True, tag=True):

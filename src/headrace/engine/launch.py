@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class RankPlace:
 
 def place_of(options: EngineOptions, said: Mapping[str, str] | None = None) -> RankPlace:
     """This process's place in a layout. Raises `OptionError`."""
+    if options.launcher == "ray":
+        return _placing(options)
     said = launcher_variables() if said is None else said
     rank, ranks, leader = _torchrun(said) or _worker_set(said) or _slurm(said) or _nobody()
     if ranks > MOST_RANKS or not 0 <= rank < ranks:
@@ -45,6 +48,17 @@ def place_of(options: EngineOptions, said: Mapping[str, str] | None = None) -> R
             param="layout",
         )
     return RankPlace(rank, ranks, leader, _key(options, leader), layout.pp)
+
+
+def _placing(options: EngineOptions) -> RankPlace:
+    """Rank 0, which has others placed: they are told where it is, and a key of this one start."""
+    if options.rank_key is not None:
+        raise OptionError("launcher ray makes a key for each start", param="rank_key")
+    layout = Layout.parse(options.layout)
+    if layout.devices > MOST_RANKS:
+        raise OptionError(f"launcher ray places at most {MOST_RANKS} ranks", param="layout")
+    here, key = HostPort(socket.gethostname(), 0), secrets.token_bytes(_KEY_BYTES)
+    return RankPlace(0, layout.devices, here, key, layout.pp)
 
 
 def _torchrun(said: Mapping[str, str]) -> tuple[int, int, HostPort] | None:

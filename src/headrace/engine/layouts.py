@@ -12,6 +12,7 @@ from .group import GroupExecutor, JoinedRanks, LocalRanks
 from .joining import joins
 from .launch import place_of
 from .multiproc import MultiprocExecutor
+from .placed import PlacedRanks
 from .stages import StagesExecutor
 
 
@@ -35,6 +36,8 @@ def in_processes(
 
 def _joined(files: ModelFiles, options: EngineOptions) -> JoinedRanks:
     place = place_of(options)
+    if options.launcher == "ray":
+        return PlacedRanks(place, joins(place, options, files), options)
     if place.rank:
         raise OptionError(
             f"rank {place.rank} of {place.ranks} answers nobody: `headrace serve` lets it join "

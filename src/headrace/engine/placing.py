@@ -1,0 +1,117 @@
+"""A process that has ranks placed by Ray: `python -m headrace.engine.placing FOLDER`.
+
+Ray chooses hosts by the CPUs that are free, starts an actor for each rank but the first, and tells
+how one ended. No token, weight or result passes through it: actors join rank 0 as ranks of any
+launcher do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..base.errors import EngineDead, HeadraceError, OptionError
+from ..base.extras import needed
+from ..dist.channel import Channel
+from ..dist.hosts import HostPort, Use, dial
+from . import messages
+from .following import RayRank
+from .joins import FromRank, RanksAsked
+from .messages import WireError
+from .placed import ASKED
+from .spawn import become_child
+
+REACH_SECONDS = 30.0
+"""Until the cluster answers."""
+PLACE_SECONDS = 240.0
+"""Until there is room for all, which a cluster that grows may have to make."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--bound", action="store_true", help="die with the spawning thread")
+    parser.add_argument("--spawned")
+    arguments = parser.parse_args()
+    stacks = become_child(arguments.folder, bound=arguments.bound)
+    asked = msgspec.msgpack.decode((arguments.folder / ASKED).read_bytes(), type=RanksAsked)
+    try:
+        place(asked)
+    except HeadraceError as error:
+        tell(asked, error)
+    stacks.close()
+
+
+def tell(asked: RanksAsked, error: HeadraceError) -> None:
+    """Rank 0, while it awaits the others; later it knows by itself."""
+    port = asked.first.leader.port
+    try:
+        end = dial(HostPort("127.0.0.1", port), asked.first.key, Use.CONTROL, 0, seconds=0.5)
+    except EngineDead:
+        print(error.message, file=sys.stderr, flush=True)
+        return
+    channel = Channel(end, FromRank)
+    channel.send(messages.Failed(WireError.of(error)))
+    channel.close()
+
+
+def place(asked: RanksAsked) -> None:
+    """Have all ranks run until they end. Raises `OptionError` where no cluster is, `EngineDead`
+    where it has no room; what ends a rank is told by `tell`."""
+    ray = needed("ray", "ranks that Ray places", "ray")
+    late = threading.Timer(REACH_SECONDS, _unreached, [asked])  # Ray itself asks for ever.
+    late.daemon = True
+    late.start()
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OptionError(
+            f"no Ray cluster can be reached: {reason:.200}", param="launcher"
+        ) from None
+    finally:
+        late.cancel()
+    here = ray.util.get_node_ip_address()
+    threads, first = asked.options.threads, asked.first
+    share = {"CPU": threads}
+    # Rank 0 is here already; what it takes is taken, too.
+    shares = [{**share, f"node:{here}": 0.001}] + [share] * (first.ranks - 1)
+    group = ray.util.placement_group(shares, strategy="SPREAD")
+    if not group.wait(PLACE_SECONDS):
+        raise EngineDead(
+            f"no room came up in Ray's cluster within {PLACE_SECONDS:g} s for {first.ranks} ranks "
+            f"of {threads} CPUs each, one of them on {here}"
+        )
+    running: dict[Any, int] = {}
+    actor = ray.remote(RayRank)
+    for rank in range(1, first.ranks):
+        where = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, rank)
+        made = actor.options(num_cpus=threads, scheduling_strategy=where).remote()
+        its = replace(first, rank=rank, leader=replace(first.leader, host=here))
+        running[made.follow.remote(asked.options, its)] = rank
+    while running:
+        (ended,), _ = ray.wait(list(running))
+        rank = running.pop(ended)
+        try:
+            how = ray.get(ended)
+        except ray.exceptions.RayError as error:
+            how = " ".join(str(error).split())[:300]
+        if how:
+            tell(asked, EngineDead(f"rank {rank} of {first.ranks}, placed by Ray, ended: {how}"))
+
+
+def _unreached(asked: RanksAsked) -> None:
+    tell(asked, EngineDead(f"no Ray cluster has answered within {REACH_SECONDS:g} s"))
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
