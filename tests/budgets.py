@@ -38,11 +38,11 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 7_064,
+    "base": 7_065,
     "bench": 10_030,
     "cli": 6_090,
     "dist": 885,
-    "engine": 10_555,
+    "engine": 10_792,
     "factory": 6_650,
     "kernels": 16_343,
     "kv": 2_073,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 6_808,
 }
 """Lines of Python in each package."""
-TOTAL = 110_640
+TOTAL = 110_878
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
