@@ -25,7 +25,7 @@ namespace hr {
 const Kernels* choose_kernels(const char*) { return &HR_DRIVEN; }
 const char* amx_refused() { return "one level was built"; }
 /// As on the processors where it makes a difference.
-extern const Fetching fetching = {true, true, true};
+extern const Fetching fetching = {true, true};
 }  // namespace hr
 
 namespace {

@@ -22,7 +22,9 @@ constexpr int kTallest = 6;   // sixteen lanes are two or four registers
 constexpr int kPair = 1;
 #endif
 
-constexpr int64_t kEarly = 8192;  // bytes
+constexpr int64_t kEarly = 8192;      // bytes
+constexpr int64_t kEarlyInL1 = 2048;  // of each of four streams
+enum Lines { kLeft, kToL2, kToL1 };   // left to the hardware, or asked for
 
 template <int K>
 HR_INLINE F dense_load(const uint8_t* p, int64_t k) {
@@ -43,12 +45,14 @@ struct ChainTile {
   int64_t y_stride;
 };
 
-// kFetch: the weights come from memory, P streams of them, whose lines are asked for kEarly bytes
+// kLines: the weights come from memory, P streams of them, whose lines are asked for so many bytes
 // before. At the end of its panel a stream goes on with the next tile's, P panels further
 // (E4M3 with what lies behind its panel).
-template <int K, int M, int P, bool kFetch = false>
+template <int K, int M, int P, Lines kLines = kLeft>
 __attribute__((noinline)) void chain(const ChainTile& t) {
   constexpr int kThrees = (M + 2) / 3;
+  constexpr int64_t ahead = kLines == kToL1 ? kEarlyInL1 : kEarly;
+  constexpr auto ask = kLines == kToL1 ? prefetch_l1 : prefetch_l2;
   const float* at[kThrees];
   for (int i = 0; i < kThrees; ++i) at[i] = t.x + 3 * i * t.x_stride;
   const int64_t stride = t.x_stride, panel = t.panel, in = t.in;
@@ -82,9 +86,9 @@ __attribute__((noinline)) void chain(const ChainTile& t) {
     for (int64_t k = 0; k < in; scales += 4 * HR_PANEL) {
       const int64_t end = in - k < hr::kScaled ? in : k + hr::kScaled;
       for (; k < end; ++k) {
-        if (kFetch && k % 4 == 0)
+        if (kLines != kLeft && k % 4 == 0)
 #pragma GCC unroll 4
-          for (int p = 0; p < P; ++p) prefetch_l2(w + p * panel + k * HR_PANEL + kEarly);
+          for (int p = 0; p < P; ++p) ask(w + p * panel + k * HR_PANEL + ahead);
         step(k);
       }
 #pragma GCC unroll 4
@@ -102,13 +106,13 @@ __attribute__((noinline)) void chain(const ChainTile& t) {
     return;
   }
   int64_t k = 0;
-  if constexpr (kFetch) {
+  if constexpr (kLines != kLeft) {
     constexpr int64_t size = K == HR_F32 ? 64 : 32, each = 64 / size;  // k to a line
-    int64_t early = kEarly;
+    int64_t early = ahead;
     for (; k + each <= in; k += each) {
-      if ((in - k) * size <= kEarly) early = kEarly + (P - 1) * panel;
+      if ((in - k) * size <= ahead) early = ahead + (P - 1) * panel;
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) prefetch_l2(w + p * panel + k * size + early);
+      for (int p = 0; p < P; ++p) ask(w + p * panel + k * size + early);
 #pragma GCC unroll 2
       for (int64_t i = 0; i < each; ++i) step(k + i);
     }
@@ -121,22 +125,22 @@ __attribute__((noinline)) void chain(const ChainTile& t) {
 }
 
 // A tile of 1 … kTallest rows.
-template <int K, int P, bool kFetch = false>
+template <int K, int P, Lines kLines = kLeft>
 HR_INLINE void chains(int64_t rows, const ChainTile& t) {
   switch (rows) {
-    case 1: return chain<K, 1, P, kFetch>(t);
-    case 2: return chain<K, 2, P, kFetch>(t);
-    case 3: return chain<K, 3, P, kFetch>(t);
-    case 4: return chain<K, 4, P, kFetch>(t);
-    case 5: return chain<K, 5, P, kFetch>(t);
-    case 6: return chain<K, 6, P, kFetch>(t);
+    case 1: return chain<K, 1, P, kLines>(t);
+    case 2: return chain<K, 2, P, kLines>(t);
+    case 3: return chain<K, 3, P, kLines>(t);
+    case 4: return chain<K, 4, P, kLines>(t);
+    case 5: return chain<K, 5, P, kLines>(t);
+    case 6: return chain<K, 6, P, kLines>(t);
 #if HR_LEVEL >= 3
-    case 7: return chain<K, 7, P, kFetch>(t);
-    case 8: return chain<K, 8, P, kFetch>(t);
-    case 9: return chain<K, 9, P, kFetch>(t);
-    case 10: return chain<K, 10, P, kFetch>(t);
-    case 11: return chain<K, 11, P, kFetch>(t);
-    case 12: return chain<K, 12, P, kFetch>(t);
+    case 7: return chain<K, 7, P, kLines>(t);
+    case 8: return chain<K, 8, P, kLines>(t);
+    case 9: return chain<K, 9, P, kLines>(t);
+    case 10: return chain<K, 10, P, kLines>(t);
+    case 11: return chain<K, 11, P, kLines>(t);
+    case 12: return chain<K, 12, P, kLines>(t);
 #endif
   }
 }

@@ -44,7 +44,7 @@ Fetching fetching_here() {
   __get_cpuid(1, &a, &b, &c, &d);
   const unsigned family = (a >> 8 & 15) + (a >> 20 & 255);
   const bool intel = __builtin_cpu_is("intel"), zen5 = __builtin_cpu_is("amd") && family >= 26;
-  return {intel || zen5, intel, zen5};
+  return {intel || zen5, zen5};
 }
 
 extern const Fetching fetching = fetching_here();
@@ -80,7 +80,7 @@ const char* amx_refused() {
 
 #else
 
-extern const Fetching fetching = {false, false, false};
+extern const Fetching fetching = {false, false};
 
 const Kernels* choose_kernels(const char* wish) {
   [[maybe_unused]] constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP

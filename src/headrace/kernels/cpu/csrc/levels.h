@@ -19,10 +19,10 @@ extern const Kernels k_amx_emulated;  // in test builds
 const Kernels* choose_kernels(const char* wish);
 
 // How this processor likes its weights fetched. `few`: one and two rows, which read at full speed, ask
-// for the lines of quantised weights, too; `few_dense`: of dense ones. `near`: lines of quantised
-// weights are asked into L1, else into L2. Measured: ADRs 0382, 0409.
+// for the lines, too. `near`: into L1, else into L2 (of dense weights, those of one and two rows
+// alone). Measured: ADRs 0382, 0409.
 struct Fetching {
-  bool few, few_dense, near;
+  bool few, near;
 };
 extern const Fetching fetching;
 
