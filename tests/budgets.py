@@ -38,13 +38,13 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 7_065,
+    "base": 7_086,
     "bench": 10_030,
     "cli": 6_090,
     "dist": 885,
-    "engine": 10_792,
+    "engine": 10_831,
     "factory": 6_650,
-    "kernels": 16_343,
+    "kernels": 16_454,
     "kv": 2_073,
     "layers": 429,
     "loader": 5_097,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 4_424,
     "speculate": 689,
     "text": 6_153,
-    "worker": 6_808,
+    "worker": 6_820,
 }
 """Lines of Python in each package."""
-TOTAL = 110_878
+TOTAL = 111_061
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -188,4 +188,5 @@ def test_what_is_no_layout_is_refused(text: str) -> None:
 
 def test_one_is_nothing_shared() -> None:
     assert Layout.parse("1") == ONE
+    assert Layout.parse("EP2") == Layout.parse("TP2.EP2")
     assert ONE.devices == 1

@@ -14,8 +14,11 @@ from engine_fakes import OPTIONS
 
 from headrace import LLM, SamplingParams
 from headrace.base.errors import EngineDead, OptionError
+from headrace.engine import group
 from headrace.engine.group import GroupExecutor
+from headrace.kernels import dealing
 from headrace.text.grammar import from_regex
+from headrace.worker import Worker
 from tiny import bytewise, families
 from tiny.kept import Kept
 
@@ -126,7 +129,9 @@ def test_a_killed_rank_is_named(model: Path, cache: Path, layout: str, rank: str
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"layout": "DP2"}, "only TP"),
+        ({"layout": "DP2"}, "headrace route"),
+        ({"layout": "EP2"}, "no experts"),
+        ({"layout": "TP2.EP2.PP2"}, "stages do not deal"),
         ({"layout": "PP64"}, "parts that can be stages"),
         ({"layout": "PP2", "speculate": "ngram"}, "drafts"),
         ({"layout": "TP64"}, "too few"),
@@ -147,13 +152,22 @@ def test_what_is_not_served_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_5_moe", "deepseek_v2"])
-def test_mixtures_states_and_latents_with_drafts(kept: Kept, cache: Path, name: str) -> None:
-    """Twice the same prompt, which repeats itself: prefixes are found, drafts verified."""
+def test_mixtures_states_and_latents_with_drafts(
+    kept: Kept, cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the same prompt, which repeats itself: prefixes are found, drafts verified, experts
+    dealt out anew all the time."""
+    deals: list[Any] = []
+    monkeypatch.setattr(group, "DEAL_STEPS", 2)
+    monkeypatch.setattr(dealing, "GAIN", 2.0)
+    told = Worker.deal
+    monkeypatch.setattr(Worker, "deal", lambda self, to: (deals.append(to), told(self, to))[1])
     again = list(range(40, 60)) * 6
     found = []
-    for layout in ("1", "TP2"):
+    for layout in ("1", "TP2", "EP2"):
         with opened(kept(families.make, name), cache, layout=layout, speculate="auto") as llm:
             wish = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=1)
             outputs = [*llm.generate([again], wish), *llm.generate([again, again[:70]], wish)]
             found.append([(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs])
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
+    assert any(deal != deals[0] for deal in deals)

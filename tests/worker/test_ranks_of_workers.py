@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
+from headrace.base.absorb import absorbed
+from headrace.base.cut import cut, mixtures
+from headrace.base.errors import OptionError
 from headrace.base.step import PoolShape, StepPlan, StepResult
 from headrace.dist.commons import Commons, make_commons
 from headrace.kernels.cpu.wire import Wire
 from headrace.loader.open import open_model
+from headrace.models.registry import describe
 from headrace.worker import Worker, WorkerOptions
 from oracle.asks import prompt, sampling
 from oracle.driving import Driver
@@ -182,6 +186,30 @@ def equal_over_ranks(files: Any) -> None:
     alone = answers(worker_of(files))
     for ranks in (2, 3):
         with sharing(files, ranks, threads=2 if ranks == 2 else 1) as together:
+            assert answers(together) == alone, ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wired", [False, True])
+@pytest.mark.parametrize("name", [*MIXTURES, "olmoe", "minimax_m2", *STATES[1:], *LATENT])
+def test_whole_experts_of_ranks(kept: Kept, name: str, wired: bool) -> None:
+    """Bits are the same when all of them change hands between two steps, too."""
+    files = open_model(str(kept(families.make, name)))
+    graph = absorbed(describe(files.arch))
+    if not mixtures(graph):
+        with pytest.raises(OptionError, match="no experts to deal out"):
+            cut(graph, 2, 0, dealt=True)
+        return
+    alone = answers(worker_of(files))
+    for ranks in (2, 3):
+        with sharing(files, ranks, wired=wired, dealt=True, threads=4 - ranks) as together:
+            assert answers(together) == alone, ranks
+            dealing = together.workers[0]._model.dealing
+            assert dealing is not None
+            assert all(went.any() for went in dealing.went)
+            other = [[(owner + 1) % ranks for owner in owners] for owners in dealing.owners]
+            for worker in together.workers:
+                worker.deal(other)
             assert answers(together) == alone, ranks
 
 

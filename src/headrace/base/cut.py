@@ -8,7 +8,8 @@ gates, activations); who reads a whole row gets it by an `exchange`. What is not
 
 Of attention a rank has whole KV heads with the queries that read them; where there are more ranks
 than KV heads, several have the same one and share its queries. Of every expert a rank has rows of
-each matrix, so that ranks have equal work whichever are chosen.
+each matrix, so that ranks have equal work whichever are chosen; or experts are dealt out to ranks,
+which exchange what those give, unsummed.
 """
 
 from __future__ import annotations
@@ -62,9 +63,12 @@ def head_shares(heads: int, kv_heads: int, ranks: int) -> list[HeadShare]:
     return shares
 
 
-def refusal(graph: Graph, ranks: int) -> str | None:
+def refusal(graph: Graph, ranks: int, *, dealt: bool = False) -> str | None:
     """Why this model, with its latents absorbed, cannot be shared by so many ranks, as half a
     sentence; None: it can."""
+    fewest = min(mixtures(graph), default=0)
+    if dealt and fewest < ranks:
+        return f"its layers have {fewest or 'no'} experts to deal out"
     for node in graph.nodes:
         spec = node.spec
         if node.kind == "write":
@@ -81,15 +85,21 @@ def refusal(graph: Graph, ranks: int) -> str | None:
     return None
 
 
-def cut(graph: Graph, ranks: int, rank: int) -> Graph:
-    """What `rank` of `ranks` computes of `graph`, described for all rows; of one, all of it.
-    Raises `OptionError`."""
+def mixtures(graph: Graph) -> list[int]:
+    """How many experts each mixture has, in order, but for the one that all rows share."""
+    found = (node.weights[0].copies for node in graph.nodes if node.kind == "experts")
+    return [count for count in found if count > 1]
+
+
+def cut(graph: Graph, ranks: int, rank: int, *, dealt: bool = False) -> Graph:
+    """What `rank` of `ranks` computes of `graph`, described for all rows; of one, all of it. With
+    `dealt`, whole experts by a map (`kernels.dealing`). Raises `OptionError`."""
     if ranks == 1:
         return graph
-    why = refusal(graph, ranks)
+    why = refusal(graph, ranks, dealt=dealt)
     if why is not None:
         raise OptionError(f"the model cannot be shared by {ranks} ranks: {why}", param="layout")
-    made = _Cutting(graph, ranks, rank).run()
+    made = _Cutting(graph, ranks, rank, dealt=dealt).run()
     made.verify()
     return made
 
@@ -103,8 +113,9 @@ def kv_heads(graph: Graph) -> dict[int, int]:
 
 
 class _Cutting:
-    def __init__(self, graph: Graph, ranks: int, rank: int) -> None:
+    def __init__(self, graph: Graph, ranks: int, rank: int, *, dealt: bool) -> None:
         self._graph, self._ranks, self._rank = graph, ranks, rank
+        self._dealt, self._mixtures = dealt, 0
         self._nodes: list[Node] = []
         self._mine: dict[Value, Value] = {}
         """Value of the whole graph → this rank's columns of it, where those are not all."""
@@ -124,6 +135,12 @@ class _Cutting:
             self._linear(node)
         elif node.kind in HEADS and node.reads[0] in self._mine:
             getattr(self, f"_{node.kind}")(node)
+        elif node.kind == "experts" and self._dealt and node.weights[0].copies > 1:
+            assert isinstance(node.spec, ExpertsSpec)
+            spec = node.spec._replace(dealt=self._mixtures)
+            reads = tuple(map(self._all, node.reads))
+            self._nodes.append(Node("experts", reads, node.out, node.weights, spec))
+            self._mixtures += 1
         elif node.kind == "experts" and self._even(node.out[0])[1]:
             self._experts(node)
         elif node.kind in COLUMN_WISE and self._mine.keys() >= {*node.reads}:

@@ -202,6 +202,8 @@ class ExpertsSpec(NamedTuple):
     """Shares multiply what the experts read."""
     inner: ExchangeSpec | None = None
     """What of each expert's inner columns a rank makes, where ranks meet between up and down."""
+    dealt: int | None = None
+    """The mixture's number, where whole experts are dealt out to ranks."""
 
 
 class PartSpec(NamedTuple):

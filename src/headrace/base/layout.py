@@ -26,8 +26,8 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Reads what `str` makes of one, with either dot: `TP2`, `TP2.PP2`, `TP4.DP2.EP8`, `1`.
-        Raises `OptionError`."""
+        """Reads what `str` makes of one, with either dot: `TP2`, `TP2.PP2`, `TP4.DP2.EP8`, `1`; and
+        `EP2` for `TP2.EP2`. Raises `OptionError`."""
         sizes = {"TP": 1, "PP": 1, "DP": 1, "EP": 0}
         for part in [] if text.strip() == "1" else text.upper().replace("·", ".").split("."):
             found = re.fullmatch(r"(TP|PP|DP|EP)([1-9]\d{0,3})", part.strip())
@@ -36,6 +36,8 @@ class Layout:
                     f"layout must be parts such as TP2 or TP2.PP2, not {text!r:.80}", param="layout"
                 )
             sizes[found[1]] = int(found[2])
+        if sizes["TP"] == sizes["DP"] == 1 < sizes["EP"]:
+            sizes["TP"] = sizes["EP"]
         layout = cls(sizes["TP"], sizes["PP"], sizes["EP"] > 0, sizes["DP"])
         if sizes["EP"] not in (0, layout.ranks):
             raise OptionError(

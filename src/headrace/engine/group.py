@@ -18,6 +18,7 @@ from typing import Any
 from ..base.cut import even
 from ..base.errors import EngineDead, EngineFault
 from ..base.facts import WorkerFacts
+from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.channel import PeerGone
@@ -30,7 +31,10 @@ from .joining import lead
 from .joins import Joins
 from .launch import RankPlace
 from .multiproc import MultiprocExecutor
-from .real import worker_loader
+from .real import DealtWorker, worker_loader
+
+DEAL_STEPS = 128
+"""Steps after which experts are dealt out anew, where some ranks' had more to do."""
 
 
 class GroupExecutor:
@@ -42,10 +46,12 @@ class GroupExecutor:
         settings: dict[str, Any],
         worker: str,
         met: LocalRanks | JoinedRanks,
-        stages: int = 1,
+        layout: Layout,
     ) -> None:
         """`settings`: of one worker. `met`: where the other ranks are."""
-        self._met = met
+        self._met, stages = met, layout.pp
+        settings = {**settings, "dealt": layout.ep}
+        self._dealt = layout.ep
         own = {**settings, "ranks": met.ranks, "stages": stages, **met.settings(0, settings)}
         self._each = met.ranks // stages
         """So many ranks have the same layers."""
@@ -97,6 +103,8 @@ class GroupExecutor:
 
     def submit(self, plan: StepPlan) -> StepFuture:
         self._compare(1)
+        if self._dealt and plan.number % DEAL_STEPS == 0:
+            self._deal()
         coming = [other.submit(plan) for other in self._others]
         done = self._own.submit(plan)
         result = done.result()
@@ -104,6 +112,15 @@ class GroupExecutor:
             self._check()
         self._unseen.append((result, coming))
         return done
+
+    def _deal(self) -> None:
+        """Deal experts out anew, where that evens out the work of ranks."""
+        assert isinstance(self._own.worker, DealtWorker)
+        owners = self._own.worker.better_deal()
+        if owners is not None:
+            self._own.worker.deal(owners)
+            for other in self._others:
+                other.ask(messages.Deal(owners))
 
     def _compare(self, left: int) -> None:
         """Look at the results of the other ranks but for the last `left` steps'."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from ..base.config import EngineOptions
 from ..base.errors import EngineDead, OptionError
+from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
 from ..base.version import VERSION
 from ..dist.channel import Channel
@@ -104,7 +105,7 @@ class Circle:
 def joins(place: RankPlace, options: EngineOptions, files: ModelFiles, port: int = 0) -> Joins:
     """What a rank says of itself."""
     digest = content_digest(files)
-    layout = options.layout.upper().replace("·", ".")
+    layout = str(Layout.parse(options.layout))
     return Joins(place.rank, place.ranks, VERSION, sources(), layout, digest, port)
 
 

@@ -31,7 +31,7 @@ def in_processes(
         return MultiprocExecutor(files, settings, worker, share_pool=share_pool)
     met = _joined(files, options) if options.launcher != "local" else None
     kind = StagesExecutor if layout.pp > 1 else GroupExecutor
-    return kind(files, settings, worker, met or LocalRanks(worker, layout.devices), layout.pp)
+    return kind(files, settings, worker, met or LocalRanks(worker, layout.devices), layout)
 
 
 def _joined(files: ModelFiles, options: EngineOptions) -> JoinedRanks:

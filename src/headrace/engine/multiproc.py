@@ -104,7 +104,7 @@ class MultiprocExecutor:
         self.ask(messages.WarmUp())
         self.answered()
 
-    def ask(self, message: messages.Allocate | messages.WarmUp | messages.Learn) -> None:
+    def ask(self, message: messages.ToWorker) -> None:
         self._channel.send(message)
 
     def answered(self) -> None:

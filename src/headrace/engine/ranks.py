@@ -18,7 +18,8 @@ def shared_by(
 ) -> str:
     """How ranks share this model, as a reason. Raises `OptionError` where they cannot."""
     for holds, why in (
-        (layout == Layout(tp=layout.tp, pp=layout.pp), "only TP and PP are served yet"),
+        (layout.dp == 1, "replicas are servers of their own, behind `headrace route`"),
+        (layout.pp == 1 or not layout.ep, "stages do not deal out experts yet"),
         (device == "cpu", f"ranks are served on a CPU, not on {device}"),
         (options.kernels in CPU_KERNELS, "ranks want the CPU kernels"),
         (not options.max_adapters, "ranks serve no adapters (max_adapters 0)"),
@@ -29,7 +30,7 @@ def shared_by(
         if not holds:
             raise OptionError(f"layout {layout}: {why}", param="layout")
     graph = absorbed(describe(files.arch))
-    obstacle = refusal(graph, layout.tp)
+    obstacle = refusal(graph, layout.tp, dealt=layout.ep)
     if obstacle is not None:
         raise OptionError(f"layout {layout}: no rank has its part, for {obstacle}", param="layout")
     where = f"with {threads} threads together"
@@ -44,8 +45,9 @@ def shared_by(
             f"{layout.devices} processes {where}, {which} some layers; {layout.pp} steps are in "
             "flight, and answers are those of one"
         )
+    whole = ", each with whole experts" if layout.ep else ""
     return (
-        f"{layout.tp} processes {where}; values are exchanged, nothing is "
+        f"{layout.tp} processes {where}{whole}; values are exchanged, nothing is "
         "summed across them, so answers are those of one"
     )
 

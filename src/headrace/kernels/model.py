@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..base.cut import cut
+from ..base.cut import cut, mixtures
 from ..base.demand import Hidden, demand, head
 from ..base.graph import EmbedSpec, Graph, WeightRef
 from ..base.stages import stage_of
 from .arrays import Array, floats_like
+from .dealing import Dealing
 from .fuse import fused
 from .interpret import Adding, Interpreter
 from .operators import KvCache, Operators, StepBatch
@@ -46,15 +47,21 @@ class Model:
     ) -> None:
         """`full`: the graph of which this is a rank's part, by way of `commons`."""
         self.graph, self.weights, self.commons = graph, weights, commons
+        self.dealing: Dealing | None = None
+        """Where ranks have whole experts."""
         self._head = head(full or graph)
         self._variants: dict[Hidden, Graph] = {}
         self._interpreters: dict[object, Interpreter] = {}
 
-    def part(self, commons: RankMemory) -> Model:
-        """What one process computes of it, with the same weights. The head over chosen rows
-        (`logits`) of the last stage is whole. Raises `OptionError`."""
+    def part(self, commons: RankMemory, *, dealt: bool = False) -> Model:
+        """What one process computes of it, with the same weights; `dealt`: with whole experts. The
+        head over chosen rows (`logits`) of the last stage is whole. Raises `OptionError`."""
         stage = stage_of(self.graph, commons.stages, commons.stage)
-        return Model(cut(stage, commons.ranks, commons.rank), self.weights, stage, commons)
+        mine = cut(stage, commons.ranks, commons.rank, dealt=dealt)
+        made = Model(mine, self.weights, stage, commons)
+        if dealt:
+            made.dealing = Dealing(mixtures(stage), commons.ranks, commons.rank)
+        return made
 
     def variant(self, hidden: Hidden) -> Graph:
         """The graph of steps that want these hidden states, and logits where there is a head for

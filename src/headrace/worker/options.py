@@ -47,6 +47,8 @@ class WorkerOptions:
     rank: int = 0
     stages: int = 1
     """Each of so many runs of ranks has some layers, and each of its ranks a part of those."""
+    dealt: bool = False
+    """Ranks have whole experts, and not a part of each."""
     commons: int = -1
     """Descriptor of the memory that they share: `dist.commons`."""
     pool_file: int = -1

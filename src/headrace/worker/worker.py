@@ -117,7 +117,7 @@ class Worker:
             whole = self._model
             if options.ranks > 1:
                 commons = Commons(options.commons, options.ranks, options.rank, options.stages)
-                self._model = self._model.part(commons)
+                self._model = self._model.part(commons, dealt=options.dealt)
             decisions += getattr(self._operators, "told", ())
             self._adapters: Adapters | None = None
             if options.adapters and self._model.generates:
@@ -411,6 +411,16 @@ class Worker:
         """What the last stage has sampled in a step of this one, which has not the head."""
         assert isinstance(self._steps, StageSteps)
         self._steps.learn(rows, places, tokens)
+
+    def better_deal(self) -> list[list[int]] | None:
+        """Which rank should have which expert from now on, by mixture; None: who has it."""
+        assert self._model.dealing is not None
+        return self._model.dealing.better()
+
+    def deal(self, owners: list[list[int]]) -> None:
+        """From now on ranks have these experts; all are told between the same two steps."""
+        assert self._model.dealing is not None
+        self._model.dealing.set(owners)
 
     def prepare_grammar(
         self, source: str, owner: str = "", done: Callable[[], None] | None = None

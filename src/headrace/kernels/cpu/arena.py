@@ -37,15 +37,16 @@ class Arena:
         self._placed: dict[object, Placed] = {} if beside is None else beside._placed
         """Between the three records of a mixture alone, so all of one shape have one."""
 
-    def placed(self, mixture: Mixture, active: int, *, shared: bool) -> Placed:
-        """`shared`: ranks meet between up and down."""
+    def placed(self, mixture: Mixture, active: int, *, shared: bool, dealt: bool) -> Placed:
+        """`shared`: ranks meet between up and down; `dealt`: behind down."""
         shapes = [one.shape for one in (mixture.gate_up[0], mixture.down[0])]
         parts = mixture.gate_up, mixture.down
         kinds = [any(map(needs, part)) for part in parts for needs in (needs_codes, needs_floats)]
         key = (*shapes, *kinds, len(mixture.down), active, shared)
         if key not in self._placed:
-            take = self._in_common if shared else None
-            self._placed[key] = Placed(mixture, max(self._rows.values()), active, take)
+            take = self._in_common if shared or dealt else None
+            most = max(self._rows.values())
+            self._placed[key] = Placed(mixture, most, active, take, dealt=dealt)
         return self._placed[key]
 
     def _take(self, kind: str, rows: int, width: int) -> Buffer | None:

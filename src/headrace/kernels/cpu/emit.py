@@ -186,9 +186,14 @@ def handover(
 
 
 def piece(
-    room: npt.NDArray[Any] | QuantisedRows, bounds: Sequence[int], rows: int, spans: Any = None
+    room: npt.NDArray[Any] | QuantisedRows,
+    bounds: Sequence[int],
+    rows: int,
+    spans: Any = None,
+    owners: int | None = None,
 ) -> HrPiece:
-    """`bounds`: by rank, the columns of `room` that each has; `rows`: as in `records`, -1: one."""
+    """`bounds`: by rank, the columns of `room` that each has, or of all with rows by `owners` (an
+    address); `rows`: as in `records`, -1: one."""
     if isinstance(room, QuantisedRows):
         data, together, size = room.data, SIX, ctypes.sizeof(HrSix)
         bounds, step = [bound // UNIT for bound in bounds], room.struct.stride * size
@@ -196,7 +201,7 @@ def piece(
         data, together, size, step = room, 1, room.itemsize, stride(room, 0) * room.itemsize
     limits = np.array(bounds, np.int64) * size
     at = None if spans is None else ctypes.addressof(spans)
-    made = HrPiece(address(data), step, address(limits), at, rows, together)
+    made = HrPiece(address(data), step, address(limits), at, owners, rows, together)
     made.keep = limits, room, spans
     return made
 

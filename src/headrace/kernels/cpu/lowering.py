@@ -27,6 +27,7 @@ from ...base.graph import (
     WeightRef,
 )
 from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
+from ..dealing import Dealing
 from ..operators import KvCache
 from ..prepared import Prepared
 from ..weights import LoraWeight
@@ -42,10 +43,16 @@ class Lowering(Fusion):
     """The records of a graph, once; what is asked afterwards is in its attributes."""
 
     def __init__(
-        self, graph: Graph, weights: Prepared, cache: KvCache, arena: Arena, additions: Additions
+        self,
+        graph: Graph,
+        weights: Prepared,
+        cache: KvCache,
+        arena: Arena,
+        additions: Additions,
+        dealing: Dealing | None = None,
     ) -> None:
         super().__init__(graph, weights, additions)
-        self._cache, self._arena = cache, arena
+        self._cache, self._arena, self._dealing = cache, arena, dealing
         self.names: list[str] = []
         self.emitted: list[Emitted] = []
         self.head: HrLinear | None = None
@@ -267,15 +274,19 @@ class Lowering(Fusion):
     def _experts(self, index: int, node: Node) -> None:
         (x, *routed), spec, experts = node.reads, node.spec, self._mixture(node)
         assert isinstance(spec, ExpertsSpec)
-        placed = self._arena.placed(experts, routed[0].width, shared=spec.inner is not None)
+        dealt, active = spec.dealt is not None, routed[0].width
+        placed = self._arena.placed(experts, active, shared=spec.inner is not None, dealt=dealt)
+        deal = None
+        if self._dealing is not None and spec.dealt is not None:
+            deal = mixture.deal_of(self._dealing, spec.dealt, placed)
         given = self._quantised(x, node), self._matrix(x) if experts.floats else None
         to = mixture.Routed(*map(self._matrix, routed))
         y = self._make_floats(node.out[0])
-        place, up, down = mixture.experts(
-            *given, to, experts, placed, spec[:2], y, rows_of(x), spec.inner
+        place, up, down, *sums = mixture.experts(
+            *given, to, experts, placed, spec[:2], y, rows_of(x), spec.inner, deal
         )
         self._emit("place", place)
-        if spec.inner is not None:
+        if spec.inner is not None or deal is not None:
             assert self._met.get(placed, -1) < self.meetings, "another rank may still read this"
         self._emit("experts_up", up)
         if spec.inner is not None:
@@ -286,6 +297,12 @@ class Lowering(Fusion):
             )
             self._met[placed] = self.meetings
         self._emit("experts_down", down)
+        if deal is not None:
+            assert placed.values is not None
+            bounds = 0, placed.values.shape[1]
+            self._meet([emit.piece(placed.values, bounds, -1, placed.spans, deal.owners)])
+            self._met[placed] = self.meetings
+            self._emit("experts_sum", sums[0])
 
     def _lora(self, x: Value, addition: LoraWeight, y: Matrix) -> None:
         width = len(addition.up) * addition.room

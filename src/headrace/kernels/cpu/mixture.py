@@ -13,6 +13,7 @@ from ...base.arch import Scoring
 from ...base.exchange import ExchangeSpec
 from ...base.graph import Node, RouteSpec
 from ..arrays import Array, address, aligned
+from ..dealing import Dealing
 from ..prepared import Prepared
 from ..weights import Weight
 from . import records
@@ -30,6 +31,7 @@ from .emit import (
     part_of,
     parts_of,
 )
+from .rank_records import HrDeal
 from .records import ACTIVATIONS, SIX, HrExperts, HrPart, HrQuantised, HrRoute, HrSpan
 
 
@@ -96,7 +98,8 @@ def of(node: Node, weights: Prepared) -> Mixture:
 class Placed:
     """Room for rows one behind the other by expert, of `rows` that go to `active` each.
 
-    `take` gives memory of all ranks, where each makes a part of what lies between up and down.
+    `take` gives memory of all ranks, where each makes a part of what lies between up and down, or,
+    of whole experts that are `dealt` out to them, what some of them give.
     """
 
     def __init__(
@@ -105,12 +108,20 @@ class Placed:
         rows: int,
         active: int,
         take: Callable[[int], npt.NDArray[np.uint8]] | None = None,
+        *,
+        dealt: bool = False,
     ) -> None:
         experts, inner = len(mixture.down), mixture.down[0].shape[1]
         width = mixture.gate_up[0].shape[1]
         places = rows * active + (SIX - 1) * min(experts, rows * active)
         self.codes = QuantisedRows(places, width) if mixture.codes else None
         self.floats = aligned((places, width), np.float32) if mixture.floats else None
+        self.values: npt.NDArray[np.float32] | None = None
+        if dealt and take is not None:
+            shape = places, -(-mixture.down[0].shape[0] // 16) * 16
+            self.values = take(4 * shape[0] * shape[1]).view(np.float32).reshape(shape)
+            take = None
+        self.own = (HrSpan * (experts + 1))()
         coded = any(map(needs_codes, mixture.down))
         self.inner_codes = QuantisedRows(places, inner, take) if coded else None
         self.inner_floats: npt.NDArray[np.float32] | None = None
@@ -123,6 +134,16 @@ class Placed:
         self.row_of, self.share_of = np.empty(places, np.int32), np.empty(places, np.float32)
 
 
+def deal_of(dealing: Dealing, mixture: int, placed: Placed) -> HrDeal:
+    """Which experts of a mixture are this rank's, and where they leave what they give."""
+    owners, went, values = dealing.owners[mixture], dealing.went[mixture], placed.values
+    assert values is not None
+    given = address(owners), address(went), ctypes.addressof(placed.own)
+    made = HrDeal(*given, *matrix(values), dealing.rank, 0)
+    made.keep = owners, went, placed
+    return made
+
+
 def experts(
     x: HrQuantised,
     floats: Matrix | None,
@@ -133,10 +154,12 @@ def experts(
     y: Matrix,
     rows: int,
     share: ExchangeSpec | None = None,
+    deal: HrDeal | None = None,
 ) -> list[Emitted]:
     """Rows to their experts, up and down; `x` and `floats` as the experts read. `how`: their
     activation, and whether shares multiply what they read. `share`: what of the columns between is
-    made here, where that is not all that `down` reads."""
+    made here, where that is not all that `down` reads. With a `deal` there is a fourth record,
+    which sums."""
     count = len(mixture.down)
     out, inner = mixture.down[0].shape
     matrices = (HrPart * (3 * count))()
@@ -167,6 +190,7 @@ def experts(
             ctypes.addressof(placed.spans),
             address(placed.row_of),
             address(placed.share_of),
+            None if deal is None else ctypes.addressof(deal),
             count,
             placed.active,
             mixture.gate_up[0].shape[1],
@@ -176,9 +200,14 @@ def experts(
             rows,
             how[1],
         )
-        made.keep = matrices, placed, mixture.biases
+        made.keep = matrices, placed, mixture.biases, deal
         return made
 
     down = op(0, inner)
     up = op(*share.mine) if share else down
-    return [(records.PLACE, up), (records.EXPERTS_UP, up), (records.EXPERTS_DOWN, down)]
+    made: list[Emitted] = [
+        (records.PLACE, up),
+        (records.EXPERTS_UP, up),
+        (records.EXPERTS_DOWN, down),
+    ]
+    return made if deal is None else [*made, (records.EXPERTS_SUM, down)]

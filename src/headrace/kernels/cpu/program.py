@@ -93,7 +93,8 @@ class CpuProgram:
         self._sampled = hidden.rows == SAMPLED
         self._selects: bool = self._sampled if beside is None else beside._selects
         additions, weights = plain.additions if variant.adapted else {}, plain.model.weights
-        lowering = Lowering(graph, weights, plain.cache, self._arena, additions)
+        given = graph, weights, plain.cache, self._arena, additions, plain.model.dealing
+        lowering = Lowering(*given)
         self._emitted = lowering.run()
         if commons is not None and commons.stage + 1 < commons.stages:
             lowering.hand_on(hidden)

@@ -9,7 +9,7 @@ from .records import laid
 
 
 class HrPiece(Structure):
-    _fields_ = laid("P data; L stride; P bounds spans; I rows together")
+    _fields_ = laid("P data; L stride; P bounds spans owners; I rows together")
 
 
 class HrExchange(Structure):
@@ -24,7 +24,11 @@ class HrAgree(Structure):
     _fields_ = laid("P best; L stride; P tokens; I ranks unused")
 
 
+class HrDeal(Structure):
+    _fields_ = laid("P owners went own values; L stride; I rank unused")
+
+
 MIRRORED: list[type[Structure]] = [
-    *state_records.MIRRORED, HrPiece, HrExchange, HrHandover, HrAgree,
+    *state_records.MIRRORED, HrPiece, HrExchange, HrHandover, HrAgree, HrDeal,
 ]  # fmt: skip
 """All structs, in the order of `hr_sizeof`."""

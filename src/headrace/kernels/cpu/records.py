@@ -26,7 +26,7 @@ ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
 LAYER_NORM, ACTIVATE, BIDIRECTIONAL, ROUTE, PLACE, EXPERTS_UP, EXPERTS_DOWN, SCALE = range(12, 20)
 LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE, BOUND, HEADS, COLUMNS = range(20, 29)
-CONV, RECURRENCE, MULTIPLY, EXCHANGE, AGREE, LOWER, HANDOVER = range(29, 36)
+CONV, RECURRENCE, MULTIPLY, EXCHANGE, AGREE, LOWER, HANDOVER, EXPERTS_SUM = range(29, 37)
 BOUNDED = 4
 """Rows up to which bounding the logits first is worth it (docs/kernels.md): HR_BOUNDED."""
 MAX_GROUPS = 16
@@ -161,7 +161,7 @@ class HrExperts(Structure):
         "HrQuantised x; P dense; L dense_stride; P chosen; L chosen_stride; P shares; L "
         "shares_stride; P matrices up_bias down_bias; HrQuantised placed; P placed_dense; L "
         "placed_stride; HrQuantised inner; P inner_dense; L inner_stride; P y; L y_stride; P "
-        "spans row_of share_of; I experts active in_ inner_size out activation rows inside"
+        "spans row_of share_of deal; I experts active in_ inner_size out activation rows inside"
     )
 
 

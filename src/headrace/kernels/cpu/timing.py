@@ -37,6 +37,7 @@ NAMES = {
     kinds.PLACE: "experts",
     kinds.EXPERTS_UP: "experts",
     kinds.EXPERTS_DOWN: "experts",
+    kinds.EXPERTS_SUM: "experts",
     kinds.LORA_DOWN: "lora",
     kinds.LORA_UP: "lora",
     kinds.BOUND: "head",

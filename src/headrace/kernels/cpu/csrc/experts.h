@@ -10,7 +10,9 @@
 // 4 KB for a row and an expert of 2,048 inputs, whose weights take 2.7 MB in four bits. UP's items
 // are 32 outputs of gate and up of one expert, as of a dense feed-forward (gate_up.h). DOWN's are
 // some outputs of all experts: one thread adds them up, and in ascending order of the experts, so
-// that neither threads nor other rows are in any bit of a sum.
+// that neither threads nor other rows are in any bit of a sum. Where whole experts are dealt out to
+// ranks, UP and DOWN are of a rank's own, DOWN leaves what they give as it is, and SUM adds it up
+// behind an exchange, in the same order.
 #pragma once
 #include "mixture.h"
 #include "products.h"
@@ -127,16 +129,21 @@ void op_place(const HrExperts& op, const hr::Work& work) {
   memset(next, 0, 4 * static_cast<size_t>(op.experts));
   for (int64_t n = 0; n < rows; ++n)
     for (int32_t k = 0; k < op.active; ++k) ++next[op.chosen[n * op.chosen_stride + k]];
-  int32_t at = 0, spans = 0;
+  int32_t at = 0, spans = 0, own = 0;
   for (int32_t e = 0; e < op.experts; ++e) {
     const int32_t count = next[e];
     next[e] = at;
     if (count == 0) continue;
-    if (work.thread == 0) op.spans[spans] = {e, at, count};
+    const HrSpan span = {e, at, count};
+    if (work.thread == 0) op.spans[spans] = span;
     ++spans;
     at += (count + HR_SIX - 1) / HR_SIX * HR_SIX;
+    if (!op.deal || work.thread) continue;
+    op.deal->went[e] += 8 + count;
+    if (op.deal->owners[e] == op.deal->rank) op.deal->own[own++] = span;
   }
   if (work.thread == 0) op.spans[spans] = {-1, at, 0};
+  if (op.deal && work.thread == 0) op.deal->own[own] = {-1, at, 0};
   int64_t first, last;
   work.share(rows, &first, &last);
   for (int64_t n = 0; n < last; ++n)
@@ -146,6 +153,7 @@ void op_place(const HrExperts& op, const hr::Work& work) {
       op.row_of[place] = static_cast<int32_t>(n);
       const float share = op.shares[n * op.shares_stride + k];
       op.share_of[place] = op.inside ? 1.0f : share;
+      if (op.deal && op.deal->owners[op.chosen[n * op.chosen_stride + k]] != op.deal->rank) continue;
       if (op.placed.six)
         for (int64_t u = 0; u < units; ++u) {
           HrLane* lane = lane_of(op.placed, place, u);
@@ -182,17 +190,40 @@ int64_t experts_scratch(const HrExperts& op) {
   return sums > counts ? sums : counts;
 }
 
+const HrSpan* own_of(const HrExperts& op) { return op.deal ? op.deal->own : op.spans; }
+
+// Adds to y, by their shares, what `expert` gives of the rows at `place` …: outputs `from` ….
+HR_INLINE void add_shares(const HrExperts& op, int64_t expert, int64_t place, int64_t rows,
+                          int64_t from, int64_t outputs, const float* sums, int64_t stride) {
+  const float* bias = op.down_bias ? op.down_bias + expert * op.out + from : nullptr;
+  for (int64_t i = 0; i < rows; ++i) {
+    float* y = op.y + op.row_of[place + i] * op.y_stride + from;
+    const F share = f_set(op.share_of[place + i]);
+    for (int64_t j = 0; j < outputs; j += 16) {
+      F v = f_load(sums + i * stride + j);
+      if (bias) v = f_add(v, f_tail(bias + j, outputs - j));
+      f_store_tail(y + j, f_fma(share, v, f_tail(y + j, outputs - j)), outputs - j);
+    }
+  }
+}
+
+HR_INLINE void clear_outputs(const HrExperts& op, int64_t rows, int64_t from, int64_t outputs) {
+  for (int64_t n = 0; n < rows; ++n)
+    memset(op.y + n * op.y_stride + from, 0, 4 * static_cast<size_t>(outputs));
+}
+
 void op_experts_up(const HrExperts& op, const hr::Work& work) {
   const int64_t units = (op.inner_size + HR_UNIT_K - 1) / HR_UNIT_K;
   if (work.rows(op.rows) == 0) return;
   auto* gate = reinterpret_cast<float*>(work.scratch);
   float* up = gate + kExpertRows * HR_UNIT_K;
+  const HrSpan* own = own_of(op);
   int64_t spans = 0;
-  while (op.spans[spans].expert >= 0) ++spans;
+  while (own[spans].expert >= 0) ++spans;
   int victim = 0;
   int64_t item;
   while (work.next_in_line(spans * units, &victim, &item)) {
-    const HrSpan span = op.spans[item / units];
+    const HrSpan span = own[item / units];
     const HrPart* matrices = op.matrices + 3 * span.expert;
     const int64_t unit = item % units, from = unit * HR_UNIT_K;
     const int64_t left = op.inner_size - from, outputs = left < HR_UNIT_K ? left : HR_UNIT_K;
@@ -226,9 +257,10 @@ void op_experts_up(const HrExperts& op, const hr::Work& work) {
 
 void op_experts_down(const HrExperts& op, const hr::Work& work) {
   const int64_t rows = work.rows(op.rows), panels = hr::panel_count(op.out);
-  if (rows == 0) return;
-  auto* sums = reinterpret_cast<float*>(work.scratch);
-  const HrPart& any = op.matrices[3 * op.spans[0].expert + 2];
+  const HrSpan* own = own_of(op);
+  if (rows == 0 || own->expert < 0) return;
+  const int64_t stride = op.deal ? op.deal->stride : kExpertPanels * HR_PANEL;
+  const HrPart& any = op.matrices[3 * own->expert + 2];
   int64_t run = kRun / hr::panel_bytes(any.kind, any.in), fair = panels / (4 * work.threads);
   run = run < fair ? run : fair;
   run = run < 1 ? 1 : run > kExpertPanels ? kExpertPanels : run;
@@ -237,27 +269,31 @@ void op_experts_down(const HrExperts& op, const hr::Work& work) {
   while (work.next_in_line((panels + run - 1) / run, &victim, &item)) {
     const int64_t from = item * run * HR_PANEL, left = op.out - from;
     const int64_t outputs = left < run * HR_PANEL ? left : run * HR_PANEL;
-    for (int64_t n = 0; n < rows; ++n)
-      memset(op.y + n * op.y_stride + from, 0, 4 * static_cast<size_t>(outputs));
-    for (const HrSpan* span = op.spans; span->expert >= 0; ++span)
+    if (!op.deal) clear_outputs(op, rows, from, outputs);
+    for (const HrSpan* span = own; span->expert >= 0; ++span)
       for (int64_t row = 0; row < span->count; row += kExpertRows) {
         const int64_t m = span->count - row < kExpertRows ? span->count - row : kExpertRows;
         const int64_t place = span->first + row;
-        const float* bias =
-            op.down_bias ? op.down_bias + static_cast<int64_t>(span->expert) * op.out + from : nullptr;
+        float* sums = op.deal ? op.deal->values + place * stride + from
+                              : reinterpret_cast<float*>(work.scratch);
         expert_sums(op.inner, op.inner_dense, op.inner_stride, op.matrices[3 * span->expert + 2],
-                    place, m, from, outputs, sums, kExpertPanels * HR_PANEL);
-        for (int64_t i = 0; i < m; ++i) {
-          float* y = op.y + op.row_of[place + i] * op.y_stride + from;
-          const float* sum = sums + i * kExpertPanels * HR_PANEL;
-          const F share = f_set(op.share_of[place + i]);
-          for (int64_t j = 0; j < outputs; j += 16) {
-            F v = f_load(sum + j);
-            if (bias) v = f_add(v, f_tail(bias + j, outputs - j));
-            f_store_tail(y + j, f_fma(share, v, f_tail(y + j, outputs - j)), outputs - j);
-          }
-        }
+                    place, m, from, outputs, sums, stride);
+        if (!op.deal) add_shares(op, span->expert, place, m, from, outputs, sums, stride);
       }
+  }
+}
+
+// What all ranks' experts gave.
+void op_experts_sum(const HrExperts& op, const hr::Work& work) {
+  const int64_t rows = work.rows(op.rows), width = kExpertPanels * HR_PANEL;
+  int victim = 0;
+  int64_t item;
+  while (rows && work.next_in_line((op.out + width - 1) / width, &victim, &item)) {
+    const int64_t from = item * width, outputs = op.out - from < width ? op.out - from : width;
+    clear_outputs(op, rows, from, outputs);
+    for (const HrSpan* span = op.spans; span->expert >= 0; ++span)
+      add_shares(op, span->expert, span->first, span->count, from, outputs,
+                 op.deal->values + span->first * op.deal->stride + from, op.deal->stride);
   }
 }
 
@@ -267,6 +303,7 @@ void run_mixture(const HrRecord& record, const hr::Work& work) {
   if (record.code == HR_OP_PLACE) return op_place(op, work);
   if (record.code == HR_OP_EXPERTS_UP) return op_experts_up(op, work);
   if (record.code == HR_OP_EXPERTS_DOWN) return op_experts_down(op, work);
+  if (record.code == HR_OP_EXPERTS_SUM) return op_experts_sum(op, work);
 }
 
 // Bytes of each thread's work space; 0: this is no record of a mixture.

@@ -20,7 +20,7 @@ Met hand_over(const HrHandover& op, const HrStep* step) {
   if (fence->wire) {
     const int64_t bounds[] = {0, static_cast<int64_t>(row)};
     const HrPiece piece = {reinterpret_cast<uint8_t*>(op.data), op.stride * 4, bounds, nullptr,
-                           HR_ROWS_N, 1};
+                           nullptr, HR_ROWS_N, 1};
     return fence->wire->hand_over(fence, op.peer, op.gives, piece, step);
   }
   auto* const link = static_cast<Link*>(op.link);

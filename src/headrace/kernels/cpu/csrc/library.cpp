@@ -84,7 +84,7 @@ HR_API int64_t hr_sizeof(int32_t index) {
                            sizeof(HrHeads),  sizeof(HrColumns),   sizeof(HrConv),
                            sizeof(HrRecurrence), sizeof(HrMultiply),
                            sizeof(HrPiece),  sizeof(HrExchange),
-                           sizeof(HrHandover), sizeof(HrAgree)};
+                           sizeof(HrHandover), sizeof(HrAgree),    sizeof(HrDeal)};
   const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
   return index >= 0 && index < count ? sizes[index] : -1;
 }

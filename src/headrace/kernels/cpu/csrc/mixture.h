@@ -37,7 +37,17 @@ typedef struct HrSpan {
   int32_t count;         // of its rows
 } HrSpan;
 
-typedef struct {         // PLACE, UP, DOWN: the experts of ROUTE's choice
+typedef struct {         // whole experts are dealt out to ranks: each makes all of its own
+  const int32_t* owners; // [experts]: the rank that has each
+  int64_t* went;         // [experts]: what each has cost so far: 8 of a step and 1 of a row
+  HrSpan* own;           // [experts + 1]: those of `spans` that this rank has
+  float* values;         // [places, out] in memory of all ranks: what experts give, unsummed
+  int64_t stride;
+  int32_t rank;
+  int32_t unused;
+} HrDeal;
+
+typedef struct {         // PLACE, UP, DOWN, SUM: the experts of ROUTE's choice
   HrQuantised x;         // [rows, in], null where no expert reads codes
   const float* dense;    // the same in fp32, null where none reads floats
   int64_t dense_stride;
@@ -59,6 +69,7 @@ typedef struct {         // PLACE, UP, DOWN: the experts of ROUTE's choice
   HrSpan* spans;         // [experts + 1]: the experts that somebody goes to, ascending
   int32_t* row_of;       // [places]
   float* share_of;       // [places]
+  const HrDeal* deal;    // or null: then DOWN sums, and there is no SUM
   int32_t experts;
   int32_t active;
   int32_t in;

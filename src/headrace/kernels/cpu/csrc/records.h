@@ -65,7 +65,8 @@ enum HrCode {
   HR_OP_HEADS = 27, HR_OP_COLUMNS = 28,  // heads.h
   HR_OP_CONV = 29, HR_OP_RECURRENCE = 30, HR_OP_MULTIPLY = 31,  // states.h
   HR_OP_EXCHANGE = 32, HR_OP_AGREE = 33, HR_OP_LOWER = 34,  // ranks.h
-  HR_OP_HANDOVER = 35  // handover.h
+  HR_OP_HANDOVER = 35,  // handover.h
+  HR_OP_EXPERTS_SUM = 36
 };
 
 // Rows of activations as int8, six rows interleaved: what a product walks through is one
@@ -379,6 +380,7 @@ typedef struct {         // a value of which each rank has columns, for ranks th
   int64_t stride;        // bytes from a row to the next
   const int64_t* bounds; // [ranks + 1]: rank r has a row's bytes from bounds[r] to bounds[r + 1]
   const struct HrSpan* spans;  // rows of a mixture, up to where its list ends; null: by `rows`
+  const int32_t* owners; // or null; by expert: a rank has, of all columns, the rows of its own
   int32_t rows;          // HrRows; -1: one
   int32_t together;      // rows that are one: six of codes
 } HrPiece;

@@ -26,24 +26,27 @@ int64_t rows_of(const HrPiece& piece, const HrStep* step) {
   return (rows + piece.together - 1) / piece.together;
 }
 
-size_t bytes_of(const HrPiece* pieces, int count, const HrStep* step, int rank) {
-  size_t all = 0;
-  for (int i = 0; i < count; ++i)
-    all += static_cast<size_t>(rows_of(pieces[i], step) *
-                               (pieces[i].bounds[rank + 1] - pieces[i].bounds[rank]));
-  return all;
-}
-
-// Between the columns of a rank and one run of bytes, in the direction that `copy` takes.
+// Between the columns or rows of a rank and one run of bytes, in the direction that `copy` takes.
 template <class Copy>
 void each_row(const HrPiece* pieces, int count, const HrStep* step, int rank, Copy copy) {
   for (int i = 0; i < count; ++i) {
     const HrPiece& piece = pieces[i];
-    const int64_t first = piece.bounds[rank], size = piece.bounds[rank + 1] - first;
-    const int64_t rows = rows_of(piece, step);
-    for (int64_t r = 0; size > 0 && r < rows; ++r)
-      copy(piece.data + r * piece.stride + first, static_cast<size_t>(size));
+    const int64_t* bounds = piece.bounds + (piece.owners ? 0 : rank);
+    const int64_t first = bounds[0], size = bounds[1] - first;
+    const auto run = [&](int64_t from, int64_t rows) {
+      for (int64_t r = from; size > 0 && r < from + rows; ++r)
+        copy(piece.data + r * piece.stride + first, static_cast<size_t>(size));
+    };
+    if (!piece.owners) run(0, rows_of(piece, step));
+    for (const HrSpan* span = piece.spans; piece.owners && span->expert >= 0; ++span)
+      if (piece.owners[span->expert] == rank) run(span->first, span->count);
   }
+}
+
+size_t bytes_of(const HrPiece* pieces, int count, const HrStep* step, int rank) {
+  size_t all = 0;
+  each_row(pieces, count, step, rank, [&](const uint8_t*, size_t size) { all += size; });
+  return all;
 }
 
 }  // namespace
