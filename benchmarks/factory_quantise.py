@@ -40,7 +40,7 @@ def write_dense(source: Path, target: Path) -> None:
         kind = one.type
         if kind.name not in DENSE:
             rows = data.reshape(-1, data.shape[-1])
-            block = BlockWeight(kind.name, rows, (len(rows), one.shape[-1]), mapped=True)
+            block = BlockWeight(kind.name, rows, (len(rows), one.shape[-1]))
             data, kind = dequantise(block, torch.float16).numpy(), BY_NAME["F16"]
         made[name] = np.ascontiguousarray(data if kind.name != "F32" else floats(data))
         word = name.encode()

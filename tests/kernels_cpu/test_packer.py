@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from cpu_cases import KINDS, random_blocks
 
@@ -30,7 +31,8 @@ encode = Expansion().encode
 class Shelf:
     """A shelf in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes: bool = False) -> None:
+        self.takes = takes
         self.kept: dict[str, np.ndarray] = {}
         self.replace: dict[str, Callable[[np.ndarray], None]] = {}
         self.refused = ""
@@ -47,12 +49,13 @@ class Shelf:
     def refuse(self, why: str) -> None:
         self.refused = why
 
-    def keep(self, name: str, kind: str, shape: Any, data: np.ndarray, replace: Any) -> None:
+    def keep(self, name: str, kind: str, shape: Any, data: np.ndarray, replace: Any) -> bool:
         room = np.zeros(data.nbytes + 64, np.uint8)  # Aligned, as a mapped file is.
         at = -room.ctypes.data % 64
         copy = room[at : at + data.nbytes]
         copy[:] = data
         self.kept[f"{name} {kind} {shape}"], self.replace[name] = copy, replace
+        return self.takes
 
 
 def weights() -> list[Source]:
@@ -139,11 +142,14 @@ def test_codes_whose_panels_are_kept_are_not_unpacked() -> None:
     assert set(reads) == {"part0", "part1", "part2", "one", "other", "alone"}
 
 
-def test_what_was_packed_can_move_to_the_shelf() -> None:
-    team, shelf = Team(1), Shelf()
-    (weight, *_) = weights()
+@pytest.mark.parametrize("takes", [True, False])
+def test_what_was_packed_can_move_to_the_shelf(takes: bool) -> None:
+    team, shelf = Team(1), Shelf(takes)
+    weight = random_blocks("Q8_0", 512, 1024)
+    weight.name = "w"
     packed = Packer(team, shelf).pack(weight)
-    before = packed.data.copy()
+    before = pack(weight, team).data
+    assert packed.data.any() != takes, "pages of what the shelf took are given up"
     kept = shelf.kept[f"{weight.name} {packed.kind} {weight.shape}"]
     shelf.replace[weight.name](kept)
     assert packed.data.ctypes.data == kept.ctypes.data
@@ -206,11 +212,14 @@ def test_a_mapped_source_is_given_back_and_comes_again(tmp_path: Any) -> None:
     path = tmp_path / "blocks"
     source.data.numpy().tofile(path)
     mapped = np.memmap(path, np.uint8, "c", shape=tuple(source.data.shape))
-    weight = BlockWeight("Q8_0", torch.from_numpy(mapped), source.shape, mapped=True)
-    packed = Packer(Team(2)).pack(weight)
-    assert resident(mapped) < mapped.nbytes // 4
-    assert np.array_equal(packed.data, pack(source, Team(2)).data)
-    assert np.array_equal(weight.data, source.data)
+    blocks = BlockWeight("Q8_0", mapped, source.shape)
+    halves = DenseWeight(mapped.view(np.float16))
+    for weight in (blocks, halves, NarrowWeight("Q8_0", blocks, lambda _, rows: rows)):
+        packed = Packer(Team(2)).pack(weight)
+        assert resident(mapped) < mapped.nbytes // 4
+        if weight is blocks:
+            assert np.array_equal(packed.data, pack(source, Team(2)).data)
+        assert np.array_equal(mapped, source.data)
 
 
 def resident(data: np.ndarray) -> int:

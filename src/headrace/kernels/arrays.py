@@ -9,6 +9,7 @@ kind a model is built of; `tensor` and `host` change the name without copying.
 from __future__ import annotations
 
 import math
+import mmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,14 @@ def stride(x: Array, dimension: int) -> int:
 def contiguous(x: Array) -> bool:
     """Does it lie in C order without gaps?"""
     return bool(x.flags.c_contiguous) if isinstance(x, np.ndarray) else bool(x.is_contiguous())
+
+
+def mapped(x: Array) -> bool:
+    """Is this weight, as it was loaded, a view of its file's mapping? Nobody writes into those:
+    their pages may be dropped, to come back as they were."""
+    while isinstance(x, np.ndarray | memoryview):
+        x = x.base if isinstance(x, np.ndarray) else x.obj
+    return isinstance(x, mmap.mmap)
 
 
 def dtype_name(x: Array) -> str:

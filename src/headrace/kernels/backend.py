@@ -35,8 +35,9 @@ class Shelf(Protocol):
         shape: tuple[int, int],
         data: npt.NDArray[Any],
         replace: Callable[[npt.NDArray[Any]], None],
-    ) -> None:
-        """`replace` gets the same bytes if they come to lie on the shelf; `data` may then go."""
+    ) -> bool:
+        """Take what was packed. True: `data` may go, nobody reads it, and `replace` will get the
+        same bytes; False: only if they come to lie on the shelf."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,6 @@ class BlockWeight:
     shape: tuple[int, int]
     name: str = ""
     """Name of the weight in the model; empty for one that was computed."""
-    mapped: bool = False
-    """Is `data` a mapping of the file, unwritten: may its pages be dropped, to come back as they
-    were when they are read again?"""
 
     @property
     def nbytes(self) -> int:

@@ -117,7 +117,7 @@ def of_blocks(name: str, data: Host, kind: str, arch: ModelArch) -> Iterator[tup
         if data.dtype != np.uint8:
             yield each, np.ascontiguousarray(rows.T) if part == "k" else rows
             continue
-        blocks = BlockWeight(kind, rows, (behind - first, rank), mapped=part == "v")
+        blocks = BlockWeight(kind, rows, (behind - first, rank))
         yield each, _across(blocks) if part == "k" else blocks
 
 

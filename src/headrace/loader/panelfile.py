@@ -1,11 +1,11 @@
 """The file of repacked weights: named byte ranges that are mapped as they lie, checked on opening.
 
-    0      magic, format, length and SHA-256 of the head
-    48     head: JSON {identity, payload, size, entries, sums}
-    …      zeros up to a multiple of 2 MiB, where the payload begins
-    …      weights, each at a multiple of 4 KiB; zeros up to a multiple of 2 MiB
+    0      magic, format, length and SHA-256 of the head; zeros up to 2 MiB
+    2 MiB  the payload: weights, each at a multiple of 4 KiB; zeros up to a multiple of 2 MiB
+    …      head: JSON {identity, size, entries, sums}
 
-The file is hostile: the head is hashed, every entry is held against the payload's size, and
+The head comes last, so that weights are written as they are packed and none waits in memory. The
+file is hostile: the head is hashed, every entry is held against the payload's size, and
 `PanelFile.check` sums the whole payload, 2 MiB at a time, before a byte of it is used. A torn,
 truncated or rotten file is refused; one that somebody forged with matching sums is believed, like
 everything else in the user's own cache (ADR 0033). Nothing carries the final name before it is
@@ -24,19 +24,20 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .progress import Progress, Silent
+from ..base.errors import ModelFileError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAGIC = b"HRPANELS"
-FORMAT = 1
+FORMAT = 2
 HUGE = 2 << 20
 PAGE = 4096
 MAX_HEAD = 64 << 20
@@ -78,29 +79,28 @@ class PanelFile:
                 raise PanelFileWrong("it is of another format")
             if length > MAX_HEAD or _FIXED.size + length > size:
                 raise PanelFileWrong("its head is longer than itself")
+            file.seek(size - length)
             raw = file.read(length)
             if hashlib.sha256(raw).digest() != digest:
                 raise PanelFileWrong("its head is damaged")
             try:
-                self._read_head(json.loads(raw), identity, _FIXED.size + length, size)
+                self._read_head(json.loads(raw), identity, size - length)
             except _SENSELESS as error:
                 raise PanelFileWrong(f"its head makes no sense: {error}") from None
             self._map = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self.path = path
-        self._copy: mmap.mmap | None = None
+        self._own: npt.NDArray[Any] | None = None
         with suppress(OSError, AttributeError):
             # What is not in memory yet is read in huge pages.
             self._map.madvise(mmap.MADV_HUGEPAGE)
 
-    def _read_head(self, head: Any, identity: Mapping[str, Any], least: int, size: int) -> None:
-        """`least`: where the payload may begin; `size` of the file."""
+    def _read_head(self, head: Any, identity: Mapping[str, Any], end: int) -> None:
+        """`end`: where the payload ends."""
         if head["identity"] != identity:
             raise PanelFileWrong("it was made of another file or by another version")
-        self._begin, self.nbytes = int(head["payload"]), int(head["size"])
-        if self._begin % HUGE or self.nbytes % HUGE or self._begin < least:
+        self.nbytes = int(head["size"])
+        if self.nbytes <= 0 or self.nbytes % HUGE or HUGE + self.nbytes != end:
             raise PanelFileWrong("its payload is not where it can be")
-        if self.nbytes <= 0 or self._begin + self.nbytes != size:
-            raise PanelFileWrong("it is cut off")
         self.entries = {
             str(name): _entry(fields, self.nbytes) for name, fields in head["entries"].items()
         }
@@ -117,7 +117,7 @@ class PanelFile:
 
     @property
     def copied(self) -> bool:
-        return self._copy is not None
+        return self._own is not None
 
     def on_huge_pages(self) -> bool:
         """Is most of the (checked) payload mapped by huge pages? False where nobody says."""
@@ -125,22 +125,18 @@ class PanelFile:
         return 2 * mapped >= self.nbytes
 
     def copy_to_huge_pages(self) -> None:
-        """Give up sharing: the payload as this process's own memory, on huge pages if possible.
+        """Give up sharing: the payload as this process's own memory, on huge pages if possible,
+        piece by piece, so that it is not in memory twice.
 
         Raises `MemoryError` or `OSError` where there is no memory for it.
         """
-        import numpy as np
-
-        copy = mmap.mmap(-1, self.nbytes + HUGE)
-        with suppress(OSError, AttributeError):
-            copy.madvise(mmap.MADV_HUGEPAGE)
-        room = np.frombuffer(copy, np.uint8)
-        at = -room.ctypes.data % HUGE
-        room[at : at + self.nbytes] = self._payload()
-        self._own = room[at : at + self.nbytes]
-        self._copy = copy
-        with suppress(OSError):
-            self._map.madvise(mmap.MADV_DONTNEED)
+        own, mapped = own_memory(self.nbytes), self._payload()
+        for at in range(0, self.nbytes, STAGE):
+            size = min(STAGE, self.nbytes - at)
+            own[at : at + size] = mapped[at : at + size]
+            with suppress(OSError):
+                self._map.madvise(mmap.MADV_DONTNEED, HUGE + at, size)
+        self._own = own
 
     def view(self, name: str) -> npt.NDArray[Any]:
         """uint8[size] of an entry, read-only."""
@@ -150,9 +146,9 @@ class PanelFile:
     def _payload(self) -> npt.NDArray[Any]:
         import numpy as np  # 90 ms to import: who only asks for the head does not pay for it.
 
-        if self._copy is not None:
+        if self._own is not None:
             return self._own
-        return np.frombuffer(self._map, np.uint8, self.nbytes, self._begin)
+        return np.frombuffer(self._map, np.uint8, self.nbytes, HUGE)
 
     def _address(self) -> int:
         return int(self._payload().ctypes.data)
@@ -163,6 +159,7 @@ def describe(path: Path) -> dict[str, Any] | None:
     with suppress(OSError, struct.error, *_SENSELESS), path.open("rb") as file:
         magic, format_, length, digest = _FIXED.unpack(file.read(_FIXED.size))
         if magic == MAGIC and format_ == FORMAT and length <= MAX_HEAD:
+            file.seek(-length, os.SEEK_END)
             raw = file.read(length)
             if hashlib.sha256(raw).digest() == digest:
                 identity = json.loads(raw)["identity"]
@@ -180,85 +177,111 @@ class Part:
     data: npt.NDArray[Any]
 
 
-def file_size(parts: Sequence[Part]) -> int:
-    """Bytes that `write` will need for them, within some megabytes."""
-    return sum(_up(part.data.nbytes, PAGE) for part in parts) + 4 * HUGE
-
-
-def write(
-    path: Path, identity: Mapping[str, Any], parts: Sequence[Part], progress: Progress | None = None
-) -> None:
-    """Write the file under another name, flush it to the disk, then give it its own.
-
-    Raises `OSError`; then nothing is left behind. The caller holds the lock of the path.
-    """
-
-    told = progress or Silent()
-    entries: dict[str, list[Any]] = {}
-    at = 0
-    for part in parts:
-        entries[part.name] = [part.kind, *part.shape, at, part.data.nbytes]
-        at = _up(at + part.data.nbytes, PAGE)
-    size = _up(max(at, 1), HUGE)
-    head: dict[str, Any] = {
-        "identity": dict(identity),
-        "size": size,
-        "payload": 0,
-        "entries": entries,
-        "sums": [],
-    }
-    # 24 characters for each sum: more than any number of 64 bits takes.
-    begin = _up(_FIXED.size + len(json.dumps(head)) + 24 * (size // HUGE) + 64, HUGE)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
-    told.start(size, f"repacked weights for the next start: {path.name}")
-    try:
-        with fresh.open("wb", buffering=0) as file:
-            file.seek(begin)
-            for stage in _stages(parts, size):
-                head["sums"] += _sums(stage)
-                view = memoryview(stage.data)
-                while view:
-                    view = view[file.write(view) :]
-                told.advance(stage.nbytes)
-            head["payload"] = begin
-            raw = json.dumps(head).encode()
-            assert _FIXED.size + len(raw) <= begin
-            file.seek(0)
-            file.write(_FIXED.pack(MAGIC, FORMAT, len(raw), hashlib.sha256(raw).digest()) + raw)
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            fresh.unlink()
-        raise
-    finally:
-        told.done()
-
-
 TEMPORARY = ".tmp"
 
 
-def _stages(parts: Sequence[Part], size: int) -> Iterator[npt.NDArray[Any]]:
-    """The payload in pieces of `STAGE` bytes (the last may be shorter), through one buffer."""
+class PanelWriter:
+    """Writes a file weight by weight under another name; `finish` gives it its own.
+
+    One buffer of `STAGE` bytes is all that it holds. Whoever writes has the lock of the path; what
+    was not finished is removed with this object.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+        """Raises `OSError` or `MemoryError`."""
+        self._path, self._fresh = path, path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+        self._file = os.open(self._fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        weakref.finalize(self, os.close, self._file)
+        self._remove = weakref.finalize(self, self._fresh.unlink, missing_ok=True)
+        self._identity, self._sums = dict(identity), list[int]()
+        self.entries: dict[str, list[Any]] = {}
+        self._stage = own_memory(STAGE)
+        self._written = self._used = 0
+        """Bytes of the payload in the file, and behind them in the stage."""
+
+    def add(self, part: Part) -> None:
+        """Take one weight. Raises `OSError` where there is no room for it; it is not taken then."""
+        at, rest = self._written + self._used, part.data.reshape(-1).view("u1")
+        while len(rest):
+            if self._used == len(self._stage):
+                self._flush()
+            taken = min(len(rest), len(self._stage) - self._used)
+            self._stage[self._used : self._used + taken] = rest[:taken]
+            rest, self._used = rest[taken:], self._used + taken
+        self._pad(PAGE)
+        self.entries[part.name] = [part.kind, *part.shape, at, part.data.nbytes]
+
+    def finish(self) -> None:
+        """Write what is left, flush it to the disk, give the file its name. Raises `OSError`."""
+        self._pad(HUGE)
+        self._flush()
+        head = {"size": self._written, "entries": self.entries, "sums": self._sums}
+        raw = json.dumps({"identity": self._identity, **head}).encode()
+        self._write(raw, HUGE + self._written)
+        self._write(_FIXED.pack(MAGIC, FORMAT, len(raw), hashlib.sha256(raw).digest()), 0)
+        os.fsync(self._file)
+        self._fresh.replace(self._path)
+        self._remove.detach()
+        self._stage = self._stage[:0].copy()  # Its memory goes before the file is mapped.
+
+    def take_back(self) -> dict[str, npt.NDArray[Any]]:
+        """All weights that were taken, by name, in this process's own memory; the file goes, unless
+        it is finished. Raises `MemoryError`, and `ModelFileError` where they cannot be read."""
+        own = own_memory(self._written + self._used)
+        own[self._written :] = self._stage[: self._used]
+        done = 0
+        while done < self._written:
+            try:
+                got = os.preadv(self._file, [own.data[done : self._written]], HUGE + done)
+            except OSError:
+                got = 0
+            if not got:
+                raise ModelFileError(
+                    f"{self._fresh}: what was written there cannot be read again; "
+                    "--no-keep-packed starts without such a file"
+                )
+            done += got
+        self._remove()
+        return {name: own[at : at + size] for name, (*_, at, size) in self.entries.items()}
+
+    def _pad(self, unit: int) -> None:
+        end = _up(self._used, unit)
+        self._stage[self._used : end] = 0
+        self._used = end
+
+    def _flush(self) -> None:
+        filled = self._stage[: self._used]
+        self._write(filled, HUGE + self._written)
+        self._sums += _sums(filled)
+        self._written, self._used = self._written + self._used, 0
+
+    def _write(self, data: Any, at: int) -> None:
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self._file, view, at)
+            view, at = view[done:], at + done
+
+
+def write(path: Path, identity: Mapping[str, Any], parts: Sequence[Part]) -> None:
+    """The file of these weights. Raises `OSError`; then nothing is left behind. The caller holds
+    the lock of the path."""
+    writer = PanelWriter(path, identity)
+    for part in parts:
+        writer.add(part)
+    writer.finish()
+
+
+def own_memory(size: int) -> npt.NDArray[Any]:
+    """uint8[size] of this process, zeroed, on huge pages if possible. Raises `MemoryError` or
+    `OSError`."""
     import numpy as np
 
-    room = np.zeros(min(STAGE, size), np.uint8)
-    used = done = 0
-    for part in parts:
-        rest = part.data.reshape(-1).view(np.uint8)
-        padded = _up(rest.nbytes, PAGE)
-        while padded:
-            step = min(padded, room.nbytes - used)
-            filled = min(step, rest.nbytes)
-            room[used : used + filled] = rest[:filled]
-            room[used + filled : used + step] = 0
-            rest, padded, used = rest[filled:], padded - step, used + step
-            if used == room.nbytes:
-                yield room
-                used, done = 0, done + room.nbytes
-    if done < size:
-        room[used:] = 0
-        yield room[: size - done]
+    room = mmap.mmap(-1, size + HUGE)
+    with suppress(OSError, AttributeError):
+        room.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(room, np.uint8)
+    at = -array.ctypes.data % HUGE
+    return array[at : at + size]
 
 
 def _entry(fields: Any, size: int) -> Entry:

@@ -3,8 +3,9 @@
 One file per model file, in `<cache>/panels/`. It is used if it was made of this very model file
 (size, time of change, and a hash of samples from all of it), by this layout of panels, and is
 whole. One that a signed profile brought is of a content, wherever that lies (`portable`). It is
-made at the first start that finds none, by one process at a time. Whatever goes wrong with it (no
-space, no right to write, damage) costs a repacking in memory and one line. Torch-free.
+made at the first start that finds none, by one process at a time, while weights are packed: each
+lies in memory until it is written. Whatever goes wrong with it (no space, no right to write,
+damage) costs a repacking in memory and one line. Torch-free.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .cache import root
 from .content import WeightFiles, content_digest, sampled
 from .kept import FOLDER, SUFFIX
-from .panelfile import TEMPORARY, PanelFile, PanelFileWrong, Part, file_size, write
+from .panelfile import STAGE, TEMPORARY, PanelFile, PanelFileWrong, PanelWriter, Part, write
 from .partial import MARGIN
 from .progress import Progress, Silent
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.loader")
 
 LEAST_BYTES = 64 << 20
-"""Less is repacked sooner than a file is looked after."""
+"""Weights whose files are smaller are repacked sooner than a file is looked after."""
 
 
 class PanelShelf:
@@ -59,6 +60,8 @@ class PanelShelf:
         self._least = least
         self._files, self._layout = files, layout
         self._packed: list[tuple[Part, Callable[[npt.NDArray[Any]], None]]] = []
+        self._writer: PanelWriter | None = None
+        self._lock = ExitStack()
         self._found: dict[str, Part] = {}
         self._file: PanelFile | None = None
         try:
@@ -99,64 +102,100 @@ class PanelShelf:
         shape: tuple[int, int],
         data: npt.NDArray[Any],
         replace: Callable[[npt.NDArray[Any]], None],
-    ) -> None:
-        """Remember what was packed. `replace` gets the same bytes, kept, if they come to lie
-        there: the packed ones may then be given up."""
+    ) -> bool:
+        """Write what was packed. True: it is in the file, and `data` may be given up; `replace`
+        gets the same bytes once they can be read again, by the end of `finish`."""
         if not self._packed:
-            total = sum(size for _, size, *_ in self._identity.get("weights", ()))
-            self._progress.start(total, f"repacking {self._files.path.name} for this CPU, once")
+            label = f"repacking {self._files.path.name} for this CPU, once"
+            self._progress.start(self._size(), label)
+            self._begin()
         self._progress.advance(data.nbytes)
-        self._packed.append((Part(name, kind, shape, data), replace))
+        part = Part(name, kind, shape, data)
+        self._packed.append((part, replace))
+        if self._writer is None or name in self._writer.entries:
+            return False
+        return self._add(part)
 
     def finish(self) -> bool:
-        """Write the file where something was packed, and go over to it; was it of any use?
+        """Complete the file where something was packed, and go over to it; was it of any use?
 
-        Never raises: without a file, what was packed stays where it is.
+        Without a file, what was packed is in memory. Raises `ModelFileError` where even what was
+        written cannot be read again.
         """
-        packed, self._packed = self._packed, []
-        if packed:
-            self._progress.done()
-            self._write(packed)
-        elif self._file is not None:
-            self._tell(self._file)
-        return bool(packed) or self._file is not None
-
-    def _write(self, packed: list[tuple[Part, Callable[[npt.NDArray[Any]], None]]]) -> None:
-        # What was found before a weight was missed belongs into the new file too.
-        unique = self._found | {part.name: part for part, _ in packed}
-        total = sum(part.data.nbytes for part in unique.values())
-        if not self._identity:
-            return
-        if total < self._least:
-            self.reason = "small enough to be repacked at each start"
-            return
+        packed = self._packed
+        if not packed:
+            if self._file is not None:
+                self._tell(self._file)
+            return self._file is not None
+        for part in self._found.values():
+            # What was found before a weight was missed belongs into the new file too.
+            if self._writer is not None and part.name not in self._writer.entries:
+                self._add(part)
         if self._file is not None:
             self.refuse("weights are missing in it")
         try:
-            with _locked(self.path) as free:
-                if not free:
-                    self.reason = "another process is writing the file for the next start"
-                    return
-                self._file = self._open()  # Perhaps another process has just written it.
-                if self._file is None or not self._holds(unique.values()):
-                    self._check_space(file_size(list(unique.values())))
-                    write(self.path, self._identity, list(unique.values()), self._progress)
-                    self._file = self._open()
-        except (OSError, MemoryError) as error:
-            what = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            self.reason = f"no file for the next start in {self.path.parent}: {what}"
-            log.warning("repacked weights are in memory only; %s", self.reason)
-            return
-        if self._file is not None and self._holds(unique.values()):
-            for part, replace in packed:
-                replace(self._file.view(part.name))
+            if self._writer is not None:
+                self._writer.finish()
+        except OSError as error:
+            self._give_up(error)
+        if self._identity:
+            self._file = self._open()  # Perhaps another process has just written it.
+        kept = [
+            (replace, found)
+            for part, replace in packed
+            if (found := self.find(part.name, part.kind, part.shape, part.data.nbytes)) is not None
+        ]
+        if self._file is not None and len(kept) == len(packed):
+            for replace, data in kept:
+                replace(data)
             self._tell(self._file)
+        elif self._writer is not None:
+            self._give_up(OSError(0, "what was written cannot be mapped"))
+        self._packed, self._writer = [], None
+        self._lock.close()
+        self._progress.done()
+        return True
 
-    def _holds(self, parts: Any) -> bool:
-        return all(
-            self.find(part.name, part.kind, part.shape, part.data.nbytes) is not None
-            for part in parts
-        )
+    def _size(self) -> int:
+        """Bytes of the files that are repacked."""
+        return sum(size for _, size, *_ in self._identity.get("weights", ()))
+
+    def _begin(self) -> None:
+        """Begin a file, if one is to be."""
+        if not self._identity:
+            return
+        if self._size() < self._least:
+            self.reason = "small enough to be repacked at each start"
+            return
+        try:
+            if self._lock.enter_context(_locked(self.path)):
+                self._writer = PanelWriter(self.path, self._identity)
+            else:
+                self.reason = "another process is writing the file for the next start"
+        except (OSError, MemoryError) as error:
+            self._give_up(error)
+
+    def _add(self, part: Part) -> bool:
+        assert self._writer is not None
+        try:
+            self._check_space(part.data.nbytes + STAGE)
+            self._writer.add(part)
+        except (OSError, MemoryError) as error:
+            self._give_up(error)
+        return self._writer is not None
+
+    def _give_up(self, error: Exception) -> None:
+        """There will be no file: what is in it comes back into memory."""
+        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        self.reason = f"no file for the next start in {self.path.parent}: {what}"
+        log.warning("repacked weights are in memory only; %s", self.reason)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            own = writer.take_back()
+            for part, replace in self._packed:
+                if part.name in own:
+                    replace(own.pop(part.name))
+        self._lock.close()
 
     def _open(self) -> PanelFile | None:
         brought, identity = _portable(self._files, self._layout, self.path.parent)

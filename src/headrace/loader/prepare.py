@@ -152,6 +152,8 @@ class _Preparing:
         taken = self._place(self._source.take_matrix(name, rows, ref.width, late=late))
         if end:
             self._ends[name] = taken
+        else:
+            self._ends.clear()  # A head that is no table is not read again.
         return taken
 
     def _place(self, weight: Matrix) -> Matrix:

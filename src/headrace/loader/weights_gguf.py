@@ -85,9 +85,7 @@ def _load(
     file: GgufFile, info: TensorInfo, name: str, arch: ModelArch
 ) -> Iterator[tuple[str, Host | BlockWeight]]:
     data = file.view(info.name)
-    mapped = True
     if arch.family in PERMUTED and (".q_proj." in name or ".k_proj." in name):
-        mapped = False
         heads = arch.heads if ".q_proj." in name else arch.kv_heads
         data = data[original_rows(heads, arch.head_dim)]
     if name.endswith(".A_log"):
@@ -98,7 +96,7 @@ def _load(
         yield from latent_heads.of_blocks(name, data, info.type.name, arch)
         return
     orders = row_parts.parts(name, info.shape[0], arch)
-    mapped, both = mapped and not orders, ".gate_up_proj." in name
+    both = ".gate_up_proj." in name
     for index, (each, shape) in enumerate(_named(name, info.shape, arch)):
         part = data[orders[each]] if orders else data
         if "*" in name:
@@ -106,7 +104,7 @@ def _load(
         if info.type.name in DENSE:
             yield each, part.reshape(shape)
         elif len(shape) == 2:
-            yield each, BlockWeight(info.type.name, part, (shape[0], shape[1]), mapped=mapped)
+            yield each, BlockWeight(info.type.name, part, (shape[0], shape[1]))
         else:
             raise ModelFileError(
                 f"{file.path.name}: {info.name:.80} is a vector of type {info.type.name}; "

@@ -113,6 +113,12 @@ class Worker:
                 dtype=dtype,
                 max_context=options.max_context,
             )
+            phases["load_weights"] = time.perf_counter() - begin
+            begin = time.perf_counter()
+            # Before anybody takes a part of a matrix: what was packed is read from here on.
+            if shelf is not None and shelf.finish():
+                decisions.append(Decision("panels", shelf.outcome, shelf.reason))
+            phases["keep_weights"] = time.perf_counter() - begin
             weight_bytes = self._model.weights.nbytes
             whole = self._model
             if options.ranks > 1:
@@ -143,11 +149,6 @@ class Worker:
                     else DraftModel(drafter, *given)
                 )
                 weight_bytes += self._draft_model.nbytes
-            phases["load_weights"] = time.perf_counter() - begin
-            begin = time.perf_counter()
-            if shelf is not None and shelf.finish():
-                decisions.append(Decision("panels", shelf.outcome, shelf.reason))
-            phases["keep_weights"] = time.perf_counter() - begin
         if device == "cpu":
             _set_torch_threads(threads)  # Again, where a weight was the first to need torch.
         self._memory = memory or _memory_of(device)

@@ -226,7 +226,8 @@ def allocate(size: int) -> npt.NDArray[np.uint8]:
 
 
 def forget(address: int, size: int) -> None:
-    """Give back the whole pages inside of a mapping of a file; a later read brings them again."""
+    """Give back the whole pages inside; of a mapping of a file a later read brings them again, of
+    other memory zeros."""
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
     if length > 0 and hasattr(mmap, "MADV_DONTNEED"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..arrays import address
-from ..weights import BlockWeight, Weight
+from ..arrays import address, mapped
+from ..weights import BlockWeight, DenseWeight, Weight
 from .library import forget
 
 MOST_ROWS = 256
@@ -19,8 +19,8 @@ class MappedRows:
     """
 
     def __init__(self, weight: Weight) -> None:
-        mapped = isinstance(weight, BlockWeight) and weight.mapped
-        self._data = weight.data if mapped and isinstance(weight, BlockWeight) else None
+        data = weight.data if isinstance(weight, BlockWeight | DenseWeight) else None
+        self._data = data if mapped(data) else None
         self._rows = 0
 
     def read(self, rows: int) -> None:

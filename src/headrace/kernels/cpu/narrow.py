@@ -19,6 +19,8 @@ NARROW = ("int8", "int4")
 """Values of `--quantise` that these kernels serve."""
 SAMPLES = 64
 """Rows of each matrix, evenly spread, of which the error is measured."""
+_AT_ONCE = 1 << 20
+"""Numbers that are encoded at a time: encoders take some ten bytes for each."""
 _LEAST, _SMALL = 32, 256
 """Outputs below which a matrix stays dense, or keeps eight bits: routers and gates of states."""
 
@@ -48,8 +50,10 @@ class NarrowWeight:
         return BlockWeight(self.kind, blocks, (len(which), self.shape[1]), self.name)
 
     def blocks(self) -> BlockWeight:
-        made = self.encode(self.kind, self.source.data)
-        return BlockWeight(self.kind, made, self.shape, self.name)
+        (out, width), data = self.shape, self.source.data
+        step = max(1, _AT_ONCE // width)
+        made = [self.encode(self.kind, data[at : at + step]) for at in range(0, out, step)]
+        return BlockWeight(self.kind, np.concatenate(made), self.shape, self.name)
 
 
 class Narrowing:

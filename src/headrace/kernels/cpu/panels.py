@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import Array, address, contiguous, dtype_name
+from ..arrays import Array, address, contiguous, dtype_name, mapped
 from ..backend import Shelf
 from ..weights import BlockWeight, DenseWeight, PanelWeight
 from .coded import CodedWeight, KeptWeight
@@ -94,17 +94,18 @@ class Packer:
         self._proven: set[str] = set()
 
     def pack(self, weight: Source, *, planes: bool = False) -> PanelWeight:
-        """The weight in panels. The pages of a mapped source are given back."""
+        """The weight in panels. The pages of a mapped source are given back, and those of panels
+        that the shelf took: until it gives them again nobody reads them."""
         kind, shape, shelf = panel_kind(weight, planes), weight.shape, self._shelf
         found = self._find(weight, kind, shape)
         if found is not None:
+            _give_back(weight)  # Rows of it were read, to measure or to prove.
             return found
         if isinstance(weight, KeptWeight):
             return self.pack(weight.read(), planes=planes)
         room = self._room(max(packed_bytes(kind, shape), 0))
         packed = pack(weight, self._team, room, planes=planes)
-        if isinstance(weight, BlockWeight) and weight.mapped:
-            forget(address(weight.data), weight.data.nbytes)
+        _give_back(weight)
         if shelf is not None and weight.name:
 
             def replace(kept: npt.NDArray[Any]) -> None:
@@ -112,7 +113,8 @@ class Packer:
                 # The rest of a region, even none of it, keeps the whole region in memory.
                 self._region = np.empty(0, np.uint8)
 
-            shelf.keep(weight.name, kind, shape, packed.data, replace)
+            if shelf.keep(weight.name, kind, shape, packed.data, replace):
+                forget(address(packed.data), packed.data.nbytes)
         return packed
 
     def _find(self, weight: Source, kind: str, shape: tuple[int, int]) -> PanelWeight | None:
@@ -156,6 +158,13 @@ class Packer:
         room = self._region[:size]
         self._region = self._region[-(-size // _ALIGNMENT) * _ALIGNMENT :]
         return room
+
+
+def _give_back(weight: Source) -> None:
+    """Drop the pages of a mapped weight: few will want them again."""
+    source = weight.source if isinstance(weight, NarrowWeight) else weight
+    if isinstance(source, DenseWeight | BlockWeight) and mapped(source.data):
+        forget(address(source.data), source.data.nbytes)
 
 
 def in_order(data: Array) -> Array:
