@@ -113,8 +113,7 @@ class Worker:
                 dtype=dtype,
                 max_context=options.max_context,
             )
-            phases["load_weights"] = time.perf_counter() - begin
-            begin = time.perf_counter()
+            begin, phases["load_weights"] = (now := time.perf_counter()), now - begin
             # Before anybody takes a part of a matrix: what was packed is read from here on.
             if shelf is not None and shelf.finish():
                 decisions.append(Decision("panels", shelf.outcome, shelf.reason))

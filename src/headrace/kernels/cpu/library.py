@@ -226,8 +226,7 @@ def allocate(size: int) -> npt.NDArray[np.uint8]:
 
 
 def forget(address: int, size: int) -> None:
-    """Give back the whole pages inside; of a mapping of a file a later read brings them again, of
-    other memory zeros."""
+    """Give back the whole pages inside: a mapping of a file reads them again, others zeros."""
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
     if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
