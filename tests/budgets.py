@@ -44,7 +44,7 @@ LINES = {
     "dist": 885,
     "engine": 10_831,
     "factory": 6_650,
-    "kernels": 16_475,
+    "kernels": 16_474,
     "kv": 2_073,
     "layers": 429,
     "loader": 5_159,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 4_424,
     "speculate": 689,
     "text": 6_153,
-    "worker": 6_821,
+    "worker": 6_820,
 }
 """Lines of Python in each package."""
-TOTAL = 111_145
+TOTAL = 111_143
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
