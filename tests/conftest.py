@@ -3,6 +3,7 @@ the same examples every time."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import random
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import httpx._transports.default as transports
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -61,6 +63,8 @@ def same_numbers() -> None:
 PATIENCE = inspect.signature(httpx.get).parameters["timeout"].default
 for part in ("connect", "read", "write", "pool"):
     setattr(PATIENCE, part, 120.0)
+# Each client, and so each `httpx.get`, reads the certificates anew: 16 ms, however near the server.
+transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 
 
 HERE = Path(__file__).parent
