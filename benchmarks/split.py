@@ -96,6 +96,7 @@ async def one_round(url: str, model: str, asked: argparse.Namespace, draws: rand
 def raw_socket(nbytes: int = 1 << 28, piece: int = 1 << 18) -> float:
     """Bytes a second of a plain loopback connection, received into one buffer."""
     with take_port("127.0.0.1", 0) as listener:
+        listener.setblocking(True)
         listener.listen()
 
         def send() -> None:

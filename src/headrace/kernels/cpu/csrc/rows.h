@@ -205,17 +205,22 @@ void op_layer_norm(const HrLayerNorm& op, const hr::Work& work) {
     }
     F sum[4] = {f_zero(), f_zero(), f_zero(), f_zero()};
     F square[4] = {f_zero(), f_zero(), f_zero(), f_zero()};
-    int chain = 0;
-    for (int64_t i = 0; i < op.size; i += 16, chain = (chain + 1) & 3)
-      sum[chain] = f_add(sum[chain], f_tail(x + i, op.size - i));
+    // Vectors go to the four chains in turn, all by constants, so that these stay in registers.
+    for (int64_t i = 0; i < op.size; i += 64)
+#pragma GCC unroll 4
+      for (int chain = 0; chain < 4; ++chain)
+        if (const int64_t at = i + 16 * chain; at < op.size)
+          sum[chain] = f_add(sum[chain], f_tail(x + at, op.size - at));
     const float size = static_cast<float>(op.size);
     const F mean = f_set(total(sum) / size);
-    chain = 0;
-    for (int64_t i = 0; i < op.size; i += 16, chain = (chain + 1) & 3) {
-      F apart = f_sub(f_tail(x + i, op.size - i), mean);
-      if (op.size - i < 16) apart = f_first(apart, op.size - i);
-      square[chain] = f_fma(apart, apart, square[chain]);
-    }
+    for (int64_t i = 0; i < op.size; i += 64)
+#pragma GCC unroll 4
+      for (int chain = 0; chain < 4; ++chain)
+        if (const int64_t at = i + 16 * chain; at < op.size) {
+          F apart = f_sub(f_tail(x + at, op.size - at), mean);
+          if (op.size - at < 16) apart = f_first(apart, op.size - at);
+          square[chain] = f_fma(apart, apart, square[chain]);
+        }
     const F scale = f_set(1.0f / __builtin_sqrtf(total(square) / size + op.eps));
     float* y = op.y ? op.y + row * op.y_stride : nullptr;
     for (int64_t i = 0; i < op.size; i += 32 * kUnitsAtOnce) {
