@@ -159,6 +159,38 @@ def one_life(
         assert driver.kv.usage == 0.0
 
 
+def test_a_window_waits_for_the_oldest_of_three_chunks() -> None:
+    """A block is not given back while a step in flight, in whichever stage, looks into it."""
+    limits = Limits(rows=1, step_tokens=1, max_context=8, max_waiting=2, depth=3, stages=3)
+    driver = Driver(limits, pool_of((None, 4), (1, 4)), prefix_cache=False)
+    driver.add(request_of("r", [1, 2, 3, 4, 5, 6], max_tokens=1))
+    driver.run()
+    driver.check_answers()
+
+
+class Drawn:
+    """What hypothesis once drew, again."""
+
+    def __init__(self, *values: object) -> None:
+        self.values = list(values)
+
+    def draw(self, _: object) -> object:
+        return self.values.pop(0)
+
+
+def test_deltas_of_a_plan_that_came_to_nothing_go_with_their_row() -> None:
+    """Whoever has such deltas may be preempted for somebody more urgent while the next plan is
+    made."""
+    limits = Limits(
+        rows=4, step_tokens=13, max_context=28, max_waiting=2, policy="priority", depth=2, drafts=1
+    )
+    first = False, "right for one", 0.3, 0.0, 0.0, False, 55
+    second = True, "right", 0.0, 0.0, 0.2, False, 37
+    data, kept = Drawn(*first, *second), {}
+    for life in range(2):
+        one_life(data, limits, pool_of((None, 11), (1, 4)), 568226 + life, kept)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_same_input_gives_the_same_plans(depth: int) -> None:
     def plans() -> list[object]:

@@ -44,7 +44,8 @@ class Roster:
         self.preemptions = 0
         """Since the start."""
         self.carried: list[BlockWrite] = []
-        """Deltas of a plan that came to nothing, for the next one."""
+        """Deltas of the plan that is made: blocks behind a window are given back even where nothing
+        comes of it, and the next one tells."""
         self.blocked: Work | None = None
         """The head of the queue, if it found no blocks when it was tried last."""
         self._blocked_free = 0
@@ -176,8 +177,8 @@ class Roster:
             self.kv.leave_rest(table, computed)
             self.kv.close(table)
             work.table = None
-        if self.carried:
-            self.carried = [write for write in self.carried if write.row != work.row]
+        if self.carried:  # In its place: a plan that is being made holds the list.
+            self.carried[:] = [write for write in self.carried if write.row != work.row]
         self.rows.give_back(work.row)
         work.row = NO_ROW
         for resource in self.resources:

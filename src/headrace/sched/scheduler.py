@@ -210,7 +210,6 @@ class Scheduler:
         if len(self._flights) >= self.limits.depth or not self._requests:
             return None
         plan = StepPlan(self._step, [], [], [], [], blocks=self._roster.carried)
-        self._roster.carried = []
         if self.limits.policy == "priority":
             self._yield()
         chunks = self._find_room(plan.blocks)
@@ -223,9 +222,8 @@ class Scheduler:
         if self.limits.drafts:
             self._draft(plan, entries[:decodes])
         if not entries:
-            # Blocks behind a window may have been given back all the same.
-            self._roster.carried = plan.blocks
             return None
+        self._roster.carried = []
         plan.released.extend(self._roster.rows.take_released())
         if self._staged:
             plan.stages = tuple(work.stage for work in entries)
@@ -255,6 +253,7 @@ class Scheduler:
         sampled = 0
         for i, work in enumerate(flight.entries):
             work.in_flight -= 1
+            work.chunk_start = plan.starts[i] + plan.counts[i]
             if number > work.void_until and work.state is not finished:
                 if i in failures:
                     delta = work.fault(failures[i])
@@ -389,7 +388,7 @@ class Scheduler:
         plan.counts.append(count)
         plan.samples.append(end == known)
         entries.append(work)
-        work.chunk_start = start
+        work.chunk_start = work.chunk_start if work.in_flight else start
         work.scheduled = end
         work.in_flight += 1
         if end == known:

@@ -103,7 +103,7 @@ class Work:
         self.admitted = 0
         """Units known at admission."""
         self.chunk_start = 0
-        """Start of the latest chunk of these."""
+        """Start of the oldest chunk of these in flight."""
         self.scheduled = 0
         self.capacity = 0
         self.drafts = b""
