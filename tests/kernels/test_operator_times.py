@@ -78,3 +78,11 @@ def test_what_an_operator_gives_is_passed_on() -> None:
     with pytest.raises(ValueError, match="own"):
         times.run("add", None, lambda: int("its own"))
     assert len(times.timed()) == 1
+
+
+def test_every_record_has_a_name() -> None:
+    """A profile of a layout's ranks ended in a KeyError at their first hand-over."""
+    from headrace.kernels.cpu.records import EMBED, EXPERTS_SUM, RECURRENCE
+    from headrace.kernels.cpu.timing import NAMES
+
+    assert set(NAMES) | {RECURRENCE} == set(range(EMBED, EXPERTS_SUM + 1))

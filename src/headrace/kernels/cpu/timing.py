@@ -48,6 +48,7 @@ NAMES = {
     kinds.CONV: "short_conv",
     kinds.MULTIPLY: "multiply",
     kinds.EXCHANGE: "exchange",
+    kinds.HANDOVER: "handover",
     kinds.AGREE: "head",
     kinds.LOWER: "head",
 }
