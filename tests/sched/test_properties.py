@@ -191,6 +191,17 @@ def test_deltas_of_a_plan_that_came_to_nothing_go_with_their_row() -> None:
         one_life(data, limits, pool_of((None, 11), (1, 4)), 568226 + life, kept)
 
 
+def test_what_is_copied_is_held_when_a_step_before_fails() -> None:
+    """The step that copies it is in flight, if only for nothing."""
+    limits = Limits(rows=5, step_tokens=34, max_context=30, max_waiting=2, depth=2, drafts=1)
+    first = False, "random", 0.0, 0.0, 0.0, False, 1
+    second = True, "random", 0.0, 0.0, 0.0, False, 20
+    third = True, "random", 0.0, 0.3, 0.0, False, 29
+    data, kept = Drawn(*first, *second, *third), {}
+    for life in range(3):
+        one_life(data, limits, pool_of((None, 13), block_size=4), 7495835 + life, kept)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_same_input_gives_the_same_plans(depth: int) -> None:
     def plans() -> list[object]:

@@ -345,8 +345,7 @@ class KvManager:
             self._fresh.difference_update(piece.key for piece in entered)
             if self.tiers is not None:
                 self.tiers.offer(entered)
-        if step in self._copying:
-            self._give_back(self._copying.pop(step))
+        self._give_back(self._copying.pop(step, []))
 
     def forget(self, step: int) -> None:
         """A step failed: what it and all later steps entered leaves the index."""
@@ -358,8 +357,7 @@ class KvManager:
                 # The block may have been taken for other content since.
                 if self.pools[group].keys[block] == key:
                     self.pools[group].forget(block)
-        for number in [number for number in self._copying if number >= step]:
-            self._give_back(self._copying.pop(number))
+        self._give_back(self._copying.pop(step, []))  # Later ones are still in flight.
 
     def _give_back(self, copied: list[list[int]]) -> None:
         for sources in copied:
