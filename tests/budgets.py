@@ -44,8 +44,8 @@ LINES = {
     "dist": 885,
     "engine": 10_831,
     "factory": 6_650,
-    "kernels": 16_474,
-    "kv": 2_073,
+    "kernels": 16_475,
+    "kv": 2_071,
     "layers": 429,
     "loader": 5_159,
     "media": 511,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 6_820,
 }
 """Lines of Python in each package."""
-TOTAL = 111_143
+TOTAL = 111_142
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
