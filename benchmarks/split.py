@@ -165,7 +165,9 @@ def main() -> None:
         }
     result: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
-        "asked": {k: str(v) if isinstance(v, Path) else v for k, v in vars(asked).items()},
+        "asked": {
+            k: str(v) if isinstance(v, Path) else v for k, v in vars(asked).items() if k != "json"
+        },
         "rounds": found,
         "counts": counts,
         "raw_socket_bytes_per_s": raw_socket(),
