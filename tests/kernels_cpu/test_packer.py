@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from cpu_cases import KINDS, random_blocks
 
+from headrace.kernels.cpu import panels
 from headrace.kernels.cpu.coded import CodedWeight
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.narrow import NarrowWeight
@@ -78,6 +80,14 @@ def weights() -> list[Source]:
     return made
 
 
+def test_panels_of_some_rows_at_a_time_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    team = Team(2)
+    whole = [pack(weight, team, planes=planes) for weight in weights() for planes in (False, True)]
+    monkeypatch.setattr(panels, "_AT_ONCE", 1)
+    again = [pack(weight, team, planes=planes) for weight in weights() for planes in (False, True)]
+    assert all(np.array_equal(one.data, two.data) for one, two in zip(whole, again, strict=True))
+
+
 def test_found_weights_are_those_that_packing_gives() -> None:
     team, shelf = Team(2), Shelf()
     first = [Packer(team, shelf).pack(weight) for weight in weights()]
@@ -108,13 +118,24 @@ def late(name: str, seed: int, order: np.ndarray | None, reads: list[str]) -> La
     return LateWeight(name, codes.shape, order, read)
 
 
+def late_blocks(name: str, seed: int, reads: list[str]) -> LateWeight:
+    """Another in MXFP4, whose readings are counted."""
+
+    def read() -> BlockWeight:
+        reads.append(name)
+        return replace(random_blocks("MXFP4", 19, 256, seed=seed), name=name)
+
+    return LateWeight(name, (19, 256), None, read)
+
+
 def test_codes_whose_panels_are_kept_are_not_unpacked() -> None:
     """All were, before anybody looked for their panels."""
     order, team, shelf = np.arange(256, dtype=np.int32)[::-1].copy(), Team(1), Shelf()
     reads: list[str] = []
     stacked = StackedWeight(tuple(late(f"part{n}", n, order, reads) for n in range(3)))
+    experts = [late_blocks(f"expert{n}", n, reads) for n in range(2)]
     crossed = StackedWeight((late("one", 3, order, reads), late("other", 4, None, reads)))
-    given = [stacked, crossed, late("alone", 5, None, reads)]
+    given = [stacked, crossed, late("alone", 5, None, reads), *experts]
 
     def prepared() -> list[PanelWeight]:
         ops = CpuOperators(1, shelf=shelf, team=team)
@@ -124,11 +145,11 @@ def test_codes_whose_panels_are_kept_are_not_unpacked() -> None:
 
     told: list[Any] = []
     first = prepared()
-    assert reads == ["part0", "part1", "part2", "one", "other", "alone"]
-    assert [one.kind for one in first] == ["INT4"] * 3 + ["F32", "INT4", "INT4"]
+    assert reads == ["part0", "part1", "part2", "one", "other", "alone", "expert0", "expert1"]
+    assert [one.kind for one in first] == ["INT4"] * 3 + ["F32", "INT4", "INT4"] + ["MXFP4"] * 2
     reads.clear()
     again = prepared()
-    assert reads == ["part0", "one"], "the first of each kind alone, which is proven"
+    assert reads == ["part0", "one", "expert0"], "the first of each kind alone, which is proven"
     assert told[0] == told[1]
     for one, other in zip(first, again, strict=True):
         assert (one.kind, one.shape) == (other.kind, other.shape)
@@ -139,7 +160,8 @@ def test_codes_whose_panels_are_kept_are_not_unpacked() -> None:
     reads.clear()
     assert all(np.array_equal(a.data, b.data) for a, b in zip(first, prepared(), strict=True))
     assert shelf.refused
-    assert set(reads) == {"part0", "part1", "part2", "one", "other", "alone"}
+    everything = {"part0", "part1", "part2", "one", "other", "alone", "expert0", "expert1"}
+    assert set(reads) == everything
 
 
 @pytest.mark.parametrize("takes", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,27 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> Non
         opened.truncate(50_000)
     with pytest.raises(ModelFileError, match=r"x\.safetensors: ends \d+ bytes before .* truncated"):
         stored.read()
+
+
+def test_dense_matrices_are_views_of_their_file(tmp_path: Path) -> None:
+    """A tensor that begins between two numbers is read, and so is one that is not there any more,
+    which is an error."""
+    file = tmp_path / "x.safetensors"
+    wanted = {"b": torch.randn(3, 4), "a": torch.randn(4).half(), "c": torch.randn(5, 2).bfloat16()}
+    save_file(wanted, file)
+    header = read_header(file)
+    for name, stored in header.items():
+        view = stored.mapped()
+        assert torch.equal(arrays.tensor(view), wanted[name])
+        assert arrays.mapped(view)
+    odd = replace(header["c"], begin=header["c"].begin + 1, shape=(4, 2))
+    assert np.array_equal(odd.mapped(), odd.read())
+    assert not arrays.mapped(odd.mapped())
+    shrunk = read_header(file)["b"]
+    with file.open("r+b") as opened:
+        opened.truncate(shrunk.begin + 4)
+    with pytest.raises(ModelFileError, match="truncated"):
+        shrunk.mapped()
 
 
 def test_a_truncated_shard(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ class LateWeight:
     shape: tuple[int, int]
     order: Array | None
     """int32 [in], see `PackedWeight.order`."""
-    read: Callable[[], PackedWeight | Fp8Weight]
+    read: Callable[[], PackedWeight | Fp8Weight | BlockWeight]
     """Raises `ModelFileError`."""
     nbytes = 0
 

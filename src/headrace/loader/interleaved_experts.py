@@ -9,14 +9,14 @@ in / 32]; they become blocks as GGUF has them, without loss.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import ModelFileError, UnsupportedModel
-from ..kernels.weights import BlockWeight
+from ..kernels.weights import BlockWeight, LateWeight
 from ..quant.ggml_types import BY_NAME, DENSE
 from .safetensors_file import StoredTensor
 
@@ -81,14 +81,32 @@ class ExpertPart:
         rows, width = self.shape
         return BlockWeight("MXFP4", _blocks(data[self.rows], scales), (rows, width))
 
+    def late(self, name: str) -> LateWeight:
+        """Itself, in MXFP4, under the model's `name`."""
+
+        def read() -> BlockWeight:
+            made = self.read()
+            assert isinstance(made, BlockWeight)
+            return replace(made, name=name)
+
+        rows, width = self.shape
+        return LateWeight(name, (rows, width), None, read)
+
 
 def _blocks(codes: Host, scales: Host) -> Host:
     """codes [rows, blocks, 16], scales [rows, blocks] → [rows, blocks · 17] as GGUF has them: the
     scale, then numbers i and i + 16 in byte i, where here they were 2i and 2i + 1."""
-    numbers = np.stack([codes & 15, codes >> 4], -1).reshape(*scales.shape, _BLOCK)
-    half = _BLOCK // 2
-    both = numbers[..., :half] | numbers[..., half:] << 4
-    return np.concatenate([scales[..., None], both], -1).reshape(len(scales), -1)
+    first, second = np.moveaxis(np.ascontiguousarray(codes).view(np.uint64), -1, 0)
+    low, high = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0)
+    four = np.uint64(4)
+    # Bytes for even numbers and for odd ones, eight at a time, which then lie in turns.
+    even = (first & low) | (second << four & high)
+    odd = (first >> four & low) | (second & high)
+    pairs = even.view(np.uint8) | odd.view(np.uint8).astype("<u2") << 8
+    made = np.empty((*scales.shape, 1 + _BLOCK // 2), np.uint8)
+    made[..., 0] = scales
+    made[..., 1:] = pairs.view(np.uint8).reshape(codes.shape)
+    return made.reshape(len(scales), -1)
 
 
 def expert_parts(

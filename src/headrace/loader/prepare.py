@@ -148,8 +148,10 @@ class _Preparing:
         if name in self._ends:
             return self._ends[name]
         end = ref.role in ("embed", "logits")
-        late = self._operators.host and not end
-        taken = self._place(self._source.take_matrix(name, rows, ref.width, late=late))
+        host = self._operators.host
+        late = host and not end
+        taken = self._source.take_matrix(name, rows, ref.width, late=late, mapped=host)
+        taken = self._place(taken)
         if end:
             self._ends[name] = taken
         else:

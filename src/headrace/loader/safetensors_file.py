@@ -1,16 +1,20 @@
-"""Reads safetensors into arrays of the host: bounded, checked, without torch and without mapping.
+"""Safetensors as arrays of the host: bounded, checked, without torch, read or mapped.
 
 The format (github.com/huggingface/safetensors, "Format"): eight bytes with the length of a JSON
 header, the header, then the tensors' bytes. The header is believed only where it is as the format
 says: ranges that follow each other from the first byte to the file's last, sizes that are those of
-type and shape, no name twice. Tensors are read when they are asked for, into memory of their own: a
-mapping would end the process if somebody truncated the file, and a read says so.
+type and shape, no name twice. Tensors are read when they are asked for, into memory of their own,
+and a file that somebody has truncated is an error. Dense matrices for the CPU kernels are views of
+the file's mapping, as those of a GGUF are: a table costs the rows that are read of it, and what is
+kept in panels nothing. Truncated from then on, the file ends the process.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import mmap
 import os
 import weakref
 from collections.abc import Mapping
@@ -48,6 +52,12 @@ class OpenFile:
     def __init__(self, path: Path) -> None:
         self.handle = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self.handle)
+
+    @functools.cached_property
+    def mapping(self) -> mmap.mmap:
+        """All of the file, private: views may be written, the file never changes. Raises `OSError`
+        or `ValueError`."""
+        return mmap.mmap(self.handle, 0, access=mmap.ACCESS_COPY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,21 @@ class StoredTensor:
         room = np.empty(self.shape, _HOST[self.dtype])
         self._fill(room)
         return room
+
+    def mapped(self) -> npt.NDArray[Any]:
+        """The tensor [shape] as a view of the file's mapping, which lives as long as any; read
+        where it cannot be mapped, or begins between two numbers. Raises `ModelFileError`."""
+        import numpy as np  # Local, as in `read`.
+
+        dtype = np.dtype(_HOST[self.dtype])
+        try:
+            whole = self.file.mapping
+        except (OSError, ValueError):
+            return self.read()
+        if self.begin % dtype.itemsize or len(whole) < self.begin + self.nbytes:
+            return self.read()
+        count = math.prod(self.shape)
+        return np.frombuffer(whole, dtype, count, self.begin).reshape(self.shape)
 
     def _fill(self, room: np.ndarray[Any, Any]) -> None:
         bytes_of = memoryview(room.reshape(-1).view("u1").data)

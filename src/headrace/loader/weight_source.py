@@ -53,12 +53,19 @@ class WeightSource:
             raise ModelFileError(f"{name} is a vector, but it is stored as {_kind(weight)}")
         return weight
 
-    def take_matrix(self, name: str, rows: int, width: int, *, late: bool = False) -> Matrix:
+    def take_matrix(
+        self, name: str, rows: int, width: int, *, late: bool = False, mapped: bool = False
+    ) -> Matrix:
         """The matrix `name` [rows, width]; raises `ModelFileError`. `late`: one in codes may be
-        read when it is needed."""
+        read when it is needed; `mapped`: a dense one may be a view of its file."""
         taken = self._take(name, (rows, width))
-        if late and isinstance(taken, QuantisedMatrix):
+        if late and (
+            isinstance(taken, QuantisedMatrix)
+            or (isinstance(taken, ExpertPart) and taken.scales is not None)
+        ):
             return taken.late(name)
+        if mapped and isinstance(taken, StoredTensor):
+            return DenseWeight(taken.mapped(), name)
         weight = _read(taken)
         if isinstance(weight, _QUANTISED):
             weight.name = name

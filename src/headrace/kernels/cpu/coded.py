@@ -34,8 +34,8 @@ from ..weights import (
 
 Host = npt.NDArray[np.uint8]
 UNIT = 32
-EXACT = "Q4_0", "Q5_0", "Q8_0", "INT4", "INT8", "E4M3", "F32"
-"""Kinds of panels that `coded` gives."""
+EXACT = "Q4_0", "Q5_0", "Q8_0", "INT4", "INT8", "E4M3", "F32", "MXFP4"
+"""Kinds of panels that matrices of checkpoints in codes get."""
 
 
 @dataclass(slots=True)
@@ -81,9 +81,13 @@ class KeptWeight:
         return DenseWeight(made.data[:rows])
 
 
-def coded(weight: PackedWeight | Fp8Weight, *, ordered: bool) -> CodedWeight | DenseWeight:
+def coded(
+    weight: PackedWeight | Fp8Weight | BlockWeight, *, ordered: bool
+) -> CodedWeight | DenseWeight | BlockWeight:
     """The weight as the kind of panels that holds it exactly; `ordered`: its inputs may be read in
     an order of their own."""
+    if isinstance(weight, BlockWeight):
+        return weight
     if isinstance(weight, Fp8Weight):
         scales = np.ascontiguousarray(block_scales(weight))
         return CodedWeight("E4M3", weight.data, scales, None, FP8_BLOCK, None, weight.name)

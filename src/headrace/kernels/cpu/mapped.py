@@ -1,13 +1,19 @@
-"""How much of a table stays mapped that is read row by row from a mapping of its file."""
+"""What a mapping of a model's file keeps in memory: nothing of what is packed, little of tables."""
 
 from __future__ import annotations
 
-from ..arrays import address, mapped
+from ..arrays import Array, address, mapped
 from ..weights import BlockWeight, DenseWeight, Weight
 from .library import forget
 
 MOST_ROWS = 256
 """Rows that are read before the pages go back: at 64 KiB for each at most 16 MiB and one step's."""
+
+
+def give_back(data: Array) -> None:
+    """Drop the pages of what is mapped: few will want them again. Other arrays stay."""
+    if mapped(data):
+        forget(address(data), data.nbytes)
 
 
 class MappedRows:
@@ -30,4 +36,4 @@ class MappedRows:
         self._rows += rows
         if self._rows >= MOST_ROWS:
             self._rows = 0
-            forget(address(self._data), self._data.nbytes)
+            give_back(self._data)

@@ -13,6 +13,7 @@ from ...base.config import Decision
 from ...base.graph import Role
 from ..arrays import Array, floats
 from ..weights import BlockWeight, DenseWeight
+from .mapped import give_back
 
 Encode = Callable[[str, Array], npt.NDArray[np.uint8]]
 NARROW = ("int8", "int4")
@@ -52,8 +53,12 @@ class NarrowWeight:
     def blocks(self) -> BlockWeight:
         (out, width), data = self.shape, self.source.data
         step = max(1, _AT_ONCE // width)
-        made = [self.encode(self.kind, data[at : at + step]) for at in range(0, out, step)]
-        return BlockWeight(self.kind, np.concatenate(made), self.shape, self.name)
+        made = self.encode(self.kind, data[:step])
+        whole = np.empty((out, made.shape[1]), np.uint8)
+        for at in range(0, out, step):
+            whole[at : at + step] = self.encode(self.kind, data[at : at + step]) if at else made
+            give_back(data[at : at + step])
+        return BlockWeight(self.kind, whole, self.shape, self.name)
 
 
 class Narrowing:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import Array, address, contiguous, dtype_name, mapped
+from ..arrays import Array, address, contiguous, dtype_name
 from ..backend import Shelf
 from ..weights import BlockWeight, DenseWeight, PanelWeight
 from .coded import CodedWeight, KeptWeight
 from .library import Team, allocate, forget, load
+from .mapped import give_back
 from .narrow import NarrowWeight
 from .records import KINDS
 
@@ -27,6 +28,8 @@ _UNIT_BYTES, _LOW_BYTES = 544, 192
 """Bytes of 16 outputs by 32 inputs in `PLANES`, and those among them of the low plane."""
 LOW_SHARE = _LOW_BYTES / _UNIT_BYTES
 _CHUNK = 64 << 20
+_AT_ONCE = 32 << 20
+"""Bytes of a weight that are packed before its pages go back."""
 _ALIGNMENT = 64
 
 
@@ -77,7 +80,14 @@ def pack(
         load().hr_pack_coded(team.handle, *given)
         return PanelWeight(kind, target, weight.shape, weight.order)
     row_bytes = data.nbytes // out
-    load().hr_pack(team.handle, KINDS[kind], address(data), row_bytes, out, width, address(target))
+    # The planes of all panels lie one behind the other: such a weight is packed at once.
+    step = out if kind == PLANES else max(1, _AT_ONCE // row_bytes // OUTPUTS) * OUTPUTS
+    for first in range(0, out, step):
+        rows = min(step, out - first)
+        to = address(target) + first // OUTPUTS * packed_bytes(kind, (OUTPUTS, width))
+        given = address(data) + first * row_bytes, row_bytes, rows, width, to
+        load().hr_pack(team.handle, KINDS[kind], *given)
+        give_back(data[first : first + rows])
     return PanelWeight(kind, target, weight.shape)
 
 
@@ -163,8 +173,8 @@ class Packer:
 def _give_back(weight: Source) -> None:
     """Drop the pages of a mapped weight: few will want them again."""
     source = weight.source if isinstance(weight, NarrowWeight) else weight
-    if isinstance(source, DenseWeight | BlockWeight) and mapped(source.data):
-        forget(address(source.data), source.data.nbytes)
+    if isinstance(source, DenseWeight | BlockWeight):
+        give_back(source.data)
 
 
 def in_order(data: Array) -> Array:

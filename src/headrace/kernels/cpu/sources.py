@@ -75,11 +75,11 @@ class PanelSources:
     def _exact(self, weight: PackedWeight | Fp8Weight | LateWeight, ordered: bool) -> Source:
         """What holds the numbers of codes. A `LateWeight` whose panels are kept is not read."""
 
-        def read() -> CodedWeight | DenseWeight:
+        def read() -> CodedWeight | DenseWeight | BlockWeight:
             stored = weight.read() if isinstance(weight, LateWeight) else weight
             return coded(stored, ordered=ordered)
 
-        source: CodedWeight | DenseWeight | KeptWeight | None = None
+        source: CodedWeight | DenseWeight | BlockWeight | KeptWeight | None = None
         if isinstance(weight, LateWeight) and self._shelf is not None:
             kind, shape = self._shelf.kind(weight.name), weight.shape
             order = None if kind == "F32" else weight.order
