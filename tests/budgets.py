@@ -44,10 +44,10 @@ LINES = {
     "dist": 885,
     "engine": 10_831,
     "factory": 6_650,
-    "kernels": 16_475,
+    "kernels": 16_500,
     "kv": 2_071,
     "layers": 429,
-    "loader": 5_159,
+    "loader": 5_211,
     "media": 511,
     "models": 527,
     "obs": 1_735,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 6_820,
 }
 """Lines of Python in each package."""
-TOTAL = 111_142
+TOTAL = 111_219
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
