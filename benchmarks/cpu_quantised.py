@@ -65,7 +65,6 @@ def make(place: Path, forms: list[str]) -> None:
     from headrace.quant.ggml import dequantise
     from oracle import checkpoints
     from tiny import quantised
-    from tiny.families import with_words
 
     files = open_model(DEFAULT)
     dense = {
@@ -90,6 +89,7 @@ def make(place: Path, forms: list[str]) -> None:
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
     }
+    words = json.dumps(tokenizer_of(files.tokenizer), ensure_ascii=False)
     for name in dict.fromkeys(FORMS[form][0] for form in forms if FORMS[form][0] != DEFAULT):
         if name == "mxfp4":
             make_mixture(place / name)
@@ -115,8 +115,36 @@ def make(place: Path, forms: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(made, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({**config, **more}))
-        with_words(folder, arch.vocab_size)
+        (folder / "tokenizer.json").write_text(words)
         print(name, sum(one.nbytes for one in made.values()) >> 20, "MiB", flush=True)
+
+
+def tokenizer_of(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The vocabulary of a GGUF of Qwen 2 as the model's authors publish it."""
+    from headrace.text.pretokenize import QWEN2
+
+    tokens, types = (list(metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type"))
+    ways = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [
+        {"id": at, "content": tokens[at], **ways, "special": kind == 3}
+        for at, kind in enumerate(types)
+        if kind in (3, 4)
+    ]
+    level = {"type": "ByteLevel", "trim_offsets": False, "use_regex": False}
+    level["add_prefix_space"] = False
+    cut = {"type": "Split", "pattern": {"Regex": QWEN2}, "behavior": "Isolated", "invert": False}
+    vocabulary = {token: at for at, token in enumerate(tokens) if types[at] == 1}
+    merges = list(metadata["tokenizer.ggml.merges"])
+    model = {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": False}
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut, level]},
+        "post_processor": level,
+        "decoder": level,
+        "model": model,
+    }
 
 
 def make_mixture(folder: Path) -> None:

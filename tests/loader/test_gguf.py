@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import HeadraceError, ModelFileError
+from headrace.base.strings import StringArray
 from headrace.base.textlibrary import library
-from headrace.loader.gguf import GgufFile, StringArray
+from headrace.loader.gguf import GgufFile
 from headrace.loader.panelfile import _of_mapping
 
 

@@ -9,7 +9,6 @@ import random
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
@@ -21,9 +20,10 @@ from vocabularies import byte_level_metadata
 
 from headrace.base import textlibrary
 from headrace.base.errors import ModelFileError
+from headrace.base.strings import StringArray
 from headrace.text import load_tokenizer
 from headrace.text.from_gguf import ByteLevelEncoder
-from headrace.text.native import NativeBpe, Packed, native_bpe
+from headrace.text.native import NativeBpe, native_bpe
 from headrace.text.pretokenize import PRE_TOKENIZERS, PreTokenizer
 
 pytestmark = pytest.mark.skipif(
@@ -182,16 +182,11 @@ def test_merges_that_do_not_fit_are_refused(merge: str) -> None:
     ],
 )
 def test_tokens_that_are_no_text_are_not_taken(wrong: bytes) -> None:
-    class Raw:
-        """A stand-in for a `StringArray` over damaged bytes."""
-
-        packed = Packed(ALPHABET)
-        buffer = packed.buffer + bytes(8) + wrong
-        starts = array("Q", [*packed.starts, len(buffer)])
-
+    sound = StringArray.of(ALPHABET, "a test")
+    buffer = sound.buffer + bytes(8) + wrong
+    values = StringArray(buffer, array("Q", [*sound.starts, len(buffer)]), "a test")
     known = PRE_TOKENIZERS["gpt-2"].native
     assert known is not None
-    values: Any = Raw()
     assert native_bpe(values, [], known, ignore_merges=False, composed=False) is None
 
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from headrace.base import textlibrary
 from headrace.base.errors import InvalidRequest, ModelFileError, TooLarge, UnsupportedModel
 from headrace.text import Tokenizer, load_tokenizer
 from headrace.text import tokenizer as tokenizer_module
+from headrace.text.json_bpe import own_tokenizer, read
 from headrace.text.pretokenize import PRE_TOKENIZERS
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -69,6 +71,8 @@ def test_byte_level_equals_the_library(pre: str, tmp_path: Path) -> None:
     library.save(str(tmp_path / "tokenizer.json"))
     from_gguf = load_tokenizer(as_gguf(library, pre))
     from_json = load_tokenizer(tmp_path / "tokenizer.json")
+    own = "own byte-level BPE" if pre in ("qwen2", "llama-bpe", "gpt-2") else "tokenizers library"
+    assert from_gguf.served.value == from_json.served.value == own
     marked = [f"<|im_start|>user\n{text}<|im_end|>\n<tool_call>x" for text in PLAIN]
     for text in [*TEXTS, *marked]:
         expected = library.encode(text, add_special_tokens=False).ids
@@ -82,6 +86,85 @@ def test_byte_level_equals_the_library(pre: str, tmp_path: Path) -> None:
     assert from_gguf.special_ids == from_json.special_ids
     pieces = [from_gguf.piece(index) for index in range(from_gguf.vocab_size)]
     assert pieces == [from_json.piece(index) for index in range(from_json.vocab_size)]
+
+
+def bos_in_front(library: tokenizers.Tokenizer) -> None:
+    """As in Llama 3."""
+    bos = ("<|im_start|>", library.token_to_id("<|im_start|>"))
+    library.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing("<|im_start|> $A", "<|im_start|> $A $B", [bos]),
+        ]
+    )
+
+
+def word_alone(library: tokenizers.Tokenizer) -> None:
+    library.add_tokens([tokenizers.AddedToken("the", single_word=True, normalized=False)])
+
+
+def composed_before(library: tokenizers.Tokenizer) -> None:
+    library.add_tokens([tokenizers.AddedToken("<a>", normalized=True)])
+
+
+def space_in_front(library: tokenizers.Tokenizer) -> None:
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+
+
+def lower_case(library: tokenizers.Tokenizer) -> None:
+    library.normalizer = normalizers.Lowercase()
+
+
+@pytest.mark.parametrize(
+    ("change", "own"),
+    [
+        (bos_in_front, True),
+        (word_alone, False),
+        (composed_before, False),
+        (space_in_front, False),
+        (lower_case, False),
+    ],
+)
+def test_only_what_our_own_knows_wholly_is_not_the_librarys(
+    change: Callable[[tokenizers.Tokenizer], None], own: bool, tmp_path: Path
+) -> None:
+    library = trained("qwen2")
+    change(library)
+    library.save(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(tmp_path)
+    assert (ours.served.value == "own byte-level BPE") == own
+    for text in ["The other the<a>\u0338 Ae\u0301<|im_end|>", *PLAIN]:
+        assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_bos=True) == library.encode(text).ids
+    for token in ("<|im_end|>", "<tool_call>", "the", "nowhere at all"):
+        assert ours.token_to_id(token) == library.token_to_id(token)
+    assert list(ours.vocabulary.tokens) == [
+        library.id_to_token(index) for index in range(library.get_vocab_size())
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["added_tokens"].extend(
+            {**state["added_tokens"][-1], "content": f"<{at}>", "id": 1501 + at} for at in (1, 0)
+        ),
+        lambda state: state["added_tokens"][-1].update(id=1999),
+        lambda state: state["model"].update(dropout=0.5),
+        lambda state: state["model"].update(end_of_word_suffix="</w>"),
+        lambda state: state["model"]["vocab"].update(hole=1999),
+        lambda state: state["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed"),
+        lambda state: state["pre_tokenizer"]["pretokenizers"].pop(0),
+        lambda state: state["added_tokens"].append(state["added_tokens"][0]),
+    ],
+)
+def test_a_file_that_is_not_as_it_should_be_is_the_librarys(
+    change: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    state = json.loads(trained("qwen2").to_str())
+    change(state)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    assert own_tokenizer(*read(tmp_path / "tokenizer.json")) is None
 
 
 def test_the_cuts_are_those_of_the_families() -> None:

@@ -10,7 +10,8 @@ from ..base.arch_gguf import LONG_FACTORS, ROPE_FACTORS
 from ..base.arch_reader import from_gguf
 from ..base.errors import ModelFileError
 from ..base.modelfiles import ModelFiles
-from .gguf import GgufFile, StringArray
+from ..base.strings import StringArray
+from .gguf import GgufFile
 
 END_OF_TURN = (
     "<|im_end|>",

@@ -7,20 +7,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from headrace.base.config import Decision
 from headrace.base.errors import ModelFileError, UnsupportedModel
 
+from .json_bpe import named_ends
 from .pieces import PieceKind
 from .tokenizer import Tokenizer, Vocabulary
-
-MAX_FILE = 256 * 2**20
-"""Bytes of a `tokenizer.json`; the largest known ones have 40 MB."""
-MAX_ID = 2**24
-"""Ids of tokens are below this; the largest known vocabularies have 2^18 to 2^20."""
 
 
 class LibraryEncoder:
@@ -46,11 +41,9 @@ class LibraryEncoder:
             return self._plain
 
 
-def tokenizer_from_file(path: Path) -> Tokenizer:
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise ModelFileError(f"there is no tokenizer at {path}", param="tokenizer")
-    _bounded(path)
+def tokenizer_from_file(path: Path, config: dict[str, Any]) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json` that `json_bpe.read` has read. Raises `ModelFileError`
+    and `UnsupportedModel`."""
     try:
         library = LibraryTokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
@@ -58,61 +51,11 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
     # Files of sentence encoders carry the cut and the padding of their training.
     library.no_truncation()
     library.no_padding()
-    config = _config(path.with_name("tokenizer_config.json"))
     _add_missing(library, config)
     served = Decision(
         "tokenizer", "tokenizers library", "a tokenizer.json is run as its authors meant it"
     )
     return Tokenizer(_vocabulary(library, config), LibraryEncoder(library), served)
-
-
-def _bounded(path: Path) -> None:
-    """Refuse a file whose ids would ask for gigabytes: lists as long as the largest are made of
-    them, here and in the library. Raises `ModelFileError`."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE:
-            raise ModelFileError(f"{path} has {size} bytes; at most {MAX_FILE}", param="tokenizer")
-        state = msgspec.json.decode(path.read_bytes(), type=_Ids)
-    except (msgspec.DecodeError, RecursionError, OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}", param="tokenizer") from None
-    vocabulary = state.model.vocab
-    ids = [token.id for token in state.added_tokens]
-    if isinstance(vocabulary, dict):
-        ids += vocabulary.values()
-    for index in (min(ids, default=0), max(ids, default=0)):
-        if not 0 <= index < MAX_ID:
-            raise ModelFileError(
-                f"{path} has a token of the id {index}; ids are from 0 to {MAX_ID - 1}",
-                param="tokenizer",
-            )
-
-
-class _Model(msgspec.Struct):
-    vocab: dict[str, int] | list[Any] | None = None
-
-
-class _Added(msgspec.Struct):
-    id: int = 0
-
-
-class _Ids(msgspec.Struct):
-    """Where a `tokenizer.json` has ids; all else is the library's."""
-
-    model: _Model = msgspec.field(default_factory=_Model)
-    added_tokens: list[_Added] = []
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}", param="tokenizer") from None
-    if not isinstance(config, dict):
-        raise ModelFileError(f"{path} is not a JSON object", param="tokenizer")
-    return config
 
 
 def _add_missing(library: LibraryTokenizer, config: dict[str, Any]) -> None:
@@ -158,12 +101,7 @@ def _vocabulary(library: LibraryTokenizer, config: dict[str, Any]) -> Vocabulary
     added = library.get_added_tokens_decoder()
     kind, strip_space = _decoding(library)
     prefix, suffix = _wrapping(library)
-    bos, eos = (_named(config, ids, name) for name in ("bos_token", "eos_token"))
-    if bos is None and len(prefix) == 1:
-        bos = prefix[0]
-    add_bos = config.get("add_bos_token")
-    if isinstance(add_bos, bool) and bos is not None and kind != "wordpiece":
-        prefix = (bos,) if add_bos else ()
+    bos, eos, prefix = named_ends(config, ids.get, prefix, kind)
     return Vocabulary(
         kind=kind,
         tokens=tokens,
@@ -176,12 +114,6 @@ def _vocabulary(library: LibraryTokenizer, config: dict[str, Any]) -> Vocabulary
         suffix_ids=suffix,
         strip_space=strip_space,
     )
-
-
-def _named(config: dict[str, Any], ids: dict[str, int], name: str) -> int | None:
-    value = config.get(name)
-    value = value.get("content") if isinstance(value, dict) else value
-    return ids.get(value) if isinstance(value, str) else None
 
 
 def _wrapping(library: LibraryTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

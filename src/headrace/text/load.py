@@ -18,6 +18,13 @@ def load_tokenizer(source: Path | dict[str, Any]) -> Tokenizer:
     """
     if isinstance(source, dict):
         return tokenizer_from_gguf(source)
-    from .from_json import tokenizer_from_file  # Local: GGUF files do without the library.
+    from .json_bpe import own_tokenizer, read  # Local: GGUF files do without.
 
-    return tokenizer_from_file(Path(source))
+    path = source / "tokenizer.json" if source.is_dir() else source
+    state, config = read(path)
+    own = own_tokenizer(state, config)
+    if own is not None:
+        return own
+    from .from_json import tokenizer_from_file  # Local: most files do without the library.
+
+    return tokenizer_from_file(path, config)

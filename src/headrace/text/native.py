@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import os
 import weakref
 from array import array
@@ -16,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.base.strings import StringArray
 from headrace.base.textlibrary import library
 
 SAFE = "\u0300"
 """Text of characters below the first combining mark is in every normal form C."""
 COMPOSED_BYTES = 3
 """UTF-8 bytes of a text that become one in normal form C, at most (U+0390 has six for two)."""
-_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +34,10 @@ class WordRules:
     """Most digits of one word, of pattern 1."""
 
 
-class Packed:
-    """Strings as GGUF files hold them: a length word of 8 bytes before each, in one buffer."""
-
-    def __init__(self, values: Sequence[str]) -> None:
-        """Take a `loader.gguf.StringArray`, which has both parts, or any strings.
-
-        Raises `UnicodeEncodeError` for what is no text.
-        """
-        if hasattr(values, "buffer") and hasattr(values, "starts"):
-            self.buffer: bytes = values.buffer
-            self.starts: array[int] = values.starts
-        else:
-            parts = [value.encode() for value in values]
-            lengths = (len(part) + _LENGTH_BYTES for part in parts)
-            self.starts = array("Q", itertools.accumulate(lengths, initial=0))
-            self.buffer = b"".join(bytes(_LENGTH_BYTES) + part for part in parts)
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    @property
-    def arguments(self) -> tuple[bytes, int, int]:
-        """Buffer, address of the starts, number of strings."""
-        return self.buffer, self.starts.buffer_info()[0], len(self)
-
-
 class NativeBpe:
     """A byte-level BPE; safe to share between threads. Made by `native_bpe`."""
 
-    def __init__(self, loaded: ctypes.CDLL, handle: int, tokens: Packed) -> None:
+    def __init__(self, loaded: ctypes.CDLL, handle: int, tokens: StringArray) -> None:
         self._tokens = tokens  # The library reads their texts where they are.
         self._handle = handle
         self._find, self._encode = loaded.hrt_bpe_find, loaded.hrt_bpe_encode
@@ -92,7 +65,7 @@ class ComposedBpe(NativeBpe):
     """`NativeBpe` of text brought into Unicode normal form C, by the tables of the
     `tokenizers` library (Python's own are of another Unicode version)."""
 
-    def __init__(self, loaded: ctypes.CDLL, handle: int, tokens: Packed) -> None:
+    def __init__(self, loaded: ctypes.CDLL, handle: int, tokens: StringArray) -> None:
         super().__init__(loaded, handle, tokens)
         self.longest *= COMPOSED_BYTES
 
@@ -126,7 +99,7 @@ def native_bpe(
     if loaded is None:
         return None
     try:
-        packed, merging = Packed(tokens), Packed(merges)
+        packed, merging = _packed(tokens), _packed(merges)
     except UnicodeEncodeError:
         return None
     handle = loaded.hrt_bpe_new(
@@ -140,3 +113,8 @@ def native_bpe(
     if not handle:
         return None
     return (ComposedBpe if composed else NativeBpe)(loaded, handle, packed)
+
+
+def _packed(values: Sequence[str]) -> StringArray:
+    """Raises `UnicodeEncodeError` for what is no text."""
+    return values if isinstance(values, StringArray) else StringArray.of(values, "a vocabulary")
