@@ -38,7 +38,7 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 7_086,
+    "base": 7_184,
     "bench": 10_030,
     "cli": 6_090,
     "dist": 885,
@@ -47,7 +47,7 @@ LINES = {
     "kernels": 16_500,
     "kv": 2_071,
     "layers": 429,
-    "loader": 5_211,
+    "loader": 5_144,
     "media": 511,
     "models": 527,
     "obs": 1_735,
@@ -58,11 +58,11 @@ LINES = {
     "server": 16_083,
     "speech": 4_424,
     "speculate": 689,
-    "text": 6_153,
+    "text": 6_325,
     "worker": 6_820,
 }
 """Lines of Python in each package."""
-TOTAL = 111_219
+TOTAL = 111_422
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
