@@ -29,7 +29,7 @@ class StringArray(Sequence[str]):
 
     @classmethod
     def of(cls, values: Sequence[str], name: str) -> StringArray:
-        """Of these strings, called `name` in errors. Raises `UnicodeEncodeError`."""
+        """Hold these strings, called `name` in errors. Raises `UnicodeEncodeError`."""
         parts = [value.encode() for value in values]
         ends = itertools.accumulate((len(part) + _U64.size for part in parts), initial=0)
         buffer = b"".join(_U64.pack(len(part)) + part for part in parts)
