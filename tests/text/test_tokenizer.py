@@ -89,7 +89,7 @@ def test_byte_level_equals_the_library(pre: str, tmp_path: Path) -> None:
 
 
 def bos_in_front(library: tokenizers.Tokenizer) -> None:
-    """As in Llama 3."""
+    """Llama 3 has its bos so."""
     bos = ("<|im_start|>", library.token_to_id("<|im_start|>"))
     library.post_processor = processors.Sequence(
         [
