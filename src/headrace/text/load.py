@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .from_gguf import tokenizer_from_gguf
+from .json_bpe import own_tokenizer, read
 from .tokenizer import Tokenizer
 
 
@@ -18,8 +19,6 @@ def load_tokenizer(source: Path | dict[str, Any]) -> Tokenizer:
     """
     if isinstance(source, dict):
         return tokenizer_from_gguf(source)
-    from .json_bpe import own_tokenizer, read  # Local: GGUF files do without.
-
     path = source / "tokenizer.json" if source.is_dir() else source
     state, config = read(path)
     own = own_tokenizer(state, config)
