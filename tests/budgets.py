@@ -58,11 +58,11 @@ LINES = {
     "server": 16_083,
     "speech": 4_424,
     "speculate": 689,
-    "text": 6_325,
+    "text": 6_324,
     "worker": 6_820,
 }
 """Lines of Python in each package."""
-TOTAL = 111_422
+TOTAL = 111_421
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
