@@ -56,13 +56,13 @@ async def test_a_prefill_server_answers_only_where_nobody_else_is_ready() -> Non
         gateway(urls) as (url, app),
         httpx.AsyncClient() as client,
     ):
-        for replica in app._replicas:
+        for replica in app.replicas:
             await replica.probe()
         for _ in range(4):
             await client.post(url + CHAT, json=body())
         assert (len(prefill.bodies), len(decode.bodies)) == (0, 4)
         decode.status = 503
-        for replica in app._replicas:
+        for replica in app.replicas:
             await replica.probe()
         await client.post(url + CHAT, json=body())
         assert len(prefill.bodies) == 1
@@ -152,14 +152,14 @@ async def test_a_draining_replica_gets_nothing_new() -> None:
     one, two = Mock(), Mock()
     async with mocks(one, two) as urls, gateway(urls) as (url, app), httpx.AsyncClient() as client:
         one.status = 503
-        await asyncio.gather(*(replica.probe() for replica in app._replicas))
+        await asyncio.gather(*(replica.probe() for replica in app.replicas))
         one.status = 200
         for _ in range(4):
             await client.post(url + CHAT, json=body())
         assert (len(one.bodies), len(two.bodies)) == (0, 4)
         assert (await client.get(url + "/health")).status_code == 200
         two.status = 503
-        await app._replicas[1].probe()
+        await app.replicas[1].probe()
         assert (await client.get(url + "/health")).status_code == 503
         reply = await client.post(url + CHAT, json=body())
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")

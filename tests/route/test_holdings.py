@@ -75,14 +75,14 @@ async def test_requests_go_where_their_prefix_is(monkeypatch: pytest.MonkeyPatch
         # Others keep it busy: more than its prefix is worth.
         assert servers[1].tells is not None
         servers[1].tells.put_nowait(event(in_work=50))
-        await until(lambda: app._replicas[1].load == 50)
+        await until(lambda: app.replicas[1].load == 50)
         await client.post(url + CHAT, json=one)
         assert len(servers[1].bodies) == 4
         # Its connection ends: it is asked again, and says that it holds nothing.
         servers[1].tells.put_nowait(b"")
         await until(lambda: servers[1].listeners == 2)
         assert known(app) == len(keys(two))
-        assert app._replicas[1].load == 0
+        assert app.replicas[1].load == 0
 
 
 @on_the_loop_of_servers
@@ -172,9 +172,9 @@ async def test_two_gateways_before_200_servers_choose_alike() -> None:
     wanted = len({key for asked in texts for key in keys(asked)})
     client = httpx.AsyncClient(limits=httpx.Limits(max_connections=None))
     async with client, mocks(*servers) as urls, gateway(urls, "prefix") as (first, one):
-        await until(lambda: all(replica.tells for replica in one._replicas))
+        await until(lambda: all(replica.tells for replica in one.replicas))
         async with gateway(urls, "prefix") as (second, two):
-            await until(lambda: all(replica.tells for replica in two._replicas))
+            await until(lambda: all(replica.tells for replica in two.replicas))
             assert known(one) == known(two) == wanted
             for number, asked in enumerate(texts):
                 for url in (first, second):
@@ -191,7 +191,7 @@ async def test_two_gateways_before_200_servers_choose_alike() -> None:
                     await asyncio.sleep(0)
                 task.cancel()
             await asyncio.gather(*storm, return_exceptions=True)
-            await until(lambda: not any(r.outstanding for g in (one, two) for r in g._replicas))
+            await until(lambda: not any(r.outstanding for g in (one, two) for r in g.replicas))
 
 
 @on_the_loop_of_servers

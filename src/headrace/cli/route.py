@@ -30,6 +30,18 @@ def command(
             "their caches hold."
         ),
     ] = None,
+    endpoint_picker: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Tell other gateways where a request is to go: the endpoint picker protocol of "
+            "Kubernetes (Envoy's external processing, gRPC).",
+        ),
+    ] = "",
+    endpoint_picker_tls: Annotated[
+        Path | None,
+        typer.Option(help="Folder with tls.crt and tls.key; without it that port has no TLS."),
+    ] = None,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="For what runs, after the first signal.")
     ] = 30.0,
@@ -49,6 +61,8 @@ def command(
             max_body=max_body,
             drain_seconds=drain_seconds,
             key=key_of(key_file),
+            endpoint_picker=endpoint_picker,
+            endpoint_picker_tls=endpoint_picker_tls,
             announce=announce,
         )
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..base.errors import HeadraceError, NotFound, Overloaded, TooLarge
 from ..base.text_prefixes import NOTHING, PATHS, secret_of, text_prefixes
-from ..engine.routing import Router
+from ..engine.routing import Prompted, Router
 from ..server.errors import MethodNotAllowed, error_body, error_headers
 from ..server.paths import Paths
 from ..server.refusal import last_frame
@@ -104,7 +104,7 @@ class Gateway:
     ) -> None:
         """`migrate`: streams of a dead replica go on elsewhere; a request without a seed gets one
         for that. `max_body`: bytes of a request's body."""
-        self._replicas = replicas
+        self.replicas = replicas
         self._router = router
         self._migrate = migrate
         self._max_body = max_body
@@ -137,11 +137,20 @@ class Gateway:
         tells = GaugeMetricFamily(
             "headrace_route_tells", "1: it tells what its cache holds.", labels=["replica"]
         )
-        for one in self._replicas:
+        for one in self.replicas:
             tells.add_metric([one.url], float(one.tells))
             outstanding.add_metric([one.url], one.outstanding)
             ready.add_metric([one.url], float(one.may_be_chosen))
         return [outstanding, ready, tells]
+
+    def count(self, what: str, replica: Replica) -> None:
+        """Count a request, a lost one or a migration of a replica's."""
+        self._counters[what, replica.number].inc()
+
+    @property
+    def ready(self) -> bool:
+        """New requests are taken."""
+        return not self.draining and any(one.may_be_chosen for one in self.replicas)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._paths(scope, receive, send)
@@ -163,10 +172,9 @@ class Gateway:
 
     async def _health(self, path: str, send: Send) -> None:
         lives = path.endswith("/live")
-        ready = not self.draining and any(one.may_be_chosen for one in self._replicas)
-        word = "live" if lives else "ready" if ready else "not ready"
+        word = "live" if lives else "ready" if self.ready else "not ready"
         body = {"object": "health.response", "status": word, "message": word}
-        await _reply(send, 200 if lives or ready else 503, encode(body), b"application/json")
+        await _reply(send, 200 if lives or self.ready else 503, encode(body), b"application/json")
 
     async def _read(self, scope: Scope, receive: Receive) -> Asked | None:
         """The request; None where its client left before its end. Raises `HeadraceError`."""
@@ -238,9 +246,9 @@ class Gateway:
         finally:
             watcher.cancel()
 
-    def _choose(self, asked: Asked, tried: set[int]) -> Replica:
-        """The next replica for a request. Raises `Overloaded`."""
-        able = [one for one in self._replicas if one.may_be_chosen and one.number not in tried]
+    def choose(self, asked: Prompted, barred: Collection[int]) -> Replica:
+        """The replica for a request, none of those with these numbers. Raises `Overloaded`."""
+        able = [one for one in self.replicas if one.may_be_chosen and one.number not in barred]
         if not able:
             raise Overloaded("no server is ready for this request", retry_after=1)
         able = [one for one in able if not one.prefills] or able
@@ -252,11 +260,11 @@ class Gateway:
         resume: Resume | None = None
         deaths = 0
         while True:
-            replica = self._choose(asked, tried)
+            replica = self.choose(asked, tried)
             tried.add(replica.number)
             last = len(tried) >= TRIES and resume is None
             with replica.taken():
-                self._counters["requests", replica.number].inc()
+                self.count("requests", replica)
                 connection: Upstream | None = None
                 try:
                     connection = await replica.ask(asked.to(replica))
@@ -268,12 +276,12 @@ class Gateway:
                     if resume is not None:
                         if refused:
                             raise ReplicaLost("no other server continued the stream")
-                        self._counters["migrations", replica.number].inc()
+                        self.count("migrations", replica)
                     await exchange.relay(connection, asked.migrates, resume)
                     return
                 except ReplicaLost:
                     replica.failed()
-                    self._counters["lost", replica.number].inc()
+                    self.count("lost", replica)
                     if not exchange.begun:
                         if last or not self._others(tried):
                             raise
@@ -288,7 +296,7 @@ class Gateway:
                         replica.connections.give_back(connection)
 
     def _others(self, tried: set[int]) -> bool:
-        return any(one.may_be_chosen and one.number not in tried for one in self._replicas)
+        return any(one.may_be_chosen and one.number not in tried for one in self.replicas)
 
 
 class _Exchange:

@@ -53,6 +53,8 @@ class Replica:
         self.number = number
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.host = parts.netloc.rpartition("@")[2].encode()
+        self.address = ""
+        """Where its last probe was answered, as `ip:port`: a name may come to mean another host."""
         self.connections = Connections(parts.hostname, port, parts.scheme == "https")
         self.outstanding = 0
         """Requests of this gateway that have not ended."""
@@ -127,12 +129,13 @@ class Replica:
         try:
             async with asyncio.timeout(LATE_SECONDS):
                 connection = await self.ask(request)
-                body = b""
+                body, peer = b"", connection.peer
                 try:
                     while part := await connection.part():
                         body = (body + part)[:MOST_HEALTH]
                 finally:
                     self.connections.give_back(connection)
+            self.address = peer or self.address
             self.prefills = _role(body) == "prefill"
             # Some servers have no such route: whoever answers 404 is there.
             self.ready = connection.status < 300 or connection.status == 404

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ..base.errors import OptionError
 from ..engine.routing import ROUTERS, PrefixAffinity
-from ..server.listen import Listener, http_server
+from ..server.listen import http_server
 from ..server.run import loop_factory, take_port
 from .gateway import MAX_BODY, Gateway
 from .holdings import follow
+from .picker import Picker
 from .replica import replicas_of
 
 BACKLOG = 2048
@@ -27,13 +29,16 @@ def route(
     max_body: int = MAX_BODY,
     drain_seconds: float = 30.0,
     key: str = "",
+    endpoint_picker: str = "",
+    endpoint_picker_tls: Path | None = None,
     announce: Callable[[str], None] = print,
 ) -> int:
     """Serve until a signal; returns the exit status.
 
     On the first signal the port closes and what runs has `drain_seconds` to end; a second one ends
     it at once. `key`: an operator's key of the servers, where they ask for keys and are to tell
-    what their caches hold. Raises `OptionError`.
+    what their caches hold. `endpoint_picker`: HOST:PORT at which other gateways may ask where a
+    request is to go (`picker`). Raises `OptionError` and `PackageAbsent`.
     """
     if policy not in ROUTERS:
         raise OptionError(
@@ -42,20 +47,34 @@ def route(
     replicas = replicas_of(servers)
     router = ROUTERS[policy]()
     gateway = Gateway(replicas, router, migrate=migrate, max_body=max_body)
+    picker = Picker(gateway, max_body) if endpoint_picker else None
     listener = take_port(host, port)
 
     async def serve() -> int:
         server = http_server(gateway, None, None, backlog=BACKLOG, last_words=drain_seconds)
         loop = asyncio.get_running_loop()
+        stops: list[asyncio.Task[None]] = []
+
+        def signalled() -> None:
+            if picker is not None:
+                seconds = 0.0 if gateway.draining else drain_seconds
+                stops.append(asyncio.ensure_future(picker.stop(seconds)))
+            server.force_exit = gateway.draining
+            gateway.draining = server.should_exit = True
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _signalled, gateway, server)
+            loop.add_signal_handler(number, signalled)
         watching = [asyncio.ensure_future(one.watch()) for one in replicas]
         if isinstance(router, PrefixAffinity):
             watching += [asyncio.ensure_future(follow(one, router, key)) for one in replicas]
+        if picker is not None:
+            await picker.start(endpoint_picker, endpoint_picker_tls)
+            announce(f"endpoints are picked on port {picker.port}")
         name, taken = listener.getsockname()[:2]
         announce(f"ready: {len(replicas)} servers by {policy} on http://{name}:{taken}")
         try:
             await server.serve(sockets=[listener])
+            await asyncio.gather(*stops)
         finally:
             for one in watching:
                 one.cancel()
@@ -68,10 +87,3 @@ def route(
             return runner.run(serve())
     finally:
         listener.close()
-
-
-def _signalled(gateway: Gateway, server: Listener) -> None:
-    if gateway.draining:
-        server.force_exit = True
-    gateway.draining = True
-    server.should_exit = True

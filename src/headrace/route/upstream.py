@@ -147,6 +147,14 @@ class Upstream(asyncio.Protocol):
         return data
 
     @property
+    def peer(self) -> str:
+        """The other end, as `ip:port`; empty where it is gone or no address of the internet."""
+        name = self._transport.get_extra_info("peername") if self._transport is not None else None
+        if not isinstance(name, tuple):
+            return ""
+        return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+
+    @property
     def reusable(self) -> bool:
         return self.complete and self.used and self._lasts and not self.closed and not self._parts
 

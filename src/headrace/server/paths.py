@@ -14,6 +14,11 @@ WITHOUT = frozenset({"audio", "chat", "completions", "embeddings", "models", "re
 """First segments of OpenAI's routes that are looked for below `/v1`."""
 
 
+def versioned(path: str) -> str:
+    """The path that a path is put right to."""
+    return VERSION + path if path[1:].partition("/")[0] in WITHOUT else path
+
+
 class Paths:
     """ASGI layer around everything that reads a path."""
 

@@ -1,0 +1,272 @@
+"""The endpoint picker: another gateway passes the requests, and asks where each is to go.
+
+Envoy, or whatever speaks its external processing, opens a stream of gRPC for each request and sends
+headers and body; the answer names an endpoint, chosen by the same policy from the same replicas as
+those of our own gateway (Gateway API Inference Extension, proposal 004). The stream lasts as long
+as the exchange, so a request counts until its stream ends, however it ends. Bodies are bounded in
+bytes, in time, and all together; none is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import HeadraceError, OptionError, RateLimited, TooLarge
+from ..base.extras import needed
+from ..base.text_prefixes import PATHS, secret_of, text_prefixes
+from ..server.errors import error_body, error_headers
+from ..server.paths import versioned
+from ..server.protocol import BODY_RATE, BODY_SECONDS
+from ..server.wire import encode
+from . import ext_proc
+from .ext_proc import BodyMode, Part, Processing
+from .gateway import ELSEWHERE, Gateway
+from .protobuf import MalformedMessage, Message, field
+from .replica import Replica
+
+log = logging.getLogger("headrace.route")
+
+MOST_HELD = 1 << 30
+"""Bytes of all requests that have not come whole."""
+KEEPALIVE_MS = 20_000
+"""After so long without a word a gateway is asked whether it is there; its requests end if not."""
+HEALTH_SERVICES = ("", "liveness", "readiness", ext_proc.SERVICE)
+SERVING, NOT_SERVING = 1, 2
+
+
+class BodyLate(HeadraceError):
+    """A request's body did not come whole in time."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "body_late"
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    prefixes: Sequence[int]
+
+
+class Picked:
+    """One exchange of another gateway: its request as far as it came, and where it went."""
+
+    def __init__(self, picker: Picker) -> None:
+        self._picker = picker
+        self._modes = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED
+        """Those that the protocol asks for, unless Envoy tells others."""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._subset: frozenset[str] | None = None
+        self._body = bytearray()
+        self._counted = ExitStack()
+        self.replica: Replica | None = None
+        """Where it goes; None: its request has not come whole."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Within which its request has to be whole, from its begin; None: it is."""
+        return None if self.replica is not None else BODY_SECONDS + len(self._body) / BODY_RATE
+
+    def close(self) -> None:
+        """Its end: it counts no more."""
+        self._drop()
+        self._counted.close()
+
+    def answers(self, told: Processing) -> list[bytes]:
+        """What is to be said to one message. Raises `HeadraceError`: that is the answer then."""
+        part = told.part
+        if told.modes is not None:
+            self._modes = told.modes
+        if part in (Part.RESPONSE_HEADERS, Part.RESPONSE_BODY, Part.RESPONSE_TRAILERS):
+            return self._answered(told)
+        if self.replica is not None:
+            if part is Part.REQUEST_HEADERS or self._modes[0] is BodyMode.FULL_DUPLEX_STREAMED:
+                raise MalformedMessage("the request goes on behind its end")
+            return [ext_proc.nothing_changed(part)]
+        if part is Part.REQUEST_HEADERS:
+            self._headers, self._subset = told.headers, told.subset
+        elif part is Part.REQUEST_BODY:
+            self._keep(told.body)
+        if self._modes[0] is BodyMode.FULL_DUPLEX_STREAMED:
+            return self._duplex(told)
+        at_headers = told.ends or self._modes[0] in (BodyMode.NONE, BodyMode.STREAMED)
+        if part is Part.REQUEST_BODY or (part is Part.REQUEST_HEADERS and at_headers):
+            return [ext_proc.chosen(part, self._choose())]
+        return [ext_proc.nothing_changed(part)]
+
+    def _duplex(self, told: Processing) -> list[bytes]:
+        """Nothing until the request is whole; then its headers, body and trailers in turn."""
+        if not told.ends and told.part is not Part.REQUEST_TRAILERS:
+            return []
+        body = bytes(self._body)
+        said = [ext_proc.chosen(Part.REQUEST_HEADERS, self._choose())]
+        if told.part is not Part.REQUEST_HEADERS:
+            said += ext_proc.given_back(Part.REQUEST_BODY, body, told.part is Part.REQUEST_BODY)
+        if told.part is Part.REQUEST_TRAILERS:
+            said.append(ext_proc.nothing_changed(told.part))
+        return said
+
+    def _keep(self, piece: bytes) -> None:
+        picker = self._picker
+        if len(self._body) + len(piece) > picker.max_body:
+            raise TooLarge(f"the body is larger than {picker.max_body} bytes")
+        if picker.held + len(piece) > MOST_HELD:
+            raise RateLimited("too many requests are on their way", retry_after=1)
+        picker.held += len(piece)
+        self._body += piece
+
+    def _drop(self) -> None:
+        self._picker.held -= len(self._body)
+        self._body = bytearray()
+
+    def _choose(self) -> str:
+        """The endpoint. From here on the request counts."""
+        path = dict(self._headers).get(b":path", b"").decode(errors="replace")
+        names: Sequence[int] = ()
+        if versioned(path.partition("?")[0]) in PATHS:
+            names = text_prefixes(self._body, secret_of(self._headers)).keys
+        self._drop()
+        gateway, subset = self._picker.gateway, self._subset
+        barred = {
+            one.number
+            for one in gateway.replicas
+            if not one.address or (subset is not None and one.address not in subset)
+        }
+        self.replica = gateway.choose(_Prompt(names), barred)
+        self._counted.enter_context(self.replica.taken())
+        gateway.count("requests", self.replica)
+        return self.replica.address
+
+    def _answered(self, told: Processing) -> list[bytes]:
+        part = told.part
+        if part is Part.RESPONSE_HEADERS and self.replica is not None:
+            status = dict(told.headers).get(b":status", b"")
+            if status in _ELSEWHERE:  # Envoy's own word for a lost connection is 503.
+                self.replica.failed()
+                self._picker.gateway.count("lost", self.replica)
+            else:
+                self.replica.succeeded()
+        if part is Part.RESPONSE_BODY and self._modes[1] is BodyMode.FULL_DUPLEX_STREAMED:
+            return [*ext_proc.given_back(part, told.body, told.ends)]
+        return [ext_proc.nothing_changed(part)]
+
+
+_ELSEWHERE = frozenset(b"%d" % status for status in ELSEWHERE)
+
+
+class Picker:
+    """The gRPC services: external processing, and health as Kubernetes asks for it."""
+
+    def __init__(self, gateway: Gateway, max_body: int) -> None:
+        """`max_body`: bytes of a request's body."""
+        self.gateway = gateway
+        self.max_body = max_body
+        self.held = 0
+        """Bytes of requests that have not come whole."""
+        self._grpc = needed("grpc", "endpoint pickers", "picker")
+        self._server: Any = None
+        self.port = 0
+        """Where it listens."""
+
+    async def start(self, address: str, tls: Path | None = None) -> None:
+        """Listen at `HOST:PORT`. `tls`: a folder with `tls.crt` and `tls.key`, as
+        Kubernetes mounts them. Raises `OptionError`."""
+        grpc = self._grpc
+        host, _, number = address.rpartition(":")
+        if not host or not number.isdecimal():
+            raise OptionError("endpoint_picker must be HOST:PORT", param="endpoint_picker")
+        server = grpc.aio.server(
+            options=(
+                ("grpc.so_reuseport", 0),  # Two pickers on one port would both seem to listen.
+                ("grpc.max_receive_message_length", self.max_body + (1 << 20)),
+                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+                ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),  # Else a minute, whatever is above.
+                ("grpc.http2.max_pings_without_data", 0),
+            )
+        )
+        process = grpc.stream_stream_rpc_method_handler(self._process)
+        check = grpc.unary_unary_rpc_method_handler(self._check)
+        generic = grpc.method_handlers_generic_handler
+        server.add_generic_rpc_handlers((
+            generic(ext_proc.SERVICE, {"Process": process}),
+            generic("grpc.health.v1.Health", {"Check": check}),
+        ))  # fmt: skip
+        fault = f"cannot listen at {address}"
+        try:
+            if tls is None:
+                self.port = server.add_insecure_port(address)
+            else:
+                pair = (tls / "tls.key").read_bytes(), (tls / "tls.crt").read_bytes()
+                credentials = grpc.ssl_server_credentials([pair])
+                self.port = server.add_secure_port(address, credentials)
+        except OSError as error:
+            fault = f"cannot read {error.filename}"
+        except RuntimeError:
+            pass  # Older versions return 0.
+        if not self.port:
+            await server.stop(None)
+            del server  # It ends in the loop that it was made in.
+            raise OptionError(fault, param="endpoint_picker")
+        await server.start()
+        self._server = server
+
+    async def stop(self, seconds: float) -> None:
+        """Take no new request, and end what has not ended after so long."""
+        if self._server is not None:
+            await self._server.stop(seconds)
+
+    async def _process(self, _requests: Any, context: Any) -> None:
+        exchange = Picked(self)
+        begin = asyncio.get_running_loop().time()
+        try:
+            while True:
+                try:
+                    seconds = exchange.seconds
+                    async with asyncio.timeout_at(None if seconds is None else begin + seconds):
+                        data = await context.read()
+                    if data is self._grpc.aio.EOF:
+                        return
+                    told = ext_proc.read(data)
+                    if told.observes:
+                        return  # Whoever only looks on heeds no choice.
+                    said, last = exchange.answers(told), False
+                except TimeoutError:
+                    said, last = (
+                        [_refusal(BodyLate("the request's body did not come whole in time"))],
+                        True,
+                    )
+                except MalformedMessage as error:
+                    await context.abort(self._grpc.StatusCode.INVALID_ARGUMENT, error.message)
+                except HeadraceError as error:
+                    said, last = [_refusal(error)], True
+                for one in said:
+                    await context.write(one)
+                if last:
+                    return
+        finally:
+            exchange.close()
+
+    async def _check(self, data: bytes, context: Any) -> bytes:
+        """The health of a service: `liveness` is that of this process, all others mean that
+        requests are taken."""
+        try:
+            service = Message(data).text(1)
+        except MalformedMessage as error:
+            await context.abort(self._grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        if service not in HEALTH_SERVICES:
+            await context.abort(self._grpc.StatusCode.NOT_FOUND, "no service of this name")
+        serves = service == "liveness" or self.gateway.ready
+        return field(1, SERVING if serves else NOT_SERVING)
+
+
+def _refusal(error: HeadraceError) -> bytes:
+    headers = {"content-type": "application/json", **error_headers(error)}
+    return ext_proc.refused(
+        error.status, headers, encode(error_body(error)), f"headrace_{error.code}"
+    )
