@@ -40,7 +40,7 @@ WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 LINES = {
     "base": 7_184,
     "bench": 10_030,
-    "cli": 6_090,
+    "cli": 6_104,
     "dist": 885,
     "engine": 10_831,
     "factory": 6_650,
@@ -53,16 +53,16 @@ LINES = {
     "obs": 1_735,
     "quant": 995,
     "roofline": 4_810,
-    "route": 1_073,
+    "route": 1_619,
     "sched": 1_570,
-    "server": 16_083,
+    "server": 16_088,
     "speech": 4_424,
     "speculate": 689,
     "text": 6_324,
     "worker": 6_820,
 }
 """Lines of Python in each package."""
-TOTAL = 111_421
+TOTAL = 111_784
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
