@@ -39,7 +39,7 @@ MESSAGES = {
     "HealthCheckRequest": "1 service str",
     "HealthCheckResponse": "1 status enum",
 }
-"""Those of `envoy/service/ext_proc/v3`, `envoy/config/core/v3` and `grpc/health/v1`, as far as they
+"""Messages of `envoy/service/ext_proc/v3`, `envoy/config/core/v3` and `grpc/health/v1`, as far as they
 are used."""
 
 

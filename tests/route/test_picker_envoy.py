@@ -147,7 +147,7 @@ async def test_clients_that_leave_give_their_load_back(mode: str, tmp_path: Path
 async def test_an_envoy_that_stands_still_gives_its_load_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one whose host is gone: no connection is closed, and nobody answers."""
+    """It is like one whose host is gone: no connection is closed, and nobody answers."""
     monkeypatch.setattr(picker, "KEEPALIVE_MS", 1000)
     one = Mock(gate=asyncio.Event())
     async with mocks(one) as urls, before(tmp_path, urls) as at:

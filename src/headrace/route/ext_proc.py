@@ -23,7 +23,7 @@ SUBSET_SPACE = "envoy.lb.subset_hint"
 PIECE = 60 * 1024
 """Bytes of a body in one message: Envoy asks for at most 64 kB."""
 _OVERWRITE = 2
-"""Of a header: what a client sent under that name is not kept."""
+"""How a header is set: what a client sent under that name is not kept."""
 
 
 class Part(IntEnum):
@@ -53,7 +53,7 @@ class Processing:
 
     part: Part
     headers: list[tuple[bytes, bytes]]
-    """Of the headers, names in lower case."""
+    """Headers of the request or the answer, names in lower case."""
     body: bytes
     ends: bool
     """Nothing of this request or answer follows."""

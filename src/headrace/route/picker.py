@@ -49,7 +49,7 @@ class BodyLate(HeadraceError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class _Beginnings:
     prefixes: Sequence[int]
 
 
@@ -59,7 +59,7 @@ class Picked:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._modes = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED
-        """Those that the protocol asks for, unless Envoy tells others."""
+        """What the protocol asks for, unless Envoy tells others."""
         self._headers: list[tuple[bytes, bytes]] = []
         self._subset: frozenset[str] | None = None
         self._body = bytearray()
@@ -137,7 +137,7 @@ class Picked:
             for one in gateway.replicas
             if not one.address or (subset is not None and one.address not in subset)
         }
-        self.replica = gateway.choose(_Prompt(names), barred)
+        self.replica = gateway.choose(_Beginnings(names), barred)
         self._counted.enter_context(self.replica.taken())
         gateway.count("requests", self.replica)
         return self.replica.address
