@@ -39,8 +39,8 @@ MESSAGES = {
     "HealthCheckRequest": "1 service str",
     "HealthCheckResponse": "1 status enum",
 }
-"""Messages of `envoy/service/ext_proc/v3`, `envoy/config/core/v3` and `grpc/health/v1`, as far as they
-are used."""
+"""Messages of `envoy/service/ext_proc/v3`, `envoy/config/core/v3` and `grpc/health/v1`, as far as
+they are used."""
 
 
 def _made() -> dict[str, Any]:
