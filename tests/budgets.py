@@ -62,7 +62,7 @@ LINES = {
     "worker": 6_820,
 }
 """Lines of Python in each package."""
-TOTAL = 111_784
+TOTAL = 111_986
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
