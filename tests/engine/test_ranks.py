@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,13 @@ from engine_fakes import OPTIONS
 
 from headrace import LLM, SamplingParams
 from headrace.base.errors import EngineDead, OptionError
+from headrace.base.request import Request
+from headrace.base.spec import RequestSpec
 from headrace.engine import group
+from headrace.engine.build import Built
 from headrace.engine.group import GroupExecutor
 from headrace.kernels import dealing
+from headrace.sched import Scheduler
 from headrace.text.grammar import from_regex
 from headrace.worker import Worker
 from tiny import bytewise, families
@@ -124,6 +129,56 @@ def test_a_killed_rank_is_named(model: Path, cache: Path, layout: str, rank: str
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("layout", ["TP2", "PP2", "TP2.PP2"])
+def test_two_hundred_aborts_leave_nothing(model: Path, cache: Path, layout: str) -> None:
+    """Waiting, prefilling, decoding, with steps of several stages in flight."""
+    with opened(model, cache, layout=layout, max_sequences=16) as llm:
+        assert isinstance(llm._built, Built)
+        core = llm._built.core
+        scheduler = core.scheduler
+        assert isinstance(scheduler, Scheduler)
+        wanted = llm.generate(["one"], WISHES[0])
+        alive: list[str] = []
+        number = 0
+        while number < 200:
+            for _ in range(10):
+                prompt = [(number * 31 + place) % 250 for place in range(40)]
+                core.add(Request(f"r{number}", prompt, RequestSpec(WISHES[0], seed=number)))
+                alive.append(f"r{number}")
+                number += 1
+            core.turn()
+            while len(alive) > 12:
+                core.abort(alive.pop(number % 12))
+        for request in alive:
+            core.abort(request)
+        storm = time.monotonic()
+        while core.has_work or scheduler.stats().kv_usage:
+            core.turn()
+            assert time.monotonic() - storm < 1
+        scheduler.check_integrity()
+        assert llm.generate(["one"], WISHES[0])[0].outputs == wanted[0].outputs
+
+
+def test_a_stopped_rank_goes_on_or_is_ended(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others wait for it in the middle of a step, and nobody is told that it stands still."""
+    monkeypatch.setattr(group, "SILENT", 2.0)
+    with opened(model, cache, layout="TP2") as llm:
+        executor = llm._engine.core.executor
+        assert isinstance(executor, GroupExecutor)
+        pid = executor._others[0].end.pid
+        wanted = llm.generate(["one"], WISHES[0])
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
+        assert llm.generate(["one"], WISHES[0])[0].outputs == wanted[0].outputs
+        os.kill(pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        with pytest.raises(EngineDead, match="rank 1 of 2 has been silent for 2 s and was ended"):
+            llm.generate(["one"], WISHES[0])
+        assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,26 @@ async def test_a_lost_or_full_replica_costs_no_request_before_the_first_byte(
             assert not app.draining
 
 
+@on_the_loop_of_servers
+async def test_streams_that_one_death_ends_are_one_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is back after the shortest pause is asked again, however many it had."""
+    monkeypatch.setattr("headrace.route.replica.SHORTEST_PAUSE", 0.2)
+    dying, good = Mock(dies_after=5, gate=asyncio.Event()), Mock()
+    async with mocks(dying, good) as urls, gateway(urls) as (url, _), httpx.AsyncClient() as client:
+        streams = [asyncio.ensure_future(words(client, url)) for _ in range(24)]
+        while len(dying.bodies) < 12:
+            await asyncio.sleep(0.01)
+        assert dying.gate is not None
+        dying.gate.set()
+        for text, _ in await asyncio.gather(*streams):
+            assert text == "".join(WORDS)
+        dying.dies_after, before = None, len(dying.bodies)
+        await asyncio.sleep(0.3)
+        for _ in range(4):
+            await words(client, url)
+        assert len(dying.bodies) == before + 2
+
+
 @pytest.mark.parametrize("dies_after", [1, 7, 39])
 @on_the_loop_of_servers
 async def test_a_stream_goes_on_where_its_client_stands(dies_after: int) -> None:

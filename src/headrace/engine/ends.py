@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..dist.channel import Channel, PeerGone, PrivateFolder, address
+from ..dist.pulse import Pulse
 from ..dist.wake import Wake
 from . import messages
 from .spawn import STACKS, Child, explain_exit
@@ -40,18 +42,30 @@ class WorkerEnd(Protocol):
 class SpawnedEnd:
     """A process that this one has started."""
 
-    def __init__(self, name: str, worker: str, keep: Sequence[int] = ()) -> None:
+    _pulse: Pulse | None = None
+    _silence = ""
+
+    def __init__(
+        self, name: str, worker: str, keep: Sequence[int] = (), silent: float | None = None
+    ) -> None:
         """`worker`: `module:function` that loads one, as in `engine.real`; `keep`: descriptors that
-        its process gets."""
+        its process gets; `silent`: seconds without a sign of life after which it is killed."""
         self.name = name
+        more: list[str] = []
+        mine, its = socket.socketpair() if silent is not None else (None, None)
+        if its is not None:
+            keep, more = [*keep, its.fileno()], ["--pulse", str(its.fileno())]
         self._private = PrivateFolder()
         where = address(self._private.path, "worker")
         self.channel = Channel(where, messages.FromWorker, bind=True)
         self._child = Child(
             "headrace.engine.worker_process",
-            [where, str(self._private.path), "--worker", worker],
+            [where, str(self._private.path), "--worker", worker, *more],
             keep,
         )
+        if mine is not None and its is not None and silent is not None:
+            its.close()
+            self._pulse = Pulse({"": mine}, lambda _, why: self._lost(why), silent=silent)
         self._pidfd: int | None = None
         if hasattr(os, "pidfd_open"):
             self._pidfd = os.pidfd_open(self._child.pid)
@@ -69,9 +83,15 @@ class SpawnedEnd:
     def ended(self) -> bool:
         return self._child.exit_code is not None
 
+    def _lost(self, why: str) -> None:
+        """It is stopped, or hangs with the interpreter locked, or is ending by itself."""
+        if self._child.wait(0.5) is None:
+            self._silence = f"{why} and was ended"
+            self._child.kill()
+
     def how(self) -> str:
         code = self._child.wait(1.0)
-        how = "does not answer" if code is None else explain_exit(code)
+        how = "does not answer" if code is None else self._silence or explain_exit(code)
         with contextlib.suppress(OSError):
             stacks = (self._private.path / STACKS).read_text()
             if stacks:
@@ -79,6 +99,8 @@ class SpawnedEnd:
         return how
 
     def close(self) -> None:
+        if self._pulse is not None:
+            self._pulse.close()
         with contextlib.suppress(PeerGone):
             self.channel.send(messages.Stop())
         if self._child.wait(2.0) is None:

@@ -33,6 +33,9 @@ from .launch import RankPlace
 from .multiproc import MultiprocExecutor
 from .real import DealtWorker, worker_loader
 
+SILENT = 10.0
+"""Seconds without a sign of life after which a rank of this host is ended: more than between
+hosts, so that who is stopped for a moment goes on as if nothing had been."""
 DEAL_STEPS = 128
 """Steps after which experts are dealt out anew, where some ranks' had more to do."""
 
@@ -182,7 +185,7 @@ class LocalRanks:
         self._descriptor = make_commons()
         self._commons = Commons(self._descriptor, ranks, 0)
         self.ends: list[WorkerEnd] = [
-            SpawnedEnd(f"rank {rank} of {ranks}", worker, [self._descriptor])
+            SpawnedEnd(f"rank {rank} of {ranks}", worker, [self._descriptor], SILENT)
             for rank in range(1, ranks)
         ]
         for end in self.ends:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 from ..base.errors import EngineFault, HeadraceError
 from ..base.facts import WorkerFacts
 from ..dist.channel import Channel, PeerGone
+from ..dist.pulse import Pulse
 from ..dist.wake import Wake
 from . import messages
 from .executor import LoadedWorker, StageWorker, execute
@@ -31,7 +33,10 @@ def main() -> None:
     parser.add_argument("--worker", required=True)
     parser.add_argument("--bound", action="store_true", help="die with the spawning thread")
     parser.add_argument("--spawned", type=float, default=0.0)
+    parser.add_argument("--pulse", type=int, help="a socket on which it is to say that it lives")
     arguments = parser.parse_args()
+    if arguments.pulse is not None:  # The engine's silence is its own supervisor's affair.
+        Pulse({"": socket.socket(fileno=arguments.pulse)}, lambda *_: None, silent=float("inf"))
     stacks = become_child(arguments.folder, bound=arguments.bound)
     channel = Channel(arguments.address, messages.ToWorker, bind=False)
     try:

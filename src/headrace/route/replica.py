@@ -95,7 +95,9 @@ class Replica:
         return time.monotonic() >= self._closed_until and not self.outstanding
 
     def failed(self) -> None:
-        """An exchange was lost."""
+        """An exchange was lost. Those lost while its circuit is open are of the same death."""
+        if self._failures >= FAILURES and time.monotonic() < self._closed_until:
+            return
         self._failures += 1
         further = max(0, min(self._failures - FAILURES, 16))
         self._closed_until = time.monotonic() + min(LONGEST_PAUSE, SHORTEST_PAUSE * 2**further)
