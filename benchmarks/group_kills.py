@@ -10,8 +10,8 @@ layers. Each stream's tokens are held against those that the other server gives 
 
 `seen_ms`: from the signal to the line of the log that says so. `moved_ms`: to the first stream
 that goes on elsewhere. `pause_s`: the longest wait of each stream between two events, median and
-longest. `restart_s`: from the signal until the group is ready again; `idle_restarts_s`: the same
-with nothing in work, beside `engine_start_s` of the first start. Neighbours are streams that ask
+longest. `restart_s`: from the signal until the group is ready again; `idle`: the same with nothing
+in work, beside the first start of the same server, three times. Neighbours are streams that ask
 the other server itself, from before the kill until all has ended: their gaps before it, and behind
 it with what the moved streams add, and (`migrate` false) without.
 """
@@ -146,7 +146,6 @@ async def one_row(
     async with httpx.AsyncClient(limits=limits, timeout=600) as client:
         bodies = [body(model, number, asked.tokens) for number in range(asked.streams)]
         wanted = await asyncio.gather(*(tell(client, other.url, one, Told()) for one in bodies))
-        moved_before = await migrations(client, gate.url)
         over, (mine, its) = SPAWN.Event(), SPAWN.Pipe()
         near = SPAWN.Process(target=neighbours, args=(other.url, model, asked.tokens, over, its))
         near.start()
@@ -179,7 +178,7 @@ async def one_row(
         came = await asyncio.to_thread(mine.recv)
         near.join()
         restart = await asyncio.wait_for(again, 300)
-        moves = await migrations(client, gate.url) - moved_before
+        moves = await migrations(client, gate.url)
     before, behind = gaps(came, begun, killed), gaps(came, killed, ended)
     pauses = [max(b - a for a, b in itertools.pairwise(told.came)) for told in found]
     pairs = list(zip(found, wanted, strict=True))
@@ -203,6 +202,29 @@ async def one_row(
     }
 
 
+def one_case(flags: list[str], name: str, asked: Any, rank: int, how: int, migrate: bool) -> Any:
+    """A row with servers of its own: one that has died before waits longer before it starts."""
+    with (
+        running(headrace(*flags, "--layout", "TP2", "--threads", "2")) as group,
+        running(headrace(*flags, "--threads", "1")) as other,
+    ):
+        routing = headrace("route", group.url, other.url, "--port", "0")
+        routing += ["--policy", "least-loaded", *([] if migrate else ["--no-migrate"])]
+        with running(routing) as gate:
+            return asyncio.run(one_row(group, other, gate, name, asked, rank, how))
+
+
+def idle_case(flags: list[str]) -> dict[str, float]:
+    """Seconds of a first start, of the engine's part of it, and of a restart."""
+    begin = time.perf_counter()
+    with running(headrace(*flags, "--layout", "TP2", "--threads", "2")) as group:
+        start = time.perf_counter() - begin
+        found = re.search(r"engine_total ([\d.]+)", "\n".join(group.lines))
+        assert found is not None
+        restart = asyncio.run(idle_restart(group))
+    return {"start": round(start, 2), "engine": float(found[1]), "restart": round(restart, 2)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", help="instead of a random one")
@@ -216,35 +238,20 @@ def main() -> None:
     rows += [(1, signal.SIGSTOP, True)] * asked.stop
     with tempfile.TemporaryDirectory() as folder:
         model = asked.model or str(talker.make(Path(folder) / "tiny", hidden=768))
-        flags = ("serve", model, "--port", "0", "--cache-dir", str(Path(folder) / "cache"))
-        flags = flags if asked.model is None else flags[:-2]
-        flags = (*flags, "--max-sequences", "128")
-        begin = time.perf_counter()
-        with running(headrace(*flags, "--layout", "TP2", "--threads", "2")) as group:
-            start = time.perf_counter() - begin
-            engine = float(re.search(r"engine_total ([\d.]+)", "\n".join(group.lines))[1])  # type: ignore[index]
-            with running(headrace(*flags, "--threads", "1")) as other:
-                routing = headrace("route", group.url, other.url, "--port", "0")
-                routing += ["--policy", "least-loaded"]
-                with running(routing) as gate, running([*routing, "--no-migrate"]) as alone:
-                    found = []
-                    name = Path(model).name
-                    for rank, how, migrate in rows:
-                        row = one_row(
-                            group, other, gate if migrate else alone, name, asked, rank, how
-                        )
-                        found.append({"migrate": migrate, **asyncio.run(row)})
-                        print(json.dumps(found[-1]), flush=True)
-                        time.sleep(1)
-                    idle = [asyncio.run(idle_restart(group)) for _ in range(5)]
+        flags = ["serve", model, "--port", "0", "--max-sequences", "128"]
+        flags += [] if asked.model else ["--cache-dir", str(Path(folder) / "cache")]
+        found = []
+        for rank, how, migrate in rows:
+            row = one_case(flags, Path(model).name, asked, rank, how, migrate)
+            found.append({"migrate": migrate, **row})
+            print(json.dumps(found[-1]), flush=True)
+        idle = [idle_case(flags) for _ in range(3)]
     report = {
         "machine": platform.processor() or platform.machine(),
         "model": asked.model or "random, two layers of 768",
-        "start_s": round(start, 2),
-        "engine_start_s": engine,
-        "idle_restarts_s": [round(one, 2) for one in idle],
-        "idle_restart_over_start": round(statistics.median(idle) / engine, 2),
         "rows": found,
+        "idle": idle,
+        "restart_over_start": round(statistics.median(x["restart"] / x["start"] for x in idle), 2),
     }
     print(json.dumps({name: value for name, value in report.items() if name != "rows"}))
     if asked.json:
