@@ -38,7 +38,7 @@ TEXTS = [
 ]
 
 
-def opened(model: str, layout: str, threads: int) -> LLM:
+def opened(model: str, layout: str, threads: int, **more: Any) -> LLM:
     return LLM(
         model,
         layout=layout,
@@ -49,6 +49,7 @@ def opened(model: str, layout: str, threads: int) -> LLM:
         prefix_cache=False,
         speculate="off",
         kv_memory="512MiB",
+        **more,
     )
 
 
@@ -85,7 +86,7 @@ def answers(llm: LLM, tokens: int) -> list[Any]:
 def timed(llm: LLM, seed: int) -> dict[str, float]:
     """Seconds to the first token of a prompt, of a token behind it, and of a token of each of
     eight sequences."""
-    prompt = [random.Random(seed).randrange(1000, 100_000) for _ in range(PROMPT)]
+    prompt = [random.Random(seed).randrange(1000, 30_000) for _ in range(PROMPT)]
     begin = time.perf_counter()
     llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
     first = time.perf_counter()

@@ -14,6 +14,7 @@ constexpr int kLooks = 200;      // without anything moving before a rank sleeps
 constexpr int kLookAgain = 20;   // ms for which a sleeper may not see that the group has ended
 constexpr int kFailed = -1;
 
+// Of this step; of codes too, which lie in blocks of six.
 int64_t rows_of(const HrPiece& piece, const HrStep* step) {
   int64_t rows = 1;
   if (piece.spans) {
@@ -23,7 +24,7 @@ int64_t rows_of(const HrPiece& piece, const HrStep* step) {
   } else if (piece.rows >= 0) {
     rows = piece.rows == HR_ROWS_R ? step->r : step->n;
   }
-  return (rows + piece.together - 1) / piece.together;
+  return rows;
 }
 
 // Between the columns or rows of a rank and one run of bytes, in the direction that `copy` takes.
@@ -34,8 +35,12 @@ void each_row(const HrPiece* pieces, int count, const HrStep* step, int rank, Co
     const int64_t* bounds = piece.bounds + (piece.owners ? 0 : rank);
     const int64_t first = bounds[0], size = bounds[1] - first;
     const auto run = [&](int64_t from, int64_t rows) {
-      for (int64_t r = from; size > 0 && r < from + rows; ++r)
-        copy(piece.data + r * piece.stride + first, static_cast<size_t>(size));
+      uint8_t* at = piece.data + from * piece.stride + first;
+      for (; size > 0 && rows > 0; rows -= piece.together, at += piece.stride)
+        if (rows >= piece.together) copy(at, static_cast<size_t>(size));
+        else  // of the last block the rows that there are: a step of one row sends a sixth
+          for (int64_t unit = 0; unit < size; unit += sizeof(HrSix))
+            copy(at + unit, static_cast<size_t>(rows) * sizeof(HrLane));
     };
     if (!piece.owners) run(0, rows_of(piece, step));
     for (const HrSpan* span = piece.spans; piece.owners && span->expert >= 0; ++span)
