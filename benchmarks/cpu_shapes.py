@@ -7,9 +7,9 @@ llama.cpp read the same file, each in a process of its own per round, in an orde
 the rounds. A shape that is a folder of safetensors, too, is read as such by Headrace, and by
 OpenVINO where `OPENVINO_ENV` is a virtual environment with openvino_genai and `OPTIMUM_ENV` one
 with `optimum-cli` (`--weight-format fp16`; its inference precision is what it chooses, bf16 where
-the processor has it). Where the processor has tiles, Headrace reads a folder with `--kernels amx`
-and `amx-bf16`, too. `--files` keeps what is written for a next run, and the rounds of several
-runs with `--json` go to one document, as each is done.
+the processor has it). Headrace reads a folder also with each level of `--kernels` by name (`amx`,
+`avx512-bf16` …) that the processor has. `--files` keeps what is written for a next run, and the
+rounds of several runs with `--json` go to one document, as each is done.
 
 A run beside which others had more than a twentieth of the processors' time is done again, up to
 four times; what it was at last is in the document (`others`).
@@ -159,7 +159,7 @@ def contestants(name: str, place: Path) -> dict[str, Callable[[], Rates]]:
     """A run for each engine that is here; files are written under `place` where they lack."""
     from shape_files import SHAPES, write_folder, write_gguf
 
-    from headrace.kernels.cpu.library import tiles_refused
+    from headrace.kernels.cpu.library import PAIRS, ROUNDED, TILES, level
 
     shape = SHAPES[name]
     own = place / name.replace(" ", "-")
@@ -175,8 +175,8 @@ def contestants(name: str, place: Path) -> dict[str, Callable[[], Rates]]:
             write_folder(folder, shape)
         model = folder
     runs["headrace"] = lambda: spawn(sys.executable, "headrace", model, own / "cache")
-    if shape.config and tiles_refused() is None:
-        for kernels in ("amx", "amx-bf16"):
+    for kernels in (PAIRS, TILES, ROUNDED):
+        if shape.config and level(kernels):
             runs[f"headrace {kernels}"] = partial(
                 spawn, sys.executable, f"headrace {kernels}", model, own / "cache"
             )

@@ -38,12 +38,12 @@ FILES = sorted(
     not in (
         Path(__file__).name,
         "test_default_model_on_cpu.py",  # Needs hours on a library without optimisation.
-        "test_amx.py",  # Builds a library of its own: `EMULATED` is the driver's.
+        "test_amx.py",  # Builds a library of its own: of `BESIDE` the driver's.
     )
 )
 
-EMULATED = "amx_emulated"
-"""The AMX kernels over tiles in plain C++: runs where level bf16 does."""
+BESIDE = ("rounded", "amx_emulated")
+"""Levels by name that run where level bf16 does: the AMX kernels over tiles in plain C++."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 600)]
 
@@ -69,7 +69,7 @@ def compiler_name() -> str | None:
 
 def checked_build(target: str, sanitizers: str, level: str, folder: Path) -> Path:
     """The folder with `target` in it; skips where it cannot be."""
-    needed = "bf16" if level == EMULATED else level
+    needed = "bf16" if level in BESIDE else level
     if library.level(needed) is None:
         pytest.skip(f"this CPU has no {needed}")
     reason = missing(sanitizers, folder)
@@ -80,7 +80,7 @@ def checked_build(target: str, sanitizers: str, level: str, folder: Path) -> Pat
 
 
 @pytest.mark.parametrize("sanitizers", [MEMORY, "thread"])
-@pytest.mark.parametrize("level", [*library.LEVELS, EMULATED])
+@pytest.mark.parametrize("level", [*library.LEVELS, *BESIDE])
 def test_kernels_and_team(sanitizers: str, level: str, tmp_path: Path) -> None:
     if level != library.LEVELS[0] and not EVERYTHING:
         pytest.skip("one level here, the others by `make sanitize`")

@@ -24,7 +24,7 @@ def option(default: Any, help: str, **rules: Any) -> Any:
     return field(default=default, metadata={"help": help, **rules})
 
 
-CPU_KERNELS = ("auto", "cpu", "amx", "amx-bf16")
+CPU_KERNELS = ("auto", "cpu", "avx512-bf16", "amx", "amx-bf16")
 """Values of `kernels` with which a CPU serves without PyTorch."""
 
 
@@ -58,8 +58,9 @@ class EngineOptions:
         "auto",
         "Which kernels serve; auto picks per operator. amx: those of the CPU, with dense bf16 "
         "weights through its tiles, where prompts are several times as fast and bits are its own; "
-        "amx-bf16: activations rounded to bf16 besides, as GPUs have them.",
-        choices=("auto", "ref", "cpu", "amx", "amx-bf16", "triton"),
+        "amx-bf16: activations rounded to bf16 besides, as GPUs have them; avx512-bf16: the same "
+        "without tiles.",
+        choices=("auto", "ref", *CPU_KERNELS[1:], "triton"),
     )
     quantise: str = option(
         "auto",

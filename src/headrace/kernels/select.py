@@ -14,7 +14,7 @@ from ..base.config import Decision
 from ..base.errors import OptionError
 from ..base.graph import Role
 from .backend import Backend, Explaining, Question
-from .cpu.backend import AmxBackend, CpuBackend, RoundedBackend
+from .cpu.backend import AmxBackend, CpuBackend, PairsBackend, RoundedBackend
 from .operators import Dequantise, StepLimits
 from .program import CallByCall, Program, Provider
 from .reference_backend import ReferenceBackend
@@ -125,5 +125,5 @@ def known_backends() -> list[Backend]:
 
 _FACTORIES: list[Callable[[], Backend]] = [CpuBackend, TritonBackend, ReferenceBackend]
 """A new backend is a line here, before the reference."""
-_BY_NAME: list[Callable[[], Backend]] = [AmxBackend, RoundedBackend]
+_BY_NAME: list[Callable[[], Backend]] = [PairsBackend, AmxBackend, RoundedBackend]
 """Backends with bits of their own: they serve who names them, and nobody else is told of them."""

@@ -9,12 +9,13 @@ from ..backend import Question
 from ..program import Provider
 from .library import (
     LEVELS,
+    PAIRS,
     ROUNDED,
     TILES,
     LibraryAbsent,
-    best_refused,
     level,
     load,
+    refused,
     sources,
     tiles_refused,
 )
@@ -65,19 +66,31 @@ class CpuBackend:
         if self._level is not None:
             reason = "asked for"
         else:
-            refused = best_refused()
-            reason = "the best of this CPU" if refused is None else f"not {LEVELS[-1]}: {refused}"
-            if tiles_refused() is None:
-                reason += "; dense bf16 weights are faster with --kernels amx, in other bits"
+            why = refused(LEVELS[-1])
+            reason = "the best of this CPU" if why is None else f"not {LEVELS[-1]}: {why}"
+            named = TILES if tiles_refused() is None else PAIRS
+            if level(named):
+                reason += f"; dense bf16 weights are faster with --kernels {named}, in other bits"
         return [
             Decision("kernels.level", served, reason),
             Decision("kernels.sources", sources(), "digest of the CPU kernels' sources"),
         ]
 
 
+class PairsBackend(CpuBackend):
+    """Serves whoever names it: activations of dense products of bf16 are rounded to it
+    (`csrc/rounded_dense.h`), and their bits are those of no other level. What serves an operator is
+    in an engine's identity."""
+
+    name = _level = PAIRS
+
+    def supports(self, kind: str, question: Question) -> str | None:
+        return super().supports(kind, question) or refused(PAIRS)
+
+
 class AmxBackend(CpuBackend):
     """Serves whoever names it: dense products of bf16 go through tiles (`csrc/amx_dense.h`), whose
-    bits are those of no other level. What serves an operator is in an engine's identity."""
+    bits are those of no other level, too."""
 
     name = _level = TILES
 

@@ -40,8 +40,8 @@ INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FI
 LEVELS_OF = {"x86_64": ("avx2", "avx512", "vnni", "bf16"), "aarch64": ("neon", "dotprod")}
 """By processor, from the least to the most that is asked of it; each contains those before it. All
 give the same bits."""
-TILES, ROUNDED = "amx", "amx-bf16"
-"""Levels above bf16 with bits of their own, by name only (csrc/amx_dense.h)."""
+PAIRS, TILES, ROUNDED = "avx512-bf16", "amx", "amx-bf16"
+"""Levels above bf16 with bits of their own, by name only (csrc/named.h)."""
 _NAMES = {"AMD64": "x86_64", "amd64": "x86_64", "arm64": "aarch64"}
 LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
 """Levels of this processor; none where there are no kernels for it."""
@@ -135,10 +135,9 @@ def level(wish: str | None = None) -> str | None:
     return name.decode() if name else None
 
 
-def best_refused() -> str | None:
-    """Why the last of `LEVELS` does not serve here, as half a sentence; None: it does."""
-    best = LEVELS[-1]
-    return None if level(best) else f"the CPU, or the compiler, has no {best}"
+def refused(wish: str) -> str | None:
+    """Why a level without tiles does not serve here, as half a sentence; None: it does."""
+    return None if level(wish) else f"the CPU, or the compiler, has no {wish}"
 
 
 def tiles_refused() -> str | None:

@@ -20,11 +20,10 @@
 // activation has no low piece: its row is no number.
 #pragma once
 #include "amx.h"
-#include "head.h"
+#include "named.h"
 
 namespace {
 
-constexpr int kBlockK = 32;     // of K, bf16: a row of a tile
 constexpr int64_t kBlockBytes = kBlockK * HR_PANEL * 2;
 constexpr int kPart = 32;       // blocks of K whose sums are taken at a time
 constexpr int kPanels = 16;     // panels that share a row's pieces
@@ -68,9 +67,6 @@ void cut_rows(const float* x, int64_t stride, int m, int wide, int64_t blocks, R
 
 // A block of K of a panel [k][16]; the lines `early` bytes further are asked for.
 HR_INLINE void pair_block(const uint8_t* panel, int64_t early, PanelPairs* out) {
-  alignas(64) static constexpr uint16_t kTurns[32] = {
-      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i turns = _mm512_load_si512(kTurns);
 #pragma GCC unroll 16
   for (int k = 0; k < kBlockK / 2; ++k, panel += 64) {
@@ -131,10 +127,6 @@ HR_INLINE int64_t tile_room(int64_t in) {
   const int64_t more = in / kBlockK - 2 * kPart;
   return static_cast<int64_t>(sizeof(TileRoom)) +
          (more > 0 ? more : 0) * static_cast<int64_t>(sizeof(RowPieces));
-}
-
-HR_INLINE bool in_tiles(const HrPart& part) {
-  return part.kind == HR_BF16 && part.in % kBlockK == 0;
 }
 
 // Up to sixteen rows, whose pieces are `a`, by P panels from `panel` on.
@@ -227,7 +219,7 @@ HR_INLINE TileConfig tiles_for(int64_t rows) {
 
 // Pairs of panels; for many rows as many as share their pieces, and three runs for each thread.
 inline int64_t tiled_run(const HrPart& part, int64_t rows, int threads) {
-  if (!in_tiles(part)) return run_of(part, rows, threads);
+  if (!in_blocks(part)) return run_of(part, rows, threads);
   if (rows <= kTileRows) return 2 + run_of(part, rows, threads) / 2 * 2;
   const int64_t fair = hr::panel_count(part.out) / (3 * threads) / 2 * 2;
   return fair < 2 ? 2 : fair < kPanels ? fair : kPanels;
@@ -240,14 +232,11 @@ void tiled_linear(const HrLinear& op, const hr::Work& work) {
   auto* room = reinterpret_cast<TileRoom*>(work.scratch);
   tiles_begin(tiles_for(rows));
   if (rows <= kTileRows) {
-    int64_t in = 0;
-    for (int32_t i = 0; i < op.count; ++i)
-      if (in_tiles(op.parts[i])) in = op.parts[i].in;
     cut_rows<kPieces>(op.dense, op.dense_stride, static_cast<int>(rows), static_cast<int>(rows),
-                      in / kBlockK, room->pieces);
+                      width_in_blocks(op) / kBlockK, room->pieces);
   }
   const auto body = [&](const HrPart& part, int64_t first, int64_t last) {
-    if (!in_tiles(part)) return part_panels(op, part, rows, first, last);
+    if (!in_blocks(part)) return part_panels(op, part, rows, first, last);
     const int count = static_cast<int>(last - first);
     if (rows > kTileRows) return tiled_many<kPieces>(op, part, rows, first, count, room);
     for (; first + 2 <= last; first += 2) tiled_few<kPieces, 2>(part, rows, first, room->pieces);
@@ -257,10 +246,10 @@ void tiled_linear(const HrLinear& op, const hr::Work& work) {
   tiles_end();
 }
 
-HR_INLINE bool any_in_tiles(const HrLinear& op) {
-  for (int32_t i = 0; i < op.count; ++i)
-    if (op.dense && in_tiles(op.parts[i])) return true;
-  return false;
-}
+template <int kPieces>
+struct Tiled {
+  static void linear(const HrLinear& op, const hr::Work& work) { tiled_linear<kPieces>(op, work); }
+  static int64_t room(int64_t in) { return tile_room(in); }
+};
 
 }  // namespace

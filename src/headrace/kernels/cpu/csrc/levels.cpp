@@ -14,6 +14,9 @@
 #endif
 
 namespace hr {
+
+extern const Kernels k_rounded;
+
 namespace {
 
 struct Level {
@@ -66,6 +69,7 @@ const Kernels* choose_kernels(const char* wish) {
       {&k_amx, bf16 && !tiles_refused(), true},
       {&k_amx_rounded, bf16 && !tiles_refused(), true},
 #endif
+      {&k_rounded, bf16, true},
       {&k_bf16, bf16, false}, {&k_vnni, vnni, false}, {&k_avx512, avx512, false},
       {&k_avx2, avx2, false}};
   return first_of(levels, wish);
