@@ -38,13 +38,13 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 7_184,
+    "base": 7_185,
     "bench": 10_030,
     "cli": 6_104,
     "dist": 885,
     "engine": 10_861,
     "factory": 6_650,
-    "kernels": 16_500,
+    "kernels": 16_512,
     "kv": 2_071,
     "layers": 429,
     "loader": 5_144,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 6_820,
 }
 """Lines of Python in each package."""
-TOTAL = 112_018
+TOTAL = 112_031
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
