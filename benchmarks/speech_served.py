@@ -1,8 +1,8 @@
 """How far a live session is behind its speaker, and what a transcription costs streams of text.
 
 Run: `python benchmarks/speech_served.py` (needs espeak-ng, and the extra `audio`). A server that
-hears is started on two threads and is fed sentences in the time in which they are spoken, in pieces
-of 100 ms. Of every word, the lag is from the moment at which its last sample was sent, by the times
+hears is started on two threads and is fed sentences of four voices in the time in which they are spoken,
+in pieces of 100 ms. Of every word, the lag is from the moment at which its last sample was sent, by the times
 of words of the same file, to the first event that has this word at its place, guesses among them
 (neither case nor punctuation counts); the first word's lag is that of the first partial. Below
 zero: it was told before its end. Words that no event has right are counted apart. Then a server of
@@ -42,6 +42,7 @@ SENTENCES = (
     "A third of the money comes from the county, and the rest is paid by the members.",
     "Good evening. The train from the north will arrive an hour late because of the snow.",
 )
+VOICES = ("en-us", "en-gb", "en-us+f3", "en-us+m3")
 STEP = 0.1
 
 
@@ -66,9 +67,9 @@ def server(model: str, threads: int) -> Iterator[tuple[str, int]]:
         process.wait(20)
 
 
-def spoken(text: str, folder: Path, number: int) -> Path:
-    path = folder / f"{number}.wav"
-    subprocess.run(["espeak-ng", "-v", "en-us", "-s", "140", "-w", str(path), text], check=True)
+def spoken(text: str, folder: Path, name: str, voice: str = VOICES[0]) -> Path:
+    path = folder / f"{name}.wav"
+    subprocess.run(["espeak-ng", "-v", voice, "-s", "140", "-w", str(path), text], check=True)
     return path
 
 
@@ -172,8 +173,8 @@ def beside(text: str, url: str, path: Path, rounds: int) -> dict[str, Any]:
 
 def beside_a_job(url: str, folder: Path, count: int) -> dict[str, Any]:
     """Seconds of a request of 3 s, alone and while a sound of three hours is heard."""
-    short, talk = spoken("The water turns the wheel of the old mill.", folder, 10), folder / "a.mp3"
-    samples, rate = soundfile.read(spoken(" ".join(SENTENCES), folder, 11), dtype="float32")
+    short, talk = spoken("The water turns the wheel of the old mill.", folder, "short"), folder / "a.mp3"
+    samples, rate = soundfile.read(spoken(" ".join(SENTENCES), folder, "all"), dtype="float32")
     samples = soxr.resample(samples, rate, 16_000)
     how: dict[str, Any] = {"format": "MP3", "compression_level": 0.99, "bitrate_mode": "CONSTANT"}
     soundfile.write(talk, samples, 16_000, **how)
@@ -225,7 +226,11 @@ def main() -> None:
     given = parser.parse_args()
     found: dict[str, Any] = {"threads": given.threads, "cores": os.cpu_count()}
     with tempfile.TemporaryDirectory() as folder, server("whisper-base", given.threads) as (url, _):
-        paths = [spoken(text, Path(folder), i) for i, text in enumerate(SENTENCES)]
+        paths = [
+            spoken(text, Path(folder), f"{voice} {i}", voice)
+            for i, text in enumerate(SENTENCES)
+            for voice in VOICES
+        ]
         runs = [asyncio.run(live(url, path)) for path in paths * given.rounds]
         found["first_partial_seconds"] = {
             "median": round(median(run["first"] for run in runs), 3),

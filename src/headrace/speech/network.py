@@ -254,7 +254,7 @@ class Encoder:
         kv = emit.kv(self._room, heads, heads, 1)
         return [
             emit.rope(kv, qkv, self._attention_spec(0), (), None),
-            emit.attention(kv, qkv, None, a.codes, None, self._attention_spec(0), ROWS_N),
+            emit.attention(kv, qkv, None, a.codes, None, self._attention_spec(0), ROWS_N, True),
         ]
 
     def hear(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..kernels.cpu.library import Team
 from ..kernels.cpu.panels import Packer
-from .features import filters
+from .features import through_filters
 from .network import Precision
 from .parakeet_files import ParakeetFiles
 from .product import Product, layer_norm, silu, softmax
@@ -39,7 +39,7 @@ def features(samples: Floats, mels: int) -> Floats:
     hann = np.zeros(_FFT)
     hann[(_FFT - _WINDOW) // 2 : (_FFT + _WINDOW) // 2] = np.hanning(_WINDOW)
     power = np.abs(np.fft.rfft(frames * hann, axis=1)) ** 2
-    log = np.log(power @ filters(mels, _FFT).T + 2.0**-24)
+    log = np.log(through_filters(power, mels, _FFT) + 2.0**-24)
     deviation = log.std(axis=0, ddof=1)
     return np.asarray((log - log.mean(axis=0)) / (deviation + 1e-5), np.float32)
 

@@ -404,10 +404,11 @@ def attention(
     sinks: Array | None,
     spec: AttentionSpec,
     rows: int,
+    coarse: bool = False,
 ) -> Emitted:
     """q [N, H · E]; with `rows` R the results are those of the sampled tokens, one after the
-    other."""
-    numbers = spec.scale, spec.softcap or 0.0, rows, spec.chunked
+    other. `coarse`: beside KV in codes, queries and weights have eight bits instead of fifteen."""
+    numbers = spec.scale, spec.softcap or 0.0, rows, spec.chunked, coarse, 0
     return records.ATTENTION, HrAttention(
         cache, *q, *(y or (None, 0)), out, at_or_none(sinks), *numbers
     )

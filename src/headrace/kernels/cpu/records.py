@@ -132,7 +132,7 @@ class HrRope(Structure):
 class HrAttention(Structure):
     _fields_ = laid(
         "HrKv kv; P q; L stride; P y; L y_stride; HrQuantised out; P sinks; F scale softcap; I "
-        "rows chunked"
+        "rows chunked coarse unused"
     )
 
 

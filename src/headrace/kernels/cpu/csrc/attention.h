@@ -60,7 +60,7 @@ void take_queries(const HrAttention& op, const HrStep& step, const Wanted& wante
           }
           if constexpr (T::wide == 4) {
             float* plain = s.plain ? s.plain + r * size : nullptr;
-            s.query[r] = take_codes(q, size, scale, s.one, plain);
+            s.query[r] = take_codes(q, size, scale, op.coarse, s.one, plain);
           } else {
             for (int64_t e = 0; e < size; e += 16) T::store(s.one + e, f_mul(f_load(q + e), scale));
           }
@@ -239,7 +239,8 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
 #define HR_CASE(M)                                                                             \
   case M:                                                                                      \
     if constexpr (T::wide == 4)                                                                \
-      code_rows<M>(&u, op.softcap, window, position, start, size, next, s.p);                  \
+      (op.coarse ? code_rows<M, true> : code_rows<M, false>)(                                  \
+          &u, op.softcap, window, position, start, size, next, s.p);                           \
     else                                                                                       \
       advance<T, M>(&u, &units[side], op.softcap, window, position, start, size, next, s.p);   \
     break;

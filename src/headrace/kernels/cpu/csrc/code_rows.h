@@ -14,6 +14,9 @@
 // products and the last quarters beside the softmax: a core has sixteen requests on their way, and
 // what is asked for beyond holds up everything behind it (all at once: 1.5 times the unit's time).
 //
+// Coarse rows, an encoder's of weights in codes, have queries and weights of eight bits: half the
+// dots where a dot takes two planes, beside products around them that are of eight bits themselves.
+//
 // Every operation is the same at all levels and for all ways to cut a step: products are exact, the
 // others elementwise, and what a row sees of a tile follows from its position alone.
 #pragma once
@@ -22,8 +25,14 @@
 
 namespace {
 
+// Planes that a dot takes, and vectors that are summed at once: with one plane there is room for more.
+template <bool kCoarse>
+constexpr int kTaken = kCoarse ? 1 : kPlanes;
+template <int M, bool kCoarse>
+constexpr int kCodesAtOnce = kTaken<kCoarse> < kPlanes && M <= 6 ? 4 : kAtOnce<M>;
+
 // Codes of a query [E] · scale to `codes`; where keys have biases apart the products to `plain`.
-HR_INLINE QueryCodes take_codes(const float* q, int64_t size, F scale, int16_t* codes,
+HR_INLINE QueryCodes take_codes(const float* q, int64_t size, F scale, bool coarse, int16_t* codes,
                                 float* plain) {
   F top = f_zero(), bad = f_zero();
   for (int64_t e = 0; e < size; e += 16) {
@@ -37,25 +46,33 @@ HR_INLINE QueryCodes take_codes(const float* q, int64_t size, F scale, int16_t* 
     memset(codes, 0, static_cast<size_t>(size) * 2);
     return {none, 0, plain};  // not a number where one of the query's is none, so that no score is
   }
-  const F each = f_set(kRowCodes / highest);
+  const float most = coarse ? kCoarseRowCodes : kRowCodes;
+  const F each = f_set(most / highest);
   I total = i_zero();
   for (int64_t e = 0; e < size; e += 16) {
     const I code = i_round(f_mul(f_mul(f_load(q + e), scale), each));
     total = i_add(total, code);
     store_query(codes + e, code);
   }
-  return {highest / kRowCodes, kCellZero * i_sum(total), plain};
+  return {highest / most, kCellZero * i_sum(total), plain};
+}
+
+// Sum number n of row m, of one plane or of both.
+template <int kOf, int M, int N>
+HR_INLINE I planes_sum(const I (&acc)[kOf][M][N], int m, int n) {
+  if constexpr (kOf == 1) return acc[0][m][n];
+  else return whole_sum(acc[0][m][n], acc[1][m][n]);
 }
 
 // scores[m][64] = q[m] · K over the tile, but for biases.
-template <int M>
+template <int M, bool kCoarse>
 HR_INLINE void score_codes(const Unit<Codes>& u, int64_t size, const Tile<Codes>& ahead) {
-  constexpr int N = kAtOnce<M>;
+  constexpr int N = kCodesAtOnce<M, kCoarse>, kOf = kTaken<kCoarse>;
   const int64_t steps = size / 4, k_step = u.tile->k_step, fetched = steps - size / 16 - 1;
   for (int first = 0; first < kVectors; first += N) {
-    I acc[kPlanes][M][N];
+    I acc[kOf][M][N];
 #pragma GCC unroll 2
-    for (int plane = 0; plane < kPlanes; ++plane)
+    for (int plane = 0; plane < kOf; ++plane)
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
@@ -73,10 +90,10 @@ HR_INLINE void score_codes(const Unit<Codes>& u, int64_t size, const Tile<Codes>
       }
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const Plane upper = spread<0>(q + 4 * m);
+        const Plane upper = spread<kPlanes - kOf>(q + 4 * m);
 #pragma GCC unroll 4
         for (int v = 0; v < N; ++v) acc[0][m][v] = k_dot(acc[0][m][v], cells[v], upper);
-        if constexpr (kPlanes == 2) {
+        if constexpr (kOf == 2) {
           const Plane lower = spread<1>(q + 4 * m);
 #pragma GCC unroll 4
           for (int v = 0; v < N; ++v) acc[1][m][v] = k_dot(acc[1][m][v], cells[v], lower);
@@ -93,7 +110,7 @@ HR_INLINE void score_codes(const Unit<Codes>& u, int64_t size, const Tile<Codes>
 #pragma GCC unroll 4
       for (int v = 0; v < N; ++v) {
         const F counts = f_mul(f_load(u.tile->k_scale + 16 * (first + v)), unit);
-        const F product = f_from_i(i_sub(whole_sum(acc[0][m][v], acc[kPlanes - 1][m][v]), zero));
+        const F product = f_from_i(i_sub(planes_sum<kOf>(acc, m, v), zero));
         f_store(u.scores + m * kTile + 16 * (first + v), f_mul(product, counts));
       }
     }
@@ -157,12 +174,13 @@ HR_INLINE F settle_codes(const Unit<Codes>& u, float softcap, const Sight& sight
 
 // out[m] = out[m] · factor[m] + unit[m] · (p[m] · V) over 16 · W columns of E. kHalves: V is looked up
 // here, and of its vectors the odd ones are of columns E / 2 further on.
-template <int M, int W, bool kHalves>
+template <int M, int W, bool kHalves, bool kCoarse>
 HR_INLINE void code_columns(const Unit<Codes>& u, const int16_t* p, const float* unit, int count,
                             int64_t size, int64_t column, const Tile<Codes>& ahead) {
-  I acc[kPlanes][M][W];
+  constexpr int kOf = kTaken<kCoarse>;
+  I acc[kOf][M][W];
 #pragma GCC unroll 2
-  for (int plane = 0; plane < kPlanes; ++plane)
+  for (int plane = 0; plane < kOf; ++plane)
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
@@ -186,10 +204,10 @@ HR_INLINE void code_columns(const Unit<Codes>& u, const int16_t* p, const float*
       }
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const Plane upper = spread<0>(x + m * kTile);
+        const Plane upper = spread<kPlanes - kOf>(x + m * kTile);
 #pragma GCC unroll 4
         for (int w = 0; w < W; ++w) acc[0][m][w] = v_dot(acc[0][m][w], cells[w], upper);
-        if constexpr (kPlanes == 2) {
+        if constexpr (kOf == 2) {
           const Plane lower = spread<1>(x + m * kTile);
 #pragma GCC unroll 4
           for (int w = 0; w < W; ++w) acc[1][m][w] = v_dot(acc[1][m][w], cells[w], lower);
@@ -204,18 +222,18 @@ HR_INLINE void code_columns(const Unit<Codes>& u, const int16_t* p, const float*
 #pragma GCC unroll 4
     for (int w = 0; w < W; ++w) {
       float* to = out + (kHalves ? w / 2 * 16 + w % 2 * (size / 2) : 16 * w);
-      F sum = f_mul(f_from_i(whole_sum(acc[0][m][w], acc[kPlanes - 1][m][w])), counts);
+      F sum = f_mul(f_from_i(planes_sum<kOf>(acc, m, w)), counts);
       if (!u.fresh) sum = f_fma(f_load(to), factor, sum);
       f_store(to, sum);
     }
   }
 }
 
-template <int M>
+template <int M, bool kCoarse>
 __attribute__((noinline)) void code_rows(Unit<Codes>* u, float softcap, int64_t window,
                                          const int64_t* position, int64_t start, int64_t size,
                                          const Tile<Codes>& ahead, int16_t* p) {
-  score_codes<M>(*u, size, ahead);
+  score_codes<M, kCoarse>(*u, size, ahead);
   const Sight sight(M, position, window, start);
   const F before = f_load(u->highest), here = settle_codes<M>(*u, softcap, sight, size);
   const F now = f_max(before, here);
@@ -231,6 +249,7 @@ __attribute__((noinline)) void code_rows(Unit<Codes>* u, float softcap, int64_t 
     const float* rate = u->tile->rate;
     unit[m] = share[m] * (sight.whole ? u->tile->unit
                                       : find_rates(u->tile->v_scale, sight.from[m], sight.to[m], own));
+    if constexpr (kCoarse) unit[m] *= kWeightCodes / kCoarseWeightCodes;
     if (!sight.whole) rate = own;
     const F highest = f_set(high[m]);
     F sum = f_zero();
@@ -242,23 +261,25 @@ __attribute__((noinline)) void code_rows(Unit<Codes>* u, float softcap, int64_t 
         prefetch_l2(ahead.k[i] + (size / 4 - 1 - line) * u->tile->k_step);
       for (int64_t line = m; line < lines; line += M)
         prefetch_l2(ahead.v[i] + 3 * 64 * lines + 64 * line);
-      store_weights(p + m * kTile + 16 * i, i_round(f_mul(weight, f_load(rate + 16 * i))));
+      F whole = f_mul(weight, f_load(rate + 16 * i));
+      if constexpr (kCoarse) whole = f_mul(whole, f_set(kCoarseWeightCodes / kWeightCodes));
+      store_weights(p + m * kTile + 16 * i, i_round(whole));
     }
     u->add_to_total(m, f_mul(sum, f_set(share[m])));
   }
-  constexpr int W = kAtOnce<M>;
+  constexpr int W = kCodesAtOnce<M, kCoarse>;
   int64_t column = 0;
   if (u->tile->halves) {
     for (; column + 8 * W <= size / 2; column += 8 * W)
-      code_columns<M, W, true>(*u, p, unit, sight.count, size, column, ahead);
+      code_columns<M, W, true, kCoarse>(*u, p, unit, sight.count, size, column, ahead);
     for (; column < size / 2; column += 16)
-      code_columns<M, 2, true>(*u, p, unit, sight.count, size, column, ahead);
+      code_columns<M, 2, true, kCoarse>(*u, p, unit, sight.count, size, column, ahead);
     return;
   }
   for (; column + 16 * W <= size; column += 16 * W)
-    code_columns<M, W, false>(*u, p, unit, sight.count, size, column, ahead);
+    code_columns<M, W, false, kCoarse>(*u, p, unit, sight.count, size, column, ahead);
   for (; column < size; column += 16)
-    code_columns<M, 1, false>(*u, p, unit, sight.count, size, column, ahead);
+    code_columns<M, 1, false, kCoarse>(*u, p, unit, sight.count, size, column, ahead);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ namespace {
 
 constexpr float kRowCodes = 16383;      // of a query's largest number, either sign
 constexpr float kWeightCodes = 32767;   // of a weight of one
+constexpr float kCoarseRowCodes = 127, kCoarseWeightCodes = 255;  // which the lower plane holds
 constexpr int kCellZero = 128;          // the code zero in a cell of K
 // Numbers of a head, at most 1,024 (backend.py): such a product is exact in int32, and so is what
 // the code zero of its keys adds.
@@ -61,7 +62,6 @@ HR_INLINE void store_weights(int16_t* row, I codes) {  // both unsigned
 #else  // pairs of int16
 
 constexpr int kPlanes = 1;
-HR_INLINE I whole_sum(I sum, I) { return sum; }
 
 #if HR_LEVEL >= 2
 

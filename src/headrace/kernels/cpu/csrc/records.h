@@ -302,6 +302,8 @@ typedef struct {
   float softcap;         // 0: none
   int32_t rows;          // R: of the sampled tokens alone; y and out then have R rows
   int32_t chunked;       // the group's window is a chunk: a query sees its own, up to itself
+  int32_t coarse;        // of KV in codes: queries and weights have eight bits, not fifteen
+  int32_t unused;
 } HrAttention;
 
 typedef struct {         // every token sees all tokens of its own entry: HrStep.query_starts
