@@ -173,7 +173,10 @@ def beside(text: str, url: str, path: Path, rounds: int) -> dict[str, Any]:
 
 def beside_a_job(url: str, folder: Path, count: int) -> dict[str, Any]:
     """Seconds of a request of 3 s, alone and while a sound of three hours is heard."""
-    short, talk = spoken("The water turns the wheel of the old mill.", folder, "short"), folder / "a.mp3"
+    short, talk = (
+        spoken("The water turns the wheel of the old mill.", folder, "short"),
+        folder / "a.mp3",
+    )
     samples, rate = soundfile.read(spoken(" ".join(SENTENCES), folder, "all"), dtype="float32")
     samples = soxr.resample(samples, rate, 16_000)
     how: dict[str, Any] = {"format": "MP3", "compression_level": 0.99, "bitrate_mode": "CONSTANT"}

@@ -44,7 +44,7 @@ LINES = {
     "dist": 885,
     "engine": 10_861,
     "factory": 6_650,
-    "kernels": 16_512,
+    "kernels": 16_513,
     "kv": 2_071,
     "layers": 429,
     "loader": 5_144,
@@ -56,13 +56,13 @@ LINES = {
     "route": 1_621,
     "sched": 1_570,
     "server": 16_088,
-    "speech": 4_424,
+    "speech": 4_448,
     "speculate": 689,
     "text": 6_324,
     "worker": 6_820,
 }
 """Lines of Python in each package."""
-TOTAL = 112_031
+TOTAL = 112_056
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
