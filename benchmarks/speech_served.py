@@ -1,10 +1,11 @@
 """How far a live session is behind its speaker, and what a transcription costs streams of text.
 
 Run: `python benchmarks/speech_served.py` (needs espeak-ng, and the extra `audio`). A server that
-hears is started on two threads and is fed sentences of four voices in the time in which they are spoken,
-in pieces of 100 ms. Of every word, the lag is from the moment at which its last sample was sent, by the times
-of words of the same file, to the first event that has this word at its place, guesses among them
-(neither case nor punctuation counts); the first word's lag is that of the first partial. Below
+hears is started on two threads and is fed sentences of four voices in the time in which they are
+spoken, in pieces of 100 ms. Of every word, the lag is from the moment at which its last sample was
+sent, by the times of words of the same file, to the first event that has this word at its place,
+guesses among them (neither case nor punctuation counts); the first word's lag is that of the first
+partial. Below
 zero: it was told before its end. Words that no event has right are counted apart. Then a server of
 text decodes one stream, alone and beside
 a server that hears a file again and again, both on the same two cores, in turns. Last, a request of
