@@ -41,6 +41,7 @@ import websockets
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "server"))
 
+from exposed import metric
 from processes import api_pid, headrace, running
 
 from tiny import moonshine
@@ -286,12 +287,6 @@ class LiveSoak:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(reader.read(), draw.random() * 5)
         writer.transport.abort()
-
-
-def metric(text: str, name: str) -> float:
-    found = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
-    assert found, f"there is no metric {name}"
-    return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
 async def watch(api: psutil.Process, soak: LiveSoak) -> list[tuple[float, float, float, int]]:

@@ -33,6 +33,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "server"))
 
+from exposed import metric
 from processes import headrace, running
 
 from tiny import talker
@@ -218,12 +219,6 @@ class Soak:
         self.counts[f"status {status}"] += 1
         if status == 500:
             self.faults.append(f"{path} gave 500")
-
-
-def metric(text: str, name: str) -> float:
-    found = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
-    assert found, f"there is no metric {name}"
-    return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
 def mebibytes(process: psutil.Process) -> float:

@@ -16,7 +16,6 @@ import itertools
 import json
 import platform
 import random
-import re
 import socket
 import statistics
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "server"))
 
 import httpx
+from exposed import metric
 from processes import headrace, running
 
 from headrace.server.run import take_port
@@ -117,9 +117,8 @@ def raw_socket(nbytes: int = 1 << 28, piece: int = 1 << 18) -> float:
         return nbytes / (time.perf_counter() - begin)
 
 
-def metric(url: str, name: str) -> float:
-    text = httpx.get(f"{url}/metrics").text
-    return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M))
+def counted(url: str, name: str, **labels: str) -> float:
+    return metric(httpx.get(f"{url}/metrics").text, name, **labels)
 
 
 def main() -> None:
@@ -150,7 +149,8 @@ def main() -> None:
             "mixed": start("route", *both, "--policy", "least-loaded"),
         }
         until = time.monotonic() + 30
-        while metric(decode, "headrace:split_servers") < 1 and time.monotonic() < until:
+        asyncio.run(told_once(decode, asked.model))
+        while counted(decode, "headrace:split_servers") < 1 and time.monotonic() < until:
             asyncio.run(told_once(decode, asked.model))
         found: dict[str, list[Any]] = {way: [] for way in ways}
         for number in range(asked.rounds):
@@ -159,9 +159,9 @@ def main() -> None:
                 found[way].append(asyncio.run(one_round(url, asked.model, asked, draws)))
                 print(way, found[way][-1], flush=True)
         counts = {
-            "prompts_brought": metric(decode, 'headrace:split_prompts_total{.*end="brought"'),
-            "lent_bytes": metric(prefill, "headrace:split_lent_bytes_total"),
-            "load_seconds": metric(decode, "headrace:context_cache_load_seconds_total"),
+            "prompts_brought": counted(decode, "headrace:split_prompts_total", end="brought"),
+            "lent_bytes": counted(prefill, "headrace:split_lent_bytes_total"),
+            "load_seconds": counted(decode, "headrace:context_cache_load_seconds_total"),
         }
     result: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
