@@ -2,10 +2,12 @@
 
 `python benchmarks/ranks.py --json benchmarks/results/ranks.json`
 
-Both stand at the same time and take turns: a prompt (its first token), then tokens one by one;
-medians of the rounds and of their ratios. Memory is what smaps says of the processes that compute,
-each layout alone on the machine: pages that several of them map count once (PSS). An exchange is
-timed between two teams of one thread, beside the barrier of one team of two.
+Both stand at the same time and take turns: a prompt (its first token), four at once, then tokens
+one by one, of one sequence and of eight; medians of the rounds and of their ratios. What a process
+was busy is the time that the system says it had a core or waited for one: of stages the busiest
+sets the time of the ideal, in which it never waits for another. Memory is what smaps says of the
+processes that compute, each layout alone on the machine: pages that several of them map count once
+(PSS). An exchange is timed between two teams of one thread, beside the barrier of one of two.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from headrace.kernels.cpu import emit
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.records import HrStep
 
-PROMPT, DECODE, ROWS = 512, 96, 8
+PROMPT, PROMPTS, DECODE, ROWS = 512, 4, 96, 8
 TEXTS = [
     "def quicksort(items):\n",
     "Write a haiku about a river that runs through a mill.",
@@ -83,37 +85,50 @@ def answers(llm: LLM, tokens: int) -> list[Any]:
     ]
 
 
-def timed(llm: LLM, seed: int) -> dict[str, float]:
-    """Seconds to the first token of a prompt, of a token behind it, and of a token of each of
-    eight sequences."""
-    prompt = [random.Random(seed).randrange(1000, 30_000) for _ in range(PROMPT)]
-    begin = time.perf_counter()
-    llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
-    first = time.perf_counter()
-    wish = SamplingParams(temperature=0.0, max_tokens=DECODE, ignore_eos=True)
-    llm.generate([prompt[:16]], wish)
-    one = time.perf_counter()
-    llm.generate([prompt[at : at + 16] for at in range(ROWS)], wish)
-    eight = time.perf_counter()
-    return {
-        "prompt": first - begin,
-        "token": (one - first) / DECODE,
-        "eight": (eight - one) / DECODE,
-    }
+def busy(llm: LLM) -> list[float]:
+    """Seconds for which each process's first thread has had a core or waited for one."""
+    told = [Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split() for pid in pids(llm)]
+    return [1e-9 * (int(ran) + int(waited)) for ran, waited, _ in told]
 
 
-def speeds(alone: LLM, shared: LLM, rounds: int) -> dict[str, Any]:
+def timed(llm: LLM, seed: int) -> dict[str, tuple[float, list[float]]]:
+    """Seconds to the first token of a prompt, of a prompt of several at once, of a token of one
+    sequence, and of one of each of eight; and what each process was busy of them."""
+    draws = random.Random(seed)
+    prompts = [[draws.randrange(1000, 30_000) for _ in range(PROMPT)] for _ in range(PROMPTS + 1)]
+    short = [prompts[0][at : at + 16] for at in range(ROWS)]
+    found = {}
+    for kind, given, tokens, parts in (
+        ("prompt", prompts[:1], 1, 1),
+        ("prompts", prompts[1:], 1, PROMPTS),
+        ("token", short[:1], DECODE, DECODE),
+        ("eight", short, DECODE, DECODE),
+    ):
+        before, begin = busy(llm), time.perf_counter()
+        llm.generate(given, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
+        seconds = time.perf_counter() - begin
+        was = [(after - one) / parts for after, one in zip(busy(llm), before, strict=True)]
+        found[kind] = seconds / parts, was
+    return found
+
+
+def speeds(alone: LLM, shared: LLM, rounds: int, *, stages: bool) -> dict[str, Any]:
     both = [(timed(alone, seed), timed(shared, seed)) for seed in range(rounds)]
     found = {}
     for kind in both[0][0]:
-        times = [(one[kind], two[kind]) for one, two in both]
+        times = [(one[kind][0], *two[kind]) for one, two in both]
         found[kind] = {
-            "alone_ms": 1e3 * statistics.median(one for one, _ in times),
-            "shared_ms": 1e3 * statistics.median(two for _, two in times),
-            "speed": statistics.median(one / two for one, two in times),
-            "least": min(one / two for one, two in times),
-            "most": max(one / two for one, two in times),
+            "alone_ms": 1e3 * statistics.median(one for one, _, _ in times),
+            "shared_ms": 1e3 * statistics.median(two for _, two, _ in times),
+            "speed": statistics.median(one / two for one, two, _ in times),
+            "least": min(one / two for one, two, _ in times),
+            "most": max(one / two for one, two, _ in times),
         }
+        if stages:  # Ranks of one stage look for each other while they wait, and so are busy.
+            found[kind] |= {
+                "ideal_speed": statistics.median(one / max(was) for one, _, was in times),
+                "of_ideal": statistics.median(max(was) / two for _, two, was in times),
+            }
     return found
 
 
@@ -162,7 +177,9 @@ def main() -> None:
             found[layout] = {"equal": equal, "pss_mb": round(pss(shared) / 1e6)}
             if Layout.parse(layout).devices <= threads:
                 with opened(model, "1", threads) as alone:
-                    found[layout] |= speeds(alone, shared, arguments.rounds)
+                    found[layout] |= speeds(
+                        alone, shared, arguments.rounds, stages=Layout.parse(layout).pp > 1
+                    )
         print(layout, json.dumps(found[layout]), flush=True)
     report = {
         "model": model,

@@ -9,6 +9,7 @@ alike, the order of two never changes and nothing is ever sorted again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from .work import Work
@@ -35,6 +36,11 @@ class WaitingQueue:
         assert work.id not in self._live, f"{work} waits already"
         self._live.add(work.id)
         heappush(self._heap, (work.rank, work))
+
+    def first(self, most: int) -> Iterator[Work]:
+        """The head, and about the next, at most so many."""
+        self.peek()  # From now on the head is live.
+        return (work for _, work in self._heap[:most] if work.id in self._live)
 
     def peek(self) -> Work | None:
         """What is to be served first."""

@@ -67,6 +67,13 @@ class Roster:
         left = sum(work.known - work.scheduled for work in self.prefilling.values())
         return len(self.decoding), left
 
+    def uncomputed(self, most: int) -> Iterator[Work]:
+        """Work with known units that no step has been planned for: what runs, and what waits and
+        may run next, at most so many."""
+        yield from self.prefilling.values()
+        if not self.full:
+            yield from self.waiting.first(min(most, self._most - self.running))
+
     def all_running(self) -> Iterator[Work]:
         return chain(self.decoding.values(), self.prefilling.values())
 

@@ -10,7 +10,7 @@ gets what comes next: a token, a vector, an end. What the units are only its kin
 2. *room*: whoever runs and lacks blocks for its next unit asks for them in order of rank, and
    preempts from the end of that order, so that nobody who has room by now loses it again;
 3. *place*: decodes first, one unit each; then chunks of what was known, by rank, as the budget
-   lasts;
+   lasts, of which stages take a part at a time (`chunks`);
 4. *admit*: waiting work by rank, while rows, budget and blocks last;
 5. *draft*: decodes verify drafts that pay, in what is left of the budget and in free blocks.
 
@@ -42,6 +42,7 @@ from headrace.base.step import BlockWrite, StepPlan, StepResult
 from headrace.kv import KvManager
 
 from .admission import RetryEstimate, verify_request, work_of
+from .chunks import Chunks
 from .limits import Limits
 from .price import DraftCounts, StepPrices, computed, draft_lengths
 from .resource import Resource
@@ -92,6 +93,7 @@ class Scheduler:
         """The latest step's number, entries, units, those of prompts, and new tokens."""
         self._held: tuple[float, int] | None = None
         """Rank of the atom for which the decodes of this step left no budget."""
+        self._chunks = Chunks(limits.stages) if limits.stages > 1 else None
         self._staged = 0
         """Live work of other stages than the first."""
         self._check = check_plans()
@@ -212,13 +214,17 @@ class Scheduler:
         plan = StepPlan(self._step, [], [], [], [], blocks=self._roster.carried)
         if self.limits.policy == "priority":
             self._yield()
-        chunks = self._find_room(plan.blocks)
+        room = self.limits.step_tokens
+        if self._chunks is not None:
+            room = min(room, self._chunks.room(self._roster.uncomputed(LOOK_AHEAD)))
+        chunks = self._find_room(plan.blocks, room)
         entries = self._place_decodes(plan)
         decodes = len(entries)
         for work, count in chunks:
             self._place(plan, entries, work, count)
+            room -= count
         if len(self._roster.waiting):
-            self._admit(plan, entries)
+            self._admit(plan, entries, room)
         if self.limits.drafts:
             self._draft(plan, entries[:decodes])
         if not entries:
@@ -311,14 +317,15 @@ class Scheduler:
             if head.rank < victim.rank and head.request.priority < victim.request.priority:
                 roster.preempt(victim)
 
-    def _find_room(self, writes: list[BlockWrite]) -> list[tuple[Work, int]]:
-        """Blocks for those who run and need some; the chunks of prompts that then have room."""
+    def _find_room(self, writes: list[BlockWrite], room: int) -> list[tuple[Work, int]]:
+        """Blocks for those who run and need some; the chunks of prompts that then have room, which
+        is `room` at most."""
         decoding, prefilling = self._roster.decoding, self._roster.prefilling
         needy = [s for s in decoding.values() if s.scheduled >= s.capacity < s.limit]
         if self.limits.stages > 1:
             needy = [s for s in needy if not s.in_flight]
         needy.extend(prefilling.values())
-        budget = self.limits.step_tokens - len(decoding)
+        budget = min(room, self.limits.step_tokens - len(decoding))
         self._held = None
         latest = self._step - 1 if self._flights else None
         needy.sort(key=lambda s: s.rank)
@@ -366,7 +373,7 @@ class Scheduler:
         decoding = self._roster.decoding
         ready = [s for s in decoding.values() if s.scheduled < s.capacity]
         if self.limits.stages > 1:  # Each of the steps in flight decodes as many.
-            share = -(-self._roster.running // self.limits.stages)
+            share = -(-len(decoding) // self.limits.stages)
             ready = [s for s in ready if not s.in_flight][:share]
             for s in ready:  # Who is left over is the first of the next step.
                 decoding[s.id] = decoding.pop(s.id)
@@ -398,11 +405,11 @@ class Scheduler:
             self.kv.enter(work.table, end, plan.number)
             self.kv.keep(work.table, work.row, start, plan)
 
-    def _admit(self, plan: StepPlan, entries: list[Work]) -> None:
+    def _admit(self, plan: StepPlan, entries: list[Work], room: int) -> None:
         """Give rows to waiting work, in order of rank, and place its first chunks."""
         roster = self._roster
         limits = self.limits
-        budget = limits.step_tokens - plan.tokens
+        budget = min(room, limits.step_tokens - plan.tokens)
         now = self._clock()
         unprepared: list[Work] = []
         while budget > 0 and not roster.full and len(unprepared) < LOOK_AHEAD:
