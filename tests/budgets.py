@@ -42,9 +42,9 @@ LINES = {
     "bench": 10_030,
     "cli": 6_104,
     "dist": 885,
-    "engine": 10_861,
+    "engine": 10_847,
     "factory": 6_650,
-    "kernels": 16_513,
+    "kernels": 16_534,
     "kv": 2_071,
     "layers": 429,
     "loader": 5_144,
@@ -54,15 +54,15 @@ LINES = {
     "quant": 995,
     "roofline": 4_810,
     "route": 1_621,
-    "sched": 1_570,
+    "sched": 1_634,
     "server": 16_088,
     "speech": 4_448,
     "speculate": 689,
     "text": 6_324,
-    "worker": 6_820,
+    "worker": 6_849,
 }
 """Lines of Python in each package."""
-TOTAL = 112_056
+TOTAL = 112_132
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -14,12 +14,14 @@ import pytest
 from crawling_worker import CRAWLING
 from engine_fakes import LET_GO
 from engine_waits import until
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from headrace import LLM, SamplingParams
 from headrace.base.errors import Forbidden, InvalidRequest, ModelFileError, NotFound
 from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.group import GroupExecutor
 from headrace.engine.supervisor import Supervision
+from headrace.worker import Worker
 
 NAMES = ["one", "two", "three", "four"]
 PROMPTS = ["The water", "a", "turns the turbine and", "x = "]
@@ -74,17 +76,25 @@ def expected(tiny: Path, root: Path) -> dict[str | None, list[list[int]]]:
     return answers
 
 
-@pytest.mark.parametrize("executor", ["inline", "multiproc"])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    "more",
+    [
+        *(
+            {"executor": kind, "depth": depth}
+            for kind in ("inline", "multiproc")
+            for depth in (1, 2)
+        ),
+        *({"layout": layout, "threads": 2} for layout in ("TP2", "PP2", "TP2.PP2")),
+    ],
+)
 def test_more_adapters_than_slots_in_one_batch(
     options: dict[str, Any],
     root: Path,
     expected: dict[str | None, list[list[int]]],
-    executor: str,
-    depth: int,
+    more: dict[str, Any],
 ) -> None:
     mix = [(name, place) for place in range(len(PROMPTS)) for name in (None, *NAMES)]
-    with opened(options, root, executor=executor, depth=depth) as llm:
+    with opened(options, root, **more) as llm:
         outputs = llm.generate(
             [PROMPTS[place] for _, place in mix], greedy(), adapter=[name for name, _ in mix]
         )
@@ -109,6 +119,26 @@ def test_more_adapters_than_slots_in_one_batch(
         again = llm.generate(PROMPTS, greedy(), adapter="one")
         assert [output.outputs[0].token_ids for output in again] == expected["four"]
         assert again[0].cached_tokens == 8
+
+
+def test_all_stages_have_an_adapter_or_none(
+    options: dict[str, Any], root: Path, tmp_path: Path
+) -> None:
+    """What is wrong with the second one's part undoes the first one's."""
+    damaged = write(tmp_path / "damaged", 1)
+    file = damaged / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors["base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"][0, 0] = np.nan
+    save_file(tensors, file)
+    with opened(options, root, layout="PP2", threads=2) as llm:
+        executor = llm._engine.core.executor
+        assert isinstance(executor, GroupExecutor)
+        assert isinstance(executor._own.worker, Worker)
+        before = executor._own.worker._adapters.loaded
+        with pytest.raises(ModelFileError, match=r"layers\.1\.mlp\.down_proj is not finite"):
+            llm.load_adapter("damaged", damaged)
+        assert executor._own.worker._adapters.loaded == before
+        llm.generate(PROMPTS, greedy(), adapter="two")
 
 
 def test_preempted_rows_find_their_adapter_again(

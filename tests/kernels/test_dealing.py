@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from headrace.kernels.dealing import Dealing
 
@@ -24,6 +25,36 @@ def test_the_costly_ones_are_dealt_out_evenly() -> None:
     assert steps.tolist() == found[0], "what the steps read is changed, and not another array"
     assert dealing.went[0].tolist() == [45, 40, 35, 0, 0, 0], "what was long ago counts for less"
     assert dealing.better() is None
+
+
+def test_ranks_that_counted_the_same_come_to_the_same_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.kernels.dealing.STEPS", 4)
+    ranks = [Dealing([6], 2, rank) for rank in range(2)]
+    for rank in ranks:
+        rank.went[0][:] = [90, 80, 70, 0, 0, 0]
+        rank.begin(3)
+        assert rank.owners[0].tolist() == [0, 0, 0, 1, 1, 1]
+        rank.begin(4)
+        assert rank.sign == ranks[0].sign
+    assert ranks[0].owners[0].tolist() == ranks[1].owners[0].tolist() != [0, 0, 0, 1, 1, 1]
+
+
+def test_what_a_failed_step_counted_is_forgotten() -> None:
+    """Ranks may have come to different places of it."""
+    ranks = [Dealing([6], 2, rank) for rank in range(2)]
+    ranks[0].went[0][:] = [90, 80, 70, 0, 0, 0]
+    for rank in ranks:
+        rank.forget()
+        rank.begin(0)
+    assert ranks[0].owners[0].tolist() == ranks[1].owners[0].tolist()
+
+
+def test_another_map_has_another_sign() -> None:
+    ranks = [Dealing([6, 4], 2, rank) for rank in range(2)]
+    assert ranks[0].sign == ranks[1].sign
+    ranks[1].set([ranks[1].owners[0].tolist(), [1, 0, 0, 1]])
+    assert ranks[0].sign != ranks[1].sign
+    assert all(rank.sign % 4 == 0 and rank.sign < 2**31 for rank in ranks)
 
 
 def test_nothing_is_dealt_anew_for_nothing() -> None:

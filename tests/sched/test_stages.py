@@ -69,7 +69,7 @@ def test_chunks_grow_with_what_waits_and_begin_anew_behind_it() -> None:
 
 
 def test_a_prompt_makes_no_lane_of_decodes_longer() -> None:
-    """Who decodes is dealt out among those that decode, whoever else runs."""
+    """Decoding sequences are dealt out among themselves, whoever else runs."""
     run = driver((None, 1000), stages=2, rows=9, step_tokens=512, max_context=4000)
     for number in range(8):
         run.add(request_of(f"r{number}", [1 + number], max_tokens=60))

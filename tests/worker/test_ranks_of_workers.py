@@ -18,6 +18,7 @@ from headrace.base.errors import OptionError
 from headrace.base.step import PoolShape, StepPlan, StepResult
 from headrace.dist.commons import Commons, make_commons
 from headrace.kernels.cpu.wire import Wire
+from headrace.kernels.dealing import Dealing
 from headrace.loader.open import open_model
 from headrace.models.registry import describe
 from headrace.worker import Worker, WorkerOptions
@@ -192,8 +193,11 @@ def equal_over_ranks(files: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("wired", [False, True])
 @pytest.mark.parametrize("name", [*MIXTURES, "olmoe", "minimax_m2", *STATES[1:], *LATENT])
-def test_whole_experts_of_ranks(kept: Kept, name: str, wired: bool) -> None:
+def test_whole_experts_of_ranks(
+    kept: Kept, name: str, wired: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bits are the same when all of them change hands between two steps, too."""
+    dealt_often(monkeypatch)
     files = open_model(str(kept(families.make, name)))
     graph = absorbed(describe(files.arch))
     if not mixtures(graph):
@@ -204,13 +208,26 @@ def test_whole_experts_of_ranks(kept: Kept, name: str, wired: bool) -> None:
     for ranks in (2, 3):
         with sharing(files, ranks, wired=wired, dealt=True, threads=4 - ranks) as together:
             assert answers(together) == alone, ranks
-            dealing = together.workers[0]._model.dealing
-            assert dealing is not None
+            dealing, *others = deals(together)
             assert all(went.any() for went in dealing.went)
+            for each in others:
+                assert list(map(list, each.owners)) == list(map(list, dealing.owners))
             other = [[(owner + 1) % ranks for owner in owners] for owners in dealing.owners]
-            for worker in together.workers:
-                worker.deal(other)
+            for each in deals(together):
+                each.set(other)
             assert answers(together) == alone, ranks
+
+
+def dealt_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third step, whether that evens anything out or not."""
+    monkeypatch.setattr("headrace.kernels.dealing.STEPS", 3)
+    monkeypatch.setattr("headrace.kernels.dealing.GAIN", 2.0)
+
+
+def deals(together: Ranks) -> list[Dealing]:
+    """What the workers that have mixtures deal by."""
+    found = (worker._model.dealing for worker in together.workers)
+    return [one for one in found if one is not None]
 
 
 def test_a_rank_that_is_gone_ends_the_step_of_the_others(worker_files: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +16,25 @@ from test_ranks_of_workers import (
     STATES,
     Ranks,
     answers,
+    dealt_often,
+    sharing,
     worker_of,
 )
 
 from headrace.base.absorb import absorbed
+from headrace.base.cut import mixtures
 from headrace.base.errors import OptionError
 from headrace.base.stages import stages
 from headrace.base.step import StepPlan, StepResult
 from headrace.loader.open import open_model
 from headrace.models.registry import describe
+from oracle import lora
 from oracle.asks import prompt, sampling
 from oracle.driving import Driver
 from tiny import families
 from tiny.kept import Kept
+
+ADAPTED = ("llama", "qwen3", "gemma3", "starcoder2")
 
 
 class Stages(Ranks):
@@ -86,6 +93,62 @@ def test_every_kind_of_layer(kept: Kept, name: str) -> None:
         for wired in (False, True):
             with staged(files, count, each=each, wired=wired) as together:
                 assert answers(together) == alone, (count, each, wired)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wired", [False, True])
+@pytest.mark.parametrize("name", [*MIXTURES, "olmoe", "minimax_m2", *STATES[1:], *LATENT])
+def test_whole_experts_of_the_ranks_of_a_stage(
+    kept: Kept, name: str, wired: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stage deals out its own, and one without a mixture has none to deal."""
+    dealt_often(monkeypatch)
+    files = open_model(str(kept(families.make, name)))
+    graph = absorbed(describe(files.arch))
+    if not mixtures(graph) or name.startswith("gemma4"):
+        return
+    alone = answers(worker_of(files))
+    for each in (2, 3):
+        with staged(files, 2, each=each, wired=wired, dealt=True) as together:
+            assert answers(together) == alone, each
+            for stage, part in enumerate(stages(graph, 2)):
+                for worker in together.workers[stage * each : (stage + 1) * each]:
+                    dealing = worker._model.dealing
+                    assert len(dealing.owners if dealing else ()) == len(mixtures(part))
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen2", *(pytest.param(one, marks=pytest.mark.slow) for one in ADAPTED)]
+)
+def test_adapters_of_ranks_and_stages(kept: Kept, tmp_path: Path, family: str) -> None:
+    """Rows with one, with another, and with none, in one batch; more adapters than slots."""
+    path = kept(families.make, family)
+    places = [
+        (f"a{seed}", str(lora.make(path, tmp_path / f"a{seed}", seed=seed, **config)))
+        for seed, config in enumerate([{}, {"target_modules": "all-linear", "r": 8}, {"r": 3}])
+    ]
+    files = open_model(str(path))
+
+    def told(worker: Any, workers: list[Any]) -> Any:
+        for each in workers:
+            for name, folder in places:
+                each.load_adapter(name, folder)
+        driver = Driver(worker, blocks=80, step_tokens=64, rows=2)
+        for number, name in enumerate([None, "a0", "a1", "a0", "a2", "a1", None]):
+            drawn = {"temperature": 1.0, "seed": number} if number % 2 else {}
+            wish = sampling(max_tokens=10, logprobs=1, prompt_logprobs=1, **drawn)
+            driver.add(f"{name} {number}", prompt(30 + number, number), wish, adapter=name)
+        return driver.run()
+
+    options: dict[str, Any] = {"adapters": 2, "adapter_rank": 8}
+    alone = worker_of(files, **options)
+    expected = told(alone, [alone])
+    assert len({str(answer.tokens) for answer in expected.values()}) == 7
+    for wired in (False, True):
+        with sharing(files, 3 - wired, wired=wired, **options) as together:
+            assert told(together, together.workers) == expected, wired
+        with staged(files, 2, each=1 + wired, wired=wired, **options) as together:
+            assert told(together, together.workers) == expected, wired
 
 
 def test_stages_are_graphs_of_all_layers(worker_files: Any) -> None:

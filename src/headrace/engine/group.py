@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..base.cut import even
-from ..base.errors import EngineDead, EngineFault
+from ..base.errors import EngineDead, EngineFault, HeadraceError
 from ..base.facts import WorkerFacts
 from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
@@ -26,18 +26,16 @@ from ..dist.commons import Commons, make_commons
 from ..dist.wake import AnyBell, Bell
 from . import messages
 from .ends import JoinedEnd, SpawnedEnd, WorkerEnd
-from .executor import InlineExecutor, StepFuture
+from .executor import Executor, InlineExecutor, StepFuture
 from .joining import lead
 from .joins import Joins
 from .launch import RankPlace
 from .multiproc import MultiprocExecutor
-from .real import DealtWorker, worker_loader
+from .real import worker_loader
 
 SILENT = 10.0
 """Seconds without a sign of life after which a rank of this host is ended: more than between
 hosts, so that who is stopped for a moment goes on as if nothing had been."""
-DEAL_STEPS = 128
-"""Steps after which experts are dealt out anew, where some ranks' had more to do."""
 
 
 class GroupExecutor:
@@ -54,7 +52,6 @@ class GroupExecutor:
         """`settings`: of one worker. `met`: where the other ranks are."""
         self._met, stages = met, layout.pp
         settings = {**settings, "dealt": layout.ep}
-        self._dealt = layout.ep
         own = {**settings, "ranks": met.ranks, "stages": stages, **met.settings(0, settings)}
         self._each = met.ranks // stages
         """So many ranks have the same layers."""
@@ -106,8 +103,6 @@ class GroupExecutor:
 
     def submit(self, plan: StepPlan) -> StepFuture:
         self._compare(1)
-        if self._dealt and plan.number % DEAL_STEPS == 0:
-            self._deal()
         coming = [other.submit(plan) for other in self._others]
         done = self._own.submit(plan)
         result = done.result()
@@ -115,15 +110,6 @@ class GroupExecutor:
             self._check()
         self._unseen.append((result, coming))
         return done
-
-    def _deal(self) -> None:
-        """Deal experts out anew, where that evens out the work of ranks."""
-        assert isinstance(self._own.worker, DealtWorker)
-        owners = self._own.worker.better_deal()
-        if owners is not None:
-            self._own.worker.deal(owners)
-            for other in self._others:
-                other.ask(messages.Deal(owners))
 
     def _compare(self, left: int) -> None:
         """Look at the results of the other ranks but for the last `left` steps'."""
@@ -148,10 +134,24 @@ class GroupExecutor:
         return self._own.prepare_grammar(source, owner) and all(done)
 
     def load_adapter(self, name: str, path: str) -> None:
-        raise EngineFault("ranks serve no adapters")
+        """All have it, or none."""
+        self._compare(0)
+        all_of_them: list[Executor] = [self._own, *self._others]
+        have = []
+        try:
+            for one in all_of_them:
+                one.load_adapter(name, path)
+                have.append(one)
+        except HeadraceError:
+            for one in have:
+                one.unload_adapter(name)
+            raise
 
     def unload_adapter(self, name: str) -> None:
-        """There are none."""
+        self._compare(0)
+        self._own.unload_adapter(name)
+        for other in self._others:
+            other.unload_adapter(name)
 
     def close(self) -> None:
         if self._closed:

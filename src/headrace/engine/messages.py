@@ -281,12 +281,6 @@ class Learn(_Message):
     tokens: list[list[int]]
 
 
-class Deal(_Message):
-    """From the next step on ranks have these experts: by mixture, the rank of each."""
-
-    owners: list[list[int]]
-
-
 class Prepare(_Message):
     """Compile a grammar, and say whether that is done."""
 
@@ -326,7 +320,6 @@ ToWorker = (
     | WarmUp
     | Execute
     | Learn
-    | Deal
     | Prepare
     | LoadAdapter
     | UnloadAdapter

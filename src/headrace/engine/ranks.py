@@ -19,10 +19,8 @@ def shared_by(
     """How ranks share this model, as a reason. Raises `OptionError` where they cannot."""
     for holds, why in (
         (layout.dp == 1, "replicas are servers of their own, behind `headrace route`"),
-        (layout.pp == 1 or not layout.ep, "stages do not deal out experts yet"),
         (device == "cpu", f"ranks are served on a CPU, not on {device}"),
         (options.kernels in CPU_KERNELS, "ranks want the CPU kernels"),
-        (not options.max_adapters, "ranks serve no adapters (max_adapters 0)"),
         (options.draft_model is None, "ranks have no draft model"),
         (options.depth == 1, "ranks have one step in flight (depth 1)"),
         (options.keep_packed, "ranks map the same kept weights (keep_packed)"),
@@ -36,16 +34,16 @@ def shared_by(
     where = f"with {threads} threads together"
     if options.launcher != "local":
         where = "of a launcher, each with the threads that it was given"
+    whole = ", each with whole experts" if layout.ep else ""
     if layout.pp > 1:
         if files.arch.task != "tokens":
             raise OptionError(f"layout {layout}: an encoder has no stages", param="layout")
         stage_of(graph, layout.pp, 0)
         which = "each with" if layout.tp == 1 else f"{layout.tp} by {layout.tp} sharing"
         return (
-            f"{layout.devices} processes {where}, {which} some layers; {layout.pp} steps are in "
-            "flight, and answers are those of one"
+            f"{layout.devices} processes {where}, {which} some layers{whole}; {layout.pp} steps "
+            "are in flight, and answers are those of one"
         )
-    whole = ", each with whole experts" if layout.ep else ""
     return (
         f"{layout.tp} processes {where}{whole}; values are exchanged, nothing is "
         "summed across them, so answers are those of one"

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ..base.config import CPU_KERNELS, Decision
 from ..base.extras import needing_torch
@@ -24,14 +24,6 @@ from .executor import LoadedWorker
 from .grammar import tokenizer_for_grammars
 
 REAL_WORKER = "headrace.engine.real:load_worker"
-
-
-@runtime_checkable
-class DealtWorker(Protocol):
-    """A worker that has whole experts: see `worker.Worker`."""
-
-    def better_deal(self) -> list[list[int]] | None: ...
-    def deal(self, owners: list[list[int]]) -> None: ...
 
 
 WorkerLoader = Callable[[ModelFiles, dict[str, Any]], tuple[LoadedWorker, WorkerFacts]]

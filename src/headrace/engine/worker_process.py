@@ -19,7 +19,7 @@ from ..dist.wake import Wake
 from . import messages
 from .executor import LoadedWorker, StageWorker, execute
 from .messages import WireError
-from .real import DealtWorker, worker_loader
+from .real import worker_loader
 from .spawn import become_child
 
 _HOT = 1e-3
@@ -77,9 +77,6 @@ def serve(
                 case messages.Learn(rows, places, tokens):
                     assert isinstance(worker, StageWorker)
                     worker.learn(rows, places, tokens)
-                case messages.Deal(owners):
-                    assert isinstance(worker, DealtWorker)
-                    worker.deal(owners)
                 case messages.LoadAdapter(name, path):
                     assert worker is not None
                     channel.send(_load_adapter(worker, name, path))

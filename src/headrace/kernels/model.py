@@ -57,6 +57,7 @@ class Model:
         """What one process computes of it, with the same weights; `dealt`: with whole experts. The
         head over chosen rows (`logits`) of the last stage is whole. Raises `OptionError`."""
         stage = stage_of(self.graph, commons.stages, commons.stage)
+        dealt = dealt and bool(mixtures(stage))
         mine = cut(stage, commons.ranks, commons.rank, dealt=dealt)
         made = Model(mine, self.weights, stage, commons)
         if dealt:

@@ -318,8 +318,7 @@ class Scheduler:
                 roster.preempt(victim)
 
     def _find_room(self, writes: list[BlockWrite], room: int) -> list[tuple[Work, int]]:
-        """Blocks for those who run and need some; the chunks of prompts that then have room, which
-        is `room` at most."""
+        """Blocks for those who run and need some; the chunks, at most `room`, that then have some."""
         decoding, prefilling = self._roster.decoding, self._roster.prefilling
         needy = [s for s in decoding.values() if s.scheduled >= s.capacity < s.limit]
         if self.limits.stages > 1:

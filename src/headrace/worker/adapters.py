@@ -3,6 +3,9 @@
 A sequence names its adapter when it takes a row. If the adapter has no slot it gets a free one, or
 that of an adapter which no row uses; the control plane never lets more adapters run than there
 are slots. Batches in which no row has an adapter do not come here at all.
+
+Where processes share the model each has of an adapter what its own products need: rows of B as of
+the product, A whole, and nothing of layers that another stage has.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ class Adapters(RowFeature):
         self._weights = [
             LoraWeight(
                 torch.zeros(slots, len(p.names) * rank, p.width, device=device, dtype=dtype),
-                tuple(torch.zeros(slots, rank, out, device=device, dtype=dtype) for out in p.rows),
+                tuple(
+                    torch.zeros(slots, rank, out, device=device, dtype=dtype) for out in _rows(p)
+                ),
                 np.zeros(slots, np.int32),
             )
             for p in self._products
@@ -89,6 +94,8 @@ class Adapters(RowFeature):
         found: dict[int, _Host] = {}
         with safe_open(files.weights, framework="pt") as file:
             for module, scale in files.scales.items():
+                if module not in self._where:
+                    continue  # Another stage has its layer.
                 index, part = self._where[module]
                 host = found.setdefault(index, self._empty(index))
                 at = f"base_model.model.{module}.lora_"
@@ -96,7 +103,7 @@ class Adapters(RowFeature):
                 if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
                     raise ModelFileError(f"{files.weights.name}: {module} is not finite")
                 host.down[part * self.rank : part * self.rank + len(a)] = a
-                host.up[part][: len(a)] = b.T * scale
+                host.up[part][: len(a)] = _cut(b, self._products[index], part).T * scale
                 host.rank = max(host.rank, len(a))
         self._host[name] = list(found.values())
 
@@ -163,5 +170,19 @@ class Adapters(RowFeature):
         return _Host(
             index,
             torch.zeros(len(product.names) * self.rank, product.width),
-            tuple(torch.zeros(self.rank, rows) for rows in product.rows),
+            tuple(torch.zeros(self.rank, rows) for rows in _rows(product)),
         )
+
+
+def _rows(product: WeightRef) -> list[int]:
+    """Outputs of each tensor, or those of a cut."""
+    if not product.cut:
+        return list(product.rows)
+    parts = range(len(product.rows))
+    return [sum(count for at, _, count in product.cut if at == part) for part in parts]
+
+
+def _cut(b: torch.Tensor, product: WeightRef, part: int) -> torch.Tensor:
+    """The rows of B of tensor `part` that a rank computes, one below the other."""
+    runs = [b[first : first + count] for at, first, count in product.cut if at == part]
+    return torch.cat(runs) if runs else b[: _rows(product)[part]]

@@ -15,6 +15,7 @@ import numpy as np
 from ..base.step import StepPlan, StepResult
 from ..kernels.operators import KvCache, StepBatch
 from ..kernels.program import EVERY, Program
+from .features import RowFeature
 from .kv_tensors import copy_blocks
 from .rows import BlockTables, Rows
 
@@ -30,15 +31,21 @@ class StageSteps:
     batch: Callable[[StepPlan, list[int] | None], StepBatch]
     check: bool
     """Verify every plan."""
+    adapters: RowFeature | None
+    """What rows of its layers' products may ask for."""
 
     def launch(self, plan: StepPlan, begin: float) -> StepResult:
         if self.check:
             plan.verify(rows=len(self.rows.held))
         self.rows.release(plan.released)
         self.tables.release(plan.released)
+        if self.adapters is not None:
+            self.adapters.release(plan.released)
         self.tables.write(plan.blocks)
         for admission in plan.admitted:
             self.rows.admit(admission)
+            if self.adapters is not None:
+                self.adapters.admit(admission)
         if self.check:
             self.rows.check_starts(plan)
         self.rows.note_computed(plan)

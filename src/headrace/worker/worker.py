@@ -125,7 +125,7 @@ class Worker:
                 self._model = self._model.part(commons, dealt=options.dealt)
             decisions += getattr(self._operators, "told", ())
             self._adapters: Adapters | None = None
-            if options.adapters and self._model.generates:
+            if options.adapters and whole.generates:
                 # Local: they are tensors everywhere.
                 import torch
 
@@ -225,6 +225,8 @@ class Worker:
             if self._model.commons is not None:
                 self._model.commons.begin_anew()  # The program that had its rooms is no more.
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
+            if self._adapters is not None:
+                self._adapters.bind(self._rows)
             self.cache = allocate_kv(
                 self._kept(pool), device, host=self._operators.host, memory=self._pool_memory
             )
@@ -278,7 +280,7 @@ class Worker:
             self._steps: Steps | StageSteps
             if (commons := self._model.commons) and commons.stage + 1 < commons.stages:
                 given = program, self._rows, self._tables, self.cache, self._batch
-                self._steps = StageSteps(*given, check_plans())
+                self._steps = StageSteps(*given, check_plans(), self._adapters)
                 return
             features = Features(self._listed(program), options.rows)
             self._steps = Steps(
@@ -330,7 +332,6 @@ class Worker:
             Filters(),
         ]
         if self._adapters is not None:
-            self._adapters.bind(self._rows)
             listed.append(self._adapters)
         head = program.head if self._model.labels else None
         return [*listed, Pooler(self._pooling, head), PromptScores(self._rows, program.head)]
@@ -351,7 +352,12 @@ class Worker:
                 self._rows.begin_anew(0)
                 batch = self._batch(plan, None)
                 self._program.step(batch, BEST if self._model.generates else EVERY)
+                ended = self._alike(plan, begin, StepResult(0, []))  # No rank is a step ahead.
+                if ended.error is not None:
+                    raise EngineFault(ended.error)
             clear_null_blocks(self.cache)
+            if self._model.dealing is not None:
+                self._model.dealing.forget()
         if self._memory is not None:
             pool = pool_bytes(self._pool)
             planned = {"KV pool": pool, "graphs": self.facts.graph_bytes}
@@ -370,6 +376,8 @@ class Worker:
         function may be called in any thread, once; launches stay in their own.
         """
         self.gaps.step_begins()
+        if self._model.dealing is not None:
+            self._model.dealing.begin(plan.number)
         begin = time.perf_counter()
         # The border of the data plane: whatever went wrong in a step ends that step's sequences
         # and no others.
@@ -400,27 +408,20 @@ class Worker:
         commons = self._model.commons
         if commons is not None and commons.ranks > 1:
             try:
-                meet(commons.fence, commons.ranks, 1 if result.error is None else 2)
+                sign = 0 if self._model.dealing is None else self._model.dealing.sign
+                meet(commons.fence, commons.ranks, sign + (1 if result.error is None else 2))
             except EngineFault as fault:
                 result = _failed(plan, begin, fault)
         if commons is not None and commons.stages > 1 and result.error is not None:
             commons.tear()  # The stages behind it wait for what will not come.
+        if self._model.dealing is not None and result.error is not None:
+            self._model.dealing.forget()
         return result
 
     def learn(self, rows: list[int], places: list[int], tokens: list[list[int]]) -> None:
         """What the last stage has sampled in a step of this one, which has not the head."""
         assert isinstance(self._steps, StageSteps)
         self._steps.learn(rows, places, tokens)
-
-    def better_deal(self) -> list[list[int]] | None:
-        """Which rank should have which expert from now on, by mixture; None: who has it."""
-        assert self._model.dealing is not None
-        return self._model.dealing.better()
-
-    def deal(self, owners: list[list[int]]) -> None:
-        """From now on ranks have these experts; all are told between the same two steps."""
-        assert self._model.dealing is not None
-        self._model.dealing.set(owners)
 
     def prepare_grammar(
         self, source: str, owner: str = "", done: Callable[[], None] | None = None

@@ -65,10 +65,11 @@ class Fusion:
                 self._dying[last].append(place)
 
     def _find_sums(self) -> dict[int, Value]:
-        """Products that add themselves: node → the residual."""
+        """Products that add themselves: node → the residual. What adapters add comes before, as in
+        ranks, which exchange a product with it."""
         found = {}
         for index, node in enumerate(self._nodes):
-            if node.kind != "linear" or node.out[0] in self._results:
+            if node.kind != "linear" or node.out[0] in self._results or self._is_added_to(node):
                 continue
             readers = self._graph.readers(node.out[0])
             if len(readers) != 1 or not is_sum(self._nodes[readers[0]]):
