@@ -207,18 +207,21 @@ def test_what_is_not_served_is_refused(
 def test_mixtures_states_and_latents_with_drafts(
     kept: Kept, cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice the same prompt, which repeats itself: prefixes are found, drafts verified, experts
-    dealt out anew by what they cost, in each process by itself."""
-    deals: list[Any] = []
-    told = Dealing.set
-    monkeypatch.setattr(Dealing, "set", lambda self, to: (deals.append(to), told(self, to))[1])
+    """Twice the same prompt, which repeats itself: prefixes are found, drafts verified, and each
+    process looks by itself whether another deal is better."""
+    looks: list[int] = []
+    begin = Dealing.begin
+    monkeypatch.setattr(Dealing, "begin", lambda self, at: (looks.append(at), begin(self, at))[1])
     again = list(range(40, 60)) * 6
     found = []
     for layout in ("1", "TP2", "EP2", "EP2.PP2"):
-        deals.clear()
+        looks.clear()
         with opened(kept(families.make, name), cache, layout=layout, speculate="auto") as llm:
-            wish = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True, logprobs=1)
+            wish = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=1)
             outputs = [*llm.generate([again], wish), *llm.generate([again, again[:70]], wish)]
+            # Drawn, so that few drafts are right and there are steps enough for a look.
+            drawn = SamplingParams(temperature=1.0, seed=5, max_tokens=150, ignore_eos=True)
+            outputs += llm.generate([again[:9], again[:5]], drawn)
             found.append([(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs])
         assert found[-1] == found[0], layout
-        assert bool(deals) == ("EP" in layout)
+        assert any(at > 0 and at % STEPS == 0 for at in looks) == ("EP" in layout)
