@@ -59,7 +59,7 @@ LINES = {
     "speech": 4_448,
     "speculate": 689,
     "text": 6_324,
-    "worker": 6_849,
+    "worker": 6_847,
 }
 """Lines of Python in each package."""
 TOTAL = 112_132

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isqrt
 
+from .limits import Limits
 from .work import NO_ROW, Work
 
 EACH = 8
@@ -23,15 +24,17 @@ a prompt of 512 slower by 2 %."""
 class Chunks:
     """The size of chunks, which stays while there are prompts to compute, and grows with them."""
 
-    __slots__ = ("_between", "_size")
+    __slots__ = ("_between", "_most", "_size")
 
-    def __init__(self, stages: int) -> None:
-        self._between = stages - 1
+    def __init__(self, limits: Limits) -> None:
+        self._between, self._most = limits.stages - 1, limits.step_tokens
         self._size = 0
 
     def room(self, works: Iterable[Work]) -> int:
         """Units of prompts that the next step may compute; `works` have some that no step has been
         planned for. Whatever cannot be cut fits."""
+        if not self._between:
+            return self._most
         left = atom = 0
         for work in works:
             left += work.known - (work.scheduled if work.row != NO_ROW else 0)
@@ -41,4 +44,4 @@ class Chunks:
             return 0
         chunks = max(1, isqrt(self._between * left // EACH))
         self._size = max(self._size, -(-left // chunks))
-        return max(self._size, atom)
+        return min(self._most, max(self._size, atom))

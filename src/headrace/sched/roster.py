@@ -68,8 +68,7 @@ class Roster:
         return len(self.decoding), left
 
     def uncomputed(self, most: int) -> Iterator[Work]:
-        """Work with known units that no step has been planned for: what runs, and what waits and
-        may run next, at most so many."""
+        """Work with units that no step was planned for: of those that wait at most so many."""
         yield from self.prefilling.values()
         if not self.full:
             yield from self.waiting.first(min(most, self._most - self.running))

@@ -93,7 +93,7 @@ class Scheduler:
         """The latest step's number, entries, units, those of prompts, and new tokens."""
         self._held: tuple[float, int] | None = None
         """Rank of the atom for which the decodes of this step left no budget."""
-        self._chunks = Chunks(limits.stages) if limits.stages > 1 else None
+        self._chunks = Chunks(limits)
         self._staged = 0
         """Live work of other stages than the first."""
         self._check = check_plans()
@@ -214,9 +214,7 @@ class Scheduler:
         plan = StepPlan(self._step, [], [], [], [], blocks=self._roster.carried)
         if self.limits.policy == "priority":
             self._yield()
-        room = self.limits.step_tokens
-        if self._chunks is not None:
-            room = min(room, self._chunks.room(self._roster.uncomputed(LOOK_AHEAD)))
+        room = self._chunks.room(self._roster.uncomputed(LOOK_AHEAD))
         chunks = self._find_room(plan.blocks, room)
         entries = self._place_decodes(plan)
         decodes = len(entries)
@@ -318,7 +316,7 @@ class Scheduler:
                 roster.preempt(victim)
 
     def _find_room(self, writes: list[BlockWrite], room: int) -> list[tuple[Work, int]]:
-        """Blocks for those who run and need some; the chunks, at most `room`, that then have some."""
+        """Blocks for those who run and need some; the chunks, at most `room`, that have them."""
         decoding, prefilling = self._roster.decoding, self._roster.prefilling
         needy = [s for s in decoding.values() if s.scheduled >= s.capacity < s.limit]
         if self.limits.stages > 1:

@@ -432,10 +432,8 @@ class Worker:
         return self._grammars.prepare(source, owner, done)
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Read the adapter in the folder `path`; sequences may then have it by its name.
-
-        Raises `ModelFileError`, `UnsupportedModel`; then nothing has changed.
-        """
+        """Read the adapter in the folder `path`; sequences may then have it by its name. Raises
+        `ModelFileError`, `UnsupportedModel`; then nothing has changed."""
         if self._adapters is None:
             raise EngineFault("this worker serves no adapters")
         files = open_adapter(Path(path), self.arch, max_rank=self.options.adapter_rank)
