@@ -17,6 +17,7 @@ from headrace import LLM, SamplingParams
 from headrace.base.errors import EngineDead, OptionError
 from headrace.base.request import Request
 from headrace.base.spec import RequestSpec
+from headrace.engine import group
 from headrace.engine.build import Built
 from headrace.engine.group import GroupExecutor
 from headrace.kernels.dealing import STEPS, Dealing
