@@ -316,11 +316,7 @@ class Scheduler:
                 roster.preempt(victim)
 
     def _find_room(self, writes: list[BlockWrite], room: int) -> list[tuple[Work, int]]:
-<<<<<<< HEAD
         """Blocks for those who run and need some; the chunks, at most `room`, that have them."""
-=======
-        """Blocks for those who run and need some; chunks of prompts, `room` at most, that have some."""
->>>>>>> a816fae5 (A line that fits)
         decoding, prefilling = self._roster.decoding, self._roster.prefilling
         needy = [s for s in decoding.values() if s.scheduled >= s.capacity < s.limit]
         if self.limits.stages > 1:
