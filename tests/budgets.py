@@ -44,7 +44,7 @@ LINES = {
     "dist": 885,
     "engine": 10_841,
     "factory": 6_650,
-    "kernels": 16_534,
+    "kernels": 16_535,
     "kv": 2_071,
     "layers": 429,
     "loader": 5_144,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 6_847,
 }
 """Lines of Python in each package."""
-TOTAL = 112_123
+TOTAL = 112_148
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -21,7 +21,7 @@ of 512 of the default model, 7.5 on a Zen 5 and 10 on an Emerald Rapids. Half or
 a prompt of 512 slower by 2 %."""
 
 
-class Chunks:
+class EqualChunks:
     """The size of chunks, which stays while there are prompts to compute, and grows with them."""
 
     __slots__ = ("_between", "_most", "_size")

@@ -42,7 +42,7 @@ from headrace.base.step import BlockWrite, StepPlan, StepResult
 from headrace.kv import KvManager
 
 from .admission import RetryEstimate, verify_request, work_of
-from .chunks import Chunks
+from .chunks import EqualChunks
 from .limits import Limits
 from .price import DraftCounts, StepPrices, computed, draft_lengths
 from .resource import Resource
@@ -93,7 +93,7 @@ class Scheduler:
         """The latest step's number, entries, units, those of prompts, and new tokens."""
         self._held: tuple[float, int] | None = None
         """Rank of the atom for which the decodes of this step left no budget."""
-        self._chunks = Chunks(limits)
+        self._chunks = EqualChunks(limits)
         self._staged = 0
         """Live work of other stages than the first."""
         self._check = check_plans()
