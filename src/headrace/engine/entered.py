@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from .spawn import ORPHANED, become_child
 log = logging.getLogger("headrace.engine")
 
 
-def enter(hears: Any, run: Callable[[Channel, argparse.Namespace], None]) -> None:
+def enter(hears: Any, run: Callable[[Channel, argparse.Namespace, ExitStack], None]) -> None:
     """Say hello to the parent and `run`; an error is the parent's last message. Exits by it.
 
-    `hears`: the type of the parent's messages.
+    `hears`: the type of the parent's messages. What `run` leaves in the stack is closed behind that
+    message: to put an engine away takes a tenth of a second, in which its clients would not know.
     """
     started = time.monotonic()
     parser = argparse.ArgumentParser()
@@ -43,12 +45,13 @@ def enter(hears: Any, run: Callable[[Channel, argparse.Namespace], None]) -> Non
         channel = Channel(arguments.address, hears, bind=False)
     except (FileNotFoundError, ConnectionError):
         sys.exit(ORPHANED)  # Whose folder and socket they were is gone.
+    leave = ExitStack()
     try:
         # Ctrl-C is ignored here (`become_child`), so its exception is SIGTERM's alone.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         channel.send(messages.Hello(0))
         channel.send(messages.Phase("engine_process", started - arguments.spawned))
-        run(channel, arguments)
+        run(channel, arguments, leave)
     except KeyboardInterrupt:
         pass
     except HeadraceError as error:
@@ -60,5 +63,6 @@ def enter(hears: Any, run: Callable[[Channel, argparse.Namespace], None]) -> Non
         channel.send(messages.Failed(WireError.of(told)))
         sys.exit(1)
     finally:
+        leave.close()
         channel.close()
         stacks.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,12 +37,14 @@ BEAT_SECONDS = 0.5
 def main() -> None:
     enter(
         messages.ToEngine,
-        lambda channel, arguments: run(channel, arguments.worker, import_torch=arguments.torch),
+        lambda channel, arguments, leave: run(
+            channel, arguments.worker, leave, import_torch=arguments.torch
+        ),
     )
 
 
-def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
-    """Be configured, start, serve until told to stop."""
+def run(channel: Channel, worker: str, leave: ExitStack, *, import_torch: bool) -> None:
+    """Be configured, start, serve until told to stop; `leave` closes what was opened."""
     begin = time.monotonic()
     gc.disable()  # A start makes a million objects that stay: nothing to collect, much to walk.
     import_torch = import_torch and torch_build()[0] != ""  # Else the loader says what needs it.
@@ -63,6 +66,7 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
     if not isinstance(configure, messages.Configure):
         return
     flight = FlightRecorder(Path(configure.flight))
+    leave.callback(flight.close)
     files = configure.files.open()
     if files.format == "gguf":
         begin = time.monotonic()
@@ -75,30 +79,27 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
         flight=flight,
         on_phase=lambda name, seconds: channel.send(messages.Phase(name, seconds)),
     )
+    leave.callback(built.close)
     gc.freeze()
     gc.enable()
     give_back()
-    try:
-        facts = {
-            "weight_bytes": float(built.facts.weight_bytes),
-            "kv_bytes": float(built.memory.kv_bytes),
-            "kv_tokens": float(built.memory.kv_tokens),
-        }
-        channel.send(
-            messages.Ready(
-                built.core.max_context,
-                built.memory.rows,
-                built.decisions,
-                facts,
-                list(built.facts.features),
-                built.identity,
-            )
+    facts = {
+        "weight_bytes": float(built.facts.weight_bytes),
+        "kv_bytes": float(built.memory.kv_bytes),
+        "kv_tokens": float(built.memory.kv_tokens),
+    }
+    channel.send(
+        messages.Ready(
+            built.core.max_context,
+            built.memory.rows,
+            built.decisions,
+            facts,
+            list(built.facts.features),
+            built.identity,
         )
-        built.core.announce = lambda seconds: channel.send(messages.Busy(seconds))
-        serve(channel, built.core, Controls(built, files), built.holdings, built.lender)
-    finally:
-        built.close()
-        flight.close()
+    )
+    built.core.announce = lambda seconds: channel.send(messages.Busy(seconds))
+    serve(channel, built.core, Controls(built, files), built.holdings, built.lender)
 
 
 def serve(

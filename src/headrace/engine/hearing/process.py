@@ -47,7 +47,7 @@ AT_ONCE = 16
 
 
 def main() -> None:
-    enter(ToHearing, lambda channel, arguments: run(channel, arguments.worker))
+    enter(ToHearing, lambda channel, arguments, _: run(channel, arguments.worker))
 
 
 def run(channel: Channel, worker: str) -> None:
