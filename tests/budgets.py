@@ -42,7 +42,7 @@ LINES = {
     "bench": 10_030,
     "cli": 6_104,
     "dist": 885,
-    "engine": 10_841,
+    "engine": 10_844,
     "factory": 6_650,
     "kernels": 16_535,
     "kv": 2_071,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 6_847,
 }
 """Lines of Python in each package."""
-TOTAL = 112_148
+TOTAL = 112_151
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

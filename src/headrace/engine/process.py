@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -35,19 +36,14 @@ BEAT_SECONDS = 0.5
 
 
 def main() -> None:
-    enter(
-        messages.ToEngine,
-        lambda channel, arguments, leave: run(
-            channel, arguments.worker, leave, import_torch=arguments.torch
-        ),
-    )
+    enter(messages.ToEngine, run)
 
 
-def run(channel: Channel, worker: str, leave: ExitStack, *, import_torch: bool) -> None:
+def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
     """Be configured, start, serve until told to stop; `leave` closes what was opened."""
     begin = time.monotonic()
     gc.disable()  # A start makes a million objects that stay: nothing to collect, much to walk.
-    import_torch = import_torch and torch_build()[0] != ""  # Else the loader says what needs it.
+    import_torch = arguments.torch and torch_build()[0] != ""  # Else the loader says who needs it.
     if import_torch:
         preload_torch()
     # Local: the imports below take longer than saying hello, and the parent opens the files
@@ -75,7 +71,7 @@ def run(channel: Channel, worker: str, leave: ExitStack, *, import_torch: bool) 
     built = build(
         configure.options,
         files,
-        worker=worker,
+        worker=arguments.worker,
         flight=flight,
         on_phase=lambda name, seconds: channel.send(messages.Phase(name, seconds)),
     )

@@ -328,7 +328,9 @@ class Supervisor:
             code = self._child.exit_code
             if code is not None or self._failed is not None:
                 if code is None:
-                    code = await self._reap(at_once=self.state is State.READY)
+                    if self.state is State.READY:
+                        self._child.kill()  # It has said why it ends; clients wait to hear that.
+                    code = max(await self._reap(), 1)
                 said = f": {self._failed.message}" if self._failed else ""
                 kind = "death" if self.state is State.READY else "start"
                 return kind, f"{explain_exit(code)}{said}"
@@ -348,15 +350,9 @@ class Supervisor:
                 await self._reap()
                 return "hang", f"was silent for {silence:.1f} seconds and was ended"
 
-    async def _reap(self, at_once: bool = False) -> int:
-        """Wait for the end of a process that is ending; help after two seconds, or at once where it
-        has said why it ends, and clients wait to hear it: its exit would have been an error's."""
+    async def _reap(self) -> int:
+        """Wait for the end of a process that is ending; help after two seconds."""
         assert self._child is not None
-        if at_once:
-            self._child.kill()
-            while self._child.exit_code is None:
-                await asyncio.sleep(0.005)
-            return 1
         for wait in range(200):
             code = self._child.exit_code
             if code is not None:
