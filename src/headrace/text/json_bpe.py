@@ -117,7 +117,7 @@ def own_tokenizer(state: TokenizerFile, config: dict[str, Any]) -> Tokenizer | N
             return None
     try:
         pairs = msgspec.json.decode(model.merges, type=list[str | tuple[str, str]])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):  # Raw bytes are looked at only here.
         return None
     merges = [one if isinstance(one, str) else " ".join(one) for one in pairs]
     try:
