@@ -13,8 +13,9 @@
 // no two threads round the same rows of a long prompt.
 //
 // Bits. A sum is one chain over K by twos: fma(even, fma(odd, sum)), each rounded once to nearest
-// even; numbers below the least normal one are taken, and given, as none. It depends on neither rows nor panels beside. Not the bits of a chain of fp32, nor those of tiles,
-// so that this level, too, serves by name only and is in an engine's identity.
+// even; numbers below the least normal one are taken, and given, as none. It depends on neither
+// rows nor panels beside. Not the bits of a chain of fp32, nor those of tiles, so that this level,
+// too, serves by name only and is in an engine's identity.
 #pragma once
 #include "named.h"
 
