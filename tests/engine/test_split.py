@@ -24,6 +24,7 @@ from headrace.base.spec import RequestSpec
 from headrace.base.split import Handed, SplitStats
 from headrace.dist import wake
 from headrace.engine.build import Built
+from headrace.engine.lending import Lender
 from headrace.kv import KvManager, PrefixChain, lent_of
 from headrace.kv.leases import SECONDS
 from headrace.kv.split import SplitChoice
@@ -215,6 +216,30 @@ def test_two_hundred_aborts_leave_nothing(tiny: Path, address: str) -> None:
         until(lambda: counts(there).leases == counts(there).lent_blocks == 0, 1.0)
         assert greedy(here, PROMPT)[1] == 64
         nothing_is_held(here, there)
+
+
+def test_a_prompt_that_is_left_at_once_is_not_lent(
+    tiny: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the prefill server takes one prompt, others are asked for and left: it heeds the order
+    of what it heard."""
+    begin = Lender._begin
+
+    def slowly(*about: Any) -> str:
+        time.sleep(0.02)
+        return begin(*about)
+
+    monkeypatch.setattr(Lender, "_begin", slowly)
+    with prefilling(tiny, address) as there, decoding(tiny, address) as here:
+        core = built(here).core
+        for number in range(30):
+            request = add(here, number, own(number))
+            core.turn()
+            core.abort(request)
+        finished(here)
+        assert greedy(here, PROMPT)[1] == 64, "it has taken all that came before"
+        nothing_is_held(here, there)
+        assert counts(there).expired == 0
 
 
 def test_many_prompts_at_once_have_their_answers(tiny: Path, address: str) -> None:

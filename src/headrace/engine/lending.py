@@ -58,12 +58,12 @@ class Lender:
         before = len(self._leases), self.stats.refused
         for name in self._leases.expire():
             self._end(core, name)
-        for name, handed in self._socket.wanted():
-            if why := "this engine sleeps" if asleep else self._begin(core, name, handed):
+        for name, handed in self._socket.asked():
+            if handed is None:
+                self._leases.release(name)
+                self._end(core, name)
+            elif why := "this engine sleeps" if asleep else self._begin(core, name, handed):
                 self._decline(name, why)
-        for name in self._socket.released():
-            self._leases.release(name)
-            self._end(core, name)
         self._count()
         tokens = sum(len(handed.tokens) for _, _, handed in self._in_work.values())
         self._socket.ahead = self._computing(0, tokens) if tokens else 0.0

@@ -63,8 +63,7 @@ class LendingSocket:
         self.ahead = 0.0
         """Seconds of prompts in work, as the engine's thread last said."""
         self.sent_bytes = 0
-        self._wanted: deque[tuple[Name, Handed]] = deque()
-        self._released: deque[Name] = deque()
+        self._asked: deque[tuple[Name, Handed | None]] = deque()
         self._answers: deque[tuple[bytes, Any]] = deque()
         self._borrowers: dict[bytes, _Borrower] = {}
         self._heard = Wake()
@@ -74,13 +73,10 @@ class LendingSocket:
 
     # The engine's thread
 
-    def wanted(self) -> list[tuple[Name, Handed]]:
-        """Prompts to compute, since the last call."""
-        return [self._wanted.popleft() for _ in range(len(self._wanted))]
-
-    def released(self) -> list[Name]:
-        """Prompts that nobody wants any more, since the last call; a name may come twice."""
-        return [self._released.popleft() for _ in range(len(self._released))]
+    def asked(self) -> list[tuple[Name, Handed | None]]:
+        """What came since the last call, in its order: prompts to compute, and (None) those that
+        nobody wants any more; these may come twice."""
+        return [self._asked.popleft() for _ in range(len(self._asked))]
 
     def lent(self, name: Name, firsts: list[int]) -> None:
         """It is computed, and its blocks can be fetched, of each group from one on."""
@@ -164,7 +160,7 @@ class LendingSocket:
                     self._send(who, wire.Declined(ticket, wrong))
                     return
                 borrower.open.add(ticket)
-                self._wanted.append(((who, ticket), handed))
+                self._asked.append(((who, ticket), handed))
                 self._ring()
             case wire.Fetch(ticket, places):
                 for group, at in places[: wire.MOST_FETCHED]:
@@ -184,7 +180,7 @@ class LendingSocket:
 
     def _let_go(self, name: Name) -> None:
         self._borrowers[name[0]].open.discard(name[1])
-        self._released.append(name)
+        self._asked.append((name, None))
         self._ring()
 
     def _forget_the_silent(self) -> None:
