@@ -39,6 +39,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
 from processes import headrace, kill, running
 
 PROMPT = [(place * 7) % 250 for place in range(70)]
+TURN = threading.Lock()
+"""Held while a prefill server changes what a test looks at from another thread."""
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +71,12 @@ def prefilling(model: Path, address: str, **options: Any) -> Iterator[LLM]:
             core, lender = built(llm).core, built(llm).lender
             assert lender is not None
             while not stop.is_set():
-                lender.turn(core)
-                if core.has_work:
-                    lender.take(core.turn())
-                else:
+                with TURN:
+                    lender.turn(core)
+                    works = core.has_work
+                    if works:
+                        lender.take(core.turn())
+                if not works:
                     wake.wait(core.executor.wake, 0.02)
 
         thread = threading.Thread(target=run)
@@ -117,7 +121,8 @@ def nothing_is_held(*engines: LLM, seconds: float = 1.0) -> None:
             return not lent_of(kv)
 
         until(given_back, seconds)
-        scheduler.check_integrity()
+        with TURN:
+            scheduler.check_integrity()
 
 
 @pytest.fixture
