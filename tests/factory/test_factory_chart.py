@@ -101,7 +101,7 @@ SCALED = {"prometheus": "http://prometheus:9090", "maxReplicas": 4, "wait": 2}
         {"weights": {"from": "up", "reference": REFERENCE, "path": "/weights", "panels": ""}},
         {"weights": {"from": "volume", "reference": "models:1", "path": "/weights", "panels": ""}},
         {"weights": {"from": "load", "reference": REFERENCE, "path": "/weights", "panels": "one"}},
-        {"frame": "StatefulSet"},
+        {"frame": "DaemonSet"},
         {"frame": "InferenceService", "monitor": True},
         {"frame": "InferenceService", "autoscale": SCALED},
     ],
@@ -123,8 +123,10 @@ def rendered(chart: Path, *settings: str, words: tuple[str, ...] = ()) -> list[d
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
+NAMED = "frame=StatefulSet"
 SETTINGS: list[tuple[str, ...]] = [
     (),
+    (NAMED, "replicas=3"),
     ("options.log_format=json", "options.drain_seconds=7"),
     ("options.max_body=123456789", "replicas=0"),
     ("tolerations[0].operator=Exists", "imagePullSecrets[0].name=pull"),
@@ -140,8 +142,9 @@ def test_three_versions_of_kubernetes_take_what_is_rendered(
 ) -> None:
     documents = rendered(chart, *settings)
     validator = pytest.importorskip("kubernetes_validate")
+    frame = "StatefulSet" if NAMED in settings else "Deployment"
     assert {one["kind"] for one in documents} == {
-        "ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service"
+        "ConfigMap", frame, "NetworkPolicy", "PodDisruptionBudget", "Service"
     }  # fmt: skip
     for version in ("1.35", "1.36", "1.37"):
         for document in documents:
@@ -220,7 +223,27 @@ def test_weights_are_mounted_where_the_cluster_can(
         assert serve["args"][:5] == ["serve", "/weights", "--offline", "--profile", profile]
 
 
-def test_three_frames_have_one_pod(chart: Path) -> None:
+def test_a_frames_pods_have_names_for_an_endpoint_picker(chart: Path) -> None:
+    """The names are a StatefulSet's: its own, a number, and the headless service that it names."""
+    documents = rendered(chart, NAMED, *MONITORED, *PULLED)
+    named = {(one["kind"], one["metadata"]["name"]): one.get("spec") for one in documents}
+    pods = named["StatefulSet", "river"]
+    headless, balanced = named["Service", pods["serviceName"]], named["Service", "river"]
+    assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)
+    assert "clusterIP" not in balanced
+    labels = pods["template"]["metadata"]["labels"]
+    assert headless["selector"] == balanced["selector"] == labels
+    assert named["InferencePool", "river"]["selector"]["matchLabels"] == labels
+    assert named["ScaledObject", "river"]["scaleTargetRef"] == {
+        "name": "river",
+        "kind": "StatefulSet",
+    }
+    labelled = [one for one in documents if one["kind"] == "Service" and "labels" in one["metadata"]]
+    assert len(labelled) == 1, "what scrapes services by their label would scrape every pod twice"
+    assert not [one for one in rendered(chart) if one["metadata"]["name"] == "river-pods"]
+
+
+def test_every_frame_has_one_pod(chart: Path) -> None:
     """What was tried of the pod in one of them holds in the others."""
     found = {}
     for frame in FRAMES:
@@ -230,7 +253,7 @@ def test_three_frames_have_one_pod(chart: Path) -> None:
         found[frame] = place.get("template") or place.get("workerTemplate") or spec["predictor"]
         assert ("Service" in documents) == (frame != "InferenceService")
     deployed = found["Deployment"]
-    assert found["LeaderWorkerSet"] == deployed
+    assert found["LeaderWorkerSet"] == found["StatefulSet"] == deployed
     predictor = found["InferenceService"]
     assert predictor["containers"][0].pop("name") == "kserve-container"
     assert deployed["spec"]["containers"][0].pop("name") == "serve"

@@ -26,7 +26,7 @@ OURS = ("host", "port", "store", "files", "keys", "tls_cert", "tls_key", "tls_cl
 KINDS = {"str": "string", "bool": "boolean", "int": "integer", "float": "number"}
 PINNED = r"^[^@\s]+/[^@\s]+@sha256:[0-9a-f]{64}$"
 """A reference to a registry by digest."""
-FRAMES = "Deployment", "LeaderWorkerSet", "InferenceService"
+FRAMES = "Deployment", "StatefulSet", "LeaderWorkerSet", "InferenceService"
 """What keeps so many of the one pod running."""
 
 
