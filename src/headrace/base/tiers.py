@@ -53,7 +53,6 @@ class TierStats:
 
     loads: int = 0
     """Prefixes that were loaded."""
-    loaded_tokens: int = 0
     loaded_bytes: int = 0
     load_seconds: float = 0.0
     remote_bytes: int = 0

@@ -379,10 +379,8 @@ class Tiers:
         if not load.orders:
             del self._loading[order.work]
             if load.tokens:
-                whole = not load.bad
                 self.stats.loads += 1
-                self.stats.loaded_tokens += load.tokens if whole else 0
-                self._answer(order.work, load.tokens if whole else 0)
+                self._answer(order.work, 0 if load.bad else load.tokens)
 
     def distrust(self) -> None:
         """The pool's content is another from now on: what is under way is not entered in it."""

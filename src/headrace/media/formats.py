@@ -6,8 +6,6 @@ bytes alone, so a playlist, a subtitle or a script never reaches one.
 
 from __future__ import annotations
 
-SOUNDFILE = frozenset(("wav", "flac", "ogg", "mp3"))
-"""Formats that libsndfile reads: the extra `audio`."""
 FFMPEG = {"mp4": "mov", "webm": "matroska"}
 """Formats that need FFmpeg, the extra `av`, and the one demuxer that each may open."""
 HEAD = 12
