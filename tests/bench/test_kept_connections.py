@@ -50,3 +50,25 @@ def test_the_pools_own_requests() -> None:
         assert asyncio.run(ask(server.url, 5)) == (5, 3)
     with pytest.raises(ConnectionLost):
         asyncio.run(ask("http://127.0.0.1:9", 1))
+
+
+def test_the_mock_server_reads_a_body_of_unknown_length() -> None:
+    """A gateway that may change a body sends it so, and the next request on that connection."""
+
+    async def ask(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for pieces in ((b'{"prompt": "a", ', b'"max_tokens": 2}'), (b'{"max_tokens": 1}',)):
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for piece in (*pieces, b""):
+                writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        said = b""
+        while said.count(b"HTTP/1.1 200") < 2:
+            part = await asyncio.wait_for(reader.read(65_536), 30)
+            assert part, "it closed the connection"
+            said += part
+        writer.close()
+        return said
+
+    with MockServer(Behaviour(ttft=0.001, itl=0.001)) as server:
+        asyncio.run(ask(server.port))
+        assert server.seen.bodies == [{"prompt": "a", "max_tokens": 2}, {"max_tokens": 1}]

@@ -128,8 +128,6 @@ class MockServer:
         self._ready.set()
         await self._stop.wait()
         server.close()
-        if hasattr(server, "close_clients"):
-            server.close_clients()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Cancelled: the server stops while a client keeps its connection.
@@ -146,10 +144,14 @@ class MockServer:
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        length = next(
-            (int(h.split(":")[1]) for h in head if h.lower().startswith("content-length:")), 0
-        )
-        body = await reader.readexactly(length)
+        told = {name.lower(): value.strip() for name, _, value in (h.partition(":") for h in head)}
+        body = b""
+        if told.get("transfer-encoding") == "chunked":  # As a gateway sends what it changed.
+            while size := int(await reader.readline(), 16):
+                body += (await reader.readexactly(size + 2))[:size]
+            await reader.readuntil(b"\r\n")
+        else:
+            body = await reader.readexactly(int(told.get("content-length", 0)))
         method, path, _ = head[0].split(" ", 2)
         if method == "GET":
             self._get(path, writer)
@@ -215,11 +217,8 @@ class MockServer:
             await _until(first + behaviour.itl * (tokens - 1))
             text = " tok" * tokens
             part: dict[str, Any] = {"message": {"content": text}} if chat else {"text": text}
-            _whole(
-                writer,
-                200,
-                {"choices": [{"index": 0, "finish_reason": "length", **part}], "usage": usage},
-            )
+            choice = {"index": 0, "finish_reason": "length", **part}
+            _whole(writer, 200, {"choices": [choice], "usage": usage})
             await writer.drain()
             return True
         writer.write(
