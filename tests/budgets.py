@@ -38,17 +38,17 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 7_185,
-    "bench": 10_030,
+    "base": 7_184,
+    "bench": 10_029,
     "cli": 6_104,
     "dist": 885,
     "engine": 10_844,
     "factory": 6_650,
     "kernels": 16_535,
-    "kv": 2_071,
+    "kv": 2_069,
     "layers": 429,
     "loader": 5_144,
-    "media": 511,
+    "media": 509,
     "models": 527,
     "obs": 1_735,
     "quant": 995,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 4_448,
     "speculate": 689,
     "text": 6_324,
-    "worker": 6_847,
+    "worker": 6_843,
 }
 """Lines of Python in each package."""
-TOTAL = 112_151
+TOTAL = 112_141
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -238,7 +238,9 @@ def test_a_frames_pods_have_names_for_an_endpoint_picker(chart: Path) -> None:
         "name": "river",
         "kind": "StatefulSet",
     }
-    labelled = [one for one in documents if one["kind"] == "Service" and "labels" in one["metadata"]]
+    labelled = [
+        one for one in documents if one["kind"] == "Service" and "labels" in one["metadata"]
+    ]
     assert len(labelled) == 1, "what scrapes services by their label would scrape every pod twice"
     assert not [one for one in rendered(chart) if one["metadata"]["name"] == "river-pods"]
 
