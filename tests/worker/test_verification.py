@@ -66,6 +66,7 @@ def oracle_of(texts: list[list[int]], right: int) -> type[Oracle]:
         ("ref", "lfm2"),
         ("cpu", "lfm2"),
         ("cpu", "qwen3_5"),
+        ("cpu", "granitemoehybrid-dense"),
     ],
     ids="-".join,
 )

@@ -21,6 +21,13 @@ from ..kernels.model import Model
 from ..kernels.operators import KvCache, KvLayer, StateLayer
 
 
+HUGE = 2 << 20
+"""Bytes of a huge page."""
+READ_WHOLE = 1 << 20
+"""Bytes of a block from which on it lies in huge pages: a state of a megabyte is read whole by each
+step, 1.25 to 1.35 times as fast as from small ones."""
+
+
 class PoolMemory:
     """Memory for the arrays of one pool after another: of this process, or of a file that another
     has open, too.
@@ -46,8 +53,8 @@ class PoolMemory:
         size = pool_bytes(pool) + max(1, count) * mmap.PAGESIZE
         size -= size % mmap.PAGESIZE
         # Shared pages, as is mmap's default, are huge only where the system's `shmem_enabled` lets
-        # the advice below count. Private ones become huge on most systems, which is no faster (8
-        # and 32 rows) and took 95 MiB more at the start.
+        # the advice below count. Private ones become huge on most systems, which is no faster for
+        # KV (8 and 32 rows) and took 95 MiB more at the start.
         if self._file < 0:
             pages = mmap.mmap(-1, size)
         else:
@@ -64,9 +71,22 @@ class PoolMemory:
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """The next array, from a page's begin on."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self._file < 0 and nbytes >= READ_WHOLE * shape[0] and hasattr(mmap, "MADV_HUGEPAGE"):
+            return _huge(nbytes).view(dtype).reshape(shape)
         array = np.frombuffer(self._pages, dtype, math.prod(shape), self._at).reshape(shape)
         self._at += -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         return array
+
+
+def _huge(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Zeroed bytes in huge pages of their own, as far as the system gives them."""
+    pages = mmap.mmap(-1, nbytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # A kernel built without them.
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(pages, np.uint8)
+    first = -whole.ctypes.data % HUGE
+    return whole[first : first + nbytes]
 
 
 def allocate_kv(
