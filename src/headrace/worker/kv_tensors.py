@@ -20,7 +20,6 @@ from ..kernels.key_bias import key_bias
 from ..kernels.model import Model
 from ..kernels.operators import KvCache, KvLayer, StateLayer
 
-
 HUGE = 2 << 20
 """Bytes of a huge page."""
 READ_WHOLE = 1 << 20
