@@ -59,10 +59,10 @@ LINES = {
     "speech": 4_448,
     "speculate": 689,
     "text": 6_324,
-    "worker": 6_862,
+    "worker": 6_861,
 }
 """Lines of Python in each package."""
-TOTAL = 112_160
+TOTAL = 112_159
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
