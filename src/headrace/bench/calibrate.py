@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..base.errors import HeadraceError
@@ -17,7 +16,7 @@ from ..roofline.hardware import Hardware, save_hardware
 from ..roofline.machine import calibration_path, last_level_cache
 
 
-def calibrate(path: Path | None = None) -> tuple[Hardware, dict[str, Any]]:
+def calibrate() -> tuple[Hardware, dict[str, Any]]:
     """Measure, write, and return (hardware, raw figures). Takes some ten seconds."""
     require_torch("a full calibration")
     facts = cpu()
@@ -30,16 +29,16 @@ def calibrate(path: Path | None = None) -> tuple[Hardware, dict[str, Any]]:
     hardware = from_figures(facts, raw)
     if (why := hardware.implausible()) is not None:
         raise HeadraceError(f"the figures cannot be true ({why}): try again when less else runs")
-    save_hardware(hardware, path or calibration_path())
+    save_hardware(hardware, calibration_path())
     return hardware, raw
 
 
-def measure_steps(model: str, kernels: str = "auto") -> tuple[list[StepRecord], list[StepRecord]]:
+def measure_steps(model: str) -> tuple[list[StepRecord], list[StepRecord]]:
     """(steps for a fit, steps of held-out shapes), timed on a worker in a process of its own.
 
     Takes a minute or more: real steps of a real model.
     """
-    command = [sys.executable, "-m", "headrace.bench.steps", model, kernels]
+    command = [sys.executable, "-m", "headrace.bench.steps", model]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]

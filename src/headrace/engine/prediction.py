@@ -53,10 +53,10 @@ def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
     return sizes, usual_format(formats, "float32")
 
 
-def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str, layout: Layout | None = None) -> Case:
+def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str) -> Case:
     """The roofline's case of this model as its file stores it."""
     skew = typical_skew(files.arch)
-    return Case(files.arch, stored_weights(files), dtype, kv_dtype, layout or Layout(), skew)
+    return Case(files.arch, stored_weights(files), dtype, kv_dtype, Layout(), skew)
 
 
 def stored_weights(files: ModelFiles) -> WeightBytes:

@@ -26,7 +26,7 @@ WAIT = 10.0
 """Seconds for a service to tell its metrics."""
 
 
-def take_source(lake: Lake, source: str, service: str, watch: Any = lambda _bytes: None) -> Taken:
+def take_source(lake: Lake, source: str, service: str) -> Taken:
     """Take in whatever this is: the address of a `/metrics`, a file of them (`.prom`), a history of
     the bench (`.duckdb`), a result (`.json`, or its folder), a factory's store, or a log.
 
@@ -48,7 +48,7 @@ def take_source(lake: Lake, source: str, service: str, watch: Any = lambda _byte
             data = file.read(SMALL + 1)
         when = datetime.fromtimestamp(path.stat().st_mtime, UTC)
         return _take_scrape(lake, data, service, when, source)
-    return lake.take_logs(path, service, watch)
+    return lake.take_logs(path, service)
 
 
 def _asked(url: str) -> bytes:

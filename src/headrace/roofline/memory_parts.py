@@ -145,18 +145,17 @@ def kept_bytes(wish: Wish, pool: PoolShape) -> int:
     return pool_bytes(pool) // wish.kv_share
 
 
-def window_cap(wish: Wish, window: int | None, rows: int | None = None) -> int:
+def window_cap(wish: Wish, window: int | None) -> int:
     """Blocks that the rows of a group can ever hold, the null block left out.
 
     Full attention: rows · ceil(context / S). A window: a row holds the window before its oldest
     query and the chunks in flight, which begin and end inside blocks:
     rows · (ceil((window + depth · step_tokens) / S) + 1), if that is less.
     """
-    rows = wish.rows if rows is None else rows
     whole = blocks_of(wish, wish.max_context)
     if window is None:
-        return rows * whole
-    return rows * min(whole, blocks_of(wish, window + wish.depth * wish.step_tokens) + 1)
+        return wish.rows * whole
+    return wish.rows * min(whole, blocks_of(wish, window + wish.depth * wish.step_tokens) + 1)
 
 
 def smallest_pool(wish: Wish) -> PoolShape:

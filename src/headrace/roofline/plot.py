@@ -12,6 +12,7 @@ from pathlib import Path
 from ..base.errors import OptionError
 
 COLOURS = ("#2563a8", "#d1622b", "#2e8b57", "#8a4fa3", "#b8860b", "#c23b5e", "#3b8ea5", "#6b7280")
+WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 46
 FEW_VALUES = 8
 """Up to so many values of a logarithmic axis are its ticks."""
@@ -105,25 +106,25 @@ def _axis(values: list[float], start: float, end: float, *, log: bool, from_zero
     return _Axis(low, high, start, end, log)
 
 
-def svg(chart: Chart, width: int = 640, height: int = 360) -> str:
+def svg(chart: Chart) -> str:
     """The chart as one `<svg>` element; text and axes take the page's colour."""
     xs = [float(x) for series in chart.series for x in series.xs]
     ys = [float(y) for series in chart.series for y in series.ys]
     legend = [series.name for series in chart.series if series.name]
-    places = _legend_places(legend, width)
+    places = _legend_places(legend)
     top = TOP + (places[-1][1] - TOP + 12 if len(legend) > 1 else 0)
     if chart.names:
         xs = [0.4, len(chart.names) + 0.6]
     if chart.notes and ys:
         ys.append(max(ys) * 1.1)  # Room for their text above the highest mark.
-    across = _axis(xs, LEFT, width - RIGHT, log=chart.log_x, from_zero=False)
-    up = _axis(ys, height - BOTTOM, top, log=chart.log_y, from_zero=not chart.log_y)
+    across = _axis(xs, LEFT, WIDTH - RIGHT, log=chart.log_x, from_zero=False)
+    up = _axis(ys, HEIGHT - BOTTOM, top, log=chart.log_y, from_zero=not chart.log_y)
     parts = [
-        f'<svg viewBox="0 0 {width} {height}" role="img" class="chart" '
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" class="chart" '
         f'aria-label="{html.escape(chart.title)}">',
         f'<text x="{LEFT}" y="18" class="title">{html.escape(chart.title)}</text>',
     ]
-    parts += _grid(chart, across, up, width, height, top)
+    parts += _grid(chart, across, up, top)
     if len(legend) > 1:
         for number, (name, (left, base)) in enumerate(zip(legend, places, strict=True)):
             colour = COLOURS[number % len(COLOURS)]
@@ -135,45 +136,45 @@ def svg(chart: Chart, width: int = 640, height: int = 360) -> str:
         parts += _marks(series, COLOURS[number % len(COLOURS)], across, up)
     for number, (x, text) in enumerate(chart.notes):
         at_x = across.at(x)
-        inside = at_x < width - RIGHT - 36
+        inside = at_x < WIDTH - RIGHT - 36
         side = f'x="{at_x + (4 if inside else -4):.1f}" class="tick{"" if inside else " end"}"'
         parts.append(
-            f'<line x1="{at_x:.1f}" x2="{at_x:.1f}" y1="{top}" y2="{height - BOTTOM}" '
+            f'<line x1="{at_x:.1f}" x2="{at_x:.1f}" y1="{top}" y2="{HEIGHT - BOTTOM}" '
             f'class="note"/><text {side} y="{top + 12 + 13 * number}">'  # Never on another one.
             f"{html.escape(text)}</text>"
         )
     return "".join([*parts, "</svg>"])
 
 
-def _legend_places(names: Sequence[str], width: int) -> list[tuple[int, int]]:
+def _legend_places(names: Sequence[str]) -> list[tuple[int, int]]:
     """(x, baseline) of each name; a line that is full goes on below."""
     places, x, y = [], LEFT, TOP + 3
     for name in names:
         wide = 26 + int(6.2 * len(name))
-        if x > LEFT and x + wide > width - RIGHT:
+        if x > LEFT and x + wide > WIDTH - RIGHT:
             x, y = LEFT, y + 15
         places.append((x, y))
         x += wide
     return places
 
 
-def _grid(chart: Chart, across: _Axis, up: _Axis, width: int, height: int, top: int) -> list[str]:
+def _grid(chart: Chart, across: _Axis, up: _Axis, top: int) -> list[str]:
     parts = []
     for value, text in _x_ticks(chart, across):
         x = across.at(value)
         parts.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - BOTTOM}" class="grid"/>'
-            f'<text x="{x:.1f}" y="{height - BOTTOM + 16}" class="tick mid">{text}</text>'
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{HEIGHT - BOTTOM}" class="grid"/>'
+            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" class="tick mid">{text}</text>'
         )
     for value in ticks(up.low, up.high, log=chart.log_y):
         y = up.at(value)
         parts.append(
-            f'<line x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'
             f'<text x="{LEFT - 6}" y="{y + 4:.1f}" class="tick end">{short(value)}</text>'
         )
-    middle = (top + height - BOTTOM) / 2
+    middle = (top + HEIGHT - BOTTOM) / 2
     parts.append(
-        f'<text x="{(LEFT + width - RIGHT) / 2:.0f}" y="{height - 10}" class="label mid">'
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 10}" class="label mid">'
         f"{html.escape(chart.x)}</text>"
         f'<text x="14" y="{middle:.0f}" class="label mid" '
         f'transform="rotate(-90 14 {middle:.0f})">{html.escape(chart.y)}</text>'

@@ -193,16 +193,14 @@ class Scheduler:
         for work in works:
             self._roster.waiting.push(work)
 
-    def abort(self, request_id: str, *, finish: FinishReason = "abort") -> list[SequenceDelta]:
+    def abort(self, request_id: str) -> list[SequenceDelta]:
         """End all choices of a request, whatever their state; [] if it is not known."""
-        return [self._finish(s, finish) for s in list(self._requests.get(request_id, ()))]
+        return [self._finish(s, "abort") for s in list(self._requests.get(request_id, ()))]
 
-    def abort_choice(
-        self, request_id: str, choice: int, *, finish: FinishReason = "stop"
-    ) -> list[SequenceDelta]:
+    def abort_choice(self, request_id: str, choice: int) -> list[SequenceDelta]:
         """End one choice: a stop string was seen in its text. [] if it has ended."""
         found = [s for s in self._requests.get(request_id, ()) if s.choice == choice]
-        return [self._finish(s, finish) for s in found]
+        return [self._finish(s, "stop") for s in found]
 
     # The step
 

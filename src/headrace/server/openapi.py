@@ -87,7 +87,6 @@ def replies(
     reply: Any,
     *,
     stream: bool = False,
-    errors: bool = True,
     body: bool = True,
     error: Any = ErrorReply,
     bad_query: bool = False,
@@ -104,11 +103,10 @@ def replies(
         success["content"] = {"text/event-stream": {}}
         success["description"] = "The answer, or with stream: true its events."
     found: dict[int | str, Any] = {200: success}
-    if errors:
-        for status, words in ERRORS.items():
-            wrong = (bad_query and status == 400) or (kept and status == 500)
-            if (body and not bad_query) or status in READ_ERRORS or wrong:
-                found[status] = {"model": error, "description": words}
+    for status, words in ERRORS.items():
+        wrong = (bad_query and status == 400) or (kept and status == 500)
+        if (body and not bad_query) or status in READ_ERRORS or wrong:
+            found[status] = {"model": error, "description": words}
     return found
 
 

@@ -74,6 +74,10 @@ def _sigmoid(x: Floats) -> Floats:
     return np.asarray(1 / (1 + np.exp(-x)), np.float32)
 
 
+EACH = 64
+"""Steps of a walk before others have their turn."""
+
+
 def transduce(
     frames: Floats,
     predictor: Predictor,
@@ -85,9 +89,8 @@ def transduce(
     durations: tuple[int, ...],
     most_symbols: int,
     found: list[Emission],
-    each: int = 64,
 ) -> Iterator[None]:
-    """Fill `found` from projected frames [n, D]; stops behind every `each` steps.
+    """Fill `found` from projected frames [n, D]; stops behind every `EACH` steps.
 
     `joint`: logits [vocab + durations] of a frame's and the predictor's sum. A blank goes on by
     what it lasts, one frame at least; any other token by what it lasts, none in an RNN-T. Behind
@@ -110,5 +113,5 @@ def transduce(
             lasts, symbols = 1, 0
         frame += lasts
         steps += 1
-        if not steps % each:
+        if not steps % EACH:
             yield

@@ -206,9 +206,7 @@ def _from_gbnf(source: str, where: str) -> str:
         raise InvalidRequest(f"{where} is no GBNF: {problem[:500]}", param=where) from None
 
 
-def from_structural_tag(
-    tag: Mapping[str, Any], where: str, *, special: Mapping[str, int] = _NO_SPECIAL
-) -> str:
+def from_structural_tag(tag: Mapping[str, Any], where: str) -> str:
     """Free text in which certain beginnings force a schema: `structures` of begin, schema and end,
     and the `triggers` after which one of them must follow."""
     structures, triggers = tag.get("structures"), tag.get("triggers")
@@ -235,9 +233,8 @@ def from_structural_tag(
         schema = checked_schema(structure.get("schema") or {}, f"{here}.schema")
         value = json_value(schema)
         names.append(f"tag_{index}")
-        rules += triggered(
-            names[-1], trigger, begin, f"{value} {literal(end or '', special)}", special
-        )
+        body = f"{value} {literal(end or '', _NO_SPECIAL)}"
+        rules += triggered(names[-1], trigger, begin, body, _NO_SPECIAL)
     return verified(grammar(f"({' | '.join(names)})* TEXT", [("TEXT", TEXT), *rules]), where)
 
 
