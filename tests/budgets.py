@@ -56,7 +56,7 @@ LINES = {
     "route": 1_621,
     "sched": 1_631,
     "server": 16_086,
-    "speech": 4_448,
+    "speech": 4_451,
     "speculate": 689,
     "text": 6_321,
     "worker": 6_861,
