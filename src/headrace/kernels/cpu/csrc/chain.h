@@ -46,8 +46,7 @@ struct ChainTile {
 };
 
 // kLines: the weights come from memory, P streams of them, whose lines are asked for so many bytes
-// before. At the end of its panel a stream goes on with the next tile's, P panels further
-// (E4M3 with what lies behind its panel).
+// before. At the end of its panel a stream goes on with the next tile's, P panels further.
 template <int K, int M, int P, Lines kLines = kLeft>
 __attribute__((noinline)) void chain(const ChainTile& t) {
   constexpr int kThrees = (M + 2) / 3;
@@ -85,12 +84,16 @@ __attribute__((noinline)) void chain(const ChainTile& t) {
     const uint8_t* scales = w + HR_PANEL * in;
     for (int64_t k = 0; k < in; scales += 4 * HR_PANEL) {
       const int64_t end = in - k < hr::kScaled ? in : k + hr::kScaled;
-      for (; k < end; ++k) {
-        if (kLines != kLeft && k % 4 == 0)
+      for (; k + 4 <= end; k += 4) {
+        if constexpr (kLines != kLeft) {
+          const int64_t over = panel - k * HR_PANEL <= ahead ? (P - 1) * panel : 0;
 #pragma GCC unroll 4
-          for (int p = 0; p < P; ++p) ask(w + p * panel + k * HR_PANEL + ahead);
-        step(k);
+          for (int p = 0; p < P; ++p) ask(w + p * panel + k * HR_PANEL + ahead + over);
+        }
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < 4; ++i) step(k + i);
       }
+      for (; k < end; ++k) step(k);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         const F scale = f_load(reinterpret_cast<const float*>(scales + p * panel));

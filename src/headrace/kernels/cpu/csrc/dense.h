@@ -4,7 +4,8 @@
 // One row of bf16 by one panel is 32 bytes for every four cycles that its chain waits for an fma: 8
 // bytes a cycle, no more than a core reads from memory, so that nothing hides a wait. One or two
 // rows go over four panels at once, four streams that the hardware's prefetcher follows; asking
-// for their lines was slower on Zen 4 (levels.h has the others), and so were two panels or eight.
+// for their lines was slower on Zen 4 (levels.h has the others), and so were two panels or eight. A
+// stream of fp8 is half as fast, and is asked for everywhere.
 // With more rows there is too much arithmetic between the loads for it: their first tile asks for
 // every line of its two panels 8 KiB before (two was too late). Tiles behind it find them in L1 or L2, where the limit is 32
 // fp32 operations a cycle and core on Zen 4 (one fma of 512 bits), twice that where there are two.
@@ -33,7 +34,7 @@ void dense_streams(const HrLinear& op, const HrPart& part, int64_t panel) {
   const int64_t bytes = hr::panel_bytes(K, part.in);
   const ChainTile of{op.dense, op.dense_stride, part.data + panel * bytes, bytes, part.in, sums,
                      HR_PANEL * P};
-  if (!hr::fetching.few) chain<K, M, P>(of);
+  if (K != HR_E4M3 && !hr::fetching.few) chain<K, M, P>(of);
   else if (hr::fetching.near) chain<K, M, P, kToL1>(of);
   else chain<K, M, P, kToL2>(of);
   finish_tile<P>(part, sums, 0, M, panel);
