@@ -13,6 +13,7 @@ from cpu_cases import KINDS, random_blocks
 
 from headrace.kernels.cpu import panels
 from headrace.kernels.cpu.coded import CodedWeight
+from headrace.kernels.cpu.encode import Encoder
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.narrow import NarrowWeight
 from headrace.kernels.cpu.operators import CpuOperators
@@ -27,7 +28,7 @@ from headrace.kernels.weights import (
 )
 from headrace.loader.prepare import Expansion
 
-encode = Expansion().encode
+encode = Encoder(Team(1))
 
 
 class Shelf:

@@ -13,6 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
 from ..base.errors import UnsupportedModel
+from ..kernels.cpu.encode import encoder
 from ..loader.progress import Silent
 from ..loader.shards import INDEX
 from . import to_compressed, to_gguf
@@ -43,9 +44,10 @@ def quantise(work: Work) -> Result:
     outputs = dict(files)
     try:
         if ending == ".gguf":
+            encode = encoder()
             for path, one in weights.items():
                 with _appearing(work.store) as out:
-                    to_gguf.write_gguf(work.store.blob(one.digest), out, to, tally)
+                    to_gguf.write_gguf(work.store.blob(one.digest), out, to, encode, tally)
                     outputs[_named(path, to)] = _kept(work.store, out)
                 del outputs[path]
         else:
@@ -70,7 +72,7 @@ def _compress(
     tally: to_gguf.Tally,
 ) -> None:  # fmt: skip
     folder = to_compressed.Folder(
-        {path: work.store.blob(one.digest) for path, one in weights.items()}, to
+        {path: work.store.blob(one.digest) for path, one in weights.items()}, to, encoder()
     )
     for path in weights:
         with _appearing(work.store) as out:
@@ -107,5 +109,8 @@ def _kept(store: Store, file: BinaryIO) -> Descriptor:
     return store.put_stream(file, FILE_TYPE)
 
 
-_CODE = ("factory/quantise.py", "factory/to_gguf.py", "factory/to_compressed.py", "quant")
+_CODE = (
+    *("factory/quantise.py", "factory/to_gguf.py", "factory/to_compressed.py"),
+    *("kernels/cpu", "kernels/cpu/csrc/encode.cpp"),
+)
 QUANTISING = {"quantise": Recipe(quantise, code=_CODE, tools=("numpy",))}

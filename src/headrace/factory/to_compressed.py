@@ -19,11 +19,12 @@ import numpy.typing as npt
 
 from ..base.errors import UnsupportedModel
 from ..kernels.arrays import floats
+from ..kernels.cpu.encode import LARGEST, Encoder, bounded
 from ..loader.jsonfile import read_json
 from ..loader.safetensors_file import SIZES, StoredTensor, read_header
-from ..quant.encode import Floats, codes_of, nearest, symmetric
 from .to_gguf import ROUTER, Tally
 
+Floats = npt.NDArray[np.float32]
 TARGETS = {"int8": 8, "int4": 4}
 """Bits of a code."""
 GROUPS = (128, 64, 32, 16)
@@ -37,10 +38,10 @@ IGNORED = ["lm_head", "re:.*(gate|router)$", "re:.*(visual|vision|audio).*"]
 class Folder:
     """The safetensors files of a model, and what they become."""
 
-    def __init__(self, shards: dict[str, Path], to: str) -> None:
+    def __init__(self, shards: dict[str, Path], to: str, encode: Encoder) -> None:
         """`shards` by name. Raises `ModelFileError`, `UnsupportedModel` where rows of the linear
         layers have no common group."""
-        self._bits = TARGETS[to]
+        self._bits, self._encode = TARGETS[to], encode
         self._shards = {name: read_header(path) for name, path in shards.items()}
         widths = {
             one.shape[1]
@@ -129,11 +130,11 @@ class Folder:
         """Codes, scales [out, groups] and, of packed ones, the shape; see `_parts`."""
         out, width = weight.shape
         if self._bits == 8:
-            stored, scales = _rounded(nearest(weight), one.dtype)
-            return codes_of(weight, scales, 128), stored
+            stored, scales = _rounded(_nearest(weight), one.dtype)
+            return _codes_of(weight, scales, 128), stored
         groups = weight.reshape(-1, self._group)
-        stored, scales = _rounded(symmetric(groups, 8), one.dtype)
-        nibbles = (codes_of(groups, scales, 8) + 8).astype(np.uint8).reshape(out, -1, 2)
+        stored, scales = _rounded(self._encode.symmetric(groups, 8), one.dtype)
+        nibbles = (_codes_of(groups, scales, 8) + 8).astype(np.uint8).reshape(out, -1, 2)
         packed = nibbles[:, :, 0] | nibbles[:, :, 1] << 4  # Low bits first.
         return packed, stored, np.array([out, width], "<i8")
 
@@ -144,6 +145,20 @@ def _linear(name: str, one: StoredTensor) -> bool:
     return (
         dense and bool(LAYER.search(name)) and not (ELSEWHERE.search(name) or ROUTER.search(name))
     )
+
+
+def _nearest(rows: Floats) -> Floats:
+    """Scale [n] of each row [n, g], by which the largest weight is 127."""
+    top: Floats = np.abs(rows).max(axis=1)
+    bounded(bool((top <= LARGEST).all()))
+    scale: Floats = top / np.float32(127)
+    return scale
+
+
+def _codes_of(groups: Floats, scales: Floats, half: int) -> npt.NDArray[np.int8]:
+    """Codes -half … half - 1 of groups [n, g] by the scales [n] as they are stored."""
+    inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales != 0)[:, None]
+    return np.clip(np.rint(groups * inverse), -half, half - 1).astype(np.int8)
 
 
 def _rounded(scales: Floats, dtype: str) -> tuple[npt.NDArray[Any], Floats]:

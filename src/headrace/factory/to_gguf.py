@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
-from ..kernels.arrays import floats
+from ..kernels.cpu.encode import Encoder
 from ..loader.gguf import DEFAULT_ALIGNMENT, MAGIC, GgufFile
-from ..quant.encode import Floats, encode
 from ..quant.ggml_types import BY_NAME, DENSE, GgmlType
 
 PIECE = 1 << 22
@@ -61,7 +58,7 @@ class Tally:
         self.kinds = {*self.kinds, kind}
 
 
-def write_gguf(source: Path, out: BinaryIO, to: str, tally: Tally) -> None:
+def write_gguf(source: Path, out: BinaryIO, to: str, encode: Encoder, tally: Tally) -> None:
     """Write the GGUF at `source` quantised. Raises `ModelFileError`."""
     file, target = GgufFile(source), TARGETS[to]
     align = file.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -85,8 +82,7 @@ def write_gguf(source: Path, out: BinaryIO, to: str, tally: Tally) -> None:
             rows = data.reshape(-1, one.shape[-1])
             step = max(1, PIECE // rows.shape[1])
             for first in range(0, len(rows), step):
-                piece: Floats = np.ascontiguousarray(floats(rows[first : first + step]))
-                wrote += out.write(encode(kind.name, piece).tobytes())
+                wrote += out.write(encode(kind.name, rows[first : first + step]).tobytes())
         out.write(bytes(_up(wrote, align) - wrote))
         tally.advance(one.nbytes)
 

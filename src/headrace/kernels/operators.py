@@ -49,10 +49,6 @@ class Dequantise(Protocol):
         """Its codes, scales and offsets in the plain layout, without loss."""
         ...
 
-    def encode(self, kind: str, rows: Array) -> npt.NDArray[np.uint8]:
-        """Dense rows [rows, in] as blocks of a ggml type [rows, bytes]; the same each time."""
-        ...
-
 
 @dataclass(slots=True)
 class KvLayer:

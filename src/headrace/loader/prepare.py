@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..base.absorb import absorbed
 from ..base.arch import Rope
@@ -197,11 +196,6 @@ class Expansion:
         from ..quant.rows import unpack  # Local, as above.
 
         return unpack(weight)
-
-    def encode(self, kind: str, rows: Array) -> npt.NDArray[np.uint8]:
-        from ..quant.encode import encode  # Local: only where weights are made smaller.
-
-        return encode(kind, floats(rows))
 
 
 def weight_arrays(weight: Weight) -> list[Array]:

@@ -495,6 +495,35 @@ inline void encoders(void* const* teams, int count) {
   });
 }
 
+// Numbers into blocks of fewer bits, and groups of them into scales; one in ten has none.
+inline void encodings(void* const* teams, int count) {
+  const int kinds[] = {2, 4, 6, 7, 9};  // Q4_0, Q5_0, Q8_0, Q4_K, Q6_K
+  const Kind &kind = kKinds[kinds[any(0, 4)]], &type = kKinds[any(kQuantised, kQuantised + 2)];
+  const int blocks = any(1, 40), width = kind.span * blocks, size = 16 << any(0, 3);
+  File file(type, 1, width);
+  Block<float> numbers(blocks * size);
+  for (int i = 0; i < blocks * size; ++i) numbers.data[i] = random_float();
+  const bool known = any(0, 9);
+  if (!known) {
+    memset(file.data.data, 255, type.bytes);
+    numbers.data[any(0, blocks * size - 1)] = any(0, 1) ? __builtin_nanf("") : 6e4f + 1;
+  }
+  Bytes first;
+  for (int t = 0; t < count; ++t) {
+    Block<uint8_t> made(blocks * kind.bytes);
+    Block<float> scales(blocks);
+    CHECK(hr_encode(teams[t], kind.kind, type.kind, file.data.data, width, made.data) == !known);
+    CHECK(hr_symmetric(teams[t], numbers.data, blocks * size, size, 8, scales.data) == !known);
+    if (!known) continue;
+    Bytes all(made.data, made.data + made.bytes);
+    const auto* found = reinterpret_cast<const uint8_t*>(scales.data);
+    all.insert(all.end(), found, found + scales.bytes);
+    if (t == 0) first = all;
+    else CHECK(all == first);
+  }
+  if (g_told) g_told(g_now, first);
+}
+
 inline void everything(void* const* teams, int count, int rounds) {
   for (int i = 0; i < rounds; ++i) {
 #define HR_FUZZ(name) g_now = #name, name(teams, count);
@@ -503,6 +532,9 @@ inline void everything(void* const* teams, int count, int rounds) {
   }
   for (int i = 0; i < rounds; ++i) {  // behind the others, whose digests stay what they were
     HR_FUZZ(layer_norms) HR_FUZZ(activations) HR_FUZZ(encoders)
+  }
+  for (int i = 0; i < rounds; ++i) {
+    HR_FUZZ(encodings)
   }
 #undef HR_FUZZ
 }

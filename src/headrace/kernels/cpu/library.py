@@ -63,6 +63,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),
     "hr_pack": (None, [c_void_p, c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "hr_pack_coded": (None, [c_void_p, c_int32, *[c_void_p] * 3, *[c_int64] * 3, c_void_p]),
+    "hr_encode": (c_int32, [c_void_p, c_int32, c_int32, c_void_p, c_int64, c_void_p]),
+    "hr_symmetric": (c_int32, [c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p]),
     "hr_probe_read": (c_double, [c_void_p, c_void_p, c_int64]),
     "hr_probe_int8": (c_double, [c_void_p, c_int64]),
     "hr_alloc": (c_void_p, [c_int64]),

@@ -82,9 +82,12 @@ class Narrowing:
         """Compare rows of it with what `expand` makes of their blocks."""
         out = weight.shape[0]
         which = np.linspace(0, out - 1, min(out, SAMPLES)).astype(np.intp)
-        wanted = floats(weight.source.data[which]).astype(np.float64)
-        lost = float(((expand(weight.rows(which)) - wanted) ** 2).sum())
-        size = float((wanted**2).sum())
+        # Sums of squares in place: fresh memory for each of them costs more than all else here.
+        wanted, found = floats(weight.source.data[which]), expand(weight.rows(which))
+        found -= wanted
+        found *= found
+        wanted *= wanted
+        lost, size = (float(each.sum(dtype=np.float64)) for each in (found, wanted))
         self._matrices += 1
         self._lost += lost
         self._size += size

@@ -25,6 +25,7 @@ from ..weights import BlockWeight, StackedWeight, Weight
 from . import emit, mixture, states
 from .drawing import drawing
 from .emit import NOT_QUANTISED, Emitted, QuantisedRows, matrix
+from .encode import Encoder
 from .library import Team
 from .panels import Packer, in_order
 from .program import compile_program
@@ -53,12 +54,12 @@ class CpuOperators:
         self.team = team or Team(threads, level)
         self._packer = Packer(self.team, shelf)
         self.drawing = drawing(self.team)
-        self._sources = PanelSources(quantise, self._expand, shelf)
+        self._sources = PanelSources(quantise, Encoder(self.team), self._expand, shelf)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         if role == "embed":
             return table(weight)
-        sources, planes = self._sources.of(weight, role, dequantise), role == "logits"
+        sources, planes = self._sources.of(weight, role), role == "logits"
         packed = tuple(self._packer.pack(source, planes=planes) for source in sources)
         return StackedWeight(packed) if isinstance(weight, StackedWeight) else packed[0]
 

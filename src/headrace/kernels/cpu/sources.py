@@ -10,7 +10,6 @@ from ...base.graph import Role
 from ..arrays import Array
 from ..backend import Shelf
 from ..checkpoint_values import values
-from ..operators import Dequantise
 from ..weights import (
     BlockWeight,
     DenseWeight,
@@ -21,6 +20,7 @@ from ..weights import (
     Weight,
 )
 from .coded import EXACT, CodedWeight, KeptWeight, coded, one_order
+from .encode import Encoder
 from .narrow import NARROW, Narrowing, NarrowWeight
 from .panels import Source, in_order, packed_bytes
 from .recoded import RECODED, recoded
@@ -41,9 +41,14 @@ class PanelSources:
     """What the panels of one model's products are made of, and what came of it."""
 
     def __init__(
-        self, quantise: str, expand: Callable[[BlockWeight], Array], shelf: Shelf | None = None
+        self,
+        quantise: str,
+        encode: Encoder,
+        expand: Callable[[BlockWeight], Array],
+        shelf: Shelf | None = None,
     ) -> None:
         """`quantise`: what becomes of dense matrices; `expand` gives the numbers of blocks."""
+        self._encode = encode
         self._shelf = shelf
         self._narrowing = Narrowing(quantise) if quantise in NARROW else None
         self._expand = expand
@@ -51,14 +56,14 @@ class PanelSources:
         self._recoded: defaultdict[tuple[str, str], int] = defaultdict(int)
         """(kind of the file, kind of the panels) → matrices."""
 
-    def of(self, weight: Weight, role: Role, dequantise: Dequantise) -> list[Source]:
+    def of(self, weight: Weight, role: Role) -> list[Source]:
         """One, or one of each part."""
         parts = weight.parts if isinstance(weight, StackedWeight) else (weight,)
         # All parts read their inputs in one order, or each in the model's own.
         ordered = role == "linear" and one_order(parts)
-        return [self._one(part, role, dequantise, ordered) for part in parts]
+        return [self._one(part, role, ordered) for part in parts]
 
-    def _one(self, weight: Weight, role: Role, dequantise: Dequantise, ordered: bool) -> Source:
+    def _one(self, weight: Weight, role: Role, ordered: bool) -> Source:
         if isinstance(weight, PackedWeight | Fp8Weight | LateWeight):
             return self._exact(weight, ordered)
         assert isinstance(weight, DenseWeight | BlockWeight)
@@ -67,7 +72,7 @@ class PanelSources:
         if self._narrowing is not None and isinstance(weight, DenseWeight):
             kind = self._narrowing.kind(weight, role)
             if kind is not None:
-                narrow = NarrowWeight(kind, weight, dequantise.encode)
+                narrow = NarrowWeight(kind, weight, self._encode)
                 self._narrowing.measure(narrow, self._expand)
                 return narrow
         return weight

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "half.h"
 #include "layout.h"
 
 namespace hr {
@@ -213,29 +214,27 @@ void pack_block(const Format& f, int count, uint8_t* out, uint8_t* low, Take tak
   }
 }
 
-float half_to_float(uint16_t h) {
-  uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
-  uint32_t bits;
-  if (exponent == 0) {
-    float value = static_cast<float>(fraction) * 5.9604644775390625e-8f;
-    memcpy(&bits, &value, 4);
-    bits |= sign;
-  } else if (exponent == 31) {
-    bits = sign | 0x7f800000u | (fraction << 13);
-  } else {
-    bits = sign | ((exponent + 112) << 23) | (fraction << 13);
-  }
-  float out;
-  memcpy(&out, &bits, 4);
-  return out;
-}
-
 // Half of 2^(e − 127): see layout.h.
 float half_power(uint8_t e) {
   const uint32_t bits = e ? static_cast<uint32_t>(e - 1) << 23 : 0;
   float power;
   memcpy(&power, &bits, 4);
   return power;
+}
+
+// Rows of numbers into a panel, where those of all outputs lie side by side; outputs that are not
+// there are zeros.
+template <class T>
+void turn(const uint8_t* const* rows, int64_t count, int64_t in, uint8_t* panel) {
+  if (count < HR_PANEL) memset(panel, 0, static_cast<size_t>(in) * HR_PANEL * sizeof(T));
+  for (int64_t k = 0; k < in; ++k, panel += HR_PANEL * sizeof(T)) {
+    const int64_t at = k * static_cast<int64_t>(sizeof(T));
+    const auto move = [&](int64_t o) { memcpy(panel + o * sizeof(T), rows[o] + at, sizeof(T)); };
+    if (count == HR_PANEL)
+      for (int64_t o = 0; o < HR_PANEL; ++o) move(o);
+    else
+      for (int64_t o = 0; o < count; ++o) move(o);
+  }
 }
 
 }  // namespace
@@ -259,11 +258,8 @@ void pack_panels(int kind, const uint8_t* rows, int64_t row_bytes, int64_t out, 
                    });
       continue;
     }
-    const int size = dense_bytes(kind);
-    memset(to, 0, static_cast<size_t>(bytes));
-    for (int64_t k = 0; k < in; ++k)
-      for (int64_t o = 0; o < count; ++o)
-        memcpy(to + (k * HR_PANEL + o) * size, from[o] + k * size, static_cast<size_t>(size));
+    if (dense_bytes(kind) == 4) turn<uint32_t>(from, count, in, to);
+    else turn<uint16_t>(from, count, in, to);
   }
 }
 

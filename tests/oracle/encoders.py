@@ -1,45 +1,28 @@
-"""Quantises matrices: blocks of GGUF, and the codes and scales of compressed-tensors.
+"""What `csrc/encode.cpp` must give, to the bit: in numpy.
 
 Each group's scale is the one of a few candidates whose weighted squared error is least; given the
 codes, the best scale is a quotient of sums. Large weights count more, as they do in a product. All
-of it is fp32 on the host, so the same weights give the same bytes. Torch-free. Sources: the block
-structures of ggml-quants, which `ggml` decodes, and the packing of compressed-tensors.
+of it is fp32. Sources: the block structures of ggml-quants, which `quant.ggml` decodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import ModelFileError
-from ..base.hardware import cpu
-from ..kernels.bit_fields import Bytes, join
-from .ggml_types import BY_NAME
+from headrace.kernels.bit_fields import Bytes, join
+from headrace.quant.ggml_types import BY_NAME
 
 Floats = npt.NDArray[np.float32]
 STEPS = range(-8, 9, 2)
 """Tenths of a code by which the largest weight is tried beside the last code."""
-CHUNK = 1 << 18
-"""Weights that are quantised at a time: what is made of them stays in the cache."""
 
 
 def encode(kind: str, rows: Floats) -> Bytes:
-    """Blocks of a GGUF type (`ENCODERS`): [rows, values] → uint8 [rows, bytes].
-
-    A row is a whole number of blocks. Raises `ModelFileError` for numbers that are not finite, or
-    too large for a scale in half precision.
-    """
-    block = BY_NAME[kind].block
-    values = rows.reshape(-1, block)
-    step = max(1, CHUNK // block)
-    parts = [values[at : at + step] for at in range(0, len(values), step)]
-    # numpy lets go of the interpreter while it computes.
-    with ThreadPoolExecutor(cpu().cores, "headrace-encode") as threads:
-        made = list(threads.map(ENCODERS[kind], parts))
-    return np.concatenate(made).reshape(len(rows), -1)
+    """Blocks of a GGUF type (`ENCODERS`): [rows, values] → uint8 [rows, bytes]."""
+    return ENCODERS[kind](rows.reshape(-1, BY_NAME[kind].block)).reshape(len(rows), -1)
 
 
 def symmetric(groups: Floats, half: int) -> Floats:
@@ -48,7 +31,6 @@ def symmetric(groups: Floats, half: int) -> Floats:
     A scale may be negative: the weight of largest size takes the code -half.
     """
     top = np.take_along_axis(groups, np.abs(groups).argmax(axis=1)[:, None], axis=1)
-    _bounded(top)
     weights = _weights(groups)
     best, scale = np.full(len(groups), -1.0, np.float32), np.zeros(len(groups), np.float32)
     for step in STEPS:
@@ -64,7 +46,6 @@ def symmetric(groups: Floats, half: int) -> Floats:
 
 def affine(groups: Floats, last: int) -> tuple[Floats, Floats]:
     """(scale, minimum) [n] of each group [n, g]: w = scale · code - minimum, codes 0 … last."""
-    _bounded(groups)
     low, high = np.minimum(groups.min(axis=1), 0), groups.max(axis=1)
     span = np.maximum(high - low, 0)[:, None]
     weights = _weights(groups)
@@ -92,14 +73,6 @@ def affine(groups: Floats, last: int) -> tuple[Floats, Floats]:
     return scale, least
 
 
-def nearest(groups: Floats) -> Floats:
-    """Scale [n] of each group [n, g], by which the largest weight is 127."""
-    top: Floats = np.abs(groups).max(axis=1)
-    _bounded(top)
-    scale: Floats = top / np.float32(127)
-    return scale
-
-
 def codes_of(groups: Floats, scales: Floats, half: int) -> npt.NDArray[np.int8]:
     """Codes -half … half - 1 of groups [n, g] by the scales [n] as they are stored."""
     inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales != 0)[:, None]
@@ -112,11 +85,6 @@ def _weights(groups: Floats) -> Floats:
     return found
 
 
-def _bounded(numbers: Floats) -> None:
-    if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0) > 60_000:
-        raise ModelFileError("a weight is not finite, or too large for a scale in half precision")
-
-
 def _half(numbers: Floats) -> tuple[Bytes, Floats]:
     """(the two bytes, the value) of each number [n] in half precision."""
     rounded = numbers.astype("<f2")
@@ -125,7 +93,7 @@ def _half(numbers: Floats) -> tuple[Bytes, Floats]:
 
 def _q8_0(groups: Floats) -> Bytes:
     """The nearest code to each weight, by the scale that makes the largest one 127."""
-    exact = nearest(groups)
+    exact = np.abs(groups).max(axis=1) / np.float32(127)
     inverse = np.divide(np.float32(1), exact, out=np.zeros_like(exact), where=exact > 0)[:, None]
     scaled = groups * inverse
     # Halves go away from zero, as in C's round.
@@ -150,7 +118,7 @@ def _q4_k(blocks: Floats) -> Bytes:
     """Eight groups of 32, whose scales and minima are six bits of a block's."""
     groups = blocks.reshape(-1, 32)
     scales, minima = (one.reshape(-1, 8) for one in affine(groups, 15))
-    (d, step), (dmin, least) = (_half(one.max(axis=1) / 63) for one in (scales, minima))
+    (d, step), (dmin, least) = (_half(one.max(axis=1) / 63 + 0) for one in (scales, minima))
     sixth, under = _share(scales, step), _share(minima, least)
     slope, offset = (sixth * step[:, None]).reshape(-1, 1), (under * least[:, None]).reshape(-1, 1)
     scaled = np.divide(groups + offset, slope, out=np.zeros_like(groups), where=slope > 0)
