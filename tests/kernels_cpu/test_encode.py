@@ -32,7 +32,7 @@ def weights() -> np.ndarray:
 
 
 def odd_weights() -> np.ndarray:
-    """The same, few of them not zero, of few values, with one that is large, and by powers of ten
+    """Weights that are mostly zeros, of few values, with one that is large, and by powers of ten
     from the largest that has a scale to the least that there is."""
     made, drawn = weights(), np.random.default_rng(1)
     few = np.where(drawn.random(made.shape) < 0.05, made, 0)

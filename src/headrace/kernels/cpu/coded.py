@@ -100,8 +100,7 @@ def coded(
     if kind == "INT4":
         zeros = _zeros(weight).astype(np.uint8)
     if kind == "Q5_0":
-        above = np.repeat(16 - _zeros(weight), weight.group, 1).astype(np.uint8)
-        codes = codes + above
+        codes = codes + np.repeat((16 - _zeros(weight)).astype(np.uint8), weight.group, 1)
     return CodedWeight(kind, codes, scales, zeros, weight.group, weight.order, weight.name)
 
 
