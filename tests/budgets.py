@@ -43,15 +43,15 @@ LINES = {
     "cli": 6_104,
     "dist": 885,
     "engine": 10_844,
-    "factory": 6_650,
-    "kernels": 16_535,
+    "factory": 6_666,
+    "kernels": 16_617,
     "kv": 2_069,
     "layers": 429,
-    "loader": 5_144,
+    "loader": 5_138,
     "media": 509,
     "models": 527,
     "obs": 1_735,
-    "quant": 995,
+    "quant": 799,
     "roofline": 4_810,
     "route": 1_621,
     "sched": 1_631,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 6_861,
 }
 """Lines of Python in each package."""
-TOTAL = 112_154
+TOTAL = 112_050
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
