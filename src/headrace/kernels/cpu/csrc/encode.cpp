@@ -9,14 +9,13 @@
 // Eight groups go together: their sums come out as one vector, a lane for each, and what follows of
 // them is computed for all eight at once. Vectors are the compiler's, eight lanes on every processor;
 // on x86-64 this file is compiled for AVX2, without which the library does not serve.
-#include "encode.h"
-
 #include <math.h>
 #include <string.h>
 
 #include "half.h"
 #include "layout.h"
 #include "pack.h"
+#include "team.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -26,6 +25,7 @@ namespace hr {
 namespace {
 
 constexpr int kGroups = 8;
+constexpr int kPiece = 256;  // numbers that are encoded at a time
 typedef float Lanes __attribute__((vector_size(32)));
 typedef int32_t Mask __attribute__((vector_size(32)));
 constexpr float kLargest = 60000;  // a scale of it is still a half
@@ -352,8 +352,8 @@ bool scales_of(const float* x, int half, int64_t first, int64_t last, float* sca
   return true;
 }
 
-}  // namespace
-
+// Pieces [first, last) of `count` numbers of `type` (HR_F32, HR_F16, HR_BF16), whole blocks of
+// `kind`. False: a number is not finite, or too large for a half's scale.
 bool encode_blocks(int kind, int type, const void* numbers, int64_t count, int64_t first,
                    int64_t last, uint8_t* out) {
   const Format& f = *format_of(kind);
@@ -374,6 +374,7 @@ bool encode_blocks(int kind, int type, const void* numbers, int64_t count, int64
   return true;
 }
 
+// Scales of groups [first, last) of `size` numbers (16, 32, 64, 128); likewise.
 bool symmetric_scales(const float* numbers, int size, int half, int64_t first, int64_t last,
                       float* scales) {
   switch (size) {
@@ -384,4 +385,47 @@ bool symmetric_scales(const float* numbers, int size, int half, int64_t first, i
   }
 }
 
+struct EncodeJob {
+  int kind, type;  // of blocks and of their numbers
+  const void* numbers;
+  int64_t count;
+  int size, half;  // of scales alone: a group's numbers, and codes of either sign
+  void* out;
+  bool wrong[256];
+};
+
+void encode_share(void* context, int thread, int threads) {
+  auto& job = *static_cast<EncodeJob*>(context);
+  const int64_t parts = job.size ? job.count / job.size : (job.count + kPiece - 1) / kPiece;
+  const int64_t first = parts * thread / threads, last = parts * (thread + 1) / threads;
+  job.wrong[thread] =
+      job.size ? !symmetric_scales(static_cast<const float*>(job.numbers), job.size, job.half,
+                                   first, last, static_cast<float*>(job.out))
+               : !encode_blocks(job.kind, job.type, job.numbers, job.count, first, last,
+                                static_cast<uint8_t*>(job.out));
+}
+
+int32_t encode(void* team, EncodeJob job) {
+  team_each(static_cast<Team*>(team), encode_share, &job);
+  for (int i = 0; i < team_threads(static_cast<Team*>(team)); ++i)
+    if (job.wrong[i]) return 1;
+  return 0;
+}
+
+}  // namespace
 }  // namespace hr
+
+// What Python calls: kernels/cpu/library.py declares the same functions to ctypes.
+#define HR_API extern "C" __attribute__((visibility("default")))
+
+// `count` numbers of a dense kind as blocks of another; 1: some have no scale.
+HR_API int32_t hr_encode(void* team, int32_t kind, int32_t type, const void* numbers,
+                         int64_t count, uint8_t* out) {
+  return hr::encode(team, {kind, type, numbers, count, 0, 0, out, {}});
+}
+
+// The scales alone, of groups of `size` numbers; likewise.
+HR_API int32_t hr_symmetric(void* team, const float* numbers, int64_t count, int32_t size,
+                            int32_t half, float* scales) {
+  return hr::encode(team, {0, 0, numbers, count, size, half, scales, {}});
+}

@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "encode.h"
 #include "heads.h"
 #include "layout.h"
 #include "levels.h"
@@ -42,33 +41,6 @@ void pack_share(void* context, int thread, int threads) {
   if (job.coded.codes)
     return hr::pack_coded(job.kind, job.coded, job.out, job.in, first, last, job.target);
   hr::pack_panels(job.kind, job.rows, job.row_bytes, job.out, job.in, first, last, job.target);
-}
-
-struct EncodeJob {
-  int kind, type;  // of blocks and of their numbers
-  const void* numbers;
-  int64_t count;
-  int size, half;  // of scales alone: a group's numbers, and codes of either sign
-  void* out;
-  bool wrong[256];
-};
-
-void encode_share(void* context, int thread, int threads) {
-  auto& job = *static_cast<EncodeJob*>(context);
-  const int64_t parts = job.size ? job.count / job.size : (job.count + hr::kPiece - 1) / hr::kPiece;
-  const int64_t first = parts * thread / threads, last = parts * (thread + 1) / threads;
-  job.wrong[thread] =
-      job.size ? !hr::symmetric_scales(static_cast<const float*>(job.numbers), job.size, job.half,
-                                       first, last, static_cast<float*>(job.out))
-               : !hr::encode_blocks(job.kind, job.type, job.numbers, job.count, first, last,
-                                    static_cast<uint8_t*>(job.out));
-}
-
-int32_t encode(void* team, EncodeJob job) {
-  hr::team_each(as_team(team), encode_share, &job);
-  for (int i = 0; i < hr::team_threads(as_team(team)); ++i)
-    if (job.wrong[i]) return 1;
-  return 0;
 }
 
 struct ProbeJob {
@@ -186,18 +158,6 @@ HR_API void hr_pack_coded(void* team, int32_t kind, const uint8_t* codes, const 
                           uint8_t* target) {
   PackJob job{kind, nullptr, 0, out, in, {codes, scales, zeros, group}, target};
   hr::team_each(as_team(team), pack_share, &job);
-}
-
-// `count` numbers of a dense kind as blocks of another; 1: some have no scale (encode.h).
-HR_API int32_t hr_encode(void* team, int32_t kind, int32_t type, const void* numbers,
-                         int64_t count, uint8_t* out) {
-  return encode(team, {kind, type, numbers, count, 0, 0, out, {}});
-}
-
-// The scales alone, of groups of `size` numbers; likewise.
-HR_API int32_t hr_symmetric(void* team, const float* numbers, int64_t count, int32_t size,
-                            int32_t half, float* scales) {
-  return encode(team, {0, 0, numbers, count, size, half, scales, {}});
 }
 
 // Bytes a second of one read of `data` by the whole team.
