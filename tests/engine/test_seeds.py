@@ -1,36 +1,96 @@
-"""The seed of a request is resolved once, where the request is."""
+"""Ranks that are forks of the engine's process: what they share, and that they end with it."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
+from engine_fakes import OPTIONS
+from engine_waits import until
 
+from headrace.base.errors import EngineDead
 from headrace.base.sampling import SamplingParams
-from headrace.base.spec import SEEDS, Task
-from headrace.engine.input import InputProcessor
-from headrace.loader import open_model
-from headrace.text import load_tokenizer
+from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.supervisor import Supervision
+from tiny import bytewise
+from tiny.kept import Kept
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
+SHARED = 8 << 20
+"""Bytes of imports that a rank has not for itself, at least: it was 18 MB."""
 
 
-@pytest.fixture
-def processor(tiny: Path) -> InputProcessor:
-    files = open_model(str(tiny))
-    return InputProcessor(files, load_tokenizer(files.tokenizer), 64, ("pooling",))
+async def group(model: Path, cache: Path, **rules: float) -> AsyncEngine:
+    return await AsyncEngine.start(
+        supervision=Supervision(back_off=0.05, **rules),
+        **{**OPTIONS, "model": str(model), "cache_dir": str(cache), "threads": 2, "layout": "TP2"},
+    )
 
 
-@pytest.mark.parametrize("task", ["tokens", "vector"])
-def test_an_unseeded_request_gets_a_seed_of_its_own(processor: InputProcessor, task: Task) -> None:
-    seeds = set()
-    for number in range(20):
-        made = processor.request([1, 2], SamplingParams(), request_id=str(number), task=task)
-        assert made.spec.sampling.seed is None, "whether the user gave one stays visible"
-        assert 0 <= made.spec.seed < SEEDS
-        seeds.add(made.spec.seed)
-    assert len(seeds) == 20
+def shared_memory(pid: int) -> int:
+    """Bytes that this process has written to, or was given, and has in common with others."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Shared_Dirty:"))
 
 
-@pytest.mark.parametrize("wish", [0, 7, -1, 2**64 - 1])
-def test_a_seed_of_the_user_is_kept_as_64_bits(processor: InputProcessor, wish: int) -> None:
-    made = processor.request([1, 2], SamplingParams(seed=wish), request_id="a")
-    assert made.spec.seed == wish % SEEDS
+def wish(tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+
+
+async def test_ranks_share_imports_and_end_with_their_engine(kept: Kept, tmp_path: Path) -> None:
+    async with await group(kept(bytewise.make), tmp_path) as engine:
+        wanted = (await engine.generate([65, 66], wish(12))).outputs[0].token_ids
+        assert engine.engine_pid is not None
+        (rank,) = psutil.Process(engine.engine_pid).children()
+        assert shared_memory(rank.pid) > SHARED
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        await until(lambda: not rank.is_running(), "the end of the other rank")
+        await until(lambda: engine.health().ready and engine.health().restarts == 1, "ready")
+        assert (await engine.generate([65, 66], wish(12))).outputs[0].token_ids == wanted
+
+
+async def test_a_stopped_first_rank_is_ended(kept: Kept, tmp_path: Path) -> None:
+    """Long before the limit for an engine that computes and says nothing."""
+    async with await group(kept(bytewise.make), tmp_path, silent=2.0, hang=120.0) as engine:
+        assert engine.engine_pid is not None
+        stream = engine.submit([65, 66], wish(400))
+        await anext(stream)
+        begin = time.monotonic()
+        os.kill(engine.engine_pid, signal.SIGSTOP)
+
+        async def rest() -> None:
+            async for _ in stream:
+                pass
+
+        with pytest.raises(EngineDead, match="has been silent for 2 s and was ended"):
+            await asyncio.wait_for(rest(), 60)
+        assert time.monotonic() - begin < 20
+        await until(lambda: engine.health().ready and engine.health().restarts == 1, "ready")
+
+
+def test_a_fork_that_was_killed_is_replaced_by_a_program() -> None:
+    said = """
+import os, signal, socket, sys
+from headrace.engine import seeds
+assert seeds.grown("headrace.engine.worker_process", [], []) is None
+seeds.sow(2)
+first, second = seeds._waiting
+first.kill()
+assert first.wait(30) == -signal.SIGKILL
+assert seeds.grown("headrace.engine.process", [], []) is None
+assert seeds.grown("headrace.engine.worker_process", ["no folder"], []) is second
+assert second.wait(60) == 2, "its arguments are refused"
+assert seeds.grown("headrace.engine.worker_process", [], []) is None
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", said], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "required: --worker, folder" in done.stderr

@@ -86,5 +86,4 @@ def group_of(server: Running) -> list[int]:
         for one in psutil.Process(api_pid(server)).children()
         if "headrace.engine.process" in one.cmdline()
     )
-    ranks = [one for one in engine.children() if "headrace.engine.worker_process" in one.cmdline()]
-    return [engine.pid, *(one.pid for one in ranks)]
+    return [engine.pid, *(one.pid for one in engine.children())]

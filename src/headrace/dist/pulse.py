@@ -28,11 +28,14 @@ class Pulse:
         on_lost: Callable[[str, str], None],
         *,
         silent: float = SILENT,
+        begins: float = 0.0,
     ) -> None:
         """`ends`: a connection to each other process, by its name, from now on the pulse's;
         `on_lost` is called once for each that is lost, in the pulse's thread, with its name and
-        how, as the end of a sentence."""
+        how, as the end of a sentence. `begins`: what may pass before the first sign of life (its
+        end imports before it can speak), beside `silent`."""
         self._ends, self._on_lost, self._silent = dict(ends), on_lost, silent
+        self._begins = begins
         self._closed = threading.Event()
         for end in self._ends.values():
             end.setblocking(False)
@@ -40,14 +43,14 @@ class Pulse:
         self._thread.start()
 
     def _run(self) -> None:
-        heard = dict.fromkeys(self._ends, time.monotonic())
         looked = beaten = time.monotonic()
+        heard = dict.fromkeys(self._ends, looked + self._begins)
         while self._ends and not self._closed.is_set():
             ready, _, _ = select.select(list(self._ends.values()), [], [], BEAT / 2)
             now = time.monotonic()
             if now - looked > self._silent / 2:
                 # It was this process that slept: what others said meanwhile is still to be read.
-                heard = dict.fromkeys(self._ends, now)
+                heard = {name: max(at, now) for name, at in heard.items()}
             looked = now
             beats, beaten = now - beaten >= BEAT, now if now - beaten >= BEAT else beaten
             for name, end in list(self._ends.items()):

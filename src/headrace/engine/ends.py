@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..dist.channel import Channel, PeerGone, PrivateFolder, address
-from ..dist.pulse import Pulse
 from ..dist.wake import Wake
 from . import messages
-from .spawn import STACKS, Child, explain_exit
+from .spawn import STACKS, Child
 
 
 class WorkerEnd(Protocol):
@@ -42,30 +40,21 @@ class WorkerEnd(Protocol):
 class SpawnedEnd:
     """A process that this one has started."""
 
-    _pulse: Pulse | None = None
-    _silence = ""
-
     def __init__(
         self, name: str, worker: str, keep: Sequence[int] = (), silent: float | None = None
     ) -> None:
         """`worker`: `module:function` that loads one, as in `engine.real`; `keep`: descriptors that
         its process gets; `silent`: seconds without a sign of life after which it is killed."""
         self.name = name
-        more: list[str] = []
-        mine, its = socket.socketpair() if silent is not None else (None, None)
-        if its is not None:
-            keep, more = [*keep, its.fileno()], ["--pulse", str(its.fileno())]
         self._private = PrivateFolder()
         where = address(self._private.path, "worker")
         self.channel = Channel(where, messages.FromWorker, bind=True)
         self._child = Child(
             "headrace.engine.worker_process",
-            [where, str(self._private.path), "--worker", worker, *more],
+            [where, str(self._private.path), "--worker", worker],
             keep,
+            silent,
         )
-        if mine is not None and its is not None and silent is not None:
-            its.close()
-            self._pulse = Pulse({"": mine}, lambda _, why: self._lost(why), silent=silent)
         self._pidfd: int | None = None
         if hasattr(os, "pidfd_open"):
             self._pidfd = os.pidfd_open(self._child.pid)
@@ -83,15 +72,9 @@ class SpawnedEnd:
     def ended(self) -> bool:
         return self._child.exit_code is not None
 
-    def _lost(self, why: str) -> None:
-        """It is stopped, or hangs with the interpreter locked, or is ending by itself."""
-        if self._child.wait(0.5) is None:
-            self._silence = f"{why} and was ended"
-            self._child.kill()
-
     def how(self) -> str:
         code = self._child.wait(1.0)
-        how = "does not answer" if code is None else self._silence or explain_exit(code)
+        how = "does not answer" if code is None else self._child.how(code)
         with contextlib.suppress(OSError):
             stacks = (self._private.path / STACKS).read_text()
             if stacks:
@@ -99,8 +82,6 @@ class SpawnedEnd:
         return how
 
     def close(self) -> None:
-        if self._pulse is not None:
-            self._pulse.close()
         with contextlib.suppress(PeerGone):
             self.channel.send(messages.Stop())
         if self._child.wait(2.0) is None:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from ..base.errors import EngineFault, HeadraceError
@@ -17,7 +16,8 @@ from ..dist.channel import Channel
 from ..obs.logs import configure_logs
 from . import messages
 from .messages import WireError
-from .spawn import ORPHANED, become_child
+from .seeds import sow
+from .spawn import ORPHANED, become_child, take_arguments
 
 log = logging.getLogger("headrace.engine")
 
@@ -31,17 +31,17 @@ def enter(hears: Any, run: Callable[[Channel, argparse.Namespace, ExitStack], No
     started = time.monotonic()
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
-    parser.add_argument("folder", type=Path)
     parser.add_argument("--worker", required=True)
-    parser.add_argument("--bound", action="store_true", help="die with the spawning thread")
-    parser.add_argument("--spawned", type=float, default=started)
+    take_arguments(parser)
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--log-format", default="text")
     parser.add_argument("--torch", action="store_true", help="the worker wants torch")
+    parser.add_argument("--ranks", type=int, default=1, help="processes of this host, with this")
     arguments = parser.parse_args()
+    sow(arguments.ranks - 1)
     configure_logs(arguments.log_level, arguments.log_format)
     try:
-        stacks = become_child(arguments.folder, bound=arguments.bound)
+        stacks = become_child(arguments)
         channel = Channel(arguments.address, hears, bind=False)
     except (FileNotFoundError, ConnectionError):
         sys.exit(ORPHANED)  # Whose folder and socket they were is gone.

@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,7 +26,7 @@ from .following import RayRank
 from .joins import FromRank, RanksAsked
 from .messages import WireError
 from .placed import ASKED
-from .spawn import become_child
+from .spawn import become_child, take_arguments
 
 REACH_SECONDS = 30.0
 """Until the cluster answers."""
@@ -37,11 +36,9 @@ PLACE_SECONDS = 240.0
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--bound", action="store_true", help="die with the spawning thread")
-    parser.add_argument("--spawned")
+    take_arguments(parser)
     arguments = parser.parse_args()
-    stacks = become_child(arguments.folder, bound=arguments.bound)
+    stacks = become_child(arguments)
     asked = msgspec.msgpack.decode((arguments.folder / ASKED).read_bytes(), type=RanksAsked)
     try:
         place(asked)

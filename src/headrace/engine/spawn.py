@@ -1,18 +1,21 @@
 """Child processes that live and die with their parent.
 
-A child is a fresh interpreter (never a fork of threads and sockets) in a session of its own, so
-that Ctrl-C in the terminal reaches the parent alone, which then drains. Its standard input is a
-pipe that only the parent holds: when the parent ends, however it ends, the child reads the end of
-the pipe and leaves. Where the kernel can, it also ends a child whose Python is locked up.
+A child is a fresh interpreter, or was forked before there were threads and sockets (`seeds`). It
+has a session of its own, so that Ctrl-C in the terminal reaches the parent alone, which then
+drains. Its standard input is a pipe that only the parent holds: when the parent ends, however it
+ends, the child reads the end of the pipe and leaves. Where the kernel can, it also ends a child
+whose Python is locked up.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import faulthandler
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,11 +25,15 @@ from pathlib import Path
 from typing import IO
 
 from ..base.environment import with_packages
+from ..dist.pulse import Pulse
+from .seeds import grown
 
 STACKS = "stacks.txt"
 """File in a child's folder that takes its stacks: on a crash, and when it is asked by a signal."""
 DUMP_SIGNAL = signal.SIGUSR1
 PR_SET_PDEATHSIG = 1
+_IMPORTS = 600.0
+"""Seconds that a child may take to its first sign of life, on a machine that has much to do."""
 ORPHANED = 74
 """Exit code of a child whose parent is gone."""
 
@@ -34,27 +41,40 @@ ORPHANED = 74
 class Child:
     """A running child process, as its parent sees it."""
 
-    def __init__(self, module: str, arguments: list[str], keep: Sequence[int] = ()) -> None:
+    silence = ""
+    """How it was silent, where it was ended for that; the end of a sentence."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: list[str],
+        keep: Sequence[int] = (),
+        silent: float | None = None,
+    ) -> None:
         """Start `python -m module arguments… --spawned T`, T being the monotonic clock of now.
-        It gets the descriptors `keep` by their numbers."""
+        It gets the descriptors `keep` by their numbers; `silent`: seconds without a sign of life
+        after which it is killed, for who calls `become_child` with `--pulse`."""
+        mine, its = socket.socketpair() if silent is not None else (None, None)
+        if its is not None:
+            keep, arguments = [*keep, its.fileno()], [*arguments, "--pulse", str(its.fileno())]
         # The kernel's signal follows the thread that spawned; only the main one lives as long as
         # the process.
         bound = threading.current_thread() is threading.main_thread()
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                module,
-                *arguments,
-                *(["--bound"] if bound else []),
-                "--spawned",
-                repr(time.monotonic()),
-            ],
+        arguments = [*arguments, *(["--bound"] if bound else []), "--spawned"]
+        arguments.append(repr(time.monotonic()))
+        self._process = grown(module, arguments, keep) or subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             pass_fds=keep,
             start_new_session=True,
             env=with_packages(sys.path),
         )
+        self._pulse: Pulse | None = None
+        if mine is not None and its is not None and silent is not None:
+            its.close()
+            self._pulse = Pulse(
+                {"": mine}, lambda _, why: self._lost(why), silent=silent, begins=_IMPORTS
+            )
 
     @property
     def pid(self) -> int:
@@ -64,6 +84,16 @@ class Child:
     def exit_code(self) -> int | None:
         """None while it runs; negative: the signal that ended it."""
         return self._process.poll()
+
+    def how(self, code: int) -> str:
+        """An end with this exit code, in words."""
+        return self.silence or explain_exit(code)
+
+    def _lost(self, why: str) -> None:
+        """It is stopped, or hangs with the interpreter locked, or is ending by itself."""
+        if self.wait(0.5) is None:
+            self.silence = f"{why} and was ended"
+            self.kill()
 
     def watch(self, on_exit: Callable[[int], None]) -> None:
         """Call back, from a thread of its own, with the exit code as soon as it ends."""
@@ -93,6 +123,8 @@ class Child:
 
     def release(self) -> None:
         """Close the life line: a child that did not leave by itself leaves now."""
+        if self._pulse is not None:
+            self._pulse.close()
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -110,16 +142,24 @@ def explain_exit(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def become_child(folder: Path, *, bound: bool) -> IO[str]:
-    """Called first in a child: ignore the terminal, follow the parent, be ready to show stacks.
+def take_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every child takes."""
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--bound", action="store_true", help="die with the spawning thread")
+    parser.add_argument("--spawned", type=float, default=time.monotonic())
+    parser.add_argument("--pulse", type=int, help="a socket on which it is to say that it lives")
 
-    `bound`: the kernel may tie this process to the thread that spawned it. Returns the file of
-    the stacks, which has to stay open.
-    """
-    if bound and sys.platform == "linux":
+
+def become_child(arguments: argparse.Namespace) -> IO[str]:
+    """Called first in a child, with what `take_arguments` took: ignore the terminal, follow the
+    parent, be ready to show stacks. Returns the file of the stacks, which has to stay open."""
+    if arguments.pulse is not None:  # The parent's silence is its own supervisor's affair.
+        Pulse({"": socket.socket(fileno=arguments.pulse)}, lambda *_: None, silent=float("inf"))
+    if arguments.bound and sys.platform == "linux":
         # For a child that hangs with the interpreter locked, where the thread below cannot run.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folder: Path = arguments.folder
     stacks = (folder / STACKS).open("w")
     faulthandler.enable(stacks)
     faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True, chain=True)  # Then it ends by it.

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..base.config import EngineOptions
 from ..base.errors import EngineDead, HeadraceError
+from ..base.layout import ONE, Layout
 from ..base.modelfiles import ModelFiles
 from ..dist.channel import AsyncChannel, PeerGone, PrivateFolder, address
 from ..obs.flight import read_flight, write_dump
@@ -23,9 +24,10 @@ from . import messages
 from .messages import WireError, WireFiles
 from .preload import wants_torch
 from .real import REAL_WORKER
-from .spawn import STACKS, Child, explain_exit
+from .spawn import STACKS, Child
 
 log = logging.getLogger("headrace.engine")
+ENGINE = "headrace.engine.process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Supervision:
     """Silence of the step loop, beyond its step's bound, after which it does not count as ready."""
     hang: float = 120.0
     """Silence of the step loop after which it is taken to hang: longer than any step takes."""
+    silent: float = 10.0
+    """Silence of the process of a group's rank 0, whatever it computes, after which it is ended."""
     stacks: float = 2.0
     """Time that a process which hangs has to write its stacks; one that is stopped never does."""
     start: float = 900.0
@@ -71,7 +75,7 @@ class Supervisor:
         on_message: Callable[[Any], None],
         on_down: Callable[[str, EngineDead], None],
         tasks: TaskWatch,
-        module: str = "headrace.engine.process",
+        module: str = ENGINE,
         says: Any = messages.FromEngine,
     ) -> None:
         """`on_message`: what a ready engine says; `on_down`: it is gone, and so is its
@@ -248,6 +252,8 @@ class Supervisor:
             self.last_dump = self._dump(kind, reason)
             log.error("engine process %s; dump: %s", reason, self.last_dump or "none")
             await asyncio.sleep(self._pause())
+            if self._child is not None:
+                await self._reap()  # It may have been killed without a wait for its end.
 
     def _pause(self) -> float:
         rules = self._rules
@@ -272,7 +278,11 @@ class Supervisor:
         here = self._worker == REAL_WORKER and self._options.executor == "inline"
         if here and wants_torch(self._options):
             arguments.append("--torch")
-        self._child = Child(self._module, arguments)
+        layout = Layout.parse(self._options.layout) if self._module == ENGINE else ONE
+        if self._options.launcher == "local":
+            arguments += ["--ranks", str(layout.devices)]
+        silent = None if layout == ONE else self._rules.silent
+        self._child = Child(self._module, arguments, silent=silent)
         changed = self._changed
 
         def exited(code: int) -> None:
@@ -317,7 +327,7 @@ class Supervisor:
                 self._channel.send(make(flight))
 
     async def _until_it_ends(self) -> tuple[str, str]:
-        """(kind of failure, reason in words); on return the process is dead."""
+        """(kind of failure, reason in words); on return the process is dead, or has been killed."""
         assert self._child is not None
         assert self._channel is not None
         patience = min(self._rules.hang, self._rules.start)
@@ -326,15 +336,16 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), max(0.05, min(1.0, patience / 4)))
             code = self._child.exit_code
-            if code is not None or self._failed is not None:
-                if code is None:
-                    if self.state is State.READY:
-                        self._child.kill()  # It has said why it ends; clients wait to hear that.
-                    code = max(await self._reap(), 1)
-                said = f": {self._failed.message}" if self._failed else ""
-                kind = "death" if self.state is State.READY else "start"
-                return kind, f"{explain_exit(code)}{said}"
             ready = self.state is State.READY
+            if code is not None or self._failed is not None:
+                how = "ended"
+                if code is None and ready:
+                    self._child.kill()  # It has said why it ends; clients wait to hear that.
+                else:
+                    how = self._child.how(max(await self._reap(), 1) if code is None else code)
+                said = f": {self._failed.message}" if self._failed else ""
+                kind = "hang" if self._child.silence else "death"
+                return kind if ready else "start", how + said
             limit = self._rules.hang + self._allowed if ready else self._rules.start
             if not self._configured and self._hello:
                 continue  # It waits for us: the model's files are still being fetched.

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..base.errors import EngineFault, HeadraceError
 from ..base.facts import WorkerFacts
 from ..dist.channel import Channel, PeerGone
-from ..dist.pulse import Pulse
 from ..dist.wake import Wake
 from . import messages
 from .executor import LoadedWorker, StageWorker, execute
 from .messages import WireError
+from .preload import give_back
 from .real import worker_loader
-from .spawn import become_child
+from .spawn import become_child, take_arguments
 
 _HOT = 1e-3
 """Seconds for which a rank looks for the next plan before it sleeps."""
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
+    """`given`: arguments, instead of those of the command."""
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
-    parser.add_argument("folder", type=Path)
     parser.add_argument("--worker", required=True)
-    parser.add_argument("--bound", action="store_true", help="die with the spawning thread")
-    parser.add_argument("--spawned", type=float, default=0.0)
-    parser.add_argument("--pulse", type=int, help="a socket on which it is to say that it lives")
-    arguments = parser.parse_args()
-    if arguments.pulse is not None:  # The engine's silence is its own supervisor's affair.
-        Pulse({"": socket.socket(fileno=arguments.pulse)}, lambda *_: None, silent=float("inf"))
-    stacks = become_child(arguments.folder, bound=arguments.bound)
+    take_arguments(parser)
+    arguments = parser.parse_args(given)
+    stacks = become_child(arguments)
     channel = Channel(arguments.address, messages.ToWorker, bind=False)
     try:
         load = worker_loader(arguments.worker)
@@ -100,6 +94,7 @@ def serve(
                 case messages.WarmUp():
                     assert worker is not None
                     worker.warm_up()
+                    give_back()
                     channel.send(messages.Done(time.monotonic() - begin))
                 case messages.Stop():
                     break

@@ -1,0 +1,125 @@
+"""Ranks of this host as forks of the engine's process, from when it had imported and done nothing
+else: they share what was imported with it, and start without an interpreter of their own.
+
+At that moment there is one thread, and nothing is open but what the system gave; whoever is forked
+waits until the engine says what it is to be.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+
+_MOST = 1 << 16
+"""Bytes of arguments."""
+_LOOK = 2e-3
+"""Seconds between looks at a process whose end is awaited for a while."""
+_ABOVE = 512
+"""Descriptors that came are kept from here on until each has its number."""
+_SHARED = ("engine.controls", "engine.layouts", "engine.build", "worker", "engine.worker_process")
+"""What ranks share by being forked; the last one is what they are."""
+_waiting: list[Seed] = []
+
+
+class Seed:
+    """A forked process, as the one that forked it sees it: what `subprocess.Popen` is to a program,
+    so far as `spawn.Child` needs it."""
+
+    def __init__(self, pid: int, line: socket.socket) -> None:
+        self.pid, self.stdin = pid, line
+        self._code: int | None = None
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        with self._lock:
+            if self._code is None:
+                ended, status = os.waitpid(self.pid, os.WNOHANG)
+                self._code = os.waitstatus_to_exitcode(status) if ended else None
+            return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises `subprocess.TimeoutExpired` after so many seconds."""
+        end = time.monotonic() + (timeout or 0.0)
+        while (code := self.poll()) is None:
+            if timeout is None:
+                with suppress(ChildProcessError):  # Another thread has been told.
+                    os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            elif time.monotonic() > end:
+                raise subprocess.TimeoutExpired("a fork", timeout)
+            else:
+                time.sleep(_LOOK)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def sow(count: int) -> None:
+    """Fork so many processes, each of which becomes a worker's process once `grown` says so.
+
+    Call it in the main thread of a process that has made no other, opened nothing, and is to be an
+    engine's. Where that is no Linux nothing is forked, and ranks are started as programs.
+    """
+    if sys.platform != "linux" or count < 1:
+        return
+    # By name: who has one process imports these when it has said hello.
+    *_, process = [import_module(f"headrace.{name}") for name in _SHARED]
+    gc.collect()
+    gc.freeze()  # Pages of what a collection does not look at stay shared.
+    for _ in range(count):
+        line, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            for other in _waiting:
+                other.stdin.close()
+            _waiting.clear()
+            line.close()
+            process.main(_told(its))
+            sys.exit()
+        its.close()
+        _waiting.append(Seed(pid, line))
+
+
+def _told(line: socket.socket) -> list[str]:
+    """What this process is to be; its standard input is from now on the engine's life."""
+    os.setsid()
+    os.dup2(line.fileno(), 0)
+    data, came, _, _ = socket.recv_fds(line, _MOST, 16)
+    line.close()
+    if not data:
+        sys.exit()  # Nobody is left to say it, or wants it.
+    arguments, numbers = json.loads(data)
+    high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for one in came]
+    for one in came:
+        os.close(one)
+    for one, number in zip(high, numbers, strict=True):
+        os.dup2(one, number)
+        os.close(one)
+    return list(arguments)
+
+
+def grown(module: str, arguments: Sequence[str], keep: Sequence[int]) -> Seed | None:
+    """A fork that runs this module with these arguments and has the descriptors `keep` by their
+    numbers; None where none is left."""
+    while _waiting and module == f"headrace.{_SHARED[-1]}":
+        seed = _waiting.pop(0)
+        with suppress(OSError):  # It has been killed.
+            socket.send_fds(seed.stdin, [json.dumps([arguments, keep]).encode()], keep)
+            return seed
+    return None
