@@ -6,8 +6,9 @@ Both stand at the same time and take turns: a prompt (its first token), four at 
 one by one, of one sequence and of eight; medians of the rounds and of their ratios. What a process
 was busy is the time that the system says it had a core or waited for one: of stages the busiest
 sets the time of the ideal, in which it never waits for another. Memory is what smaps says of the
-processes that compute, each layout alone on the machine: pages that several of them map count once
-(PSS). An exchange is timed between two teams of one thread, beside the barrier of one of two.
+processes of a server that compute, each layout alone and with a copy of the kept weights that
+nobody else maps: pages that several of them map count once (PSS). An exchange is timed between two
+teams of one thread, beside the barrier of one of two.
 """
 
 from __future__ import annotations
@@ -17,10 +18,20 @@ import json
 import os
 import random
 import statistics
+import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "server"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "route"))
+
+import httpx
+from kill_streams import group_of
+from processes import headrace, running
 
 from headrace import LLM, SamplingParams
 from headrace.base.hardware import cpu
@@ -63,14 +74,24 @@ def pids(llm: LLM) -> list[int]:
     return [os.getpid()]
 
 
-def pss(llm: LLM) -> int:
-    """Bytes."""
-    total = 0
-    for pid in pids(llm):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total += 1024 * int(line.split()[1])
-    return total
+def served_pss(model: str, layout: str, threads: int, folder: Path) -> int:
+    """Bytes of the processes of a server that compute, behind a prompt and some tokens; in the
+    `folder` are weights that nobody else maps."""
+    flags = ["--layout", layout, "--threads", str(threads), "--cache-dir", str(folder)]
+    flags += ["--port", "0", "--max-sequences", "8", "--max-context", "4096", "--offline"]
+    flags += ["--no-prefix-cache", "--speculate", "off", "--kv-memory", "512MiB"]
+    with running(headrace("serve", model, *flags)) as server:
+        name = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
+        for text in (TEXTS[0], 20 * TEXTS[0]):
+            asked = {"model": name, "prompt": text, "max_tokens": 16}
+            httpx.post(f"{server.url}/v1/completions", json=asked, timeout=600).raise_for_status()
+        return sum(pss(pid) for pid in group_of(server))
+
+
+def pss(pid: int) -> int:
+    """Bytes; pages that several processes map are shared out among them."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def answers(llm: LLM, tokens: int) -> list[Any]:
@@ -170,11 +191,15 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     with opened(model, "1", threads) as alone:
         wanted = answers(alone, arguments.tokens)
-        own = pss(alone)
+    with tempfile.TemporaryDirectory() as folder:
+        # The first start packs the weights and keeps them: the second is the one that counts.
+        layouts = ["1", "1", *arguments.layouts]
+        held = {one: served_pss(model, one, threads, Path(folder)) for one in layouts}
     for layout in arguments.layouts:
         with opened(model, layout, threads) as shared:
             equal = answers(shared, arguments.tokens) == wanted
-            found[layout] = {"equal": equal, "pss_mb": round(pss(shared) / 1e6)}
+            found[layout] = {"equal": equal, "pss_mb": round(held[layout] / 1e6)}
+            found[layout]["pss_share"] = round(held[layout] / held["1"], 3)
             if Layout.parse(layout).devices <= threads:
                 with opened(model, "1", threads) as alone:
                     found[layout] |= speeds(
@@ -184,7 +209,7 @@ def main() -> None:
     report = {
         "model": model,
         "threads": threads,
-        "alone_pss_mb": round(own / 1e6),
+        "alone_pss_mb": round(held["1"] / 1e6),
         **exchange_seconds(arguments.rounds),
         "layouts": found,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -17,12 +18,15 @@ from headrace import LLM, SamplingParams
 from headrace.base.errors import EngineDead, OptionError
 from headrace.base.request import Request
 from headrace.base.spec import RequestSpec
-from headrace.engine import group
+from headrace.base.step import Drafting
+from headrace.engine import group, prediction
 from headrace.engine.build import Built
 from headrace.engine.group import GroupExecutor
 from headrace.kernels.dealing import STEPS, Dealing
 from headrace.sched import Scheduler
+from headrace.sched.price import StepPrices
 from headrace.text.grammar import from_regex
+from headrace.worker.draft_costs import DraftCosts
 from tiny import bytewise, families
 from tiny.kept import Kept
 
@@ -178,6 +182,33 @@ def test_a_stopped_rank_goes_on_or_is_ended(
         with pytest.raises(EngineDead, match="rank 1 of 2 has been silent for 2 s and was ended"):
             llm.generate(["one"], WISHES[0])
         assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("layout", ["TP2", "TP3"])
+def test_ranks_draft_alike_whatever_their_clocks_say(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """Drafts cost nothing and too much in turns by the clock of rank 0, and something else by
+    others': ranks that went by their own would draft for different rows, and end the group."""
+
+    class Free(StepPrices):
+        def rising(self, least: int, most: int) -> list[float]:
+            return [1.0] * (most - least + 1)
+
+    turns = itertools.cycle([(0.0, 0.0)] * 7 + [(9.0, 9.0)] * 3)
+
+    def account(costs: DraftCosts, entries: list[int], step: float) -> Drafting:
+        return Drafting(entries, 0.0, 0.0, next(turns))
+
+    monkeypatch.setattr(prediction, "StepPrices", Free)
+    monkeypatch.setattr(DraftCosts, "account", account)
+    with opened(model, cache) as alone:
+        wanted = answers(alone)
+    told = {"layout": layout, "speculate": "draft", "draft_model": str(model), "threads": 3}
+    with opened(model, cache, **told) as llm:
+        assert answers(llm) == wanted
+        assert llm.stats.draft_tokens > 100
+        assert llm.stats.accepted_tokens > 50
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,8 @@ class StepPlan:
     """Tokens of `counts` that are drafts, at most; each is followed by a draw of its own."""
     keeps: list[StateKeep] = field(default_factory=list)
     """At most `MOST_KEEPS` of a row."""
+    draft_costs: tuple[float, float] | None = None
+    """The latest `Drafting.costs`: ranks, whose clocks differ, are to draft alike."""
 
     @property
     def tokens(self) -> int:
@@ -188,6 +190,8 @@ class Drafting(NamedTuple):
     """Seconds of one more draft of each of these."""
     seconds: float
     """Its part of this step's."""
+    costs: tuple[float, float] = (0.0, 0.0)
+    """Parts of a step that one more draft of each row takes, and a token to be read."""
 
 
 @dataclass(slots=True)

@@ -62,6 +62,10 @@ def plan_draft(options: EngineOptions, target: ModelFiles, available: int) -> Dr
         error.param = "draft_model"
         raise
     if isinstance(files, HeadFiles):
+        if options.layout != "1":
+            raise OptionError(
+                f"draft_model {files.name} is a head, and ranks have none", param="draft_model"
+            )
         if options.dtype != "float32":
             raise OptionError(
                 f"draft_model {files.name} is a head, which needs dtype float32, not "

@@ -21,7 +21,10 @@ def shared_by(
         (layout.dp == 1, "replicas are servers of their own, behind `headrace route`"),
         (device == "cpu", f"ranks are served on a CPU, not on {device}"),
         (options.kernels in CPU_KERNELS, "ranks want the CPU kernels"),
-        (options.draft_model is None, "ranks have no draft model"),
+        (
+            options.draft_model is None or options.launcher == "local",
+            "ranks of a launcher have no draft model",
+        ),
         (options.depth == 1, "ranks have one step in flight (depth 1)"),
         (options.keep_packed, "ranks map the same kept weights (keep_packed)"),
     ):

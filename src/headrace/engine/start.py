@@ -200,10 +200,11 @@ def plan(
     `step_bytes` and `graph_bytes`: as a worker measured them; 0 before there is one.
     """
     options, draft = resolved.options, resolved.draft
+    layout = Layout.parse(options.layout)
     assert options.step_tokens is not None
     return plan_memory(
         files.arch,
-        weight_bytes=weight_bytes + (0 if draft is None else draft.kv_bytes),
+        weight_bytes=weight_bytes + (0 if draft is None else layout.devices * draft.kv_bytes),
         available=resolved.available,
         rows=options.max_sequences,
         step_tokens=options.step_tokens,
@@ -216,7 +217,7 @@ def plan(
         depth=options.depth,
         step_bytes=step_bytes,
         graph_bytes=graph_bytes,
-        ranks=kept_heads(Layout.parse(options.layout), files.arch),
+        ranks=kept_heads(layout, files.arch),
     )
 
 

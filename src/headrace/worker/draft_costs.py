@@ -41,7 +41,11 @@ class DraftCosts:
         if step and self._read:
             self._reading += LATEST * ((spent - seconds) / self._read / step - self._reading)
         self._seconds, self._drafted, self._read = 0.0, (0.0, 0), 0
-        return Drafting(entries, self.share * step, spent)
+        return Drafting(entries, self.share * step, spent, (self.share, self._reading))
+
+    def follow(self, costs: tuple[float, float]) -> None:
+        """Take `Drafting.costs` of the rank whose clock counts."""
+        self.share, self._reading = costs
 
 
 def enter(plan: StepPlan, row: int, start: int, count: int, *, samples: bool) -> None:

@@ -69,10 +69,13 @@ class Verification:
         most: int,
         masks: GrammarMasks | None,
         model: DraftModel | DraftHead | None = None,
+        *,
+        follows: bool = False,
     ) -> None:
         """`most`: drafts of one row and step. `masks`: of rows with a grammar, which were admitted
         there before. `model`: drafts, too, and is bound to `rows`; a head is given the states of
-        each step."""
+        each step. `follows`: plans say what its drafts cost, as to all ranks of a group."""
+        self._follows = follows
         self._table, self._speculation, self._most = rows, speculation, most
         self._masks, self._model = masks, model
         self.hidden = isinstance(model, DraftHead)
@@ -115,6 +118,8 @@ class Verification:
         less than 0: granted, since a grammar forces them, so they take no row of the head."""
         starts, counts, drafted = plan.starts, plan.counts, [0] * len(plan.rows)
         if self._model is not None:
+            if self._follows and plan.draft_costs is not None:
+                self._model.follow(plan.draft_costs)
             self._draft(self._model, plan)
         changed = False
         for entry, row in enumerate(plan.rows):

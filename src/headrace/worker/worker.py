@@ -141,7 +141,8 @@ class Worker:
                 weight_bytes += self._adapters.nbytes
             self._draft_model: DraftModel | DraftHead | None = None
             if drafter is not None:
-                given = options, self._resolved, self._operators, self._model
+                # Every rank drafts with all of it.
+                given = options, self._resolved, self._operators, whole
                 self._draft_model = (
                     DraftHead(drafter, *given)
                     if isinstance(drafter, HeadFiles)
@@ -311,7 +312,10 @@ class Worker:
         model = self._draft_model
         if model is not None:
             model.bind(self._rows)
-        return Verification(self._rows, self._speculation, self.options.drafts, self._masks, model)
+        most, follows = self.options.drafts, self.options.ranks > 1
+        return Verification(
+            self._rows, self._speculation, most, self._masks, model, follows=follows
+        )
 
     def _listed(self, program: Program) -> list[RowFeature]:
         """What rows may ask for, in the order of `features`, for a table without a held row."""
