@@ -38,11 +38,11 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 7_184,
+    "base": 7_188,
     "bench": 10_028,
     "cli": 6_104,
-    "dist": 885,
-    "engine": 10_844,
+    "dist": 888,
+    "engine": 11_001,
     "factory": 6_666,
     "kernels": 16_617,
     "kv": 2_069,
@@ -54,15 +54,15 @@ LINES = {
     "quant": 799,
     "roofline": 4_810,
     "route": 1_621,
-    "sched": 1_631,
+    "sched": 1_635,
     "server": 16_086,
     "speech": 4_451,
     "speculate": 689,
     "text": 6_321,
-    "worker": 6_861,
+    "worker": 6_874,
 }
 """Lines of Python in each package."""
-TOTAL = 112_050
+TOTAL = 112_231
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
