@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from engine_fakes import NOTES, OPTIONS
 
-from headrace.engine.supervisor import Supervision
+from headrace.engine.supervision import Supervision
 from tiny import bytewise
 from tiny.kept import Kept
 

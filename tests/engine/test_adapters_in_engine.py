@@ -20,7 +20,7 @@ from headrace import LLM, SamplingParams
 from headrace.base.errors import Forbidden, InvalidRequest, ModelFileError, NotFound
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.group import GroupExecutor
-from headrace.engine.supervisor import Supervision
+from headrace.engine.supervision import Supervision
 from headrace.worker import Worker
 
 NAMES = ["one", "two", "three", "four"]

@@ -24,7 +24,7 @@ from headrace.base.errors import (
 from headrace.base.request import RequestOutput, StepStats
 from headrace.base.sampling import SamplingParams
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.supervisor import Supervision
+from headrace.engine.supervision import Supervision
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.build import Built, build
 from headrace.engine.records import Record, read_records, records_of_dump
 from headrace.engine.replay import Verdict, replay
-from headrace.engine.supervisor import Supervision
+from headrace.engine.supervision import Supervision
 from headrace.loader import open_model
 from headrace.text import Tokenizer, load_tokenizer
 

@@ -16,7 +16,7 @@ from engine_waits import until
 
 from headrace.base.sampling import SamplingParams
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.supervisor import Supervision
+from headrace.engine.supervision import Supervision
 from tiny import bytewise
 from tiny.kept import Kept
 

@@ -17,7 +17,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.engine.adapters import LoadedAdapter
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.operations import Asleep
-from headrace.engine.supervisor import Supervision
+from headrace.engine.supervision import Supervision
 
 PATIENT = Supervision(late=300.0, hang=300.0, start=300.0, back_off=0.1)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)

@@ -21,7 +21,7 @@ from engine_waits import until
 from headrace.base.errors import EngineFault, HeadraceError, InvalidRequest
 from headrace.base.sampling import SamplingParams
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.supervisor import Supervision
+from headrace.engine.supervision import Supervision
 
 SECONDS = float(os.environ.get("HEADRACE_SOAK", "0"))
 REQUESTS = 1500

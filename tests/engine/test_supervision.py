@@ -37,7 +37,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.messages import Busy
 from headrace.engine.spawn import ORPHANED
-from headrace.engine.supervisor import Supervision
+from headrace.engine.supervision import Supervision
 from tiny import bytewise
 
 
@@ -479,7 +479,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from headrace import SamplingParams
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.supervisor import Supervision
+from headrace.engine.supervision import Supervision
 
 group = Path(sys.argv[1])
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from engine_fakes import OPTIONS
 from headrace.base.config import ServerOptions
 from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.supervisor import Supervision
+from headrace.engine.supervision import Supervision
 from headrace.server.run import ServerProcess
 
 async def start():

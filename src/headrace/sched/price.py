@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..base.drafted import Verified
-from ..base.step import StepPlan, StepResult
+from ..base.step import Drafting, StepPlan, StepResult
 from ..speculate import MODEL
 
 MEMORY = 0.1
@@ -159,6 +159,15 @@ class DraftCounts:
     def __init__(self) -> None:
         self.totals = (0, 0, 0)
         """`drafts`, `draft_tokens` and `accepted_tokens`."""
+        self.costs: tuple[float, float] | None = None
+        """The latest of a draft model."""
+
+    def drafting(self, told: Drafting | None) -> float:
+        """Seconds that a step's drafts took, where a model made some."""
+        if told is None:
+            return 0.0
+        self.costs = told.costs
+        return told.seconds
 
     def note(
         self,

@@ -74,7 +74,6 @@ class Scheduler:
     ) -> None:
         """`prices`: by which drafts are chosen; None: every one that is ready is verified."""
         self.prices, self._drafts = prices, DraftCounts()
-        self._draft_costs: tuple[float, float] | None = None
         self.limits = limits
         self.kv = kv
         self.resources = tuple(resources)
@@ -211,7 +210,7 @@ class Scheduler:
         if len(self._flights) >= self.limits.depth or not self._requests:
             return None
         plan = StepPlan(self._step, [], [], [], [], blocks=self._roster.carried)
-        plan.draft_costs = self._draft_costs
+        plan.draft_costs = self._drafts.costs
         if self.limits.policy == "priority":
             self._yield()
         room = self._chunks.room(self._roster.uncomputed(LOOK_AHEAD))
@@ -244,9 +243,7 @@ class Scheduler:
         flight = self._land(plan)
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
-        drafting = 0.0
-        if result.drafting is not None:
-            drafting, self._draft_costs = result.drafting.seconds, result.drafting.costs
+        drafting = self._drafts.drafting(result.drafting)
         if self.prices is not None and flight.decodes == len(plan.rows):
             self.prices.observe(computed(plan, result), result.seconds - drafting)
         number, decodes, failures = plan.number, flight.decodes, result.failures

@@ -24,7 +24,8 @@ from ...obs.tasks import TaskWatch
 from ...speech.finding import find
 from .. import messages
 from ..face import Health
-from ..supervisor import State, Supervision, Supervisor
+from ..supervision import Supervision
+from ..supervisor import State, Supervisor
 from .messages import (
     FromHearing,
     Hear,

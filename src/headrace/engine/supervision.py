@@ -1,0 +1,31 @@
+"""How patient whoever watches an engine's process is with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """Limits of patience, in seconds."""
+
+    late: float = 2.5
+    """Silence of the step loop, beyond its step's bound, after which it does not count as ready."""
+    hang: float = 120.0
+    """Silence of the step loop after which it is taken to hang: longer than any step takes."""
+    silent: float = 10.0
+    """Silence of the process of a group's rank 0, whatever it computes, after which it is ended."""
+    stacks: float = 2.0
+    """Time that a process which hangs has to write its stacks; one that is stopped never does."""
+    start: float = 900.0
+    """Silence between two phases of the start."""
+    back_off: float = 0.5
+    """Pause before the first restart; doubles with each failure in a row."""
+    back_off_most: float = 30.0
+    healthy: float = 60.0
+    """Life after which a failure counts as the first again."""
+    give_up: int = 5
+    """Failures in a row after which the engine no longer counts as alive; attempts go on."""
+    dumps: Path | None = None
+    """Folder for what the flight recorder saw; None: no dumps are kept."""
