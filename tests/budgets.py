@@ -42,7 +42,7 @@ LINES = {
     "bench": 10_028,
     "cli": 6_104,
     "dist": 888,
-    "engine": 11_001,
+    "engine": 11_009,
     "factory": 6_666,
     "kernels": 16_617,
     "kv": 2_069,
@@ -54,7 +54,7 @@ LINES = {
     "quant": 799,
     "roofline": 4_810,
     "route": 1_621,
-    "sched": 1_635,
+    "sched": 1_641,
     "server": 16_086,
     "speech": 4_451,
     "speculate": 689,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 6_874,
 }
 """Lines of Python in each package."""
-TOTAL = 112_231
+TOTAL = 112_245
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
