@@ -74,10 +74,6 @@ def _sigmoid(x: Floats) -> Floats:
     return np.asarray(1 / (1 + np.exp(-x)), np.float32)
 
 
-EACH = 64
-"""Steps of a walk before others have their turn."""
-
-
 def transduce(
     frames: Floats,
     predictor: Predictor,
@@ -90,7 +86,7 @@ def transduce(
     most_symbols: int,
     found: list[Emission],
 ) -> Iterator[None]:
-    """Fill `found` from projected frames [n, D]; stops behind every `EACH` steps.
+    """Fill `found` from projected frames [n, D]; stops behind every 64 steps.
 
     `joint`: logits [vocab + durations] of a frame's and the predictor's sum. A blank goes on by
     what it lasts, one frame at least; any other token by what it lasts, none in an RNN-T. Behind
@@ -113,5 +109,5 @@ def transduce(
             lasts, symbols = 1, 0
         frame += lasts
         steps += 1
-        if not steps % EACH:
+        if not steps % 64:
             yield
