@@ -79,8 +79,8 @@ def served_pss(model: str, layout: str, threads: int, folder: Path) -> int:
     flags += ["--no-prefix-cache", "--speculate", "off", "--kv-memory", "512MiB"]
     with running(headrace("serve", model, *flags)) as server:
         name = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
-        for text in (TEXTS[0], 20 * TEXTS[0]):
-            asked = {"model": name, "prompt": text, "max_tokens": 16}
+        for prompt in drawn(0, (6, 120)):
+            asked = {"model": name, "prompt": prompt, "max_tokens": 16}
             httpx.post(f"{server.url}/v1/completions", json=asked, timeout=600).raise_for_status()
         return sum(pss(pid) for pid in group_of(server))
 
