@@ -4,8 +4,8 @@
 
 Both pairs stand behind a router and are asked in turns, by the same clients: streams that decode
 for as long as the round lasts, and long prompts, one every few seconds, no two alike. What is
-measured is the time to a long prompt's first token, and the gaps between the streams' tokens.
-`moved` is the rate at which blocks came, as the decode server measured it, beside a raw socket.
+measured is the time to a long prompt's first token, and the gaps between the streams' tokens. How
+fast blocks move is what `split_moves.py` measures.
 """
 
 from __future__ import annotations

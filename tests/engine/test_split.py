@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -30,8 +33,11 @@ from headrace.kv.leases import SECONDS
 from headrace.kv.split import SplitChoice
 from headrace.sched import Scheduler
 from headrace.server.run import take_port
+from headrace.worker import fetching, sending
 from headrace.worker import split_wire as wire
+from headrace.worker.block_line import BlockLine
 from headrace.worker.borrowing import Borrowed
+from headrace.worker.places import Places
 from tiny import families
 from tiny.kept import Kept
 
@@ -130,10 +136,51 @@ def address(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/split"
 
 
+@contextmanager
+def loopback() -> Iterator[str]:
+    with take_port("127.0.0.1", 0) as one:
+        where = f"tcp://127.0.0.1:{one.getsockname()[1]}"
+    yield where
+
+
+@pytest.fixture(params=["memory", "another user", "the same host", "hosts", "hosts with a key"])
+def by(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """An address, and servers that can move blocks in this way alone."""
+    way = request.param
+    copied = []
+    copy, near = Places.copy, fetching._opened
+
+    def copying(*given: Any) -> None:
+        copied.append(1)
+        copy(*given)
+
+    def far(kind: Any, where: Any, *given: Any) -> Any:
+        if where[:1] == "\0":
+            raise ConnectionRefusedError("of another host")
+        return near(kind, where, *given)
+
+    monkeypatch.setattr(Places, "copy", copying)
+    if way.startswith("hosts"):
+        monkeypatch.setattr(fetching, "_opened", far)
+    elif way == "another user":
+        monkeypatch.setattr(sending, "is_same_user", lambda sock: False)
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    with loopback() as where:
+        if way in ("memory", "another user"):
+            where = f"ipc://{tmp_path}/split"
+        elif way == "hosts with a key":
+            where += f"?key={tmp_path}/key"
+        yield where
+    assert bool(copied) == (way in ("memory", "the same host"))
+
+
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float32", "int8", "k8v4"])
 def test_a_prompt_that_was_handed_over_has_the_same_answer(
-    tiny: Path, address: str, kv_dtype: str
+    tiny: Path, by: str, kv_dtype: str
 ) -> None:
+    address = by
     with LLM(str(tiny), **OPTIONS, kv_dtype=kv_dtype) as alone:
         answers = [greedy(alone, PROMPT[:size])[0] for size in (70, 64, 33)]
     with (
@@ -332,9 +379,10 @@ def test_terms_that_differ_are_named_and_nothing_is_lent(
 def test_who_has_not_got_the_key_gets_no_answer(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"k" * 32)
     (tmp_path / "other").write_bytes(b"o" * 32)
-    with take_port("127.0.0.1", 0) as one:
-        where = f"tcp://127.0.0.1:{one.getsockname()[1]}"
-    with prefilling(tiny, f"{where}?key={tmp_path}/key") as there:
+    with (
+        loopback() as where,
+        prefilling(tiny, f"{where}?key={tmp_path}/key") as there,
+    ):
         with decoding(tiny, f"{where}?key={tmp_path}/key") as here:
             assert greedy(here, PROMPT)[1] == 64
             nothing_is_held(here, there)
@@ -351,12 +399,13 @@ def test_hostile_messages_change_nothing(tiny: Path, address: str) -> None:
         assert lender is not None
         terms = lender._socket._terms
         context = zmq.Context()
-        stranger = wire.asking(context, address, None, 1 << 20)
+        stranger = wire.asking(context, address, None)
         sound = wire.Compute(7, Handed([1] * 33, "", None, b"k" * 16, 0, 2))
         stranger.send(wire.pack(sound))  # Nobody has said who asks.
         assert isinstance(wire.to_decode.decode(stranger.recv()), wire.Stranger)
         stranger.send(wire.pack(wire.Hail(terms)))
-        assert isinstance(wire.to_decode.decode(stranger.recv()), wire.Welcome)
+        welcome = wire.to_decode.decode(stranger.recv())
+        assert isinstance(welcome, wire.Welcome)
 
         def named(tokens: list[int]) -> bytes:
             return PrefixChain(terms.root, terms.block_size, tokens).extend(2)[1]
@@ -379,12 +428,34 @@ def test_hostile_messages_change_nothing(tiny: Path, address: str) -> None:
             stranger.send(wire.pack(wire.Compute(ticket, handed)))
             said = wire.to_decode.decode(stranger.recv())
             assert isinstance(said, wire.Declined), handed
-        places = [(0, 0), (99, -5), (0, 2**40)]
-        stranger.send(wire.pack(wire.Fetch(3, places)))
-        for _ in places:
-            piece, data = stranger.recv_multipart()
-            assert isinstance(wire.to_decode.decode(piece), wire.BlockSent)
-            assert data == b""
+        for first in (b"", b"\0" * wire.NUMBER_BYTES, welcome.number[:-1]):  # Nobody's.
+            with hung_up(address, first) as line:
+                assert line.recv(1) == b""
+        for garbage in (b"\xff" * 4, b"\0" * 4 + b"m" * 16, b"\5\0\0\0" + b"x" * 21):
+            with hung_up(address, welcome.number) as line:
+                assert socket.recv_fds(line, 1, 1)[0] == b"+"
+                while line.recv(1 << 16, socket.MSG_DONTWAIT):
+                    line.sendall(garbage)
+                    break
+                with suppress(ConnectionError):
+                    while line.recv(1 << 16):
+                        pass
+        with hung_up(address, welcome.number) as line:
+            file = socket.recv_fds(line, 1, 1)[1][0]
+            for change in (lambda: os.ftruncate(file, 0), lambda: os.write(file, b"x")):
+                with pytest.raises(OSError):
+                    change()
+            os.close(file)
+            end = BlockLine(line, b"", asks=True, seconds=2.0)
+            assert wire.to_pool.decode(end.receive(1000)).blocks
+            for group, places in ((0, [0]), (0, [-5, 2**40]), (0, [0] * 9000)):
+                for copied in (False, True):
+                    question = wire.pack(wire.Fetch(3, group, places, copied))
+                    end.send(question)
+                    assert end.receive(0, question) == b""
+            end.send(wire.pack(wire.Fetch(3, 99, [0])))
+            with pytest.raises(ConnectionError):
+                end.receive(0)
         stranger.send(wire.pack(wire.Release([1, 2, 3, 999])))
         right = Handed([1] * 33, "", None, named([1] * 33), 0, 2)
         for _ in range(2):  # The second of the same number: one is open.
@@ -396,49 +467,155 @@ def test_hostile_messages_change_nothing(tiny: Path, address: str) -> None:
         nothing_is_held(here, there, seconds=SECONDS + 1.0)
 
 
-def test_a_prefill_server_that_lies_is_not_believed(tiny: Path, address: str) -> None:
-    """Blocks with other bytes, none at all, of another size, for places nobody asked for."""
+@contextmanager
+def hung_up(address: str, first: bytes) -> Iterator[socket.socket]:
+    """A line that says so much, of a prefill server that hangs up in time."""
+    kind, where = wire.lines_at(address)
+    with socket.socket(kind) as line:
+        line.settimeout(5.0)
+        line.connect(where)
+        line.sendall(first)
+        if len(first) < wire.NUMBER_BYTES:
+            line.shutdown(socket.SHUT_WR)
+        yield line
+
+
+LIES = ["nothing", "no end", "too much", "other bytes", "other names", "half", "not lent"]
+POOLS = ["a pool that can be cut", "a pool that is not there", "a pool of no blocks"]
+
+
+@pytest.mark.parametrize("lie", [*LIES, *POOLS])
+def test_a_prefill_server_that_lies_is_not_believed(
+    tiny: Path, address: str, lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says of a prompt, and what it sends as its blocks."""
+    monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.5)
     with LLM(str(tiny), **OPTIONS) as alone:
         answer = greedy(alone, PROMPT)[0]
     context = zmq.Context()
-    socket = wire.listening(context, address, None)
-    stop = threading.Event()
+    sock = wire.listening(context, address, None)
+    kind, where = wire.lines_at(address)
+    listener = socket.socket(kind)
+    listener.bind(where)
+    listener.listen()
+    listener.settimeout(0.02)
+    stop, asked = threading.Event(), []
 
-    def lie() -> None:
+    def lie_of_prompts() -> None:
         while not stop.is_set():
-            if not socket.poll(20):
+            if not sock.poll(20):
                 continue
-            who, said = socket.recv_multipart()
-            message = wire.to_prefill.decode(said)
-            answers: list[tuple[Any, ...]] = []
-            match message:
+            who, said = sock.recv_multipart()
+            answers: list[Any] = []
+            match wire.to_prefill.decode(said):
                 case wire.Hail():
-                    answers = [(wire.Welcome(),)]
+                    answers = [wire.Welcome(b"n" * wire.NUMBER_BYTES, b"", "nobody's")]
                 case wire.Renew():
-                    answers = [(wire.Alive(float("nan")),)]
+                    answers = [wire.Alive(float("nan"))]
                 case wire.Compute(ticket):
-                    answers = [(wire.Lent(ticket, [-3, 5, 7]),), (wire.Lent(ticket, [0]),)]
-                    answers.append((wire.BlockSent(ticket, 0, 1), b"unasked"))
-                    answers.append((wire.Declined(ticket + 1, "x" * 9999),))
-                case wire.Fetch(ticket, places):
-                    for number, (group, at) in enumerate(places):
-                        data = (b"", b"short", b"\0" * 99_999, b"\0" * (64 + 4096))[number % 4]
-                        answers.append((wire.BlockSent(ticket, group, at), data))
-            with suppress(zmq.ZMQError):  # Too much at once: the other side has hung up.
-                for answer in answers:
-                    socket.send_multipart([who, wire.pack(answer[0]), *answer[1:]])
+                    answers = [wire.Declined(ticket + 1, "x" * 9999)]
+                    answers += [wire.Lent(ticket, [(-3, [2**40, -1]), (5, []), (7, [])])]
+                    answers += [wire.Lent(ticket, [(0, [1, 2, 3, 4])])]
+            for one in answers:
+                with suppress(zmq.ZMQError):  # It has hung up.
+                    sock.send_multipart([who, wire.pack(one)])
 
-    thread = threading.Thread(target=lie)
-    thread.start()
+    def lie_of_blocks() -> None:
+        file = os.memfd_create("lie", os.MFD_ALLOW_SEALING)
+        if lie != "a pool that can be cut":
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        while not stop.is_set():
+            with suppress(OSError), listener.accept()[0] as line:
+                line.settimeout(2.0)
+                assert line.recv(wire.NUMBER_BYTES) == b"n" * wire.NUMBER_BYTES
+                socket.send_fds(line, *(([b"+"], [file]) if lie in POOLS else ([b"-"], [])))
+                end = BlockLine(line, b"", asks=False, seconds=2.0)
+                end.send(wire.pack(wire.PoolThere(0, [0 if "no blocks" in lie else 1 << 20])))
+                question = bytes(end.receive(wire.MOST_QUESTION))
+                asked.append(wire.to_fetch.decode(question))
+                if lie == "no end":
+                    while not stop.is_set():
+                        line.sendall(b"\1\1\0\0")
+                        time.sleep(0.05)
+                elif lie != "nothing":
+                    content = b"k" * 16 + bytes(4096)
+                    about = b"" if lie == "other bytes" else question
+                    sizes = {"too much": 1 << 21, "half": 100, "not lent": 0}
+                    end.send(bytes(sizes[lie]) if lie in sizes else content, about)
+                else:
+                    stop.wait(2.0)
+        os.close(file)
+
+    threads = [threading.Thread(target=do) for do in (lie_of_prompts, lie_of_blocks)]
+    for thread in threads:
+        thread.start()
     try:
         with decoding(tiny, address) as here:
-            assert greedy(here, PROMPT)[0] == answer
+            assert greedy(here, PROMPT) == (answer, 0)
             assert counts(here).brought == 1
+            assert bool(asked) == (lie in LIES)
             nothing_is_held(here)
     finally:
         stop.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
+        listener.close()
         context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("way", ["memory", "bytes"])
+def test_what_is_copied_after_its_lease_ended_is_thrown_away(
+    tiny: Path, address: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease ends, and somebody else writes where its blocks were, just before they are copied:
+    wherever that is."""
+    with LLM(str(tiny), **OPTIONS) as alone:
+        answer = greedy(alone, PROMPT)[0]
+    if way == "bytes":
+        monkeypatch.setattr(sending, "is_same_user", lambda sock: False)
+    with prefilling(tiny, address) as there, decoding(tiny, address) as here:
+        leases = built(there).core.scheduler.kv.leases  # type: ignore[attr-defined]
+        bring = fetching.Fetching.bring
+        ended = []
+
+        def late(*given: Any) -> int:
+            with TURN:
+                for name in list(leases._leases):
+                    for (_, block), _ in list(leases.held.items()):
+                        for layer in built(there).core.executor.worker.cache.layers:  # type: ignore[attr-defined]
+                            layer.k[block] = layer.v[block] = 1
+                    leases.release(name)
+                    ended.append(name)
+            return bring(*given)
+
+        monkeypatch.setattr(fetching.Fetching, "bring", late)
+        assert greedy(here, PROMPT) == (answer, 0)
+        assert ended
+        nothing_is_held(here, there)
+
+
+def test_a_decode_server_that_goes_in_the_middle_leaves_no_line(
+    tiny: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has asked for blocks, and takes none."""
+    with prefilling(tiny, address) as there:
+        lender = built(there).lender
+        assert lender is not None
+        lines = lender._socket.lines
+        receive = BlockLine.receive
+
+        def gone(line: BlockLine, *given: Any) -> memoryview:
+            if line._asks and line._got:
+                line.sock.shutdown(socket.SHUT_RDWR)
+            return receive(line, *given)
+
+        with decoding(tiny, address) as here:
+            monkeypatch.setattr(BlockLine, "receive", gone)
+            assert greedy(here, PROMPT)[1] == 0
+            until(lambda: counts(here).servers == 1)
+            monkeypatch.undo()
+            nothing_is_held(here)
+        until(lambda: not lines._lines, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -503,7 +680,7 @@ def test_a_killed_prefill_server_loses_nothing(tiny: Path, address: str) -> None
         for request, tokens in finished(here).items():
             found.setdefault(request, []).extend(tokens)
         assert found == wanted
-        assert 0 < counts(here).brought < counts(here).handed
+        assert 0 < counts(here).brought < 60
         nothing_is_held(here)
         stack.enter_context(running(command))
         until(lambda: counts(here).servers == 1)

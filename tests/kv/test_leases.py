@@ -63,13 +63,15 @@ class Lending(RuleBasedStateMachine):
         if name not in self.until or name in self.lent or first >= blocks:
             return
         chain = self.computed(text, blocks)
-        firsts = None if chain is None else self.leases.lend(name, chain, first, blocks)
+        runs = None if chain is None else self.leases.lend(name, chain, first, blocks)
         if chain is None:
             return
-        if firsts is None:
+        if runs is None:
             del self.until[name]
             return
-        assert firsts == [first, max(first, (blocks * SIZE - 5) // SIZE)]
+        assert [at for at, _ in runs] == [first, max(first, (blocks * SIZE - 5) // SIZE)]
+        for pool, (at, held) in zip(self.kv.pools, runs, strict=True):
+            assert [pool.keys[block] for block in held] == chain.keys[at:blocks]
         self.lent[name] = chain, first, blocks
 
     @rule(name=names)
@@ -101,14 +103,14 @@ class Lending(RuleBasedStateMachine):
     @invariant()
     def what_is_lent_can_be_read_under_its_name(self) -> None:
         for name, (chain, first, blocks) in self.lent.items():
-            for at in range(first, blocks):
 
-                def read(group: int, lent: LentBlock) -> bytes:
-                    assert self.kv.pools[group].keys[lent.block] == lent.key
-                    return lent.key
+            def read(lent: list[LentBlock]) -> list[bytes]:
+                assert all(self.kv.pools[0].keys[one.block] == one.key for one in lent)
+                return [one.key for one in lent]
 
-                assert self.leases.read(name, 0, at, read) == chain.keys[at]
-            assert self.leases.read(name, 0, blocks, read) is None
+            places = range(first, blocks + 2)
+            assert self.leases.read(name, 0, places, read) == chain.keys[first:blocks]
+            assert self.leases.read(name, 0, [blocks, first], read) == []
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:

@@ -9,13 +9,23 @@ from headrace.worker import places
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_a_block_comes_back(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_come_back(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:
         monkeypatch.setattr(places, "library", lambda: None)
-    arrays = [np.zeros((3, 2, 5), np.int16), np.zeros((3, 7), np.uint8)]
+    arrays = [np.zeros((5, 5), np.int16), np.zeros((5, 7), np.uint8)]
     of = places.Places(arrays)
-    assert of.nbytes == 27
-    data = np.arange(1, 28, dtype=np.uint8).tobytes()
-    of.fill(1, data)
-    assert b"".join(of.parts(1)) == data
-    assert not any(array[0].any() or array[2].any() for array in arrays)
+    assert of.nbytes == 17
+    data = np.arange(1, 35, dtype=np.uint8).tobytes()
+    of.fill([1, 4], data)
+    first, second = data[:10] + data[20:27], data[10:20] + data[27:34]
+    assert [b"".join(of.parts(block)) for block in (1, 4)] == [first, second]
+    assert not any(array[[0, 2, 3]].any() for array in arrays)
+    gathered = bytearray(34)
+    of.gather([1, 4], memoryview(gathered))
+    assert gathered == data
+    other = places.Places([np.zeros((2, 5), np.int16), np.zeros((2, 7), np.uint8)])
+    other.copy([0, 1], of, [4, 0])
+    assert b"".join(other.parts(0)) == second
+    assert b"".join(other.parts(1)) == bytes(17)
+    with pytest.raises(AssertionError):
+        other.copy([0], of, [5])

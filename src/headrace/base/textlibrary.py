@@ -17,7 +17,7 @@ from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-VERSION = 4
+VERSION = 5
 """Version of the C ABI: `hrt_version`."""
 FILE = Path(__file__).parents[1] / "text" / "_headrace_text.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "text", FILE.name)
@@ -56,7 +56,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_double, c_void_p, c_void_p],
     ),
-    "hrt_spread": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
+    "hrt_copy": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
     "hrt_automaton_counts": (None, [c_void_p, c_void_p, c_void_p]),
 }
 

@@ -12,6 +12,9 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+KEY_BYTES = 16
+"""Length of a block's name."""
+
 Movement = Literal["read", "write", "compare", "seek", "prefill"]
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..worker.borrowing import Borrowed
     from ..worker.elsewhere import PoolElsewhere
     from ..worker.gaps import Gaps
+    from ..worker.kv_tensors import PoolMemory
     from ..worker.mover import Mover
 
 SERVED = 8 << 30
@@ -190,6 +191,8 @@ class Paged(Protocol):
     def cache(self) -> KvCache: ...
     @property
     def gaps(self) -> Gaps: ...
+    @property
+    def pool_memory(self) -> PoolMemory: ...
 
 
 def open_context_cache(

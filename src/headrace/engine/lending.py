@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from ..base.config import EngineOptions
 from ..base.errors import HeadraceError
-from ..base.groups import block_bytes
 from ..base.identity import Identity
 from ..base.request import Request, SequenceDelta
 from ..base.sampling import SamplingParams
@@ -75,7 +74,7 @@ class Lender:
     def _count(self) -> None:
         stats, leases = self.stats, self._leases
         stats.leases, stats.lent_blocks = len(leases), sum(leases.held.values())
-        stats.expired, stats.lent_bytes = leases.expired, self._socket.sent_bytes
+        stats.expired, stats.lent_bytes = leases.expired, self._socket.lines.sent_bytes
 
     def take(self, deltas: list[SequenceDelta]) -> list[SequenceDelta]:
         """The news that are for others; what is computed of ours is lent."""
@@ -132,12 +131,12 @@ class Lender:
             self._leases.release(name)
             self._decline(name, delta.error or "the step failed")
             return
-        firsts = self._leases.lend(name, chain, handed.first, handed.blocks)
-        if firsts is None:
+        runs = self._leases.lend(name, chain, handed.first, handed.blocks)
+        if runs is None:
             self._decline(name, "there is no room to hold its blocks")
             return
         self.stats.computed += 1
-        self._socket.lent(name, firsts)
+        self._socket.lent(name, runs)
 
     def _end(self, core: EngineCore, name: Name) -> None:
         """Compute no more of it."""
@@ -159,8 +158,7 @@ def borrowed(
     role = Role.parse(options.role)
     if role.kind != "decode":
         return None
-    sizes = [block_bytes(group, pool.block_size) for group in pool.groups]
-    return Borrowed(role.addresses, role.secret(), _terms(kv, identity), sizes)
+    return Borrowed(role.addresses, role.secret(), _terms(kv, identity), pool)
 
 
 def lender(
@@ -185,6 +183,7 @@ def lender(
         role.secret(),
         _terms(kv, identity),
         lambda: worker.cache,
+        worker.pool_memory,
         executor.wake.ring,
         leases,
         vocabulary,

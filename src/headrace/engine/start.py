@@ -11,6 +11,7 @@ from ..base.extras import install_torch
 from ..base.hardware import Hardware, torch_build
 from ..base.layout import ONE, Layout
 from ..base.modelfiles import ModelFiles
+from ..base.split import Role
 from ..base.step import MOST_DRAFTS
 from ..base.textlibrary import absence
 from ..loader.panels import panel_folder
@@ -242,6 +243,7 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "draft_model": None if resolved.draft is None else resolved.draft.path,
         "draft_slots": 0 if resolved.draft is None else resolved.draft.slots,
         "draft_context": 0 if resolved.draft is None else resolved.draft.context,
+        "lends": Role.parse(options.role).kind == "prefill",
         "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
     }
 

@@ -14,10 +14,11 @@ within the lock, so that what it reads is still lent.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeVar
@@ -83,32 +84,36 @@ class Leases:
             self._leases[name] = Lease(self._clock() + SECONDS)
         return True
 
-    def lend(self, name: Name, chain: PrefixChain, first: int, blocks: int) -> list[int] | None:
+    def lend(
+        self, name: Name, chain: PrefixChain, first: int, blocks: int
+    ) -> list[tuple[int, list[int]]] | None:
         """Hold what a table that opens with the first `blocks` of a chain needs, from block `first`
-        on: per group the first block that is held, up to the last. None, and the lease has ended,
-        where the pool has not got all of it any more, or leases hold too much."""
+        on: per group the place in the prompt of the first block that is held, and all of them, up
+        to the last. None, and the lease has ended, where the pool has not got all of it any more,
+        or leases hold too much."""
         lease, kv = self._leases[name], self._kv
         assert lease.state is LeaseState.OFFERED
         keys, found = chain.extend(blocks), {}
         counts = Counter(group for group, _ in self.held)
-        firsts = []
+        runs: list[tuple[int, list[int]]] = []
         for group, (of, pool) in enumerate(zip(kv.groups, kv.pools, strict=True)):
             # Of states the last, as with a window of two.
             visible = kv.first_visible(2 if of.state else of.window, blocks * kv.block_size)
-            firsts.append(max(first, visible))
-            for at in range(firsts[-1], blocks):
+            runs.append((max(first, visible), []))
+            for at in range(runs[-1][0], blocks):
                 block = pool.index.get(keys[at])
                 counts[group] += 1
                 if block is None or counts[group] > MOST_LENT * pool.total:
                     self._end(name, LeaseState.RELEASED)
                     return None
                 found[group, at] = LentBlock(block, keys[at])
+                runs[-1][1].append(block)
         with self._lock:
             for (group, _), lent in found.items():
                 kv.pools[group].share(lent.block)
                 self.held[group, lent.block] += 1
             lease.blocks, lease.state = found, LeaseState.LEASED
-        return firsts
+        return runs
 
     def release(self, name: Name) -> bool:
         """End a lease; False where there was none: a message may come twice."""
@@ -155,10 +160,12 @@ class Leases:
                     lease.until = until
 
     def read(
-        self, name: Name, group: int, at: int, copy: Callable[[int, LentBlock], T]
-    ) -> T | None:
-        """What `copy` makes of a lent block's (group, place and name); None: it is not lent."""
+        self, name: Name, group: int, places: Sequence[int], copy: Callable[[list[LentBlock]], T]
+    ) -> T:
+        """What `copy` makes of the first of a group's blocks at these places of the prompt, up to
+        one that is not lent."""
         with self._lock:
             lease = self._leases.get(name)
-            lent = None if lease is None else lease.blocks.get((group, at))
-            return None if lent is None else copy(group, lent)
+            blocks = {} if lease is None else lease.blocks
+            lent = (blocks.get((group, at)) for at in places)
+            return copy([one for one in itertools.takewhile(bool, lent) if one])

@@ -28,8 +28,8 @@ from headrace.base.request import Retained
 from headrace.base.spec import InputSpan
 from headrace.base.split import Handed
 from headrace.base.step import PoolShape
+from headrace.base.tiers import KEY_BYTES
 
-KEY_BYTES = 16
 FORMAT = 5
 """Raised when keys are made of something else, and when the bytes of a block mean something else
 while its arrays stay: 5 is for int8 keys that lack their large biases on GPUs."""

@@ -1,8 +1,8 @@
 """Blocks that prefill servers lend, as a tier below the pool, and the asking for them.
 
-One thread talks to all servers. Readers say what they will read (`expect`), so that some blocks are
-under way while one is taken; a block that does not come in time, or with another digest, is
-computed here, as one that a disk lost. Nothing here is held without an end: neither a prompt that
+One thread talks to all servers; readers bring the blocks of an order on lines of their own
+(`fetching`). A block that does not come in time, or with another digest, is computed here, as one
+that a disk lost. Nothing here is held without an end: neither a prompt that
 is awaited, nor what was lent.
 """
 
@@ -15,20 +15,24 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
+from ..base.extras import needed
 from ..base.split import Handed, SplitStats
+from ..base.step import PoolShape
+from ..base.tiers import KeyedBlock
 from ..dist.wake import Wake
 from . import split_wire as wire
-from .seal import HEAD_BYTES, block_head
-from .stack import Bytes
+from .block_line import CIPHERS, OtherBytes
+from .fetching import Fetching, Wanted, open_line
+from .places import Places
+from .stack import LENT
 
 log = logging.getLogger("headrace.split")
 
-FETCH_SECONDS = 2.0
-"""Bound of the wait for one block."""
 LATE = 4.0
 """A prompt is given up when it took so many times as long as it should have."""
 GRACE_SECONDS = 2.0
@@ -37,9 +41,6 @@ HELD_SECONDS = 30.0
 """After which something lent that nobody reads is released."""
 AGAIN_SECONDS = 30.0
 """After which a server of other terms is asked again."""
-
-Place = tuple[int, int]
-"""(group, place in the prompt)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +56,19 @@ class _Server:
     ahead: float = 0.0
     """Seconds of prompts in work there, as it said."""
     loans: dict[int, _Loan] = field(default_factory=dict)
+    welcome: wire.Welcome | None = None
+    """While it answers."""
+    lines: list[Fetching] = field(default_factory=list)
+    """Those that nobody uses."""
+    pool: list[Places] | None = None
+    """The server's own, of each group, where a line found that it can be mapped."""
+
+    def hang_up(self) -> None:
+        """End its lines: those that are in use, once they have been used."""
+        self.welcome = self.pool = None
+        for line in self.lines:
+            line.close()
+        self.lines.clear()
 
     @property
     def load(self) -> float:
@@ -73,41 +87,37 @@ class _Loan:
     until: float
     """When it is given up."""
     lent: bool = False
-    ended: bool = False
-    asked: set[Place] = field(default_factory=set)
-    came: dict[Place, Any] = field(default_factory=dict)
-    """Blocks that are here and not read; empty ones are not lent."""
+    runs: list[tuple[int, list[int]]] = field(default_factory=list)
+    """What is lent, as `Lent` says."""
 
 
 class Borrowed:
-    """A `stack.Tier` and a `base.split.PrefillServers`."""
+    """A `stack.Known` and a `base.split.PrefillServers`."""
 
-    rank = 2
-    nbytes = 0
+    rank = LENT
 
     def __init__(
         self,
         addresses: Sequence[str],
         secret: bytes | None,
         terms: wire.Terms,
-        sizes: Sequence[int],
+        pool: PoolShape,
     ) -> None:
-        """`sizes`: bytes of a block of each group. Raises `PackageAbsent`."""
+        """`pool`: the one here. Raises `PackageAbsent`."""
         self._zmq = wire.zeromq()
-        self._terms, self._sizes, self.stats = terms, sizes, SplitStats()
-        self._engine = terms.root.hex()[:32]
+        self._terms, self._shape, self.stats = terms, pool, SplitStats()
+        if secret is not None:
+            needed(*CIPHERS)
         self._context = self._zmq.Context()
-        most = max(sizes) + HEAD_BYTES + 4096
         self._servers = [
-            _Server(address, wire.asking(self._context, address, secret, max(most, 1 << 16)))
-            for address in addresses
+            _Server(address, wire.asking(self._context, address, secret)) for address in addresses
         ]
         self.on_end: Callable[[int, bool], None] = lambda ticket, good: None
         """Told of each order's end, in any thread."""
         self._loans: dict[int, _Loan] = {}
-        self._there: list[dict[bytes, tuple[_Loan, int]]] = [{} for _ in sizes]
+        self._there: list[dict[bytes, tuple[_Loan, int]]] = [{} for _ in pool.groups]
         """Per group: what is lent, the loan and the place in its prompt."""
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         """Guards all of the above."""
         self._unsaid: deque[tuple[_Server, Any]] = deque()
         self._heard = Wake()
@@ -118,11 +128,11 @@ class Borrowed:
     # The engine's thread
 
     def ahead(self) -> float | None:
-        with self._changed:
+        with self._lock:
             return min((one.load for one in self._servers if one.answers), default=None)
 
     def ask(self, ticket: int, handed: Handed, keys: list[bytes], seconds: float) -> None:
-        with self._changed:
+        with self._lock:
             able = [one for one in self._servers if one.answers]
             if able:
                 server = min(able, key=lambda one: (one.load, len(one.loans)))
@@ -136,15 +146,17 @@ class Borrowed:
             self.on_end(ticket, False)
 
     def release(self, ticket: int) -> None:
-        with self._changed:
+        with self._lock:
             if (loan := self._loans.get(ticket)) is not None:
                 self.stats.left += not loan.lent
                 self._end(loan)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             for loan in list(self._loans.values()):
                 self._end(loan)
+            for server in self._servers:
+                server.hang_up()
         self._open = False
         self._heard.ring()
         self._thread.join(5.0)
@@ -155,57 +167,69 @@ class Borrowed:
     def exists(self, group: int) -> Container[bytes]:
         return self._there[group]
 
-    def expect(self, key: bytes, group: int, tenant: str) -> None:
-        with self._changed:
-            if (found := self._there[group].get(key)) is not None:
-                self._want(found[0], (group, found[1]))
+    def bring(
+        self, pieces: Sequence[KeyedBlock], places: Sequence[Places], ready: Callable[[], None]
+    ) -> list[bool]:
+        """Bring blocks to where they are wanted in the pool that lies at `places`; which came.
+        `ready` returns when some may be written."""
+        with self._lock:
+            found = [self._there[one.group].get(one.key) for one in pieces]
+        good: list[bool] = []
+        both = zip(pieces, found, strict=True)
+        for (loan, group), run in groupby(both, lambda one: (one[1] and one[1][0], one[0].group)):
+            wanted = []
+            for piece, lent in run:
+                first, blocks = (0, []) if lent is None else lent[0].runs[group]
+                at = 0 if lent is None else lent[1]
+                there = blocks[at - first] if 0 <= at - first < len(blocks) else -1
+                wanted.append(Wanted(at, piece.key, piece.block, there))
+            came = 0 if loan is None else self._brought(loan, group, wanted, places[group], ready)
+            good += [number < came for number in range(len(wanted))]
+        return good
 
-    def read(self, key: bytes, group: int, tenant: str, size: int, age: int) -> Bytes | None:
-        with self._changed:
-            found = self._there[group].get(key)
-            if found is None:
-                return None
-            loan, place = found[0], (group, found[1])
-            self._want(loan, place)
-            came = self._changed.wait_for(lambda: place in loan.came or loan.ended, FETCH_SECONDS)
-            data = loan.came.pop(place, None)
-            self._forget(key, group, loan)
-            if not came:
-                self._lost(loan.server, "sent no block in time")
-        if data is None or len(data) != HEAD_BYTES + size:
-            return None
-        block = memoryview(data)
-        content = block[HEAD_BYTES:]
-        if block[:HEAD_BYTES] != block_head(self._engine, key, group, [content]):
-            log.warning(
-                "a block of %s has another digest: it is computed here", loan.server.address
-            )
-            return None
-        return content
-
-    def write(
-        self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
-    ) -> bool:
-        return False
+    def _brought(
+        self,
+        loan: _Loan,
+        group: int,
+        wanted: Sequence[Wanted],
+        into: Places,
+        ready: Callable[[], None],
+    ) -> int:
+        server, came = loan.server, 0
+        with self._lock:
+            welcome, line = server.welcome, server.lines.pop() if server.lines else None
+            pool = server.pool
+        try:
+            if welcome is not None:
+                line = line or open_line(server.address, welcome, self._shape, pool)
+                came = line.bring(loan.ticket, group, wanted, into, ready)
+        except OtherBytes as wrong:
+            log.warning("%s: %s, and is computed here", server.address, wrong)
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as broken:
+            log.warning("blocks of %s do not come: %s", server.address, broken)
+            with self._lock:
+                if server.welcome is welcome:
+                    self._lost(server, "sent no blocks")
+        with self._lock:
+            for one in wanted:
+                self._forget(one.key, group, loan)
+            if line is not None and came == len(wanted) and server.welcome is welcome:
+                server.pool = line.pool
+                server.lines.append(line)
+            elif line is not None:
+                line.close()
+        return came
 
     def drop(self, key: bytes, group: int, tenant: str) -> None:
-        with self._changed:
+        with self._lock:
             self._there[group].pop(key, None)
 
-    def look(self, *, again: bool = False) -> None:
-        """What is lent is told."""
-
     def forget(self) -> None:
-        with self._changed:
+        with self._lock:
             for loan in list(self._loans.values()):
                 self._end(loan)
 
     # With the lock
-
-    def _want(self, loan: _Loan, place: Place) -> None:
-        if place not in loan.asked and not loan.ended:
-            loan.asked.add(place)
-            self._say(loan.server, wire.Fetch(loan.ticket, [place]))
 
     def _forget(self, key: bytes, group: int, loan: _Loan) -> None:
         """It was read, or will not come."""
@@ -213,22 +237,19 @@ class Borrowed:
         if found is not None and found[0] is loan:
             del self._there[group][key]
 
-    def _lend(self, loan: _Loan, firsts: list[int]) -> None:
-        loan.lent, loan.until = True, time.monotonic() + HELD_SECONDS
-        for there, first in zip(self._there, firsts, strict=False):
+    def _lend(self, loan: _Loan, runs: list[tuple[int, list[int]]]) -> None:
+        loan.lent, loan.until, loan.runs = True, time.monotonic() + HELD_SECONDS, runs
+        for there, (first, _) in zip(self._there, runs, strict=False):
             for at in range(max(0, first), len(loan.keys)):
                 there[loan.keys[at]] = loan, at
 
     def _end(self, loan: _Loan, *, said: bool = False) -> None:
         """Whatever its state; `said`: by the server."""
-        loan.ended = True
         del self._loans[loan.ticket], loan.server.loans[loan.ticket]
         if loan.lent:
             for group in range(len(self._there)):
                 for key in loan.keys:
                     self._forget(key, group, loan)
-        loan.came.clear()
-        self._changed.notify_all()
         if not said:
             self._say(loan.server, wire.Release([loan.ticket]))
         if not loan.lent:
@@ -239,6 +260,7 @@ class Borrowed:
         if server.answers:
             log.warning("the prefill server %s %s", server.address, why)
         server.answers, server.hail_at = False, 0.0
+        server.hang_up()
         for loan in list(server.loans.values()):
             self.stats.failed += not loan.lent
             self._end(loan)
@@ -268,24 +290,15 @@ class Borrowed:
                     self._renew(renewed)
         except Exception:
             log.exception("nothing is handed over any more")
-            with self._changed:
+            with self._lock:
                 for server in self._servers:
                     self._lost(server, "is not heard any more")
         finally:
             self._context.destroy(linger=100)
 
     def _speak(self) -> None:
-        """Say what waits; fetches of one loan in a row are one message."""
         while self._unsaid:
-            server, what = self._unsaid.popleft()
-            if isinstance(what, wire.Fetch):
-                while self._unsaid and len(what.places) < wire.MOST_FETCHED:
-                    more = self._unsaid[0][1]
-                    if not isinstance(more, wire.Fetch) or more.ticket != what.ticket:
-                        break
-                    self._unsaid.popleft()
-                    what.places += more.places
-            self._send(server, what)
+            self._send(*self._unsaid.popleft())
 
     def _send(self, server: _Server, what: Any) -> None:
         # Not connected, or it takes nothing: then its silence says so soon.
@@ -293,7 +306,7 @@ class Borrowed:
             server.socket.send(wire.pack(what), self._zmq.NOBLOCK)
 
     def _renew(self, now: float) -> None:
-        with self._changed:
+        with self._lock:
             for loan in list(self._loans.values()):
                 if now > loan.until:
                     self.stats.failed += not loan.lent
@@ -311,24 +324,24 @@ class Borrowed:
         zmq = self._zmq
         while True:
             try:
-                frames = server.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = server.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
-                message = wire.to_decode.decode(frames[0].buffer)
+                message = wire.to_decode.decode(frames[0])
             except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
                 log.warning("%s says something of another form", server.address)
                 continue
-            with self._changed:
+            with self._lock:
                 server.heard = time.monotonic()
-                self._heard_of(server, message, frames[1].buffer if len(frames) == 2 else b"")
+                self._heard_of(server, message)
 
-    def _heard_of(self, server: _Server, message: Any, data: Any) -> None:
+    def _heard_of(self, server: _Server, message: Any) -> None:
         match message:
             case wire.Welcome():
                 if not server.answers:
                     log.info("the prefill server %s answers", server.address)
-                server.answers = True
+                    server.answers, server.welcome = True, message
             case wire.Unlike(differences):
                 self._lost(server, "has other terms")
                 server.hail_at = time.monotonic() + AGAIN_SECONDS
@@ -339,10 +352,10 @@ class Borrowed:
                 self._lost(server, "began anew")
             case wire.Alive(ahead):
                 server.ahead = ahead if 0 <= ahead < float("inf") else 0.0
-            case wire.Lent(ticket, firsts):
+            case wire.Lent(ticket, runs):
                 loan = server.loans.get(ticket)
                 if loan is not None and not loan.lent:
-                    self._lend(loan, firsts)
+                    self._lend(loan, runs)
                     self.on_end(ticket, True)
             case wire.Declined(ticket, why):
                 loan = server.loans.get(ticket)
@@ -350,8 +363,3 @@ class Borrowed:
                     log.info("%s does not compute a prompt: %.200s", server.address, why)
                     self.stats.declined += not loan.lent
                     self._end(loan, said=True)
-            case wire.BlockSent(ticket, group, at):
-                loan = server.loans.get(ticket)
-                if loan is not None and (group, at) in loan.asked:
-                    loan.came[group, at] = data
-                    self._changed.notify_all()

@@ -13,9 +13,9 @@ class PoolElsewhere:
     def __init__(self, file: int, pool: PoolShape) -> None:
         """`pool`: the first that the worker made."""
         self.gaps = Gaps()
-        self._memory = PoolMemory(file)
+        self.pool_memory = PoolMemory(file)
         self.allocate(pool)
 
     def allocate(self, pool: PoolShape) -> None:
         """The worker has made these arrays."""
-        self.cache = allocate_kv(pool, "cpu", host=True, memory=self._memory)
+        self.cache = allocate_kv(pool, "cpu", host=True, memory=self.pool_memory)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,11 +38,24 @@ class PoolMemory:
     the same arrays.
     """
 
-    def __init__(self, file: int = -1) -> None:
-        """`file`: a descriptor, of `os.memfd_create`; -1: there is none."""
-        self._file, self._end = file, 0
+    def __init__(self, file: int = -1, begins: int = 0, *, reads: bool = False) -> None:
+        """`file`: a descriptor, of `os.memfd_create`; -1: there is none. `begins`: where the first
+        pool lies in it; `reads`: that is there, and only looked at."""
+        self.file, self.at, self._end = file, begins, begins
+        """`at`: where the last pool begins in the file."""
+        self._reads = reads
         self._pages = mmap.mmap(-1, 1)
-        self._at = 0
+        self._next = 0
+
+    @classmethod
+    def lent(cls) -> PoolMemory:
+        """In a file of its own, which nobody can make shorter: others may map it."""
+        if not hasattr(os, "memfd_create"):
+            return cls()
+        memory = cls(os.memfd_create("headrace pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        fcntl.fcntl(memory.file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        weakref.finalize(memory, os.close, memory.file)
+        return memory
 
     def begin(self, pool: PoolShape) -> None:
         """The arrays that come are those of `pool`.
@@ -54,27 +69,29 @@ class PoolMemory:
         # Shared pages, as is mmap's default, are huge only where the system's `shmem_enabled` lets
         # the advice below count. Private ones become huge on most systems, which is no faster for
         # KV (8 and 32 rows) and took 95 MiB more at the start.
-        if self._file < 0:
+        if self.file < 0:
             pages = mmap.mmap(-1, size)
+        elif self._reads:
+            pages = mmap.mmap(self.file, size, prot=mmap.PROT_READ, offset=self.at)
         else:
             if self._end:
                 self._pages.madvise(mmap.MADV_REMOVE)
-            if os.fstat(self._file).st_size < self._end + size:
-                os.ftruncate(self._file, self._end + size)
-            pages = mmap.mmap(self._file, size, offset=self._end)
-            self._end += size
+            if os.fstat(self.file).st_size < self._end + size:
+                os.ftruncate(self.file, self._end + size)
+            pages = mmap.mmap(self.file, size, offset=self._end)
+            self.at, self._end = self._end, self._end + size
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # A kernel built without them.
                 pages.madvise(mmap.MADV_HUGEPAGE)
-        self._pages, self._at = pages, 0
+        self._pages, self._next = pages, 0
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """The next array, from a page's begin on."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if self._file < 0 and nbytes >= READ_WHOLE * shape[0] and hasattr(mmap, "MADV_HUGEPAGE"):
+        if self.file < 0 and nbytes >= READ_WHOLE * shape[0] and hasattr(mmap, "MADV_HUGEPAGE"):
             return _huge(nbytes).view(dtype).reshape(shape)
-        array = np.frombuffer(self._pages, dtype, math.prod(shape), self._at).reshape(shape)
-        self._at += -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        array = np.frombuffer(self._pages, dtype, math.prod(shape), self._next).reshape(shape)
+        self._next += -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         return array
 
 

@@ -1,12 +1,13 @@
-"""The socket of a prefill server: it hears what decode servers want, and sends them their blocks.
+"""The socket of a prefill server: it hears what decode servers want.
 
-A thread of its own answers, so that a step of a second delays no renewal and no block. What is for
-the engine's thread (prompts to compute, leases to end) waits in a queue.
+A thread of its own answers, so that a step of a second delays no renewal. What is for the engine's
+thread (prompts to compute, leases to end) waits in a queue. Blocks are sent on lines (`sending`).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -16,12 +17,14 @@ from typing import Any
 
 import msgspec
 
+from ..base.extras import needed
 from ..base.split import Handed
 from ..dist.wake import Wake
 from ..kernels.operators import KvCache
 from . import split_wire as wire
-from .places import Places, places_of
-from .seal import block_head
+from .block_line import CIPHERS
+from .kv_tensors import PoolMemory
+from .sending import Sending
 
 log = logging.getLogger("headrace.split")
 
@@ -33,6 +36,10 @@ MOST_BORROWERS = 256
 @dataclass(slots=True)
 class _Borrower:
     heard: float
+    key: bytes
+    """Seals what is sent to it; empty: nothing does."""
+    number: bytes = field(default_factory=lambda: os.urandom(wire.NUMBER_BYTES))
+    """Names it on lines."""
     open: set[int] = field(default_factory=set)
     """Prompts that it asked for and has not released."""
 
@@ -46,26 +53,33 @@ class LendingSocket:
         secret: bytes | None,
         terms: wire.Terms,
         cache: Callable[[], KvCache],
+        memory: PoolMemory,
         wake: Callable[[], None],
         leases: Any,
         vocabulary: int,
     ) -> None:
-        """`cache`: the pool as it lies now; `vocabulary`: ids of tokens are below it; `leases`: a
-        `kv.leases.Leases`, of which this uses what any thread may. Raises `OptionError` and
-        `PackageAbsent`."""
+        """`cache`: the pool as it lies now, `memory`: where; `vocabulary`: ids of tokens are below
+        it; `leases`: a `kv.leases.Leases`, of which this uses what any thread may. Raises
+        `OptionError` and `PackageAbsent`."""
         self._zmq = wire.zeromq()
-        self._terms, self._cache, self._ring, self._leases = terms, cache, wake, leases
+        self._terms, self._ring, self._leases, self._secret = terms, wake, leases, secret
         self._vocabulary = vocabulary
         self._context = self._zmq.Context()
         self._socket = wire.listening(self._context, address, secret)
-        self._pool: KvCache | None = None
-        self._places: list[Places] = []
         self.ahead = 0.0
         """Seconds of prompts in work, as the engine's thread last said."""
-        self.sent_bytes = 0
         self._asked: deque[tuple[Name, Handed | None]] = deque()
         self._answers: deque[tuple[bytes, Any]] = deque()
         self._borrowers: dict[bytes, _Borrower] = {}
+        self._known: dict[bytes, tuple[bytes, bytes]] = {}
+        """By number on lines: who, and the key."""
+        if secret is not None:
+            needed(*CIPHERS)
+        try:
+            self.lines = Sending(address, cache, memory, leases, self._known.get)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
         self._heard = Wake()
         self._open = True
         self._thread = threading.Thread(target=self._run, name="headrace-lending", daemon=True)
@@ -78,9 +92,9 @@ class LendingSocket:
         nobody wants any more; these may come twice."""
         return [self._asked.popleft() for _ in range(len(self._asked))]
 
-    def lent(self, name: Name, firsts: list[int]) -> None:
-        """It is computed, and its blocks can be fetched, of each group from one on."""
-        self._say(name[0], wire.Lent(name[1], firsts))
+    def lent(self, name: Name, runs: list[tuple[int, list[int]]]) -> None:
+        """It is computed, and its blocks can be fetched: `kv.leases.Leases.lend`."""
+        self._say(name[0], wire.Lent(name[1], runs))
 
     def declined(self, name: Name, why: str) -> None:
         """It is not computed, or no longer lent."""
@@ -90,6 +104,7 @@ class LendingSocket:
         self._open = False
         self._heard.ring()
         self._thread.join(5.0)
+        self.lines.close()
         self._heard.close()
 
     def _say(self, who: bytes, what: Any) -> None:
@@ -162,9 +177,6 @@ class LendingSocket:
                 borrower.open.add(ticket)
                 self._asked.append(((who, ticket), handed))
                 self._ring()
-            case wire.Fetch(ticket, places):
-                for group, at in places[: wire.MOST_FETCHED]:
-                    self._send_block(who, ticket, group, at)
             case wire.Release(tickets):
                 for ticket in borrower.open.intersection(tickets):
                     self._let_go((who, ticket))
@@ -172,11 +184,14 @@ class LendingSocket:
     def _hailed(self, who: bytes, terms: wire.Terms) -> None:
         differences = terms.differences(self._terms)
         if not differences and who not in self._borrowers and len(self._borrowers) < MOST_BORROWERS:
-            self._borrowers[who] = _Borrower(time.monotonic())
+            key = b"" if self._secret is None else os.urandom(32)
+            fresh = self._borrowers[who] = _Borrower(time.monotonic(), key)
+            self._known[fresh.number] = who, key
         if differences:
             self._send(who, wire.Unlike(differences[:20]))
         elif who in self._borrowers:
-            self._send(who, wire.Welcome())
+            one = self._borrowers[who]
+            self._send(who, wire.Welcome(one.number, one.key, self.lines.near))
 
     def _let_go(self, name: Name) -> None:
         self._borrowers[name[0]].open.discard(name[1])
@@ -189,29 +204,13 @@ class LendingSocket:
             if now - borrower.heard > wire.SILENT_SECONDS:
                 for ticket in list(borrower.open):
                     self._let_go((who, ticket))
-                del self._borrowers[who]
+                del self._borrowers[who], self._known[borrower.number]
 
-    def _send_block(self, who: bytes, ticket: int, group: int, at: int) -> None:
-        def copied(group: int, lent: Any) -> bytes:
-            parts = self._of(group).parts(lent.block)
-            head = block_head(self._terms.root.hex()[:32], lent.key, group, parts)
-            return b"".join([head, *parts])
-
-        data = self._leases.read((who, ticket), group, at, copied) or b""
-        self.sent_bytes += len(data)
-        self._send(who, wire.BlockSent(ticket, group, at), data)
-
-    def _of(self, group: int) -> Places:
-        cache = self._cache()
-        if cache is not self._pool:
-            self._pool, self._places = cache, places_of(cache)
-        return self._places[group]
-
-    def _send(self, who: bytes, what: Any, *more: bytes) -> None:
+    def _send(self, who: bytes, what: Any) -> None:
         """Say it, unless nobody is there, or takes it: then it will not be missed."""
         zmq = self._zmq
         try:
-            self._socket.send_multipart([who, wire.pack(what), *more], zmq.NOBLOCK, copy=not more)
+            self._socket.send_multipart([who, wire.pack(what)], zmq.NOBLOCK)
         except zmq.ZMQError as refused:
             if refused.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

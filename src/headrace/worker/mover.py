@@ -26,7 +26,7 @@ from .gaps import Gaps
 from .places import Places, places_of
 from .remote import RemoteTier, open_store
 from .seal import BlockForm, Plain, Sealed, TenantKeys
-from .stack import Bytes, Stack, Tier
+from .stack import LENT, Bytes, Stack, Tier
 
 log = logging.getLogger("headrace.cache")
 
@@ -53,6 +53,8 @@ class _Moving:
     good: list[bool] = field(default_factory=list)
     told: int = 0
     """Pieces of which the tier was told that they will be read."""
+    lent: bool = False
+    """By a prefill server."""
 
 
 class Mover:
@@ -113,8 +115,10 @@ class Mover:
     def read(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self._begin()
         self._gaps.order_begins()
-        chunks = [range(at, min(at + CHUNK, len(pieces))) for at in range(0, len(pieces), CHUNK)]
-        job = _Moving(ticket, "read", pieces, left=len(chunks), good=[False] * len(pieces))
+        count, lent = len(pieces), self._tier.place(pieces[0].group, pieces[0].key) == LENT
+        step = -(-count // READERS) if lent else CHUNK  # Each reader has a line of its own.
+        chunks = [range(at, min(at + step, count)) for at in range(0, count, step)]
+        job = _Moving(ticket, "read", pieces, left=len(chunks), good=[False] * count, lent=lent)
         for chunk in chunks:
             self._reads.put((job, chunk))
 
@@ -174,6 +178,13 @@ class Mover:
             job, chunk = given
             if job.kind == "seek":
                 job.good = self._sought(job.pieces)
+            if job.lent:
+                self._gaps.wait()
+                job.begun = job.begun or time.perf_counter()
+                job.good[chunk.start : chunk.stop] = self._lent(
+                    job.pieces[chunk.start : chunk.stop]
+                )
+                chunk = range(0)
             for at in chunk:
                 self._gaps.wait()
                 # Not the time that it waited behind other orders: what is measured is a rate.
@@ -184,6 +195,14 @@ class Mover:
                 last = not job.left
             if last:
                 self._end(job)
+
+    def _lent(self, pieces: Sequence[KeyedBlock]) -> list[bool]:
+        assert self._borrowed is not None
+        try:
+            return self._borrowed.bring(pieces, self._places, self._gaps.wait)
+        except Exception:
+            log.exception("lent blocks could not be moved")
+            return [False] * len(pieces)
 
     def _read_one(self, job: _Moving, at: int) -> None:
         """Read one block, and tell the tier of those behind it, of each once."""
@@ -224,7 +243,7 @@ class Mover:
         kept = self._kept(piece)
         if kept is None:
             return False
-        self._places[piece.group].fill(piece.block, kept)
+        self._places[piece.group].fill([piece.block], kept)
         return True
 
     def _written(self, piece: KeyedBlock) -> bool:

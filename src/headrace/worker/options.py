@@ -54,6 +54,8 @@ class WorkerOptions:
     pool_file: int = -1
     """Descriptor of the memory in which the KV pool lies, for a process that moves its blocks; -1:
     of this process alone."""
+    lends: bool = False
+    """The pool lies in memory that servers on this machine may map."""
     panels: str | None = None
     """Folder that keeps repacked weights between starts; None: they are repacked each time."""
 

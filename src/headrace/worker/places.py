@@ -26,26 +26,49 @@ class Places:
         self._sizes = np.array([view.shape[1] for view in self._views], np.int64)
         self.nbytes = int(self._sizes.sum())
         """Bytes of one block."""
+        self.blocks = min((len(view) for view in self._views), default=0)
         self._starts = np.array([address(view) for view in self._views], np.int64)
-        self._library = library()
+        self._offsets = np.cumsum(self._sizes) - self._sizes
 
     def parts(self, block: int) -> list[memoryview]:
         """The block's bytes where they lie."""
         return [view[block].data for view in self._views]
 
-    def fill(self, block: int, data: Bytes) -> None:
-        """Put `data`, of `nbytes`, where the block lies."""
+    def fill(self, blocks: Sequence[int], data: Bytes) -> None:
+        """Put `data`, of `nbytes` each and as `gather` orders it, where the blocks lie."""
         source = np.frombuffer(data, np.uint8)
-        assert source.nbytes == self.nbytes
-        if self._library is None:
-            at = 0
-            for view in self._views:
-                view[block] = source[at : (at := at + view.shape[1])]
+        assert source.nbytes == len(blocks) * self.nbytes
+        self._copy(self._row(address(source), len(blocks)), self._at(blocks))
+
+    def gather(self, blocks: Sequence[int], target: memoryview) -> None:
+        """Put the blocks' bytes in `target`: array after array, of each block after block."""
+        data = np.frombuffer(target, np.uint8)
+        assert data.nbytes == len(blocks) * self.nbytes
+        self._copy(self._at(blocks), self._row(address(data), len(blocks)))
+
+    def copy(self, blocks: Sequence[int], other: Places, theirs: Sequence[int]) -> None:
+        """Put the blocks `theirs` of a pool of the same arrays where `blocks` lie."""
+        assert (self._sizes == other._sizes).all()
+        self._copy(other._at(theirs), self._at(blocks))
+
+    def _at(self, blocks: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Addresses [parts, blocks]."""
+        numbers = np.array(blocks, np.int64)
+        assert not numbers.size or 0 <= numbers.min() <= numbers.max() < self.blocks
+        return self._starts[:, None] + numbers * self._sizes[:, None]
+
+    def _row(self, start: int, count: int) -> npt.NDArray[np.int64]:
+        """Addresses [parts, blocks] of what `gather` made of so many blocks."""
+        return start + self._offsets[:, None] * count + np.arange(count) * self._sizes[:, None]
+
+    def _copy(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> None:
+        sizes = np.repeat(self._sizes, targets.shape[1])
+        loaded = library()
+        if loaded is None:
+            for source, target, size in zip(sources.flat, targets.flat, sizes, strict=True):
+                ctypes.memmove(int(target), int(source), int(size))
             return
-        targets = self._starts + block * self._sizes
-        self._library.hrt_spread(
-            source.ctypes.data, targets.ctypes.data, self._sizes.ctypes.data, len(targets)
-        )
+        loaded.hrt_copy(address(sources), address(targets), address(sizes), targets.size)
 
 
 def places_of(cache: KvCache) -> list[Places]:

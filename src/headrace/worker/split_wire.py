@@ -1,13 +1,15 @@
 """What a decode server and a prefill server say to each other, and the sockets between them.
 
-ZeroMQ over TCP or a socket of the file system; each message is a tagged array in msgpack, a block
-is a second frame behind `BlockSent`. With a key file both ends are CURVE sockets: everything is
-encrypted, and a client needs to know the server's public key, which is derived from the file and
-never sent, so whoever has not got the file gets no answer.
+ZeroMQ over TCP or a socket of the file system; each message is a tagged array in msgpack. Blocks
+come beside it, on lines (`block_line`), at the next port or file. With a key file both ends are
+CURVE sockets: everything is encrypted, and a client needs to know the server's public key, which is
+derived from the file and never sent, so whoever has not got the file gets no answer. The key of
+lines is among what is said so.
 """
 
 from __future__ import annotations
 
+import socket
 from hashlib import blake2b
 from typing import Any
 
@@ -23,11 +25,15 @@ RENEW_SECONDS = 0.25
 SILENT_SECONDS = 1.5
 """A side that said nothing for so long is gone."""
 MOST_MESSAGE = 8 << 20
-"""Bytes of one message without a block: a prompt of a million tokens."""
+"""Bytes of one message: a prompt of a million tokens."""
 MOST_OPEN = 1024
 """Prompts of one decode server that are open at the same time."""
-MOST_FETCHED = 64
-"""Blocks that one message asks for."""
+NUMBER_BYTES = 16
+"""What a borrower says first on a line, as `Welcome` had it."""
+MOST_QUESTION = 1 << 16
+"""Bytes of a `Fetch`."""
+RUN_BYTES = 1 << 20
+"""What one `Fetch` brings at most, but at least one block."""
 
 
 class Terms(msgspec.Struct, array_like=True, frozen=True):
@@ -72,13 +78,6 @@ class Compute(_SplitMessage):
     handed: Handed
 
 
-class Fetch(_SplitMessage):
-    """Blocks of one lease, as (group, place in the prompt). Each is answered by a `BlockSent`."""
-
-    ticket: int
-    places: list[tuple[int, int]]
-
-
 class Release(_SplitMessage):
     tickets: list[int]
 
@@ -93,7 +92,12 @@ class Renew(_SplitMessage):
 
 
 class Welcome(_SplitMessage):
-    pass
+    number: bytes
+    """Whose a line is (`NUMBER_BYTES`)."""
+    key: bytes
+    """What is said on lines is encrypted with; empty: is not."""
+    near: str
+    """Name of a socket of this host (Linux's, in no folder) where lines end, too; or empty."""
 
 
 class Unlike(_SplitMessage):
@@ -104,21 +108,13 @@ class Unlike(_SplitMessage):
 
 class Lent(_SplitMessage):
     ticket: int
-    firsts: list[int]
-    """The first block that is held, of each group."""
+    runs: list[tuple[int, list[int]]]
+    """Of each group the place in the prompt of the first block that is held, and all of them."""
 
 
 class Declined(_SplitMessage):
     ticket: int
     why: str
-
-
-class BlockSent(_SplitMessage):
-    """A block is the next frame: a head with a digest, then its bytes. Empty: it is not lent."""
-
-    ticket: int
-    group: int
-    at: int
 
 
 class Alive(_SplitMessage):
@@ -130,12 +126,50 @@ class Stranger(_SplitMessage):
     """This server knows nothing of you (it began anew): say `Hail`."""
 
 
-ToPrefill = Hail | Compute | Fetch | Release | Renew
-ToDecode = Welcome | Unlike | Lent | Declined | BlockSent | Alive | Stranger
+ToPrefill = Hail | Compute | Release | Renew
+ToDecode = Welcome | Unlike | Lent | Declined | Alive | Stranger
+
+
+class PoolThere(msgspec.Struct, array_like=True):
+    """The first that is said on a line."""
+
+    at: int
+    """Where the pool begins in the file that was given, if one was."""
+    blocks: list[int]
+    """How many it has, of each group."""
+
+
+class Fetch(msgspec.Struct, array_like=True):
+    """What is asked on a line, blocks of one lease by their places in the prompt. Answered by the
+    names of the first of them, up to one that is not lent, and their bytes."""
+
+    ticket: int
+    group: int
+    places: list[int]
+    copied: bool = False
+    """They were copied, and only names are wanted of what was lent until now."""
+
 
 pack = msgspec.msgpack.Encoder().encode
 to_prefill = msgspec.msgpack.Decoder(ToPrefill)
 to_decode = msgspec.msgpack.Decoder(ToDecode)
+to_fetch = msgspec.msgpack.Decoder(Fetch)
+to_pool = msgspec.msgpack.Decoder(PoolThere)
+
+
+def run_blocks(nbytes: int) -> int:
+    """Blocks of so many bytes that one `Fetch` brings."""
+    return max(1, RUN_BYTES // nbytes)
+
+
+def lines_at(address: str) -> tuple[socket.AddressFamily, Any]:
+    """Where the lines of a prefill server of this address end: a kind of socket and its address."""
+    scheme, _, rest = address.partition("://")
+    if scheme == "ipc":
+        return socket.AF_UNIX, f"{rest}-blocks"
+    host, _, port = rest.rpartition(":")
+    host = host.strip("[]").replace("*", "")
+    return socket.AF_INET6 if ":" in host else socket.AF_INET, (host, int(port) + 1)
 
 
 def zeromq() -> Any:
@@ -146,37 +180,36 @@ def zeromq() -> Any:
 def listening(context: Any, address: str, secret: bytes | None) -> Any:
     """The socket of a prefill server. Raises `OptionError` where the address cannot be had."""
     zmq = zeromq()
-    socket = context.socket(zmq.ROUTER)
+    sock = context.socket(zmq.ROUTER)
     # Who is gone gets nothing, and an exception says so, instead of waiting for it.
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE)
-    socket.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    sock.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE)
+    sock.setsockopt(zmq.LINGER, 0)
     if secret is not None:
-        socket.curve_secretkey, _ = _pair(secret, b"prefill")
-        socket.curve_server = True
+        sock.curve_secretkey, _ = _pair(secret, b"prefill")
+        sock.curve_server = True
     try:
-        socket.bind(address)
+        sock.bind(address)
     except zmq.ZMQError as error:
-        socket.close()
+        sock.close()
         raise OptionError(f"role: {address} cannot be had: {error}", param="role") from None
-    return socket
+    return sock
 
 
-def asking(context: Any, address: str, secret: bytes | None, most: int) -> Any:
-    """The socket to one prefill server, which connects when that is there. `most`: bytes of one
-    message."""
+def asking(context: Any, address: str, secret: bytes | None) -> Any:
+    """The socket to one prefill server, which connects when that is there."""
     zmq = zeromq()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.MAXMSGSIZE, most)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    sock = context.socket(zmq.DEALER)
+    sock.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE)
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     # What could not be said to a server that is gone would be old news to its successor.
-    socket.setsockopt(zmq.IMMEDIATE, 1)
+    sock.setsockopt(zmq.IMMEDIATE, 1)
     if secret is not None:
-        socket.curve_secretkey, socket.curve_publickey = _pair(secret, b"decode")
-        socket.curve_serverkey = _pair(secret, b"prefill")[1]
-    socket.connect(address)
-    return socket
+        sock.curve_secretkey, sock.curve_publickey = _pair(secret, b"decode")
+        sock.curve_serverkey = _pair(secret, b"prefill")[1]
+    sock.connect(address)
+    return sock
 
 
 def _pair(secret: bytes, side: bytes) -> tuple[bytes, bytes]:

@@ -6,19 +6,28 @@ from collections.abc import Container, Sequence
 from typing import Protocol
 
 Bytes = bytes | memoryview
+LENT = 2
+"""Rank of what prefill servers lend."""
 
 
-class Tier(Protocol):
-    """The seam to anything that keeps blocks by key. Called from several threads."""
-
-    nbytes: int
+class Known(Protocol):
+    """What there is to know of any tier. Called from several threads."""
 
     @property
     def rank(self) -> int:
-        """0 a disk of this machine, 1 what machines share, 2 a prefill server."""
+        """0 a disk of this machine, 1 what machines share, `LENT` a prefill server."""
 
     def exists(self, group: int) -> Container[bytes]:
         """Keys that are there, as far as is known without waiting."""
+
+    def drop(self, key: bytes, group: int, tenant: str) -> None: ...
+    def forget(self) -> None: ...
+
+
+class Tier(Known, Protocol):
+    """The seam to anything that keeps blocks by key."""
+
+    nbytes: int
 
     def read(self, key: bytes, group: int, tenant: str, size: int, age: int) -> Bytes | None:
         """The block's `size` bytes; they stay until the same thread reads again. None where there
@@ -30,9 +39,7 @@ class Tier(Protocol):
     def expect(self, key: bytes, group: int, tenant: str) -> None:
         """It will be read in a moment."""
 
-    def drop(self, key: bytes, group: int, tenant: str) -> None: ...
     def look(self, *, again: bool = False) -> None: ...
-    def forget(self) -> None: ...
 
 
 class AskedTier(Tier, Protocol):
@@ -48,15 +55,15 @@ class AskedTier(Tier, Protocol):
 class Stack:
     """Reads from the nearest that has a block, and writes to all that have not."""
 
-    def __init__(self, tiers: Sequence[Tier], lent: Sequence[Tier] = ()) -> None:
-        """`lent`: tiers that are never written to, behind the others."""
+    def __init__(self, tiers: Sequence[Tier], lent: Sequence[Known] = ()) -> None:
+        """`lent`: what stands behind the others and brings its blocks itself."""
         self._kept = list(tiers)
-        self.tiers: list[Tier] = [*tiers, *lent]
+        self.tiers: list[Known] = [*tiers, *lent]
         self._asked: list[AskedTier] = [tier for tier in tiers if hasattr(tier, "seek")]  # type: ignore[misc]
 
     @property
     def nbytes(self) -> int:
-        return sum(tier.nbytes for tier in self.tiers)
+        return sum(tier.nbytes for tier in self._kept)
 
     @property
     def answers(self) -> bool:
@@ -84,7 +91,7 @@ class Stack:
         return found
 
     def read(self, key: bytes, group: int, tenant: str, size: int, age: int) -> Bytes | None:
-        for tier in self.tiers:
+        for tier in self._kept:
             if key in tier.exists(group):
                 found = tier.read(key, group, tenant, size, age)
                 if found is not None:
@@ -101,7 +108,7 @@ class Stack:
         return any(kept)
 
     def expect(self, key: bytes, group: int, tenant: str) -> None:
-        for tier in self.tiers:
+        for tier in self._kept:
             if key in tier.exists(group):
                 tier.expect(key, group, tenant)
                 return
@@ -111,7 +118,7 @@ class Stack:
             tier.drop(key, group, tenant)
 
     def look(self, *, again: bool = False) -> None:
-        for tier in self.tiers:
+        for tier in self._kept:
             tier.look(again=again)
 
     def forget(self) -> None:

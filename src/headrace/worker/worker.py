@@ -88,7 +88,7 @@ class Worker:
         )
         self.gaps = Gaps()
         """Between its steps, for those who read blocks into the pool."""
-        self._pool_memory = PoolMemory(options.pool_file)
+        self.pool_memory = PoolMemory.lent() if options.lends else PoolMemory(options.pool_file)
         self.options = options
         self.arch = files.arch
         self._pooling = files.pooling
@@ -229,7 +229,7 @@ class Worker:
             if self._adapters is not None:
                 self._adapters.bind(self._rows)
             self.cache = allocate_kv(
-                self._kept(pool), device, host=self._operators.host, memory=self._pool_memory
+                self._kept(pool), device, host=self._operators.host, memory=self.pool_memory
             )
             leave_biases_out(self._model, self._operators.name, self.cache)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)

@@ -1,0 +1,130 @@
+"""A line: a connection over which blocks of leases come, beside the socket of messages.
+
+    length of the content, 4 bytes; the content; its digest or tag, 16 bytes
+
+Bytes go from the socket to where they are wanted, with nothing of the length of a prompt in
+between. With a key each frame is AES-256-GCM under the number of the frame as its nonce, so that
+none comes twice, elsewhere or from somebody else; each line has a key of its own, of the borrower's
+and 16 random bytes of each end. Without one an XXH3 of 128 bits finds damage. Both cover a text
+that both ends know, too: an answer is none to another question.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from hashlib import blake2b
+from typing import Any
+
+from xxhash import xxh3_128
+
+from ..base.extras import needed
+from .stack import Bytes
+
+MARK_BYTES = 16
+SALT_BYTES = 16
+_LENGTH = struct.Struct("<I")
+_NONCE = struct.Struct("<QI")
+
+
+class OtherBytes(ConnectionError):
+    """What came is not what was sent."""
+
+
+class BlockLine:
+    """One end of a line. One thread at a time uses it; each wait has an end."""
+
+    def __init__(self, sock: socket.socket, key: bytes, asks: bool, seconds: float) -> None:
+        """`key`: of the borrower, empty for none; `asks`: is this its end? `seconds`: bound of each
+        `send` and `receive`. Raises `OSError` where the other end does not open its own."""
+        self.sock, self._asks, self._seconds = sock, asks, seconds
+        self._sent = self._got = 0
+        self._length, self._buffer = memoryview(bytearray(_LENGTH.size)), bytearray()
+        self._cipher: Any = None
+        if key:
+            ours, theirs = os.urandom(SALT_BYTES), bytearray(SALT_BYTES)
+            self._write(ours)
+            self._fill(memoryview(theirs), time.monotonic() + seconds)
+            salts = ours + theirs if asks else theirs + ours
+            ciphers = needed(*CIPHERS)
+            self._cipher = ciphers.AESGCM(blake2b(salts, key=key, digest_size=32).digest())
+
+    def send(self, content: Bytes | bytearray, about: bytes = b"") -> None:
+        """Raises `OSError`."""
+        self._sent += 1
+        if self._cipher is not None:
+            sealed = self._cipher.encrypt(_NONCE.pack(self._sent, self._asks), content, about)
+            self._write(_LENGTH.pack(len(content)), sealed)
+        else:
+            self._write(_LENGTH.pack(len(content)), content, _digest(content, about))
+
+    def receive(self, most: int, about: bytes = b"") -> memoryview:
+        """The next frame's content, of at most so many bytes; it stays until the next call.
+
+        Raises `OSError`, also for one that is too long; after that the line is of no use.
+        """
+        until = time.monotonic() + self._seconds
+        self._fill(self._length, until)
+        (size,) = _LENGTH.unpack(self._length)
+        if size > most:
+            raise ConnectionError(f"{size} bytes came, at most {most} were expected")
+        if len(self._buffer) < size + MARK_BYTES:
+            self._buffer = bytearray(size + MARK_BYTES)
+        frame = memoryview(self._buffer)[: size + MARK_BYTES]
+        self._fill(frame, until)
+        self._got += 1
+        content = frame[:size]
+        if self._cipher is not None:
+            nonce = _NONCE.pack(self._got, not self._asks)
+            try:
+                return memoryview(self._cipher.decrypt(nonce, frame, about))
+            except needed(*REFUSALS).InvalidTag:
+                raise OtherBytes("what came has another tag") from None
+        if frame[size:] != _digest(content, about):
+            raise OtherBytes("what came has another digest")
+        return content
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def _write(self, *parts: Bytes | bytearray) -> None:
+        """Raises `TimeoutError` where the other end takes nothing."""
+        self.sock.settimeout(self._seconds)
+        sent = self.sock.sendmsg(parts)
+        for part in parts:
+            if sent < len(part):
+                self.sock.sendall(memoryview(part)[sent:])
+            sent = max(0, sent - len(part))
+
+    def _fill(self, target: memoryview, until: float) -> None:
+        got = 0
+        while got < len(target):
+            self.sock.settimeout(max(1e-3, until - time.monotonic()))
+            count = self.sock.recv_into(target[got:])
+            if not count:
+                raise ConnectionError("the other end is closed")
+            got += count
+
+
+CIPHERS = (
+    "cryptography.hazmat.primitives.ciphers.aead",
+    "blocks between hosts",
+    "split",
+)
+REFUSALS = "cryptography.exceptions", *CIPHERS[1:]
+
+
+def _digest(content: Bytes | bytearray, about: bytes) -> bytes:
+    digest = xxh3_128(about)
+    digest.update(content)
+    return digest.digest()
+
+
+def is_same_user(sock: socket.socket) -> bool:
+    """Does whoever is at the other end of a socket of the file system run as who runs this?"""
+    if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return False
+    _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(user == os.geteuid())

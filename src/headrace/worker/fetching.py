@@ -1,0 +1,193 @@
+"""The borrower's end of a line: blocks of a lease are brought to where they are wanted.
+
+By their bytes, asked for ahead of what is taken; or copied out of the lender's pool, which this
+process maps where both belong to one user of one host. Then it is asked which of the blocks were
+still lent after they had been copied: what another prompt may have written over is thrown away.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..base.step import PoolShape
+from ..base.tiers import KEY_BYTES
+from . import split_wire as wire
+from .block_line import BlockLine, is_same_user
+from .kv_tensors import PoolMemory, allocate_kv
+from .places import Places, places_of
+
+FETCH_SECONDS = 2.0
+"""Bound of the wait for blocks, of each question."""
+AHEAD = 32
+"""Questions whose answers are under way: the way never waits for this end, nor this end, with all
+that it asks, for the other."""
+COPIED_BYTES = 8 << 20
+"""What is copied between two questions."""
+
+
+class Wanted(NamedTuple):
+    at: int
+    """Place in the prompt."""
+    key: bytes
+    block: int
+    """Where it is wanted."""
+    there: int
+    """Where it lies at the lender."""
+
+
+class Fetching:
+    """One line. One thread at a time uses it."""
+
+    def __init__(self, line: BlockLine, pool: list[Places] | None) -> None:
+        """`pool`: the lender's, of each group, where it is mapped."""
+        self._line, self.pool = line, pool
+
+    def bring(
+        self,
+        ticket: int,
+        group: int,
+        wanted: Sequence[Wanted],
+        into: Places,
+        ready: Callable[[], None],
+    ) -> int:
+        """How many of the first blocks came; the others are not lent any more. `ready` returns when
+        blocks may be written. Raises `OSError`; then, or where fewer came, the line is closed."""
+        whole = False
+        try:
+            do = self._fetched if self.pool is None else self._copied
+            came = do(ticket, group, wanted, into, ready)
+            whole = came == len(wanted)
+            return came
+        finally:
+            if not whole:
+                self.close()
+
+    def close(self) -> None:
+        self._line.close()
+
+    def _fetched(
+        self,
+        ticket: int,
+        group: int,
+        wanted: Sequence[Wanted],
+        into: Places,
+        ready: Callable[[], None],
+    ) -> int:
+        came, runs = 0, _runs(wanted, wire.run_blocks(into.nbytes))
+        asked: list[bytes] = []
+        for number, run in enumerate(runs):
+            ahead = runs[len(asked) : number + AHEAD]
+            asked += [self._ask(ticket, group, more) for more in ahead]
+            ready()
+            content = self._line.receive(len(run) * (KEY_BYTES + into.nbytes), asked[number])
+            count = len(content) // (KEY_BYTES + into.nbytes)
+            names, data = content[: count * KEY_BYTES], content[count * KEY_BYTES :]
+            if _right(names, run[:count]) < count or len(data) != count * into.nbytes:
+                raise ConnectionError("other blocks came than those that were asked for")
+            into.fill([one.block for one in run[:count]], data)
+            came += count
+            if count < len(run):
+                break
+        return came
+
+    def _copied(
+        self,
+        ticket: int,
+        group: int,
+        wanted: Sequence[Wanted],
+        into: Places,
+        ready: Callable[[], None],
+    ) -> int:
+        assert self.pool is not None
+        came, pool = 0, self.pool[group]
+        for run in _runs(wanted, max(1, COPIED_BYTES // into.nbytes)):
+            if not all(0 <= one.there < pool.blocks for one in run):
+                break
+            ready()
+            into.copy([one.block for one in run], pool, [one.there for one in run])
+            question = self._ask(ticket, group, run, copied=True)
+            count = _right(self._line.receive(len(run) * KEY_BYTES, question), run)
+            came += count
+            if count < len(run):
+                break
+        return came
+
+    def _ask(
+        self, ticket: int, group: int, run: Sequence[Wanted], *, copied: bool = False
+    ) -> bytes:
+        question = wire.pack(wire.Fetch(ticket, group, [one.at for one in run], copied))
+        self._line.send(question)
+        return question
+
+
+def open_line(
+    address: str, welcome: wire.Welcome, shape: PoolShape, pool: list[Places] | None
+) -> Fetching:
+    """A line to the prefill server of this address, near where there can be one. `shape`: the pool
+    here; `pool`: the lender's, if another line has it. Raises `OSError`."""
+    if welcome.near:
+        try:
+            return _opened(socket.AF_UNIX, f"\0{welcome.near}", welcome, shape, pool)
+        except ConnectionError:
+            pass  # Another host, or another view of this one.
+    return _opened(*wire.lines_at(address), welcome, shape, pool)
+
+
+def _opened(
+    kind: int, where: object, welcome: wire.Welcome, shape: PoolShape, pool: list[Places] | None
+) -> Fetching:
+    sock = socket.socket(kind, socket.SOCK_STREAM)
+    file = -1
+    try:
+        sock.settimeout(FETCH_SECONDS)
+        sock.connect(where)  # type: ignore[arg-type]
+        sock.sendall(welcome.number)
+        line = BlockLine(sock, welcome.key, asks=True, seconds=FETCH_SECONDS)
+        if kind != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            files = socket.recv_fds(sock, 1, 1)[1]
+            file = files[0] if files else -1
+        there = wire.to_pool.decode(line.receive(wire.MOST_QUESTION))
+        if file < 0 or not is_same_user(sock):
+            return Fetching(line, None)
+        return Fetching(line, pool or _mapped(file, there, shape))
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        if file >= 0:
+            os.close(file)
+
+
+def _mapped(file: int, there: wire.PoolThere, shape: PoolShape) -> list[Places]:
+    """The lender's pool, which cannot be written to. Raises `ConnectionError` for one that is not
+    as it has to be."""
+    if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise ConnectionError("the file of the pool might be made shorter")
+    if len(there.blocks) != len(shape.groups) or not all(0 < n < 1 << 31 for n in there.blocks):
+        raise ConnectionError("the pool there has other groups")
+    groups = zip(shape.groups, there.blocks, strict=True)
+    theirs = replace(shape, groups=tuple(one._replace(blocks=count) for one, count in groups))
+    try:
+        memory = PoolMemory(file, there.at, reads=True)
+        return places_of(allocate_kv(theirs, "cpu", host=True, memory=memory))
+    except (ValueError, OverflowError) as error:
+        raise ConnectionError(f"the pool there is not in its file: {error}") from None
+
+
+def _runs(wanted: Sequence[Wanted], most: int) -> list[Sequence[Wanted]]:
+    return [wanted[at : at + most] for at in range(0, len(wanted), most)]
+
+
+def _right(names: memoryview, run: Sequence[Wanted]) -> int:
+    """How many of the first blocks have the names that were asked for."""
+    for number, one in enumerate(run):
+        if names[number * KEY_BYTES : (number + 1) * KEY_BYTES] != one.key:
+            return number
+    return len(run)

@@ -1,0 +1,180 @@
+"""The lines of a prefill server: a thread for each, which sends blocks while they are lent.
+
+Who runs as the same user on the same host is given the pool's memory to read, and copies blocks
+itself: it asks afterwards which of them were lent until then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from ..base.errors import OptionError
+from ..kernels.operators import KvCache
+from . import split_wire as wire
+from .block_line import BlockLine, is_same_user
+from .kv_tensors import PoolMemory
+from .places import places_of
+
+log = logging.getLogger("headrace.split")
+
+MOST_LINES = 512
+LOOK_SECONDS = 0.25
+"""How often a line that is quiet looks whether its borrower is still known."""
+OPEN_SECONDS = 1.0
+"""Bound of the time in which a line says whose it is."""
+TAKE_SECONDS = 30.0
+"""A borrower takes a block when its steps leave time."""
+
+Known = Callable[[bytes], tuple[bytes, bytes] | None]
+"""A number that a borrower was given → (who, its key); None: nobody's."""
+
+
+class Sending:
+    """Listens, and answers on each line until its borrower is gone."""
+
+    def __init__(
+        self,
+        address: str,
+        cache: Callable[[], KvCache],
+        memory: PoolMemory,
+        leases: Any,
+        known: Known,
+    ) -> None:
+        """`cache`: the pool as it lies now, `memory`: where; `leases`: a
+        `kv.leases.Leases`. Raises `OptionError`."""
+        self._cache, self._memory, self._leases, self._known = cache, memory, leases, known
+        self.near = ""
+        """The name at which this host's processes reach it, as well."""
+        self.sent_bytes = 0
+        self._listeners = [_listening(address)]
+        if address.startswith("tcp:") and memory.file >= 0:
+            self.near = f"headrace-{os.urandom(16).hex()}"
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(f"\0{self.near}")
+            self._listeners.append(listener)
+        for listener in self._listeners:
+            listener.listen(64)
+        self._lines: set[socket.socket] = set()
+        self._open = True
+        self._thread = threading.Thread(target=self._listen, name="headrace-lines", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._open = False
+        self._thread.join(5.0)
+        for sock in list(self._lines):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _listen(self) -> None:
+        selector = selectors.DefaultSelector()
+        for listener in self._listeners:
+            selector.register(listener, selectors.EVENT_READ)
+        try:
+            while self._open:
+                for ready, _ in selector.select(LOOK_SECONDS):
+                    with suppress(OSError):
+                        self._accept(ready.fileobj.accept()[0])  # type: ignore[union-attr]
+        finally:
+            selector.close()
+            for listener in self._listeners:
+                if listener.family == socket.AF_UNIX and listener.getsockname()[:1] != b"\0":
+                    with suppress(OSError):
+                        os.unlink(listener.getsockname())
+                listener.close()
+
+    def _accept(self, sock: socket.socket) -> None:
+        if len(self._lines) >= MOST_LINES:
+            sock.close()
+            return
+        self._lines.add(sock)
+        threading.Thread(
+            target=self._serve, args=(sock,), name="headrace-line", daemon=True
+        ).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            sock.settimeout(OPEN_SECONDS)
+            number = sock.recv(wire.NUMBER_BYTES, socket.MSG_WAITALL)
+            if (found := self._known(number)) is not None:
+                self._answer_on(sock, number, *found)
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as ended:
+            log.debug("a line ends: %s", ended)
+        except Exception:
+            log.exception("a line ends")
+        finally:
+            self._lines.discard(sock)
+            sock.close()
+
+    def _answer_on(self, sock: socket.socket, number: bytes, who: bytes, key: bytes) -> None:
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        cache, near = self._cache(), self._memory.file >= 0 and is_same_user(sock)
+        line = BlockLine(sock, key, asks=False, seconds=TAKE_SECONDS)
+        places, buffer = places_of(cache), memoryview(bytearray())
+        if near:
+            file = os.open(f"/proc/self/fd/{self._memory.file}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                socket.send_fds(sock, [b"+"], [file])
+            finally:
+                os.close(file)
+        elif sock.family == socket.AF_UNIX:
+            sock.sendall(b"-")
+        line.send(wire.pack(wire.PoolThere(self._memory.at, [one.blocks for one in places])))
+
+        def content_of(lent: list[Any]) -> memoryview:
+            """Names, and bytes unless they were copied."""
+            nonlocal buffer
+            names = b"".join(one.key for one in lent)
+            size = 0 if asked.copied else len(lent) * of.nbytes
+            if len(buffer) < len(names) + size:
+                buffer = memoryview(bytearray(len(names) + size))
+            content = buffer[: len(names) + size]
+            content[: len(names)] = names
+            if size:
+                of.gather([one.block for one in lent], content[len(names) :])
+            self.sent_bytes += len(lent) * of.nbytes
+            return content
+
+        while self._open and self._known(number) is not None:
+            sock.settimeout(LOOK_SECONDS)
+            try:
+                sock.recv(1, socket.MSG_PEEK)
+            except TimeoutError:
+                continue
+            question = bytes(line.receive(wire.MOST_QUESTION))
+            asked = wire.to_fetch.decode(question)
+            if cache is not self._cache() or not 0 <= asked.group < len(places):
+                return
+            of = places[asked.group]
+            most = len(asked.places) if asked.copied else wire.run_blocks(of.nbytes)
+            name = who, asked.ticket
+            content = self._leases.read(name, asked.group, asked.places[:most], content_of)
+            line.send(content, question)
+
+
+def _listening(address: str) -> socket.socket:
+    """A socket where blocks of a prefill server of this address are fetched."""
+    kind, where = wire.lines_at(address)
+    if kind == socket.AF_UNIX:
+        with suppress(OSError):
+            os.unlink(where)
+    try:
+        sock = socket.socket(kind, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+    except OSError as error:
+        raise OptionError(
+            f"role: {where}, where the blocks of {address} are fetched, cannot be had: {error}",
+            param="role",
+        ) from None
+    return sock
