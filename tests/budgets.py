@@ -38,14 +38,14 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 7_188,
+    "base": 7_191,
     "bench": 10_028,
     "cli": 6_104,
     "dist": 888,
-    "engine": 11_009,
+    "engine": 11_013,
     "factory": 6_666,
     "kernels": 16_617,
-    "kv": 2_069,
+    "kv": 2_076,
     "layers": 429,
     "loader": 5_138,
     "media": 509,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 4_447,
     "speculate": 689,
     "text": 6_321,
-    "worker": 6_874,
+    "worker": 7_485,
 }
 """Lines of Python in each package."""
-TOTAL = 112_241
+TOTAL = 112_866
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
