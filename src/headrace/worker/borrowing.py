@@ -59,7 +59,7 @@ class _Server:
     welcome: wire.Welcome | None = None
     """While it answers."""
     lines: list[Fetching] = field(default_factory=list)
-    """Those that nobody uses."""
+    """Open, and in nobody's use."""
     pool: list[Places] | None = None
     """The server's own, of each group, where a line found that it can be mapped."""
 

@@ -93,9 +93,9 @@ class Renew(_SplitMessage):
 
 class Welcome(_SplitMessage):
     number: bytes
-    """Whose a line is (`NUMBER_BYTES`)."""
+    """A line begins with it, `NUMBER_BYTES` long: it says whose the line is."""
     key: bytes
-    """What is said on lines is encrypted with; empty: is not."""
+    """Lines are encrypted under keys made of it; empty: they are not encrypted."""
     near: str
     """Name of a socket of this host (Linux's, in no folder) where lines end, too; or empty."""
 
@@ -109,7 +109,7 @@ class Unlike(_SplitMessage):
 class Lent(_SplitMessage):
     ticket: int
     runs: list[tuple[int, list[int]]]
-    """Of each group the place in the prompt of the first block that is held, and all of them."""
+    """For each group the place in the prompt of the first block that is held, and all of them."""
 
 
 class Declined(_SplitMessage):
