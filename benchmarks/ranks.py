@@ -38,6 +38,7 @@ from headrace import LLM, SamplingParams
 from headrace.base.hardware import cpu
 from headrace.base.layout import Layout
 from headrace.dist.commons import Commons, make_commons
+from headrace.engine.ends import JoinedEnd
 from headrace.engine.group import GroupExecutor
 from headrace.kernels.cpu import emit
 from headrace.kernels.cpu.library import Team
@@ -64,11 +65,11 @@ def opened(model: str, layout: str, threads: int, **more: Any) -> LLM:
 
 
 def pids(llm: LLM) -> list[int]:
-    """The processes that compute."""
+    """The processes that compute, of those that this one has started."""
     executor = llm._engine.core.executor
-    if isinstance(executor, GroupExecutor):
-        return [os.getpid(), *(other.end.pid for other in executor._others)]
-    return [os.getpid()]
+    others = executor._others if isinstance(executor, GroupExecutor) else []
+    ends = [other.end for other in others]
+    return [os.getpid(), *(end.pid for end in ends if not isinstance(end, JoinedEnd))]
 
 
 def served_pss(model: str, layout: str, threads: int, folder: Path) -> int:

@@ -159,6 +159,11 @@ def bytes_of(llm: LLM) -> dict[str, float]:
     }
 
 
+def seconds(llm: LLM, seed: int) -> dict[str, float]:
+    """What each kind of work took."""
+    return {kind: took for kind, (took, _) in timed(llm, seed).items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", default="qwen2.5-coder-0.5b")
@@ -180,7 +185,7 @@ def main() -> None:
             shared = stack.enter_context(opened(asked.model, "TP2", 2))
             wired = stack.enter_context(ranks_over(rate, asked.model, folder))
             size = bytes_of(wired)
-            rounds = [(timed(shared, seed), timed(wired, seed)) for seed in range(asked.rounds)]
+            rounds = [(seconds(shared, seed), seconds(wired, seed)) for seed in range(asked.rounds)]
         sizes = [max(1, round(one / meetings)) for one in size.values()]
         raw = dict(zip(size, raw_seconds(rate, sizes), strict=True))
         found = report["links"][rate] = {}
