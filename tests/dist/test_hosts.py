@@ -121,6 +121,8 @@ def test_a_pulse_notices_an_end_and_a_silence() -> None:
     for acts, expected in ((socket.socket.close, "closed"), (lambda _: None, "silent for 0.6 s")):
         mine, other = socket.socketpair()
         pulse, said, over = lost_by(mine)
+        other.settimeout(0.1)
+        assert other.recv(1), "the first sign of life is given at once"
         acts(other)
         assert over.wait(10)
         pulse.close()

@@ -33,12 +33,15 @@ class Pulse:
         """`ends`: a connection to each other process, by its name, from now on the pulse's;
         `on_lost` is called once for each that is lost, in the pulse's thread, with its name and
         how, as the end of a sentence. `begins`: what may pass before the first sign of life (its
-        end imports before it can speak), beside `silent`."""
+        end imports before it can speak), beside `silent`. The first is given at once: whoever is
+        stopped right after it was ready has given one."""
         self._ends, self._on_lost, self._silent = dict(ends), on_lost, silent
         self._begins = begins
         self._closed = threading.Event()
         for end in self._ends.values():
             end.setblocking(False)
+            with suppress(OSError):  # A lost one is told by the thread.
+                end.send(b".")
         self._thread = threading.Thread(target=self._run, name="headrace-pulse", daemon=True)
         self._thread.start()
 
