@@ -41,7 +41,7 @@ LINES = {
     "base": 7_191,
     "bench": 10_028,
     "cli": 6_104,
-    "dist": 888,
+    "dist": 891,
     "engine": 11_013,
     "factory": 6_666,
     "kernels": 16_617,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 7_485,
 }
 """Lines of Python in each package."""
-TOTAL = 112_866
+TOTAL = 112_869
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
