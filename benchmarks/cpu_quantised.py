@@ -257,6 +257,7 @@ def start(place: Path, form: str) -> dict[str, Any]:
         llm.generate([list(range(16))], asked)
         seconds = time.perf_counter() - begin
         said = {one.name: f"{one.value}: {one.reason}" for one in llm.decisions if one.name in SAID}
+        said = {name: text.replace(str(place), "PLACE") for name, text in said.items()}
         spent = sum(os.times()[:2])
         return {"load": loaded, "seconds": seconds, "cpu": spent, **sizes(), "said": said}
 

@@ -129,7 +129,7 @@ class Rows:
         its tokens but drafts are in the states behind it."""
         columns = columns[: len(plan.rows)]
         columns[:, 2:] = 0
-        # Number by number: numpy's own indexing takes longer, of sixty rows too, between two steps.
+        # Number by number: six numpy calls for a few numbers took a tenth of a millisecond, cold.
         lines, settled = columns.data, self._settled.data
         for entry, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):
             known = settled[row] if settled[row] != UNKNOWN else start
