@@ -320,15 +320,17 @@ def test_a_prefill_server_that_hangs_is_done_without(
     with prefilling(tiny, address) as there, decoding(tiny, address) as here:
         lender = built(there).lender
         assert lender is not None
-        gate = threading.Event()
+        gate, hangs = threading.Event(), threading.Event()
         target, name = (lender, "turn") if hang == "the loop" else (lender._socket, "_hear")
         was = getattr(target, name)
 
         def hung(*given: Any, **named: Any) -> Any:
+            hangs.set()
             gate.wait()
             return was(*given, **named)
 
         setattr(target, name, hung)
+        assert hangs.wait(30.0), "the call that was under way has ended"
         answer = greedy(here, PROMPT)
         assert answer[1] == 0
         assert counts(here).failed == 1
