@@ -8,7 +8,8 @@ was busy is the time that the system says it had a core or waited for one: of st
 sets the time of the ideal, in which it never waits for another. Memory is what smaps says of the
 processes of a server that compute, each layout alone and with a copy of the kept weights that
 nobody else maps: pages that several of them map count once (PSS). An exchange is timed between two
-teams of one thread, beside the barrier of one of two.
+teams of one thread, beside the barrier of one of two. A start is from a server's command until it
+says that it is ready, of all layouts in turns.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from kill_streams import group_of
 from processes import headrace, running
 
 from headrace import LLM, SamplingParams
+from headrace.base.environment import cache_root
 from headrace.base.hardware import cpu
 from headrace.base.layout import Layout
 from headrace.dist.commons import Commons, make_commons
@@ -72,18 +74,33 @@ def pids(llm: LLM) -> list[int]:
     return [os.getpid(), *(end.pid for end in ends if not isinstance(end, JoinedEnd))]
 
 
-def served_pss(model: str, layout: str, threads: int, folder: Path) -> int:
-    """Bytes of the processes of a server that compute, behind a prompt and some tokens; in the
-    `folder` are weights that nobody else maps."""
+def serving(model: str, layout: str, threads: int, folder: Path) -> list[str]:
+    """A server's command; in the `folder` are weights that nobody else maps."""
     flags = ["--layout", layout, "--threads", str(threads), "--cache-dir", str(folder)]
     flags += ["--port", "0", "--max-sequences", "8", "--max-context", "4096", "--offline"]
     flags += ["--no-prefix-cache", "--speculate", "off", "--kv-memory", "512MiB"]
-    with running(headrace("serve", model, *flags)) as server:
+    return headrace("serve", model, *flags)
+
+
+def served_pss(command: list[str]) -> int:
+    """Bytes of the processes of a server that compute, behind a prompt and some tokens."""
+    with running(command) as server:
         name = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
         for prompt in drawn(0, (6, 120)):
             asked = {"model": name, "prompt": prompt, "max_tokens": 16}
             httpx.post(f"{server.url}/v1/completions", json=asked, timeout=600).raise_for_status()
         return sum(pss(pid) for pid in group_of(server))
+
+
+def starts(commands: dict[str, list[str]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of so many starts, by layout."""
+    found: dict[str, list[float]] = {layout: [] for layout in commands}
+    for _ in range(rounds):
+        for layout, command in commands.items():
+            begin = time.perf_counter()
+            with running(command):
+                found[layout].append(time.perf_counter() - begin)
+    return found
 
 
 def pss(pid: int) -> int:
@@ -197,13 +214,20 @@ def main() -> None:
         wanted = answers(alone, arguments.tokens)
     with tempfile.TemporaryDirectory() as folder:
         # The first start packs the weights and keeps them: the second is the one that counts.
-        layouts = ["1", "1", *arguments.layouts]
-        held = {one: served_pss(model, one, threads, Path(folder)) for one in layouts}
+        Path(folder, "models").symlink_to(cache_root() / "models")
+        layouts = ["1", *arguments.layouts]
+        commands = {one: serving(model, one, threads, Path(folder)) for one in layouts}
+        served_pss(commands["1"])
+        held = {one: served_pss(command) for one, command in commands.items()}
+        started = starts(commands, arguments.rounds)
     for layout in arguments.layouts:
         with opened(model, layout, threads) as shared:
             equal = answers(shared, arguments.tokens) == wanted
             found[layout] = {"equal": equal, "pss_mb": round(held[layout] / 1e6)}
             found[layout]["pss_share"] = round(held[layout] / held["1"], 3)
+            ratios = [a / b for a, b in zip(started[layout], started["1"], strict=True)]
+            found[layout]["start_s"] = [round(one, 2) for one in started[layout]]
+            found[layout]["start_share"] = round(statistics.median(ratios), 2)
             if Layout.parse(layout).devices <= threads:
                 with opened(model, "1", threads) as alone:
                     found[layout] |= speeds(
@@ -214,6 +238,7 @@ def main() -> None:
         "model": model,
         "threads": threads,
         "alone_pss_mb": round(held["1"] / 1e6),
+        "alone_start_s": [round(one, 2) for one in started["1"]],
         **exchange_seconds(arguments.rounds),
         "layouts": found,
     }
