@@ -84,20 +84,21 @@ class Simulation:
 
     def run(self) -> tuple[dict[str, Any], Run]:
         """(result document, run)."""
-        users = [
+        users = (
             _User(session, number, self._words.of(session.system))
             for number, session in enumerate(self._sessions)
-        ]
-        first: list[tuple[float, SimRequest]] = []
-        if self._offsets is not None:
-            for user, offset in zip(users, self._offsets, strict=True):
-                first += self._ask(user, offset)
+        )
+        # Where answers bring further users, the first ones come spread over some milliseconds, as
+        # from real clients.
+        begins: Iterable[float] = (n * 1e-4 for n in range(self.options.concurrency))
+        if self._offsets is None:
+            self._queue = users
         else:
-            # The first users come spread over some milliseconds, as from real clients.
-            self._queue = iter(users)
-            for number, user in enumerate(itertools.islice(self._queue, self.options.concurrency)):
-                first += self._ask(user, number * 1e-4)
-        self.cluster.run(first, self._follow)
+            begins = self._offsets
+        self.cluster.run(
+            (self._ask(user, begin) for begin, user in zip(begins, users, strict=False)),
+            self._follow,
+        )
         run = make_run(self.options, self._records, 0, self._sessions)
         spec = self.cluster.spec
         server = {
@@ -128,6 +129,16 @@ class Simulation:
             "prefix_hit_rate": sum(r.kv.prefix_hits for r in replicas) / queries if queries else 0,
             "preemptions": sum(r.scheduler.stats().preemptions for r in replicas),
         }
+        if self.cluster.failures is not None:
+            losses = self.cluster.losses
+            down = [max(0.0, min(end, run.seconds) - begin) for begin, end in losses.down]
+            found["failures"] = {
+                "deaths": len(down),
+                "down_share": sum(down) / run.seconds / self.cluster.size,
+                "moved": losses.moved,
+                "repeated_tokens": losses.repeated_tokens,
+                "failed": losses.failed,
+            }
         if (law := self.cluster.spec.drafts) is not None:
             stats = [replica.scheduler.stats() for replica in replicas]
             found["speculation"] = {
@@ -139,7 +150,7 @@ class Simulation:
             }
         return found
 
-    def _ask(self, user: _User, at: float) -> list[tuple[float, SimRequest]]:
+    def _ask(self, user: _User, at: float) -> tuple[float, SimRequest]:
         turn = user.session.turns[user.turn]
         new = turn.ids if turn.ids is not None else self._words.of(turn.text)
         user.history = [*user.history, *new]
@@ -147,7 +158,7 @@ class Simulation:
         name = f"{user.number}-{user.turn}"
         self._users[name] = user
         request = SimRequest(name, user.history, turn.output_tokens, user.number, turn.cancel_after)
-        return [(user.planned, request)]
+        return user.planned, request
 
     def _follow(self, answer: SimAnswer) -> list[tuple[float, SimRequest]]:
         user = self._users.pop(answer.request.id)
@@ -177,9 +188,9 @@ class Simulation:
         user.history = [*user.history, *([TOKEN] * len(answer.times))]
         user.turn += 1
         if answer.error is None and user.turn < len(user.session.turns):
-            return self._ask(user, answer.end)
+            return [self._ask(user, answer.end)]
         if self._offsets is None:
             following = next(iter(itertools.islice(self._queue, 1)), None)
             if following is not None:
-                return self._ask(following, answer.end)
+                return [self._ask(following, answer.end)]
         return []

@@ -20,7 +20,7 @@ from ..bench.virtual import COURSES, Simulation, bands
 from ..engine.described import make_case
 from ..engine.draft_law import MEASURED, draft_law
 from ..engine.routing import ROUTERS
-from ..engine.sim import Cluster
+from ..engine.sim import Cluster, Failures
 from ..engine.sim_replica import ReplicaSpec
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
@@ -76,6 +76,11 @@ def simulate(
             help=f"Drafts: off, as measured of {', '.join(MEASURED)}, or a chance from 0 to 1."
         ),
     ] = "off",
+    failures: Annotated[
+        float | None,
+        typer.Option(help="A replica dies after so many seconds, in the mean; none: never."),
+    ] = None,
+    restart: Annotated[float, typer.Option(help="Seconds until it is back, its cache empty.")] = 60,
     gateway_ms: Annotated[
         float | None,
         typer.Option(min=0, help="Before the engine; none: as calibrated (--measure-loop), or 1."),
@@ -110,6 +115,7 @@ def simulate(
         drafts=None if speculate == "off" else draft_law(speculate),
     )
     options = replace(options, url="simulated", model=model, devices=replicas * case.layout.devices)
+    dying = None if failures is None else Failures(failures, restart)
     begin = time.perf_counter()
 
     def cluster(course: int) -> Cluster:
@@ -121,6 +127,7 @@ def simulate(
             course=course,
             told_after=told_after,
             handover=handover,
+            failures=dying,
         )
 
     result, _ = Simulation(cluster(0), options).run()
@@ -146,6 +153,12 @@ def simulate(
             f"{extra['prefix_hit_rate']:.0%} of looked-up tokens; {extra['preemptions']} "
             f"preemptions; efficiencies {device.efficiency.source}"
         )
+        if lost := extra.get("failures"):
+            console.print(
+                f"{lost['deaths']} replicas died, {lost['down_share']:.1%} of all replicas' time; "
+                f"{lost['moved']} requests went on elsewhere, {lost['repeated_tokens']} tokens "
+                f"were computed again, {lost['failed']} requests failed"
+            )
         if spec.drafts is not None:
             console.print(f"drafts {spec.drafts.name}: {extra['speculation']}")
     if html is not None:

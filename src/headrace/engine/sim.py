@@ -7,16 +7,19 @@ router, all alike or split into a prefill and a decode pool. The same input give
 With a law of drafts (`draft_law`) steps verify as many as the real prices choose, which are the
 roofline's and learn from the steps as in an engine.
 
-What is not simulated: what HTTP and text cost beyond a constant, contention on the link between
-pools, unevenly routed experts, failures.
+What is not simulated: what HTTP and text cost beyond a constant, groups that wait for each other,
+a death that is noticed late (connections that stay open without an answer).
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from ..base.errors import HeadraceError, OptionError
@@ -26,6 +29,7 @@ from ..base.spec import RequestSpec
 from ..kv.split import SplitChoice
 from ..roofline.formats import kv_bytes_of_all
 from .routing import ROUTERS, LeastLoaded, PrefixAffinity
+from .sim_link import Ports, Transfer
 from .sim_replica import (
     COMPUTED,
     DECODE_BUDGET,
@@ -44,14 +48,49 @@ HANDOVERS = ("always", "pays")
 """Which prompts a prefill pool computes: all, or those for which the live rule says so."""
 
 
+MIGRATIONS = 2
+"""Deaths that one request survives, as at the gateway."""
+NOBODY = "no server is ready for this request"
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Replicas die, each for itself, and come back with empty caches. A group dies as one."""
+
+    between_seconds: float
+    """Mean time from being there to the next death, exponential."""
+    restart_seconds: float
+
+    def __post_init__(self) -> None:
+        for name in ("between_seconds", "restart_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise OptionError(f"{name} must be a positive time", param=name)
+
+
+@dataclass(slots=True)
+class Losses:
+    """What failures cost."""
+
+    down: list[tuple[float, float]] = field(default_factory=list)
+    """Of each death: from when to when its replica was not there."""
+    moved: int = 0
+    """Times that a request went on at another replica."""
+    repeated_tokens: int = 0
+    """Output tokens that clients had and that were computed again."""
+    failed: int = 0
+    """Requests that ended with an error: too many deaths, or no replica was left."""
+
+
 class Chooser(Protocol):
     """Every policy of `routing`, and what goes by more of a simulated replica than they do."""
 
     def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica: ...
 
 
-Follow = Callable[[SimAnswer], Iterable[tuple[float, SimRequest]]]
-"""What an ended request is followed by: (time, request) of a user's next turn."""
+Requests = Iterable[tuple[float, SimRequest]]
+"""(time, request), in the order of the times."""
+Follow = Callable[[SimAnswer], Requests]
+"""What an ended request is followed by: a user's next turn."""
 
 
 class Cluster:
@@ -68,11 +107,13 @@ class Cluster:
         course: int = 0,
         told_after: float | None = None,
         handover: str = "always",
+        failures: Failures | None = None,
     ) -> None:
         """`course`: 0 gives each request the gateway's mean time, every other number times of its
         own, exponential with that mean, and interruptions of its own. `told_after`: seconds in
         which the router learns what a replica's cache gained and lost; None: it never does.
-        `handover`: one of `HANDOVERS`."""
+        `handover`: one of `HANDOVERS`. What a replica that dies (`failures`) had in work goes on at
+        another from its beginning, and what the client has is left out."""
         if not 0 <= prefill < replicas:
             raise OptionError(
                 f"of {replicas} replicas {prefill} cannot be for prefill alone", param="prefill"
@@ -94,12 +135,16 @@ class Cluster:
         self.devices = 0
         self.replicas: list[Replica] = []
         """The engines: a replica of several stages or data-parallel groups has several."""
+        self._groups: list[list[Replica]] = []
+        """The engines of each replica."""
         for n in range(replicas):
             own = (decode_spec or spec) if prefill and n >= prefill else spec
             role = "all" if not prefill else "prefill" if n < prefill else "decode"
             self._add(own, role, course)
-        self._prefill = [one for one in self.replicas if one.role != "decode"]
-        self._decode = [one for one in self.replicas if one.role == "decode"]
+        self.size, self._split = replicas, prefill > 0
+        self.failures, self.losses = failures, Losses()
+        self._deaths = random.Random(f"{course} deaths")
+        self._living()
         self._router: Chooser = ROUTERS[router]() if isinstance(router, str) else router
         self._second = LeastLoaded()
         self._told_after = told_after if isinstance(self._router, PrefixAffinity) else None
@@ -109,13 +154,18 @@ class Cluster:
         self._gateways = [0.0] * len(self._prefill)
         """When each is free."""
         self._dirty: dict[int, Replica] = {}
-        self._follow: Follow = lambda _answer: ()
+        hardware = spec.hardware
+        link = (hardware.link_bandwidth or hardware.bandwidth) * hardware.efficiency.network
+        self._ports = Ports(link, hardware.link_latency, self.clock, self._at)
+        self._coming: Iterator[tuple[float, SimRequest]] = iter(())
         self._ended: list[SimAnswer] = []
+        self._follow: Follow = self._keep
 
     def _add(self, spec: ReplicaSpec, role: str, course: int) -> None:
         layout = spec.case.layout
         layout.verify(spec.case.arch)
         self.devices += layout.devices
+        group: list[Replica] = []
         for _ in range(layout.dp):
             stages = Stages(layout.pp)
             for _ in range(layout.pp):
@@ -124,17 +174,24 @@ class Cluster:
                 budget = DECODE_BUDGET if role == "decode" and not self._pays else None
                 made = Replica(spec, self.clock, number, role, stages, draws, budget)
                 self.replicas.append(made)
+                group.append(made)
+        self._groups.append(group)
+
+    def _living(self) -> None:
+        """Who may get something now."""
+        self._prefill = [one for one in self.replicas if one.lives and one.role != "decode"]
+        self._decode = [one for one in self.replicas if one.lives and one.role == "decode"]
 
     def run(
-        self,
-        requests: Iterable[tuple[float, SimRequest]],
-        follow: Follow = lambda _answer: (),
-        until: float | None = None,
+        self, requests: Requests, follow: Follow | None = None, until: float | None = None
     ) -> list[SimAnswer]:
-        """All answers, in the order in which they ended."""
-        self._follow = follow
-        for time, request in requests:
-            self._submit(time, request)
+        """All answers, in the order in which they ended; none where `follow` is given them. A
+        request is asked for when the one before it has come: no more are kept than are in work."""
+        self._follow = follow or self._keep
+        self._coming = iter(requests)
+        self._next()
+        for group in self._groups:
+            self._doom(group)
         events = self._events
         while events:
             now = events[0][0]
@@ -145,7 +202,7 @@ class Cluster:
                 heapq.heappop(events)[2]()
             for replica in list(self._dirty.values()):
                 for end in replica.fill(now):
-                    self._at(end, lambda replica=replica: self._step_done(replica))  # type: ignore[misc]
+                    self._at(end, partial(self._step_done, replica, replica.life))
                 if self._told_after is not None:
                     self._tell(replica, self._told_after)
             self._dirty.clear()
@@ -153,6 +210,18 @@ class Cluster:
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), action))
+
+    def _keep(self, answer: SimAnswer) -> Requests:
+        self._ended.append(answer)
+        return ()
+
+    def _next(self) -> None:
+        """The next of those that come by themselves."""
+        for time, request in itertools.islice(self._coming, 1):
+            if time < self.clock.now:
+                raise HeadraceError(f"request {request.id} is older than the one before it")
+            self._submit(time, request)
+            self._at(time, self._next)
 
     def _submit(self, time: float, request: SimRequest) -> None:
         answer = SimAnswer(request, time)
@@ -170,15 +239,16 @@ class Cluster:
 
     def _arrive(self, answer: SimAnswer) -> None:
         request = answer.request
-        if self._decode and self._pays:
+        if not (self._decode if self._split else self._prefill):
+            self._fail(answer, NOBODY)
+            return
+        if self._split and (self._pays or not self._prefill):
             replica = self._second.choose(request, self._decode)
-            if not self._choice(request, replica).pays:
-                answer.replica = replica.number
+            if not (self._prefill and self._choice(request, replica).pays):
                 self._give(replica, answer, request.prompt, request.output_tokens)
                 return
         replica = self._router.choose(request, self._prefill)
-        answer.replica = replica.number
-        tokens = 1 if self._decode else request.output_tokens
+        tokens = 1 if self._split else request.output_tokens
         marks: tuple[tuple[int, int], ...] = ()
         if self._told_after is not None:
             marks = tuple((GRAIN * (n + 1), key) for n, key in enumerate(request.prefixes))[::-1]
@@ -193,6 +263,7 @@ class Cluster:
         marks: tuple[tuple[int, int], ...] = (),
         seed: int = COMPUTED,
     ) -> None:
+        answer.replica = replica.number
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         spec = RequestSpec(sampling, seed=seed)
         try:
@@ -207,6 +278,49 @@ class Cluster:
         replica.outstanding += 1
         self._dirty[replica.number] = replica
 
+    def _fail(self, answer: SimAnswer, error: str) -> None:
+        self.losses.failed += 1
+        answer.error = error
+        self._end(answer)
+
+    def _move(self, answer: SimAnswer) -> None:
+        """Its replica died: it goes on at another, which computes all of it again."""
+        answer.deaths += 1
+        if answer.deaths > MIGRATIONS:
+            self._fail(answer, "its replica died, and so did others before")
+            return
+        self.losses.moved += 1
+        self.losses.repeated_tokens += len(answer.times)
+        answer.again = len(answer.times)
+        self._arrive(answer)
+
+    def _doom(self, group: list[Replica]) -> None:
+        if self.failures is not None:
+            seconds = self._deaths.expovariate(1 / self.failures.between_seconds)
+            self._at(self.clock.now + seconds, partial(self._die, group))
+
+    def _die(self, group: list[Replica]) -> None:
+        if self.failures is None or not self._answers:
+            return  # The run is over.
+        now, router = self.clock.now, self._router
+        back = now + self.failures.restart_seconds
+        self.losses.down.append((now, back))
+        self._at(back, partial(self._revive, group))
+        lost = [request for one in group for request in one.die()]
+        self._living()
+        for one in group:
+            self._ports.drop(one.number)
+            if self._told_after is not None and isinstance(router, PrefixAffinity):
+                self._at(now + self._told_after, partial(router.silent, one.number))
+        for request in lost:
+            self._move(self._answers[request])
+
+    def _revive(self, group: list[Replica]) -> None:
+        for one in group:
+            one.lives = True
+        self._living()
+        self._doom(group)
+
     def _tell(self, replica: Replica, after: float) -> None:
         """Let the router hear of what the replica's cache gained and lost."""
         news, router = replica.kv.holdings.take(), self._router
@@ -214,15 +328,19 @@ class Cluster:
             told = (replica.number, news.held, news.gone)
             self._at(self.clock.now + after, lambda: router.told(*told))
 
-    def _step_done(self, replica: Replica) -> None:
+    def _step_done(self, replica: Replica, life: int) -> None:
+        if life != replica.life:
+            return  # It died within this step.
         now = self.clock.now
         self._dirty[replica.number] = replica
         for delta in replica.land():
             answer = self._answers.get(delta.request_id)
             if answer is None:
                 continue  # Hung up in this very step.
+            again = min(answer.again, len(delta.tokens))
+            answer.again -= again
             answer.times.extend(
-                [now + replica.spec.hardware.loop.answer_seconds] * len(delta.tokens)
+                [now + replica.spec.hardware.loop.answer_seconds] * (len(delta.tokens) - again)
             )
             if replica.role != "decode":
                 answer.cached = max(answer.cached, delta.cached)
@@ -235,28 +353,35 @@ class Cluster:
             elif delta.finish is not None:
                 replica.outstanding -= 1
                 if replica.role == "prefill" and answer.request.output_tokens > 1:
-                    self._hand_over(answer)
+                    self._hand_over(answer, replica)
                 else:
                     self._end(answer)
 
-    def _hand_over(self, answer: SimAnswer) -> None:
+    def _hand_over(self, answer: SimAnswer, source: Replica) -> None:
         """The KV of the prompt goes to the decode pool."""
         request = answer.request
+        if not self._decode:
+            self._fail(answer, NOBODY)
+            return
+        target = self._second.choose(request, self._decode)
+        target.outstanding += 1  # So that what comes at the same time goes elsewhere.
+        life = target.life
 
-        def receive() -> None:
-            replica = self._second.choose(request, self._decode)
-            answer.replica = replica.number
-            prompt, tokens = [*request.prompt, TOKEN], request.output_tokens - 1
-            self._give(replica, answer, prompt, tokens, seed=RECEIVED)
+        def receive(whole: bool) -> None:
+            if lives := target.life == life:
+                target.outstanding -= 1
+            if whole and lives:
+                prompt, tokens = [*request.prompt, TOKEN], request.output_tokens - 1
+                self._give(target, answer, prompt, tokens, seed=RECEIVED)
+            else:
+                self._move(answer)
 
-        self._at(self.clock.now + self._moving(request), receive)
+        self._ports.send(Transfer(source.number, target.number, self._size(request), receive))
 
-    def _moving(self, request: SimRequest) -> float:
-        """Seconds in which the KV of its prompt is on the link."""
-        case, hardware = self.spec.case, self.spec.hardware
-        size = len(request.prompt) * kv_bytes_of_all(case.arch, case.kv_dtype)
-        link = hardware.link_bandwidth or hardware.bandwidth
-        return size / (link * hardware.efficiency.network) + hardware.link_latency
+    def _size(self, request: SimRequest) -> float:
+        """Bytes of its prompt's KV."""
+        case = self.spec.case
+        return len(request.prompt) * kv_bytes_of_all(case.arch, case.kv_dtype)
 
     def _choice(self, request: SimRequest, replica: Replica) -> SplitChoice:
         """What its prompt costs, computed by a decode replica or before it; as `kv.handover`, but
@@ -266,7 +391,7 @@ class Cluster:
         return SplitChoice(
             computing,
             computing,
-            self._moving(request),
+            self._ports.seconds(self._size(request)),
             replica.computing(admitted),
             min(one.ahead for one in self._prefill),
             decoding,
@@ -275,6 +400,5 @@ class Cluster:
     def _end(self, answer: SimAnswer) -> None:
         answer.end = self.clock.now + self.spec.hardware.loop.answer_seconds
         del self._answers[answer.request.id]
-        self._ended.append(answer)
         for time, request in self._follow(answer):
             self._submit(max(time, answer.end), request)

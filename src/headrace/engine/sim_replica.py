@@ -120,6 +120,10 @@ class SimAnswer:
     end: float = 0.0
     cached: int = 0
     replica: int = -1
+    deaths: int = 0
+    """Of replicas that had it in work."""
+    again: int = 0
+    """Tokens that are computed again and that the client has."""
     error: str | None = None
     cancelled: bool = False
 
@@ -176,6 +180,8 @@ class Replica:
         self.scheduler = Scheduler(limits, self.kv, clock=clock, prices=prices)
         self.outstanding = 0
         """Requests given to it and not ended."""
+        self.lives, self.life = True, 0
+        """May it get something; and how often it died."""
         self.busy = 0.0
         """Seconds of device time used, of one of its stages."""
         self.steps = 0
@@ -225,6 +231,20 @@ class Replica:
         if self.scheduler.limits.drafts:
             self._speculate(plan, result)
         return self.scheduler.update(plan, result)
+
+    def die(self) -> list[str]:
+        """What it had in work is lost: the names of these requests. Its cache is empty after."""
+        lost = [one.id for one in self.scheduler.requests()]
+        for one in lost:
+            self.scheduler.abort(one)
+        while self._flying:
+            self.land()
+        self.kv.reset()
+        self.kv.holdings.take()
+        self._received.clear()
+        self.outstanding, self.lives = 0, False
+        self.life += 1
+        return lost
 
     def _speculate(self, plan: StepPlan, result: StepResult) -> None:
         """Accept drafts, and propose those of the next step."""
