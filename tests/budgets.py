@@ -39,10 +39,10 @@ WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
     "base": 7_191,
-    "bench": 10_028,
-    "cli": 6_104,
+    "bench": 10_039,
+    "cli": 6_117,
     "dist": 891,
-    "engine": 11_013,
+    "engine": 11_254,
     "factory": 6_666,
     "kernels": 16_617,
     "kv": 2_076,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 7_485,
 }
 """Lines of Python in each package."""
-TOTAL = 112_869
+TOTAL = 113_134
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
