@@ -72,7 +72,7 @@ class Losses:
     """What failures cost."""
 
     down: list[tuple[float, float]] = field(default_factory=list)
-    """Of each death: from when to when its replica was not there."""
+    """When a replica was not there, from its death to its return."""
     moved: int = 0
     """Times that a request went on at another replica."""
     repeated_tokens: int = 0
@@ -178,7 +178,7 @@ class Cluster:
         self._groups.append(group)
 
     def _living(self) -> None:
-        """Who may get something now."""
+        """Note which replicas may get something now."""
         self._prefill = [one for one in self.replicas if one.lives and one.role != "decode"]
         self._decode = [one for one in self.replicas if one.lives and one.role == "decode"]
 

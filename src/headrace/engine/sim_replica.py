@@ -121,7 +121,7 @@ class SimAnswer:
     cached: int = 0
     replica: int = -1
     deaths: int = 0
-    """Of replicas that had it in work."""
+    """How many replicas died that had it in work."""
     again: int = 0
     """Tokens that are computed again and that the client has."""
     error: str | None = None
