@@ -8,12 +8,12 @@ process's (rank 1), then the engine's own (rank 0), then, with `--stop`, a rank 
 (SIGSTOP), which no process can be told of. Without `--model` the model is a random one of two
 layers. Each stream's tokens are held against those that the other server gives alone.
 
-`seen_ms`: from the signal to the line of the log that says so. `moved_ms`: to the first stream
-that goes on elsewhere. `pause_s`: the longest wait of each stream between two events, median and
-longest. `restart_s`: from the signal until the group is ready again; `idle`: the same with nothing
-in work, beside the first start of the same server, three times. Neighbours are streams that ask
-the other server itself, from before the kill until all has ended: their gaps before it, and behind
-it with what the moved streams add, and (`migrate` false) without.
+`seen_ms`: from the signal to the line of the log that says so, by the line's own time. `pause_s`:
+the longest wait of each stream between two events, median and longest. `restart_s`: from the signal
+until the group is ready again; `idle`: the same with nothing in work, beside the first start of the
+same server, three times. Neighbours are streams that ask the other server itself, from before the
+kill until all has ended: their gaps before it, and behind it with what the moved streams add, and
+(`migrate` false) without.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import signal
 import statistics
 import sys
 import tempfile
-import threading
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +51,15 @@ ALONE_SECONDS = 1.5
 """How long neighbours are watched before the kill, at least, with all streams in work."""
 
 
-class Lines:
-    """When a line of a server's output came."""
-
-    def __init__(self, server: Running, pattern: str) -> None:
-        self._lines, self._pattern = server.lines, pattern
-        self.at = 0.0
-        self._from = len(server.lines)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def _look(self) -> None:
-        while not self.at and not self._over.wait(0.001):
-            if any(re.search(self._pattern, line) for line in self._lines[self._from :]):
-                self.at = time.perf_counter()
-
-    def ms_after(self, begin: float) -> float | None:
-        self._over.set()
-        self._thread.join()
-        return round(1e3 * (self.at - begin), 1) if self.at else None
+def log_ms(server: Running, words: str, since: float) -> float | None:
+    """Milliseconds from `since` (Unix time) to the first line with these words, by the line's own
+    time: who reads it here is busy with all the streams."""
+    for line in list(server.lines):
+        if line.startswith("{") and words in line:
+            at = datetime.fromisoformat(json.loads(line)["ts"]).timestamp()
+            if at >= since - 1e-3:
+                return round(1e3 * (at - since), 1)
+    return None
 
 
 async def ask_on(url: str, model: str, tokens: int, over: Any, to: Any) -> None:
@@ -166,10 +155,7 @@ async def one_row(
         )
         living = sum(not one.done() for one in streams)
         pids = group_of(group)
-        # What is told of it: the end by a signal, or of one that is stopped the silence.
-        seen = Lines(group, r"engine process (exited|was silent|was killed)|was ended by")
-        moved = Lines(gate, "goes on elsewhere")
-        killed = time.perf_counter()
+        killed, wall = time.perf_counter(), time.time()
         os.kill(pids[rank], how)
         again = asyncio.ensure_future(ready_again(client, group.url, killed))
         await asyncio.gather(*streams)
@@ -192,8 +178,7 @@ async def one_row(
         "errors": sum(bool(told.error) for told in found),
         "tokens_lost": sum(max(0, len(one.tokens) - len(told.tokens)) for told, one in pairs),
         "tokens_too_many": sum(max(0, len(told.tokens) - len(one.tokens)) for told, one in pairs),
-        "seen_ms": seen.ms_after(killed),
-        "moved_ms": moved.ms_after(killed),
+        "seen_ms": log_ms(group, "engine process ", wall),
         "pause_s": [round(f(pauses), 3) for f in (statistics.median, max)],
         "neighbours_p50_ms": [round(statistics.median(x), 2) for x in (before, behind) if x],
         "neighbours_p99_ms": [round(p99(x), 2) for x in (before, behind) if x],
@@ -204,12 +189,19 @@ async def one_row(
 
 def one_case(flags: list[str], name: str, asked: Any, rank: int, how: int, migrate: bool) -> Any:
     """A row with servers of its own: one that has died before waits longer before it starts."""
+    flags = [*flags, "--log-format", "json"]
     with (
         running(headrace(*flags, "--layout", "TP2", "--threads", "2")) as group,
         running(headrace(*flags, "--threads", "1")) as other,
     ):
         routing = headrace("route", group.url, other.url, "--port", "0")
-        routing += ["--policy", "least-loaded", *([] if migrate else ["--no-migrate"])]
+        routing += [
+            "--log-format",
+            "json",
+            "--policy",
+            "least-loaded",
+            *([] if migrate else ["--no-migrate"]),
+        ]
         with running(routing) as gate:
             return asyncio.run(one_row(group, other, gate, name, asked, rank, how))
 

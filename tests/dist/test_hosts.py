@@ -131,6 +131,41 @@ def test_a_pulse_notices_an_end_and_a_silence() -> None:
         assert expected in said[0]
 
 
+def test_a_word_is_told_beside_the_beats() -> None:
+    mine, other = socket.socketpair()
+    said: list[tuple[str, str]] = []
+    over = threading.Event()
+    hears = Pulse(
+        {"rank 1": mine}, lambda *lost: over.set(), on_word=lambda *word: said.append(word)
+    )
+    says = Pulse({"": other}, lambda *_: None)
+    says.say("the disk is full, e.g. of words")
+    says.close()
+    assert over.wait(10), "its end is heard behind its word"
+    assert said == [("rank 1", "the disk is full, e.g. of words")]
+    hears.close()
+
+
+def test_a_pulse_is_closed_while_it_tells_of_a_loss() -> None:
+    """The one that closes may be the one on which the other waits."""
+    mine, other = socket.socketpair()
+    within, go_on = threading.Event(), threading.Event()
+
+    def lost(name: str, why: str) -> None:
+        within.set()
+        go_on.wait(60)
+
+    pulse = Pulse({"rank 1": mine}, lost)
+    other.close()
+    assert within.wait(10)
+    closing = threading.Thread(target=pulse.close)
+    closing.start()
+    closing.join(1.0)
+    alive = closing.is_alive()
+    go_on.set()
+    assert not alive
+
+
 def test_two_pulses_keep_each_other_alive() -> None:
     mine, other = socket.socketpair()
     (one, said, over), (two, told, _) = lost_by(mine), lost_by(other)

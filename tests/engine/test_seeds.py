@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from engine_fakes import OPTIONS
+from engine_fakes import CRAWL, FAKE, HANG, HUNG, OPTIONS
 from engine_waits import until
 
+from headrace.base.errors import EngineDead
 from headrace.base.sampling import SamplingParams
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.supervision import Supervision
@@ -66,6 +70,30 @@ async def test_a_stopped_first_rank_is_ended(kept: Kept, tmp_path: Path) -> None
         assert time.monotonic() - begin < 60
         labels = {"model_name": engine.model_name, "engine": "0", "kind": "hang"}
         assert engine.registry.get_sample_value("headrace:failures_total", labels) == 1
+
+
+async def test_a_rank_that_is_killed_is_told_before_the_step_ends(
+    options: dict[str, Any], supervision: Supervision, notes: Path
+) -> None:
+    """The first rank is in a step that never ends, and so cannot say it: its clients hear it, and
+    the next group serves."""
+    async with await AsyncEngine.start(
+        worker=FAKE, supervision=supervision, **{**options, "threads": 2, "layout": "TP2"}
+    ) as engine:
+        waiting = engine.submit([66, CRAWL], wish(400))
+        await anext(waiting)
+        culprit = asyncio.create_task(engine.generate([65, HANG], wish(5)))
+        await until((notes / f"{HUNG}{engine.engine_pid}").exists, "the step hangs")
+        assert engine.engine_pid is not None
+        (rank,) = psutil.Process(engine.engine_pid).children()
+        rank.kill()
+        with pytest.raises(EngineDead, match="rank 1 of 2 was ended by SIGKILL"):
+            async for _ in waiting:
+                pass
+        culprit.cancel()
+        assert engine.last_dump is not None
+        assert json.loads(engine.last_dump.read_text())["kind"] == "death"
+        await until(lambda: engine.health().restarts >= 1, "a restart")
 
 
 def test_a_fork_that_was_killed_is_replaced_by_a_program() -> None:

@@ -38,6 +38,7 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.messages import Busy
 from headrace.engine.spawn import ORPHANED
 from headrace.engine.supervision import Supervision
+from headrace.engine.supervisor import Supervisor
 from tiny import bytewise
 
 
@@ -100,6 +101,27 @@ async def test_kill_under_64_streams(options: dict[str, Any], supervision: Super
         record = json.loads(dump.read_text())
         assert record["kind"] == "death"
         assert record["steps"][-1]["running"] == 64
+
+
+async def test_the_log_says_it_before_anything_else_is_done(
+    options: dict[str, Any],
+    supervision: Supervision,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before: list[str] = []
+    told = Supervisor._bury
+
+    def bury(of: Supervisor) -> None:
+        before.extend(record.getMessage() for record in caplog.records)
+        told(of)
+
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        monkeypatch.setattr(Supervisor, "_bury", bury)
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        await until(lambda: engine.health().restarts, "a restart")
+        assert before == ["engine process was ended by SIGKILL"]
 
 
 async def test_a_crash_inside_a_step_is_seen_in_the_dump(

@@ -1,4 +1,4 @@
-"""Signs of life between processes of several hosts: who is gone, stopped or cut off is noticed.
+"""Signs of life between processes: who is gone, stopped or cut off is noticed.
 
 A closed connection is seen at once. A host without power, a process that is stopped and a network
 that swallows packets close nothing: they are known by their silence.
@@ -17,6 +17,8 @@ BEAT = 0.25
 """Seconds between two signs of life."""
 SILENT = 3.0
 """Seconds of silence after which the other end counts as gone."""
+_MOST = 1 << 16
+"""Bytes that are read at once: a word and the beats beside it."""
 
 
 class Pulse:
@@ -29,21 +31,29 @@ class Pulse:
         *,
         silent: float = SILENT,
         begins: float = 0.0,
+        on_word: Callable[[str, str], None] = lambda name, word: None,
     ) -> None:
         """`ends`: a connection to each other process, by its name, from now on the pulse's;
         `on_lost` is called once for each that is lost, in the pulse's thread, with its name and
         how, as the end of a sentence. `begins`: what may pass before the first sign of life (its
         end imports before it can speak), beside `silent`. The first is given at once: whoever is
-        stopped right after it was ready has given one."""
+        stopped right after it was ready has given one. `on_word` is called like `on_lost` for
+        what the other end says by `say`."""
         self._ends, self._on_lost, self._silent = dict(ends), on_lost, silent
-        self._begins = begins
+        self._begins, self._on_word = begins, on_word
         self._closed = threading.Event()
         for end in self._ends.values():
             end.setblocking(False)
             with suppress(OSError):  # A lost one is told by the thread.
                 end.send(b".")
-        self._thread = threading.Thread(target=self._run, name="headrace-pulse", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="headrace-pulse", daemon=True).start()
+
+    def say(self, word: str) -> None:
+        """Tell the other ends something, from any thread. It is short enough to come in one piece,
+        and neither begins nor ends with a dot."""
+        for end in list(self._ends.values()):
+            with suppress(OSError):
+                end.send(word.encode())
 
     def _run(self) -> None:
         looked = beaten = time.monotonic()
@@ -60,7 +70,11 @@ class Pulse:
                 why = ""
                 if end in ready:
                     try:
-                        heard[name], why = now, "" if end.recv(4096) else "closed its connection"
+                        said = end.recv(_MOST)
+                        heard[name], why = now, "" if said else "closed its connection"
+                        word = said.strip(b".").decode(errors="replace")
+                        if word and not self._closed.is_set():
+                            self._on_word(name, word)
                     except BlockingIOError:
                         pass
                     except OSError as error:
@@ -79,12 +93,13 @@ class Pulse:
                     end.close()
                     if not self._closed.is_set():
                         self._on_lost(name, why)
+        for end in self._ends.values():
+            end.close()
 
     def close(self) -> None:
-        """Say nothing more; the other ends see it at once."""
+        """Say nothing more; the other ends see it at once. Never waits: the thread, which this
+        wakes, may be in `on_lost`, and closes what it listens to itself."""
         self._closed.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(2.0)
-        for end in self._ends.values():
+        for end in list(self._ends.values()):
             with suppress(OSError):
-                end.close()
+                end.shutdown(socket.SHUT_RDWR)

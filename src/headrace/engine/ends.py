@@ -69,6 +69,11 @@ class SpawnedEnd:
         self._child.watch(lambda code: call())
 
     @property
+    def killed(self) -> bool:
+        """Has a signal ended it, so that it has said nothing of its end?"""
+        return (self._child.exit_code or 0) < 0
+
+    @property
     def ended(self) -> bool:
         return self._child.exit_code is not None
 

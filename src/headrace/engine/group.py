@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..base.cut import even
@@ -32,6 +33,7 @@ from .joins import Joins
 from .launch import RankPlace
 from .multiproc import MultiprocExecutor
 from .real import worker_loader
+from .spawn import tell_parent
 
 SILENT = 10.0
 """Seconds without a sign of life after which a rank of this host is ended: more than between
@@ -184,12 +186,19 @@ class LocalRanks:
         self.ranks = ranks
         self._descriptor = make_commons()
         self._commons = Commons(self._descriptor, ranks, 0)
-        self.ends: list[WorkerEnd] = [
+        self._stopped = False
+        spawned = [
             SpawnedEnd(f"rank {rank} of {ranks}", worker, [self._descriptor], SILENT)
             for rank in range(1, ranks)
         ]
-        for end in self.ends:
-            end.on_end(self._commons.tear)
+        self.ends: list[WorkerEnd] = [*spawned]
+        for end in spawned:
+            end.on_end(partial(self._over, end))
+
+    def _over(self, end: SpawnedEnd) -> None:
+        self._commons.tear()
+        if end.killed and not self._stopped:
+            tell_parent(f"{end.name} {end.how()}")
 
     def settings(self, rank: int, whole: dict[str, Any]) -> dict[str, Any]:
         """What a rank is told; they share the threads of one worker."""
@@ -199,6 +208,7 @@ class LocalRanks:
 
     def stop(self) -> None:
         """Let go whoever waits for a rank at an exchange."""
+        self._stopped = True
         self._commons.tear()
 
     def close(self) -> None:

@@ -36,6 +36,8 @@ _IMPORTS = 600.0
 """Seconds that a child may take to its first sign of life, on a machine that has much to do."""
 ORPHANED = 74
 """Exit code of a child whose parent is gone."""
+_pulses: list[Pulse] = []
+"""This process's to its parent, where it has one."""
 
 
 class Child:
@@ -50,10 +52,12 @@ class Child:
         arguments: list[str],
         keep: Sequence[int] = (),
         silent: float | None = None,
+        on_word: Callable[[str], None] = lambda word: None,
     ) -> None:
         """Start `python -m module arguments… --spawned T`, T being the monotonic clock of now.
         It gets the descriptors `keep` by their numbers; `silent`: seconds without a sign of life
-        after which it is killed, for who calls `become_child` with `--pulse`."""
+        after which it is killed, for who calls `become_child` with `--pulse`. `on_word` is called
+        from a thread with what it says by `tell_parent`."""
         mine, its = socket.socketpair() if silent is not None else (None, None)
         if its is not None:
             keep, arguments = [*keep, its.fileno()], [*arguments, "--pulse", str(its.fileno())]
@@ -73,7 +77,11 @@ class Child:
         if mine is not None and its is not None and silent is not None:
             its.close()
             self._pulse = Pulse(
-                {"": mine}, lambda _, why: self._lost(why), silent=silent, begins=_IMPORTS
+                {"": mine},
+                lambda _, why: self._lost(why),
+                silent=silent,
+                begins=_IMPORTS,
+                on_word=lambda _, word: on_word(word),
             )
 
     @property
@@ -154,7 +162,8 @@ def become_child(arguments: argparse.Namespace) -> IO[str]:
     """Called first in a child, with what `take_arguments` took: ignore the terminal, follow the
     parent, be ready to show stacks. Returns the file of the stacks, which has to stay open."""
     if arguments.pulse is not None:  # The parent's silence is its own supervisor's affair.
-        Pulse({"": socket.socket(fileno=arguments.pulse)}, lambda *_: None, silent=float("inf"))
+        end = socket.socket(fileno=arguments.pulse)
+        _pulses.append(Pulse({"": end}, lambda *_: None, silent=float("inf")))
     if arguments.bound and sys.platform == "linux":
         # For a child that hangs with the interpreter locked, where the thread below cannot run.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -165,6 +174,13 @@ def become_child(arguments: argparse.Namespace) -> IO[str]:
     faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True, chain=True)  # Then it ends by it.
     threading.Thread(target=_follow_parent, name="headrace-lifeline", daemon=True).start()
     return stacks
+
+
+def tell_parent(why: str) -> None:
+    """Say why this process cannot go on, from any thread: its parent need not wait until the thread
+    that computes has noticed, which on busy cores takes many times as long."""
+    for pulse in _pulses:
+        pulse.say(why)
 
 
 def _follow_parent() -> None:

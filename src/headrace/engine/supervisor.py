@@ -222,10 +222,11 @@ class Supervisor:
             self._in_a_row += 1
             self.reason = reason
             self.state = State.DOWN
-            self._bury()
+            log.error("engine process %s", reason)
             self._on_down(kind, EngineDead(f"the engine {reason}", retry_after=self.retry_after))
+            self._bury()
             self.last_dump = self._dump(kind, reason)
-            log.error("engine process %s; dump: %s", reason, self.last_dump or "none")
+            log.error("its last steps: %s", self.last_dump or "not kept")
             await asyncio.sleep(self._pause())
             if self._child is not None:
                 await self._reap()  # It may have been killed without a wait for its end.
@@ -257,8 +258,18 @@ class Supervisor:
         if self._options.launcher == "local":
             arguments += ["--ranks", str(layout.devices)]
         silent = None if layout == ONE else self._rules.silent
-        self._child = Child(self._module, arguments, silent=silent)
         changed = self._changed
+
+        def heard(word: str) -> None:
+            if self._channel is channel and self._failed is None:
+                self._failed = WireError.of(EngineDead(word))
+                changed.set()
+
+        def told(word: str) -> None:
+            with contextlib.suppress(RuntimeError):  # As below.
+                loop.call_soon_threadsafe(heard, word)
+
+        self._child = Child(self._module, arguments, silent=silent, on_word=told)
 
         def exited(code: int) -> None:
             with contextlib.suppress(RuntimeError):  # The loop may be gone by now.
