@@ -41,8 +41,8 @@ LINES = {
     "base": 7_191,
     "bench": 10_039,
     "cli": 6_117,
-    "dist": 891,
-    "engine": 11_254,
+    "dist": 906,
+    "engine": 11_296,
     "factory": 6_666,
     "kernels": 16_617,
     "kv": 2_076,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 7_485,
 }
 """Lines of Python in each package."""
-TOTAL = 113_134
+TOTAL = 113_191
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
