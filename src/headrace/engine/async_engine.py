@@ -40,8 +40,8 @@ from .output import Answer
 from .real import REAL_WORKER
 from .recorded import recorder_of
 from .stream import Stream
-from .supervision import Supervision
-from .supervisor import State, Supervisor
+from .supervision import State, Supervision
+from .supervisor import Supervisor
 
 log = logging.getLogger("headrace.engine")
 WAIT_FOR_NEXT = 30.0

@@ -19,7 +19,8 @@ from ..base import environment
 from ..base.errors import EngineDead, HeadraceError, Overloaded
 from ..obs.tasks import TaskWatch
 from . import messages
-from .supervisor import State, Supervisor
+from .supervision import State
+from .supervisor import Supervisor
 
 log = logging.getLogger("headrace.engine")
 TRIES = 100

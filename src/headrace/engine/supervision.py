@@ -1,9 +1,18 @@
-"""How patient whoever watches an engine's process is with it."""
+"""How patient whoever watches an engine's process is with it, and how it stands with that."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+
+
+class State(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+    ASLEEP = "asleep"
+    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)

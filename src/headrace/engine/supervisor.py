@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,10 @@ from .messages import WireError, WireFiles
 from .preload import wants_torch
 from .real import REAL_WORKER
 from .spawn import STACKS, Child
-from .supervision import Supervision
+from .supervision import State, Supervision
 
 log = logging.getLogger("headrace.engine")
 ENGINE = "headrace.engine.process"
-
-
-class State(Enum):
-    STARTING = "starting"
-    READY = "ready"
-    DOWN = "down"
-    ASLEEP = "asleep"
-    CLOSED = "closed"
 
 
 class Supervisor:
@@ -260,21 +251,16 @@ class Supervisor:
         silent = None if layout == ONE else self._rules.silent
         changed = self._changed
 
-        def heard(word: str) -> None:
-            if self._channel is channel and self._failed is None:
-                self._failed = WireError.of(EngineDead(word))
-                changed.set()
-
-        def told(word: str) -> None:
-            with contextlib.suppress(RuntimeError):  # As below.
-                loop.call_soon_threadsafe(heard, word)
-
-        self._child = Child(self._module, arguments, silent=silent, on_word=told)
-
         def exited(code: int) -> None:
             with contextlib.suppress(RuntimeError):  # The loop may be gone by now.
                 loop.call_soon_threadsafe(changed.set)
 
+        def told(word: str) -> None:
+            if self._channel is channel:
+                self._failed = WireError.of(EngineDead(word))
+                exited(0)
+
+        self._child = Child(self._module, arguments, silent=silent, on_word=told)
         self._child.watch(exited)
 
     def _receive(self, message: Any) -> None:

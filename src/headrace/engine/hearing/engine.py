@@ -24,8 +24,8 @@ from ...obs.tasks import TaskWatch
 from ...speech.finding import find
 from .. import messages
 from ..face import Health
-from ..supervision import Supervision
-from ..supervisor import State, Supervisor
+from ..supervision import State, Supervision
+from ..supervisor import Supervisor
 from .messages import (
     FromHearing,
     Hear,
