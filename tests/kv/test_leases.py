@@ -11,7 +11,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import GroupShape, PoolShape
 from headrace.kv import KvManager, PrefixChain
-from headrace.kv.leases import MOST_LENT, SECONDS, Leases, LentBlock, Name
+from headrace.kv.leases import MOST_LENT, SECONDS, Leases, Name
 
 SIZE, BLOCKS = 4, 40
 POOL = PoolShape(
@@ -103,14 +103,10 @@ class Lending(RuleBasedStateMachine):
     @invariant()
     def what_is_lent_can_be_read_under_its_name(self) -> None:
         for name, (chain, first, blocks) in self.lent.items():
-
-            def read(lent: list[LentBlock]) -> list[bytes]:
-                assert all(self.kv.pools[0].keys[one.block] == one.key for one in lent)
-                return [one.key for one in lent]
-
-            places = range(first, blocks + 2)
-            assert self.leases.read(name, 0, places, read) == chain.keys[first:blocks]
-            assert self.leases.read(name, 0, [blocks, first], read) == []
+            lent = self.leases.lent(name, 0, range(first, blocks + 2))
+            assert all(self.kv.pools[0].keys[one.block] == one.key for one in lent)
+            assert [one.key for one in lent] == chain.keys[first:blocks]
+            assert self.leases.lent(name, 0, [blocks, first]) == []
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:

@@ -298,6 +298,9 @@ class FakeTier:
     def write(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self.orders.append(("write", ticket, list(pieces)))
 
+    def prepare(self, group: int, blocks: range) -> None:
+        pass
+
     def compare(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self.orders.append(("compare", ticket, list(pieces)))
 

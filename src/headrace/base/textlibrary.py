@@ -17,7 +17,7 @@ from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-VERSION = 5
+VERSION = 6
 """Version of the C ABI: `hrt_version`."""
 FILE = Path(__file__).parents[1] / "text" / "_headrace_text.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "text", FILE.name)
@@ -57,6 +57,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_double, c_void_p, c_void_p],
     ),
     "hrt_copy": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
+    "hrt_populate": (None, [c_void_p, c_void_p, c_int64, c_int32]),
+    "hrt_digest": (None, [c_void_p, c_void_p, c_int64]),
+    "hrt_digest_end": (None, [c_void_p, c_void_p]),
+    "hrt_send": (c_int32, [c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_double]),
+    "hrt_receive": (c_int32, [c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_double]),
     "hrt_automaton_counts": (None, [c_void_p, c_void_p, c_void_p]),
 }
 

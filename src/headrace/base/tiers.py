@@ -135,6 +135,9 @@ class BlockStore(Protocol):
     def compare(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         """Are the blocks' bytes those that the tier has?"""
 
+    def prepare(self, group: int, blocks: range) -> None:
+        """These blocks of the pool are likely to be read into: their memory can be had by then."""
+
     def ended(self) -> list[OrderEnd]:
         """Orders that ended since the last call."""
 

@@ -8,8 +8,7 @@ OFFERED: the prompt is being computed, whose work holds its blocks itself. LEASE
 them. A lease lasts `SECONDS` from its begin and from each renewal; none is without an end, so that
 whatever becomes of the other side, nothing is held for longer.
 
-Leases change in the engine's thread alone. Another thread renews them, and reads their blocks:
-within the lock, so that what it reads is still lent.
+Leases change in the engine's thread alone. Other threads renew them, and read their blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from .manager import KvManager
 from .prefix import PrefixChain
@@ -32,7 +31,6 @@ MOST_LENT = 0.5
 
 Name = tuple[bytes, int]
 """(borrower, its number for the lease)"""
-T = TypeVar("T")
 
 
 class LeaseState(Enum):
@@ -159,13 +157,11 @@ class Leases:
                 if (lease := self._leases.get(name)) is not None:
                     lease.until = until
 
-    def read(
-        self, name: Name, group: int, places: Sequence[int], copy: Callable[[list[LentBlock]], T]
-    ) -> T:
-        """What `copy` makes of the first of a group's blocks at these places of the prompt, up to
-        one that is not lent."""
+    def lent(self, name: Name, group: int, places: Sequence[int]) -> list[LentBlock]:
+        """The first of a group's blocks at these places of the prompt, up to one that is not lent.
+        Who has read them asks again: what is not lent then may have been written over."""
         with self._lock:
             lease = self._leases.get(name)
             blocks = {} if lease is None else lease.blocks
             lent = (blocks.get((group, at)) for at in places)
-            return copy([one for one in itertools.takewhile(bool, lent) if one])
+            return [one for one in itertools.takewhile(bool, lent) if one]

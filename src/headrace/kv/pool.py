@@ -94,6 +94,12 @@ class BlockPool:
         self.refs[block] = 1
         return block
 
+    def fresh(self, count: int) -> range:
+        """Blocks that were never owned among the next `count` to be taken, as it is now."""
+        if self.cached > self.keep:
+            return range(0)
+        return range(self.touched + 1, min(self.touched + count, self.total) + 1)
+
     def share(self, block: int) -> None:
         """One more owner of a block that was found through the index."""
         if self.refs[block] == 0:

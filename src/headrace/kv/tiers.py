@@ -232,16 +232,21 @@ class Tiers:
         """Is what follows the first `most` blocks being computed by a prefill server?"""
         if self.handovers is None:
             return False
-        kv, nbytes = self.kv, 0
-        for group, of in enumerate(kv.groups):
+        kv, counts = self.kv, []
+        for of in kv.groups:
             seen = kv.first_visible(2 if of.state else of.window, limit * kv.block_size)
-            nbytes += self._bytes[group] * (limit - max(most, seen))
+            counts.append(limit - max(most, seen))
+        nbytes = sum(count * size for count, size in zip(counts, self._bytes, strict=True))
         moving = LATENCY + nbytes / self.rates[2]
         begun = self.handovers.ask(self._ticket + 1, work, chain, most, limit, moving)
         if begun:
             self._ticket += 1
             self._orders[self._ticket] = _Order("prefill", [], work)
+            self._orders[self._ticket].counts = counts
             self._loading[work] = _Load(0, 1)
+            asked = [order.counts for order in self._orders.values() if order.kind == "prefill"]
+            for group, (pool, *some) in enumerate(zip(kv.pools, *asked, strict=True)):
+                self.store.prepare(group, pool.fresh(sum(some)))
         return begun is not False
 
     def _done(self, work: int) -> None:
@@ -440,6 +445,8 @@ class _Order:
     """(group, block) of what a read continues."""
     place: int = 0
     """The tier from which it is read."""
+    counts: list[int] = field(default_factory=list)
+    """Per group: blocks that a prefill server is asked for."""
 
 
 @dataclass(slots=True)

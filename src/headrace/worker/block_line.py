@@ -2,11 +2,12 @@
 
     length of the content, 4 bytes; the content; its digest or tag, 16 bytes
 
-Bytes go from the socket to where they are wanted, with nothing of the length of a prompt in
-between. With a key each frame is AES-256-GCM under the number of the frame as its nonce, so that
-none comes twice, elsewhere or from somebody else; each line has a key of its own, of the borrower's
-and 16 random bytes of each end. Without one an XXH3 of 128 bits finds damage. Both cover a text
-that both ends know, too: an answer is none to another question.
+Blocks go from pool to pool, with nothing in between but the socket: what is found to be wrong has
+been written by then, to blocks that nobody knows of yet. With a key each frame is AES-256-GCM under
+the number of the frame as its nonce, so that none comes twice, elsewhere or from somebody else;
+each line has a key of its own, of the borrower's and 16 random bytes of each end. Without one a
+digest of 128 bits finds damage. Both cover a text that both ends know, too: an answer is none to
+another question.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from xxhash import xxh3_128
-
+from ..base.errors import OptionError
 from ..base.extras import needed
+from ..base.textlibrary import absence
+from ..base.tiers import KEY_BYTES
+from .places import Digest, Places
 from .stack import Bytes
 
 MARK_BYTES = 16
 SALT_BYTES = 16
 _LENGTH = struct.Struct("<I")
 _NONCE = struct.Struct("<QI")
+_MORE = getattr(socket, "MSG_MORE", 0)
+"""Linux keeps what is sent so until there is more."""
 
 
 class OtherBytes(ConnectionError):
@@ -60,19 +66,75 @@ class BlockLine:
         else:
             self._write(_LENGTH.pack(len(content)), content, _digest(content, about))
 
+    def send_blocks(
+        self, of: Places, blocks: Sequence[int], names: Callable[[], bytes], about: bytes
+    ) -> None:
+        """The blocks' bytes, out of where they lie, and what `names` says once they have been read:
+        `KEY_BYTES` for each. Raises `OSError`."""
+        data = len(blocks) * of.nbytes
+        size = data + len(blocks) * KEY_BYTES
+        if self._cipher is not None:
+            content = self._room(size)
+            of.gather(blocks, content[:data])
+            content[data:] = names()
+            self.send(content, about)
+            return
+        self._sent += 1
+        digest = Digest(about)
+        self.sock.settimeout(self._seconds)
+        self.sock.sendall(_LENGTH.pack(size), _MORE)
+        of.send(self.sock.fileno(), digest, blocks, self._seconds)
+        said = names()
+        digest.take(said)
+        self._write(said, digest.end())
+
+    def receive_blocks(self, of: Places, blocks: Sequence[int], about: bytes) -> memoryview:
+        """The first of the blocks, as many as there are names in what is returned, to where they
+        lie. Raises `OSError`; then and where a name is another they hold anything."""
+        until = time.monotonic() + self._seconds
+        each = of.nbytes + KEY_BYTES
+        size = self._size(len(blocks) * each, until)
+        count = size // each
+        if size % each:
+            raise ConnectionError(f"{size} bytes came, blocks have {each}")
+        if self._cipher is not None:
+            content = self._content(size, until, about)
+            of.fill(blocks[:count], content[: count * of.nbytes])
+            return content[count * of.nbytes :]
+        self._got += 1
+        digest = Digest(about)
+        of.receive(self.sock.fileno(), digest, blocks[:count], max(1e-3, until - time.monotonic()))
+        frame = self._room(count * KEY_BYTES + MARK_BYTES)
+        self._fill(frame, until)
+        names, mark = frame[:-MARK_BYTES], frame[-MARK_BYTES:]
+        digest.take(names)
+        if mark != digest.end():
+            raise OtherBytes("what came has another digest")
+        return names
+
     def receive(self, most: int, about: bytes = b"") -> memoryview:
         """The next frame's content, of at most so many bytes; it stays until the next call.
 
         Raises `OSError`, also for one that is too long; after that the line is of no use.
         """
         until = time.monotonic() + self._seconds
+        return self._content(self._size(most, until), until, about)
+
+    def _size(self, most: int, until: float) -> int:
         self._fill(self._length, until)
         (size,) = _LENGTH.unpack(self._length)
         if size > most:
             raise ConnectionError(f"{size} bytes came, at most {most} were expected")
-        if len(self._buffer) < size + MARK_BYTES:
-            self._buffer = bytearray(size + MARK_BYTES)
-        frame = memoryview(self._buffer)[: size + MARK_BYTES]
+        return int(size)
+
+    def _room(self, size: int) -> memoryview:
+        """So many bytes of the one buffer."""
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        return memoryview(self._buffer)[:size]
+
+    def _content(self, size: int, until: float, about: bytes) -> memoryview:
+        frame = self._room(size + MARK_BYTES)
         self._fill(frame, until)
         self._got += 1
         content = frame[:size]
@@ -117,9 +179,15 @@ REFUSALS = "cryptography.exceptions", *CIPHERS[1:]
 
 
 def _digest(content: Bytes | bytearray, about: bytes) -> bytes:
-    digest = xxh3_128(about)
-    digest.update(content)
-    return digest.digest()
+    digest = Digest(about)
+    digest.take(content)
+    return digest.end()
+
+
+def lines_can_be() -> None:
+    """Raises `OptionError` where the library is missing that moves blocks over lines."""
+    if why := absence():
+        raise OptionError(f"role: {why}", param="role")
 
 
 def is_same_user(sock: socket.socket) -> bool:

@@ -26,7 +26,7 @@ from ..base.step import PoolShape
 from ..base.tiers import KeyedBlock
 from ..dist.wake import Wake
 from . import split_wire as wire
-from .block_line import CIPHERS, OtherBytes
+from .block_line import CIPHERS, OtherBytes, lines_can_be
 from .fetching import Fetching, Wanted, open_line
 from .places import Places
 from .stack import LENT
@@ -103,8 +103,9 @@ class Borrowed:
         terms: wire.Terms,
         pool: PoolShape,
     ) -> None:
-        """`pool`: the one here. Raises `PackageAbsent`."""
+        """`pool`: the one here. Raises `PackageAbsent` and `OptionError`."""
         self._zmq = wire.zeromq()
+        lines_can_be()
         self._terms, self._shape, self.stats = terms, pool, SplitStats()
         if secret is not None:
             needed(*CIPHERS)
@@ -183,8 +184,13 @@ class Borrowed:
                 at = 0 if lent is None else lent[1]
                 there = blocks[at - first] if 0 <= at - first < len(blocks) else -1
                 wanted.append(Wanted(at, piece.key, piece.block, there))
+            # By where they lie: those side by side move as one, and a pool that was used gives the
+            # blocks that were left last first.
+            blocks = [one.block for one in wanted]
+            wanted.sort(key=lambda one: one.block)
             came = 0 if loan is None else self._brought(loan, group, wanted, places[group], ready)
-            good += [number < came for number in range(len(wanted))]
+            here = {one.block for one in wanted[:came]}
+            good += [block in here for block in blocks]
         return good
 
     def _brought(
@@ -264,6 +270,13 @@ class Borrowed:
         for loan in list(server.loans.values()):
             self.stats.failed += not loan.lent
             self._end(loan)
+
+    @staticmethod
+    def _touch(server: _Server, runs: list[tuple[int, list[int]]]) -> None:
+        """Have the system map a server's blocks while the engine's thread wakes."""
+        for of, (_, blocks) in zip(server.pool or (), runs, strict=False):
+            if blocks and 0 <= min(blocks) <= max(blocks) < of.blocks:
+                of.populate(blocks, writes=False)
 
     # Its own thread
 
@@ -357,6 +370,7 @@ class Borrowed:
                 if loan is not None and not loan.lent:
                     self._lend(loan, runs)
                     self.on_end(ticket, True)
+                    self._touch(server, runs)
             case wire.Declined(ticket, why):
                 loan = server.loans.get(ticket)
                 if loan is not None:

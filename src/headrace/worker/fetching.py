@@ -57,7 +57,7 @@ class Fetching:
     ) -> int:
         """How many of the first blocks came; the others are not lent any more. `ready` returns when
         blocks may be written. Raises `OSError`; then, or where fewer came, the line is closed."""
-        whole = False
+        whole, came = False, 0
         try:
             do = self._fetched if self.pool is None else self._copied
             came = do(ticket, group, wanted, into, ready)
@@ -66,6 +66,8 @@ class Fetching:
         finally:
             if not whole:
                 self.close()
+                # They may hold anything, such as numbers that are none.
+                into.clear([one.block for one in wanted[came:]])
 
     def close(self) -> None:
         self._line.close()
@@ -84,12 +86,8 @@ class Fetching:
             ahead = runs[len(asked) : number + AHEAD]
             asked += [self._ask(ticket, group, more) for more in ahead]
             ready()
-            content = self._line.receive(len(run) * (KEY_BYTES + into.nbytes), asked[number])
-            count = len(content) // (KEY_BYTES + into.nbytes)
-            names, data = content[: count * KEY_BYTES], content[count * KEY_BYTES :]
-            if _right(names, run[:count]) < count or len(data) != count * into.nbytes:
-                raise ConnectionError("other blocks came than those that were asked for")
-            into.fill([one.block for one in run[:count]], data)
+            blocks = [one.block for one in run]
+            count = _right(self._line.receive_blocks(into, blocks, asked[number]), run)
             came += count
             if count < len(run):
                 break

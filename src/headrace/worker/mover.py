@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ..base.tiers import KeyedBlock, Movement, OrderEnd
 from ..kernels.operators import KvCache
@@ -35,6 +36,8 @@ CHUNK = 8
 """Blocks that a thread reads before another may take the next ones."""
 AHEAD = 16
 """Blocks that the system is told of before they are read."""
+PREPARED = 32
+"""Blocks whose pages are had at once: other threads that want some wait for so long."""
 NICE = 19
 LOOK = 10.0
 """Seconds without a write after which the tier looks what others wrote."""
@@ -55,6 +58,13 @@ class _Moving:
     """Pieces of which the tier was told that they will be read."""
     lent: bool = False
     """By a prefill server."""
+
+
+class _Fresh(NamedTuple):
+    """Blocks whose pages may have no memory yet."""
+
+    places: Places
+    blocks: range
 
 
 class Mover:
@@ -78,7 +88,7 @@ class Mover:
         self._places: list[Places] = []
         self._ended: deque[OrderEnd] = deque()
         self._reads: queue.SimpleQueue[tuple[_Moving, range] | None] = queue.SimpleQueue()
-        self._writes: queue.SimpleQueue[_Moving | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Moving | _Fresh | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._open = 1
         """Orders under way, and the first look at what is there."""
@@ -135,6 +145,12 @@ class Mover:
         self._begin()
         self._writes.put(_Moving(ticket, "compare", pieces))
 
+    def prepare(self, group: int, blocks: range) -> None:
+        self._look()
+        for at in range(blocks.start, blocks.stop, PREPARED):
+            some = range(at, min(at + PREPARED, blocks.stop))
+            self._writes.put(_Fresh(self._places[group], some))
+
     def ended(self) -> list[OrderEnd]:
         if not self._ended:
             return []
@@ -167,6 +183,9 @@ class Mover:
         `settle` is called."""
         with self._idle:
             self._open += 1
+        self._look()
+
+    def _look(self) -> None:
         cache = self._cache()
         if cache is not self._pool:
             self._pool, self._places = cache, places_of(cache)
@@ -223,6 +242,9 @@ class Mover:
                 continue
             if job is None:
                 return
+            if isinstance(job, _Fresh):
+                job.places.populate(job.blocks, writes=True)
+                continue
             job.begun = time.perf_counter()
             do = self._written if job.kind == "write" else self._compared
             job.good = [self._guarded(do, piece) for piece in job.pieces]

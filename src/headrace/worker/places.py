@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ..base.textlibrary import library
+from ..base.textlibrary import absence, library
 from ..kernels.arrays import Array, address
 from ..kernels.operators import KvCache
 from .kv_tensors import arrays_of
 from .stack import Bytes
+
+DIGEST_STATE_BYTES = 136
+"""What `text/csrc/digest.h` keeps of a digest that goes on."""
 
 
 class Places:
@@ -51,6 +55,31 @@ class Places:
         assert (self._sizes == other._sizes).all()
         self._copy(other._at(theirs), self._at(blocks))
 
+    def send(self, file: int, digest: Digest, blocks: Sequence[int], seconds: float) -> None:
+        """Send the blocks' bytes as `gather` orders them, out of where they lie, through a socket
+        that does not block. Raises `OSError`."""
+        _passed(_native().hrt_send, file, digest, *self._list(blocks), seconds)
+
+    def receive(self, file: int, digest: Digest, blocks: Sequence[int], seconds: float) -> None:
+        """The same to where they are wanted. After an `OSError` there are other bytes in them."""
+        _passed(_native().hrt_receive, file, digest, *self._list(blocks), seconds)
+
+    def populate(self, blocks: Sequence[int], *, writes: bool) -> None:
+        """Let the system hand out the pages of the blocks, to be written to or read: the first
+        touch of a page is as slow as ten copies of it. What they hold stays."""
+        if (loaded := library()) is not None:
+            places, sizes = self._list(blocks)
+            loaded.hrt_populate(address(places), address(sizes), sizes.size, writes)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        for view in self._views:
+            view[blocks] = 0
+
+    def _list(self, blocks: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Addresses and sizes of all pieces."""
+        places = self._at(blocks)
+        return places, np.repeat(self._sizes, len(blocks))
+
     def _at(self, blocks: Sequence[int]) -> npt.NDArray[np.int64]:
         """Addresses [parts, blocks]."""
         numbers = np.array(blocks, np.int64)
@@ -69,6 +98,44 @@ class Places:
                 ctypes.memmove(int(target), int(source), int(size))
             return
         loaded.hrt_copy(address(sources), address(targets), address(sizes), targets.size)
+
+
+class Digest:
+    """128 bits that find damage, of bytes that come piece by piece (`text/csrc/digest.h`)."""
+
+    def __init__(self, begin: Bytes | bytearray = b"") -> None:
+        self._state = np.zeros(DIGEST_STATE_BYTES, np.uint8)
+        self.address = address(self._state)
+        self.take(begin)
+
+    def take(self, data: Bytes | bytearray) -> None:
+        if len(data):
+            _native().hrt_digest(self.address, address(np.frombuffer(data, np.uint8)), len(data))
+
+    def end(self) -> bytes:
+        """The digest of all that it took; it takes no more."""
+        found = np.zeros(2, np.uint64)
+        _native().hrt_digest_end(self.address, address(found))
+        return found.tobytes()
+
+
+def _native() -> ctypes.CDLL:
+    loaded = library()
+    assert loaded is not None, absence()
+    return loaded
+
+
+def _passed(
+    do: Callable[..., int],
+    file: int,
+    digest: Digest,
+    places: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    seconds: float,
+) -> None:
+    wrong = do(file, digest.address, address(places), address(sizes), sizes.size, seconds)
+    if wrong:
+        raise OSError(wrong, os.strerror(wrong))
 
 
 def places_of(cache: KvCache) -> list[Places]:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ..base.errors import OptionError
+from ..base.tiers import KEY_BYTES
 from ..kernels.operators import KvCache
 from . import split_wire as wire
 from .block_line import BlockLine, is_same_user
@@ -120,7 +121,7 @@ class Sending:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         cache, near = self._cache(), self._memory.file >= 0 and is_same_user(sock)
         line = BlockLine(sock, key, asks=False, seconds=TAKE_SECONDS)
-        places, buffer = places_of(cache), memoryview(bytearray())
+        places = places_of(cache)
         if near:
             file = os.open(f"/proc/self/fd/{self._memory.file}", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -131,19 +132,18 @@ class Sending:
             sock.sendall(b"-")
         line.send(wire.pack(wire.PoolThere(self._memory.at, [one.blocks for one in places])))
 
-        def content_of(lent: list[Any]) -> memoryview:
-            """Names, and bytes unless they were copied."""
-            nonlocal buffer
-            names = b"".join(one.key for one in lent)
-            size = 0 if asked.copied else len(lent) * of.nbytes
-            if len(buffer) < len(names) + size:
-                buffer = memoryview(bytearray(len(names) + size))
-            content = buffer[: len(names) + size]
-            content[: len(names)] = names
-            if size:
-                of.gather([one.block for one in lent], content[len(names) :])
-            self.sent_bytes += len(lent) * of.nbytes
-            return content
+        def lent() -> list[Any]:
+            found: list[Any] = self._leases.lent(
+                (who, asked.ticket), asked.group, asked.places[:most]
+            )
+            return found
+
+        def names() -> bytes:
+            """Of what is lent until now, and zeros for what was lent before."""
+            left = lent()[: len(read)]
+            self.sent_bytes += len(left) * of.nbytes
+            said = b"".join(one.key for one in left)
+            return said if asked.copied else said.ljust(len(read) * KEY_BYTES, b"\0")
 
         while self._open and self._known(number) is not None:
             sock.settimeout(LOOK_SECONDS)
@@ -157,9 +157,11 @@ class Sending:
                 return
             of = places[asked.group]
             most = len(asked.places) if asked.copied else wire.run_blocks(of.nbytes)
-            name = who, asked.ticket
-            content = self._leases.read(name, asked.group, asked.places[:most], content_of)
-            line.send(content, question)
+            read = lent()
+            if asked.copied:
+                line.send(names(), question)
+            else:
+                line.send_blocks(of, [one.block for one in read], names, question)
 
 
 def _listening(address: str) -> socket.socket:

@@ -1,16 +1,117 @@
-// Blocks of KV between the arrays of the layers and one piece of memory, or another pool: in one
-// call, since tens of pieces of a few kilobytes, most of which fall on pages that the system has to
-// hand out first, would each take the interpreter's lock again.
+// Blocks of KV between the arrays of the layers and one piece of memory, another pool or a socket:
+// in one call, since tens of pieces of a few kilobytes would each take the interpreter's lock again.
 
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 
+#include "digest.h"
+
+#define API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using headrace::Digest;
+using Clock = std::chrono::steady_clock;
+
+// What a digest looks at while it is in the cache.
+constexpr int64_t kHot = 256 << 10;
+constexpr int kParts = 256;
+
+// Pieces in their order; those that lie side by side are one, of at most `kHot`.
+class Pieces {
+ public:
+  Pieces(char* const* at, const int64_t* sizes, int64_t count)
+      : at_(at), sizes_(sizes), count_(count) {}
+
+  // The next of them, of `kHot` bytes in all; returns how many.
+  int next(iovec* parts) {
+    int found = 0;
+    int64_t left = kHot;
+    while (left && i_ < count_) {
+      char* from = at_[i_] + done_;
+      const int64_t size = std::min(left, sizes_[i_] - done_);
+      if (found && static_cast<char*>(parts[found - 1].iov_base) + parts[found - 1].iov_len == from)
+        parts[found - 1].iov_len += static_cast<size_t>(size);
+      else if (found < kParts)
+        parts[found++] = {from, static_cast<size_t>(size)};
+      else
+        break;
+      left -= size;
+      done_ += size;
+      if (done_ == sizes_[i_]) ++i_, done_ = 0;
+    }
+    return found;
+  }
+
+ private:
+  char* const* at_;
+  const int64_t* sizes_;
+  int64_t count_, i_ = 0, done_ = 0;
+};
+
+void digest(Digest* state, const iovec* parts, int count) {
+  for (int i = 0; i < count; ++i)
+    state->take(static_cast<const unsigned char*>(parts[i].iov_base), parts[i].iov_len);
+}
+
+// All of the parts through the socket, by `until`. Returns 0 or what `errno` says.
+int pass(int file, bool sends, iovec* parts, int count, Clock::time_point until) {
+  int at = 0;
+  while (at < count) {
+    msghdr message{};
+    message.msg_iov = parts + at;
+    message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(count - at);
+    ssize_t moved = sends ? sendmsg(file, &message, MSG_NOSIGNAL) : recvmsg(file, &message, 0);
+    if (moved == 0 && !sends) return ECONNRESET;
+    if (moved < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) return errno;
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+      if (left < 0) return ETIMEDOUT;
+      pollfd wait{file, static_cast<short>(sends ? POLLOUT : POLLIN), 0};
+      if (poll(&wait, 1, static_cast<int>(left) + 1) == 0) return ETIMEDOUT;
+      continue;
+    }
+    for (; at < count && static_cast<size_t>(moved) >= parts[at].iov_len; ++at)
+      moved -= static_cast<ssize_t>(parts[at].iov_len);
+    if (at < count) {
+      parts[at].iov_base = static_cast<char*>(parts[at].iov_base) + moved;
+      parts[at].iov_len -= static_cast<size_t>(moved);
+    }
+  }
+  return 0;
+}
+
+int all(int file, bool sends, Digest* state, char* const* at, const int64_t* sizes, int64_t count,
+        double seconds) {
+  const auto until =
+      Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds));
+  Pieces pieces(at, sizes, count);
+  iovec parts[kParts], moving[kParts];
+  while (const int found = pieces.next(parts)) {
+    if (sends) digest(state, parts, found);
+    std::copy(parts, parts + found, moving);
+    if (const int wrong = pass(file, sends, moving, found, until)) return wrong;
+    if (!sends) digest(state, parts, found);
+  }
+  return 0;
+}
+
+}  // namespace
+
 // Copy piece after piece: `sizes[i]` bytes at `from[i]` to `to[i]`. What lies side by side at both
 // ends is one piece: the larger the quicker.
-extern "C" __attribute__((visibility("default"))) void hrt_copy(const char* const* from,
-                                                                char* const* to,
-                                                                const int64_t* sizes,
-                                                                int64_t count) {
+API void hrt_copy(const char* const* from, char* const* to, const int64_t* sizes, int64_t count) {
   for (int64_t i = 0; i < count;) {
     const char* source = from[i];
     char* target = to[i];
@@ -18,4 +119,42 @@ extern "C" __attribute__((visibility("default"))) void hrt_copy(const char* cons
     while (++i < count && from[i] == source + size && to[i] == target + size) size += sizes[i];
     std::memcpy(target, source, static_cast<size_t>(size));
   }
+}
+
+// The pages under the pieces are handed out, and stay as they are: to be written to, or only to be
+// read. Where the system knows no such advice nothing happens.
+API void hrt_populate(char* const* at, const int64_t* sizes, int64_t count, int32_t writes) {
+#ifdef __linux__
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  for (int64_t i = 0; i < count;) {
+    const auto first = reinterpret_cast<uintptr_t>(at[i]);
+    uintptr_t end = first + static_cast<uintptr_t>(sizes[i]);
+    while (++i < count && reinterpret_cast<uintptr_t>(at[i]) == end)
+      end += static_cast<uintptr_t>(sizes[i]);
+    const uintptr_t from = first / page * page;
+    // MADV_POPULATE_WRITE and MADV_POPULATE_READ, of Linux 5.14.
+    if (madvise(reinterpret_cast<void*>(from), end - from, writes ? 23 : 22)) return;
+  }
+#endif
+}
+
+// `state` goes on with `size` bytes; zeros are the digest of nothing.
+API void hrt_digest(void* state, const void* data, int64_t size) {
+  static_cast<Digest*>(state)->take(static_cast<const unsigned char*>(data),
+                                    static_cast<uint64_t>(size));
+}
+
+API void hrt_digest_end(void* state, uint64_t* out) { static_cast<Digest*>(state)->end(out); }
+
+// Send the pieces through a socket that does not block, out of the places where they lie, and
+// digest each part just before, when its bytes are in the cache for both. Returns 0 or an `errno`.
+API int32_t hrt_send(int32_t file, void* state, char* const* from, const int64_t* sizes,
+                     int64_t count, double seconds) {
+  return all(file, true, static_cast<Digest*>(state), from, sizes, count, seconds);
+}
+
+// The same the other way: each part goes to its places, and is digested just behind.
+API int32_t hrt_receive(int32_t file, void* state, char* const* to, const int64_t* sizes,
+                        int64_t count, double seconds) {
+  return all(file, false, static_cast<Digest*>(state), to, sizes, count, seconds);
 }

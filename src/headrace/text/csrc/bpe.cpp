@@ -308,7 +308,7 @@ class Bpe {
 
 }  // namespace
 
-API int32_t hrt_version() { return 5; }
+API int32_t hrt_version() { return 6; }
 
 // Where each of `count` strings begins, counted from the first one's length, and where the last
 // ends: to `starts`, which has room for one more than `count`. Returns the end as an offset in
