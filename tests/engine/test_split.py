@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
 import shutil
 import socket
@@ -365,6 +366,44 @@ def test_a_decode_server_that_is_gone_holds_nothing(tiny: Path, address: str) ->
         built(there).core.scheduler.check_integrity()
 
 
+def borrow_and_wait(model: str, address: str) -> None:
+    """In a process of its own: a prompt is handed over, and what is lent is renewed, never read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SplitChoice, "pays", True)
+        patch.setattr("headrace.kv.handover.LEAST_SECONDS", -1.0)
+        patch.setattr("headrace.kv.tiers.LATENCY", -1e9)
+        with decoding(Path(model), address) as here:
+            add(here, 1, PROMPT)
+            built(here).core.turn()
+            time.sleep(120.0)
+
+
+@pytest.mark.slow
+def test_a_killed_decode_server_holds_nothing(tiny: Path, address: str) -> None:
+    """kill -9, after it held its lease for longer than one lasts."""
+    with prefilling(tiny, address) as there:
+        context = multiprocessing.get_context("spawn")
+        other = context.Process(target=borrow_and_wait, args=(str(tiny), address), daemon=True)
+        other.start()
+        try:
+            until(lambda: counts(there).lent_blocks > 0, 120.0)
+            end = time.monotonic() + SECONDS + 1.0
+            while time.monotonic() < end:
+                assert counts(there).lent_blocks > 0
+                time.sleep(0.05)
+        finally:
+            assert other.pid is not None
+            kill(other.pid)
+            other.join()
+        killed = time.monotonic()
+        until(lambda: not lent_of(built(there).core.scheduler.kv), SECONDS + 1.0)  # type: ignore[attr-defined]
+        assert counts(there).leases == counts(there).lent_blocks == 0
+        assert time.monotonic() - killed < SECONDS + 1.0
+        nothing_is_held(there)
+        with decoding(tiny, address) as here:
+            assert greedy(here, PROMPT)[1] == 64
+
+
 def test_terms_that_differ_are_named_and_nothing_is_lent(
     tiny: Path, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -565,7 +604,7 @@ def test_a_prefill_server_that_lies_is_not_believed(
         context.destroy(linger=0)
 
 
-@pytest.mark.parametrize("way", ["memory", "bytes"])
+@pytest.mark.parametrize("way", ["memory", "bytes", "bytes under way"])
 def test_what_is_copied_after_its_lease_ended_is_thrown_away(
     tiny: Path, address: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -573,14 +612,16 @@ def test_what_is_copied_after_its_lease_ended_is_thrown_away(
     wherever that is."""
     with LLM(str(tiny), **OPTIONS) as alone:
         answer = greedy(alone, PROMPT)[0]
-    if way == "bytes":
+    if way != "memory":
         monkeypatch.setattr(sending, "is_same_user", lambda sock: False)
+    place: Any = Places if way == "bytes under way" else fetching.Fetching
+    name_of = "send" if way == "bytes under way" else "bring"
     with prefilling(tiny, address) as there, decoding(tiny, address) as here:
         leases = built(there).core.scheduler.kv.leases  # type: ignore[attr-defined]
-        bring = fetching.Fetching.bring
+        do = getattr(place, name_of)
         ended = []
 
-        def late(*given: Any) -> int:
+        def late(*given: Any) -> Any:
             with TURN:
                 for name in list(leases._leases):
                     for (_, block), _ in list(leases.held.items()):
@@ -588,9 +629,9 @@ def test_what_is_copied_after_its_lease_ended_is_thrown_away(
                             layer.k[block] = layer.v[block] = 1
                     leases.release(name)
                     ended.append(name)
-            return bring(*given)
+            return do(*given)
 
-        monkeypatch.setattr(fetching.Fetching, "bring", late)
+        monkeypatch.setattr(place, name_of, late)
         assert greedy(here, PROMPT) == (answer, 0)
         assert ended
         nothing_is_held(here, there)

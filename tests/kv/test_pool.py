@@ -34,6 +34,20 @@ def test_empty_blocks_are_taken_before_cached_ones_and_these_in_order_of_last_us
     assert [pool.take() for _ in range(4)] == [d, a, c, b]
 
 
+def test_blocks_that_come_next_and_have_no_memory_yet_are_known() -> None:
+    pool = BlockPool(6, keep=1)
+    assert list(pool.fresh(2)) == [1, 2]
+    a, b = pool.take(), pool.take()
+    assert list(pool.fresh(2)) == [3, 4]
+    assert list(pool.fresh(9)) == [3, 4, 5]
+    for number, block in enumerate((a, b)):
+        pool.enter(key(number), block)
+        pool.give_back(block)
+    assert not pool.fresh(2)  # More is cached than stays: the next is one of those.
+    pool.reset()
+    assert list(pool.fresh(1)) == [1]
+
+
 def test_an_evicted_block_leaves_the_index() -> None:
     pool = BlockPool(2)
     block = pool.take()

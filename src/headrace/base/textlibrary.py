@@ -58,10 +58,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "hrt_copy": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
     "hrt_populate": (None, [c_void_p, c_void_p, c_int64, c_int32]),
-    "hrt_digest": (None, [c_void_p, c_void_p, c_int64]),
-    "hrt_digest_end": (None, [c_void_p, c_void_p]),
-    "hrt_send": (c_int32, [c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_double]),
-    "hrt_receive": (c_int32, [c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_double]),
+    "hrt_send": (c_int32, [c_int32, c_void_p, c_void_p, c_int64, c_double]),
+    "hrt_receive": (c_int32, [c_int32, c_void_p, c_void_p, c_int64, c_double]),
     "hrt_automaton_counts": (None, [c_void_p, c_void_p, c_void_p]),
 }
 

@@ -5,9 +5,10 @@
 Blocks go from pool to pool, with nothing in between but the socket: what is found to be wrong has
 been written by then, to blocks that nobody knows of yet. With a key each frame is AES-256-GCM under
 the number of the frame as its nonce, so that none comes twice, elsewhere or from somebody else;
-each line has a key of its own, of the borrower's and 16 random bytes of each end. Without one a
-digest of 128 bits finds damage. Both cover a text that both ends know, too: an answer is none to
-another question.
+each line has a key of its own, of the borrower's and 16 random bytes of each end. Without one both
+ends are on one machine, which damages bytes in a socket no more than elsewhere: an XXH3 of 128 bits
+covers what is said, and of blocks their names. Both marks cover a text that both ends know, too: an
+answer is none to another question.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from ..base.errors import OptionError
+from xxhash import xxh3_128
+
 from ..base.extras import needed
-from ..base.textlibrary import absence
+from ..base.textlibrary import library
 from ..base.tiers import KEY_BYTES
-from .places import Digest, Places
+from .places import Places
 from .stack import Bytes
 
 MARK_BYTES = 16
@@ -57,14 +59,26 @@ class BlockLine:
             ciphers = needed(*CIPHERS)
             self._cipher = ciphers.AESGCM(blake2b(salts, key=key, digest_size=32).digest())
 
+    @property
+    def sealed(self) -> bool:
+        return self._cipher is not None
+
+    @property
+    def _through_a_buffer(self) -> bool:
+        return self.sealed or library() is None
+
     def send(self, content: Bytes | bytearray, about: bytes = b"") -> None:
         """Raises `OSError`."""
+        self._send(content, content, about)
+
+    def _send(self, content: Bytes | bytearray, marked: Bytes | bytearray, about: bytes) -> None:
+        """`marked`: the part of the content that a digest covers."""
         self._sent += 1
         if self._cipher is not None:
             sealed = self._cipher.encrypt(_NONCE.pack(self._sent, self._asks), content, about)
             self._write(_LENGTH.pack(len(content)), sealed)
         else:
-            self._write(_LENGTH.pack(len(content)), content, _digest(content, about))
+            self._write(_LENGTH.pack(len(content)), content, _digest(marked, about))
 
     def send_blocks(
         self, of: Places, blocks: Sequence[int], names: Callable[[], bytes], about: bytes
@@ -73,20 +87,17 @@ class BlockLine:
         `KEY_BYTES` for each. Raises `OSError`."""
         data = len(blocks) * of.nbytes
         size = data + len(blocks) * KEY_BYTES
-        if self._cipher is not None:
+        if self._through_a_buffer:
             content = self._room(size)
             of.gather(blocks, content[:data])
             content[data:] = names()
-            self.send(content, about)
+            self._send(content, content if self.sealed else content[data:], about)
             return
-        self._sent += 1
-        digest = Digest(about)
         self.sock.settimeout(self._seconds)
         self.sock.sendall(_LENGTH.pack(size), _MORE)
-        of.send(self.sock.fileno(), digest, blocks, self._seconds)
+        of.send(self.sock.fileno(), blocks, self._seconds)
         said = names()
-        digest.take(said)
-        self._write(said, digest.end())
+        self._write(said, _digest(said, about))
 
     def receive_blocks(self, of: Places, blocks: Sequence[int], about: bytes) -> memoryview:
         """The first of the blocks, as many as there are names in what is returned, to where they
@@ -97,20 +108,13 @@ class BlockLine:
         count = size // each
         if size % each:
             raise ConnectionError(f"{size} bytes came, blocks have {each}")
-        if self._cipher is not None:
-            content = self._content(size, until, about)
-            of.fill(blocks[:count], content[: count * of.nbytes])
-            return content[count * of.nbytes :]
-        self._got += 1
-        digest = Digest(about)
-        of.receive(self.sock.fileno(), digest, blocks[:count], max(1e-3, until - time.monotonic()))
-        frame = self._room(count * KEY_BYTES + MARK_BYTES)
-        self._fill(frame, until)
-        names, mark = frame[:-MARK_BYTES], frame[-MARK_BYTES:]
-        digest.take(names)
-        if mark != digest.end():
-            raise OtherBytes("what came has another digest")
-        return names
+        data = count * of.nbytes
+        if self._through_a_buffer:
+            content = self._content(size, until, about, 0 if self.sealed else data)
+            of.fill(blocks[:count], content[:data])
+            return content[data:]
+        of.receive(self.sock.fileno(), blocks[:count], max(1e-3, until - time.monotonic()))
+        return self._content(size - data, until, about)
 
     def receive(self, most: int, about: bytes = b"") -> memoryview:
         """The next frame's content, of at most so many bytes; it stays until the next call.
@@ -133,7 +137,8 @@ class BlockLine:
             self._buffer = bytearray(size)
         return memoryview(self._buffer)[:size]
 
-    def _content(self, size: int, until: float, about: bytes) -> memoryview:
+    def _content(self, size: int, until: float, about: bytes, unmarked: int = 0) -> memoryview:
+        """`unmarked`: so many of the first bytes are in no digest."""
         frame = self._room(size + MARK_BYTES)
         self._fill(frame, until)
         self._got += 1
@@ -144,7 +149,7 @@ class BlockLine:
                 return memoryview(self._cipher.decrypt(nonce, frame, about))
             except needed(*REFUSALS).InvalidTag:
                 raise OtherBytes("what came has another tag") from None
-        if frame[size:] != _digest(content, about):
+        if frame[size:] != _digest(content[unmarked:], about):
             raise OtherBytes("what came has another digest")
         return content
 
@@ -179,15 +184,9 @@ REFUSALS = "cryptography.exceptions", *CIPHERS[1:]
 
 
 def _digest(content: Bytes | bytearray, about: bytes) -> bytes:
-    digest = Digest(about)
-    digest.take(content)
-    return digest.end()
-
-
-def lines_can_be() -> None:
-    """Raises `OptionError` where the library is missing that moves blocks over lines."""
-    if why := absence():
-        raise OptionError(f"role: {why}", param="role")
+    digest = xxh3_128(about)
+    digest.update(content)
+    return digest.digest()
 
 
 def is_same_user(sock: socket.socket) -> bool:

@@ -26,7 +26,7 @@ from ..base.step import PoolShape
 from ..base.tiers import KeyedBlock
 from ..dist.wake import Wake
 from . import split_wire as wire
-from .block_line import CIPHERS, OtherBytes, lines_can_be
+from .block_line import CIPHERS, OtherBytes
 from .fetching import Fetching, Wanted, open_line
 from .places import Places
 from .stack import LENT
@@ -103,9 +103,8 @@ class Borrowed:
         terms: wire.Terms,
         pool: PoolShape,
     ) -> None:
-        """`pool`: the one here. Raises `PackageAbsent` and `OptionError`."""
+        """`pool`: the one here. Raises `PackageAbsent`."""
         self._zmq = wire.zeromq()
-        lines_can_be()
         self._terms, self._shape, self.stats = terms, pool, SplitStats()
         if secret is not None:
             needed(*CIPHERS)

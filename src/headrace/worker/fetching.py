@@ -26,8 +26,6 @@ FETCH_SECONDS = 2.0
 AHEAD = 32
 """Questions whose answers are under way: the way never waits for this end, nor this end, with all
 that it asks, for the other."""
-COPIED_BYTES = 8 << 20
-"""What is copied between two questions."""
 
 
 class Wanted(NamedTuple):
@@ -80,7 +78,7 @@ class Fetching:
         into: Places,
         ready: Callable[[], None],
     ) -> int:
-        came, runs = 0, _runs(wanted, wire.run_blocks(into.nbytes))
+        came, runs = 0, _runs(wanted, wire.run_blocks(into.nbytes, sealed=self._line.sealed))
         asked: list[bytes] = []
         for number, run in enumerate(runs):
             ahead = runs[len(asked) : number + AHEAD]
@@ -103,7 +101,7 @@ class Fetching:
     ) -> int:
         assert self.pool is not None
         came, pool = 0, self.pool[group]
-        for run in _runs(wanted, max(1, COPIED_BYTES // into.nbytes)):
+        for run in _runs(wanted, wire.run_blocks(into.nbytes, sealed=False)):
             if not all(0 <= one.there < pool.blocks for one in run):
                 break
             ready()

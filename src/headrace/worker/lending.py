@@ -22,7 +22,7 @@ from ..base.split import Handed
 from ..dist.wake import Wake
 from ..kernels.operators import KvCache
 from . import split_wire as wire
-from .block_line import CIPHERS, lines_can_be
+from .block_line import CIPHERS
 from .kv_tensors import PoolMemory
 from .sending import Sending
 
@@ -62,7 +62,6 @@ class LendingSocket:
         it; `leases`: a `kv.leases.Leases`, of which this uses what any thread may. Raises
         `OptionError` and `PackageAbsent`."""
         self._zmq = wire.zeromq()
-        lines_can_be()
         self._terms, self._ring, self._leases, self._secret = terms, wake, leases, secret
         self._vocabulary = vocabulary
         self._context = self._zmq.Context()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ..base.textlibrary import absence, library
+from ..base.textlibrary import library
 from ..kernels.arrays import Array, address
 from ..kernels.operators import KvCache
 from .kv_tensors import arrays_of
 from .stack import Bytes
-
-DIGEST_STATE_BYTES = 136
-"""What `text/csrc/digest.h` keeps of a digest that goes on."""
 
 
 class Places:
@@ -55,14 +52,14 @@ class Places:
         assert (self._sizes == other._sizes).all()
         self._copy(other._at(theirs), self._at(blocks))
 
-    def send(self, file: int, digest: Digest, blocks: Sequence[int], seconds: float) -> None:
+    def send(self, file: int, blocks: Sequence[int], seconds: float) -> None:
         """Send the blocks' bytes as `gather` orders them, out of where they lie, through a socket
-        that does not block. Raises `OSError`."""
-        _passed(_native().hrt_send, file, digest, *self._list(blocks), seconds)
+        that does not block. For who has the library. Raises `OSError`."""
+        self._pass("hrt_send", file, blocks, seconds)
 
-    def receive(self, file: int, digest: Digest, blocks: Sequence[int], seconds: float) -> None:
-        """The same to where they are wanted. After an `OSError` there are other bytes in them."""
-        _passed(_native().hrt_receive, file, digest, *self._list(blocks), seconds)
+    def receive(self, file: int, blocks: Sequence[int], seconds: float) -> None:
+        """The same to where they are wanted. After an `OSError` there is anything in them."""
+        self._pass("hrt_receive", file, blocks, seconds)
 
     def populate(self, blocks: Sequence[int], *, writes: bool) -> None:
         """Let the system hand out the pages of the blocks, to be written to or read: the first
@@ -74,6 +71,12 @@ class Places:
     def clear(self, blocks: Sequence[int]) -> None:
         for view in self._views:
             view[blocks] = 0
+
+    def _pass(self, name: str, file: int, blocks: Sequence[int], seconds: float) -> None:
+        places, sizes = self._list(blocks)
+        do = getattr(library(), name)
+        if wrong := do(file, address(places), address(sizes), sizes.size, seconds):
+            raise OSError(wrong, os.strerror(wrong))
 
     def _list(self, blocks: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Addresses and sizes of all pieces."""
@@ -98,44 +101,6 @@ class Places:
                 ctypes.memmove(int(target), int(source), int(size))
             return
         loaded.hrt_copy(address(sources), address(targets), address(sizes), targets.size)
-
-
-class Digest:
-    """128 bits that find damage, of bytes that come piece by piece (`text/csrc/digest.h`)."""
-
-    def __init__(self, begin: Bytes | bytearray = b"") -> None:
-        self._state = np.zeros(DIGEST_STATE_BYTES, np.uint8)
-        self.address = address(self._state)
-        self.take(begin)
-
-    def take(self, data: Bytes | bytearray) -> None:
-        if len(data):
-            _native().hrt_digest(self.address, address(np.frombuffer(data, np.uint8)), len(data))
-
-    def end(self) -> bytes:
-        """The digest of all that it took; it takes no more."""
-        found = np.zeros(2, np.uint64)
-        _native().hrt_digest_end(self.address, address(found))
-        return found.tobytes()
-
-
-def _native() -> ctypes.CDLL:
-    loaded = library()
-    assert loaded is not None, absence()
-    return loaded
-
-
-def _passed(
-    do: Callable[..., int],
-    file: int,
-    digest: Digest,
-    places: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int64],
-    seconds: float,
-) -> None:
-    wrong = do(file, digest.address, address(places), address(sizes), sizes.size, seconds)
-    if wrong:
-        raise OSError(wrong, os.strerror(wrong))
 
 
 def places_of(cache: KvCache) -> list[Places]:

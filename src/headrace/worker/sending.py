@@ -156,7 +156,7 @@ class Sending:
             if cache is not self._cache() or not 0 <= asked.group < len(places):
                 return
             of = places[asked.group]
-            most = len(asked.places) if asked.copied else wire.run_blocks(of.nbytes)
+            most = wire.run_blocks(of.nbytes, sealed=bool(key) and not asked.copied)
             read = lent()
             if asked.copied:
                 line.send(names(), question)

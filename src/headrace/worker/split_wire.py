@@ -32,8 +32,12 @@ NUMBER_BYTES = 16
 """What a borrower says first on a line, as `Welcome` had it."""
 MOST_QUESTION = 1 << 16
 """Bytes of a `Fetch`."""
-RUN_BYTES = 1 << 20
+RUN_BYTES = 8 << 20
 """What one `Fetch` brings at most, but at least one block."""
+SEALED_RUN_BYTES = 1 << 20
+"""The same where it goes through a buffer at each end."""
+RUN_BLOCKS = 4096
+"""A `Fetch` is short."""
 
 
 class Terms(msgspec.Struct, array_like=True, frozen=True):
@@ -157,9 +161,10 @@ to_fetch = msgspec.msgpack.Decoder(Fetch)
 to_pool = msgspec.msgpack.Decoder(PoolThere)
 
 
-def run_blocks(nbytes: int) -> int:
+def run_blocks(nbytes: int, *, sealed: bool) -> int:
     """Blocks of so many bytes that one `Fetch` brings."""
-    return max(1, RUN_BYTES // nbytes)
+    most = SEALED_RUN_BYTES if sealed else RUN_BYTES
+    return max(1, min(RUN_BLOCKS, most // nbytes))
 
 
 def lines_at(address: str) -> tuple[socket.AddressFamily, Any]:

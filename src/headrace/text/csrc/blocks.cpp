@@ -7,61 +7,19 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 
-#include "digest.h"
-
 #define API extern "C" __attribute__((visibility("default")))
 
 namespace {
 
-using headrace::Digest;
 using Clock = std::chrono::steady_clock;
 
-// What a digest looks at while it is in the cache.
-constexpr int64_t kHot = 256 << 10;
-constexpr int kParts = 256;
-
-// Pieces in their order; those that lie side by side are one, of at most `kHot`.
-class Pieces {
- public:
-  Pieces(char* const* at, const int64_t* sizes, int64_t count)
-      : at_(at), sizes_(sizes), count_(count) {}
-
-  // The next of them, of `kHot` bytes in all; returns how many.
-  int next(iovec* parts) {
-    int found = 0;
-    int64_t left = kHot;
-    while (left && i_ < count_) {
-      char* from = at_[i_] + done_;
-      const int64_t size = std::min(left, sizes_[i_] - done_);
-      if (found && static_cast<char*>(parts[found - 1].iov_base) + parts[found - 1].iov_len == from)
-        parts[found - 1].iov_len += static_cast<size_t>(size);
-      else if (found < kParts)
-        parts[found++] = {from, static_cast<size_t>(size)};
-      else
-        break;
-      left -= size;
-      done_ += size;
-      if (done_ == sizes_[i_]) ++i_, done_ = 0;
-    }
-    return found;
-  }
-
- private:
-  char* const* at_;
-  const int64_t* sizes_;
-  int64_t count_, i_ = 0, done_ = 0;
-};
-
-void digest(Digest* state, const iovec* parts, int count) {
-  for (int i = 0; i < count; ++i)
-    state->take(static_cast<const unsigned char*>(parts[i].iov_base), parts[i].iov_len);
-}
+// What one call of the system takes: of Linux's 1,024 at most.
+constexpr int kParts = 512;
 
 // All of the parts through the socket, by `until`. Returns 0 or what `errno` says.
 int pass(int file, bool sends, iovec* parts, int count, Clock::time_point until) {
@@ -92,17 +50,22 @@ int pass(int file, bool sends, iovec* parts, int count, Clock::time_point until)
   return 0;
 }
 
-int all(int file, bool sends, Digest* state, char* const* at, const int64_t* sizes, int64_t count,
-        double seconds) {
-  const auto until =
-      Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds));
-  Pieces pieces(at, sizes, count);
-  iovec parts[kParts], moving[kParts];
-  while (const int found = pieces.next(parts)) {
-    if (sends) digest(state, parts, found);
-    std::copy(parts, parts + found, moving);
-    if (const int wrong = pass(file, sends, moving, found, until)) return wrong;
-    if (!sends) digest(state, parts, found);
+int pass_all(int file, bool sends, char* const* at, const int64_t* sizes, int64_t count,
+             double seconds) {
+  const auto until = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds));
+  iovec parts[kParts];
+  for (int64_t i = 0; i < count;) {
+    int found = 0;
+    for (; i < count; ++i) {
+      iovec* last = parts + found - 1;
+      if (found && static_cast<char*>(last->iov_base) + last->iov_len == at[i])
+        last->iov_len += static_cast<size_t>(sizes[i]);
+      else if (found < kParts)
+        parts[found++] = {at[i], static_cast<size_t>(sizes[i])};
+      else
+        break;
+    }
+    if (const int wrong = pass(file, sends, parts, found, until)) return wrong;
   }
   return 0;
 }
@@ -138,23 +101,15 @@ API void hrt_populate(char* const* at, const int64_t* sizes, int64_t count, int3
 #endif
 }
 
-// `state` goes on with `size` bytes; zeros are the digest of nothing.
-API void hrt_digest(void* state, const void* data, int64_t size) {
-  static_cast<Digest*>(state)->take(static_cast<const unsigned char*>(data),
-                                    static_cast<uint64_t>(size));
+// Send the pieces through a socket that does not block, out of the places where they lie. Returns 0
+// or an `errno`.
+API int32_t hrt_send(int32_t file, char* const* from, const int64_t* sizes, int64_t count,
+                     double seconds) {
+  return pass_all(file, true, from, sizes, count, seconds);
 }
 
-API void hrt_digest_end(void* state, uint64_t* out) { static_cast<Digest*>(state)->end(out); }
-
-// Send the pieces through a socket that does not block, out of the places where they lie, and
-// digest each part just before, when its bytes are in the cache for both. Returns 0 or an `errno`.
-API int32_t hrt_send(int32_t file, void* state, char* const* from, const int64_t* sizes,
-                     int64_t count, double seconds) {
-  return all(file, true, static_cast<Digest*>(state), from, sizes, count, seconds);
-}
-
-// The same the other way: each part goes to its places, and is digested just behind.
-API int32_t hrt_receive(int32_t file, void* state, char* const* to, const int64_t* sizes,
-                        int64_t count, double seconds) {
-  return all(file, false, static_cast<Digest*>(state), to, sizes, count, seconds);
+// The same the other way: what comes goes to its places.
+API int32_t hrt_receive(int32_t file, char* const* to, const int64_t* sizes, int64_t count,
+                        double seconds) {
+  return pass_all(file, false, to, sizes, count, seconds);
 }
