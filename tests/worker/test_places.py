@@ -29,3 +29,12 @@ def test_blocks_come_back(native: bool, monkeypatch: pytest.MonkeyPatch) -> None
     assert b"".join(other.parts(1)) == bytes(17)
     with pytest.raises(AssertionError):
         other.copy([0], of, [5])
+
+
+@pytest.mark.parametrize("size", [1, 15, 64, 79, 333])
+def test_a_copy_past_the_caches_is_whole(size: int) -> None:
+    arrays = [np.random.default_rng(size).integers(0, 256, (20, size), np.uint8)]
+    others = [np.zeros((20, size), np.uint8)]
+    places.Places(others).copy([3, 4, 5, 9, 1], places.Places(arrays), [7, 8, 9, 2, 0])
+    assert (others[0][[3, 4, 5, 9, 1]] == arrays[0][[7, 8, 9, 2, 0]]).all()
+    assert not others[0][[0, 2, 6, 7, 8, *range(10, 20)]].any()

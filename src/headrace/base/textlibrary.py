@@ -56,7 +56,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_double, c_void_p, c_void_p],
     ),
-    "hrt_copy": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
+    "hrt_copy": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int32]),
     "hrt_populate": (None, [c_void_p, c_void_p, c_int64, c_int32]),
     "hrt_send": (c_int32, [c_int32, c_void_p, c_void_p, c_int64, c_double]),
     "hrt_receive": (c_int32, [c_int32, c_void_p, c_void_p, c_int64, c_double]),

@@ -87,8 +87,8 @@ class Mover:
         self._pool: KvCache | None = None
         self._places: list[Places] = []
         self._ended: deque[OrderEnd] = deque()
-        self._reads: queue.SimpleQueue[tuple[_Moving, range] | None] = queue.SimpleQueue()
-        self._writes: queue.SimpleQueue[_Moving | _Fresh | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[tuple[_Moving, range] | _Fresh | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Moving | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._open = 1
         """Orders under way, and the first look at what is there."""
@@ -149,7 +149,9 @@ class Mover:
         self._look()
         for at in range(blocks.start, blocks.stop, PREPARED):
             some = range(at, min(at + PREPARED, blocks.stop))
-            self._writes.put(_Fresh(self._places[group], some))
+            # By a reader: who has the lowest priority may be left standing with the lock of the
+            # process's memory, and all others behind it.
+            self._reads.put(_Fresh(self._places[group], some))
 
     def ended(self) -> list[OrderEnd]:
         if not self._ended:
@@ -194,6 +196,10 @@ class Mover:
 
     def _read_on(self) -> None:
         while (given := self._reads.get()) is not None:
+            if isinstance(given, _Fresh):
+                self._gaps.wait()
+                given.places.populate(given.blocks, writes=True)
+                continue
             job, chunk = given
             if job.kind == "seek":
                 job.good = self._sought(job.pieces)
@@ -242,9 +248,6 @@ class Mover:
                 continue
             if job is None:
                 return
-            if isinstance(job, _Fresh):
-                job.places.populate(job.blocks, writes=True)
-                continue
             job.begun = time.perf_counter()
             do = self._written if job.kind == "write" else self._compared
             job.good = [self._guarded(do, piece) for piece in job.pieces]

@@ -50,7 +50,7 @@ class Places:
     def copy(self, blocks: Sequence[int], other: Places, theirs: Sequence[int]) -> None:
         """Put the blocks `theirs` of a pool of the same arrays where `blocks` lie."""
         assert (self._sizes == other._sizes).all()
-        self._copy(other._at(theirs), self._at(blocks))
+        self._copy(other._at(theirs), self._at(blocks), streams=True)
 
     def send(self, file: int, blocks: Sequence[int], seconds: float) -> None:
         """Send the blocks' bytes as `gather` orders them, out of where they lie, through a socket
@@ -93,14 +93,20 @@ class Places:
         """Addresses [parts, blocks] of what `gather` made of so many blocks."""
         return start + self._offsets[:, None] * count + np.arange(count) * self._sizes[:, None]
 
-    def _copy(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> None:
+    def _copy(
+        self,
+        sources: npt.NDArray[np.int64],
+        targets: npt.NDArray[np.int64],
+        *,
+        streams: bool = False,
+    ) -> None:
         sizes = np.repeat(self._sizes, targets.shape[1])
         loaded = library()
         if loaded is None:
             for source, target, size in zip(sources.flat, targets.flat, sizes, strict=True):
                 ctypes.memmove(int(target), int(source), int(size))
             return
-        loaded.hrt_copy(address(sources), address(targets), address(sizes), targets.size)
+        loaded.hrt_copy(address(sources), address(targets), address(sizes), targets.size, streams)
 
 
 def places_of(cache: KvCache) -> list[Places]:
