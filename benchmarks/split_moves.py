@@ -42,7 +42,7 @@ from headrace.worker.borrowing import Borrowed
 WAYS = "socket", "memory"
 POOLS = "fresh", "used"
 REPEATS = 7
-"""Of each limit."""
+"""Measurements of each limit, whose median counts."""
 
 
 class Moves:

@@ -38,14 +38,14 @@ CEILINGS = {
 WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 7_191,
+    "base": 7_197,
     "bench": 10_039,
     "cli": 6_117,
     "dist": 906,
     "engine": 11_292,
     "factory": 6_666,
     "kernels": 16_617,
-    "kv": 2_076,
+    "kv": 2_085,
     "layers": 429,
     "loader": 5_138,
     "media": 509,
@@ -59,10 +59,10 @@ LINES = {
     "speech": 4_447,
     "speculate": 689,
     "text": 6_321,
-    "worker": 7_485,
+    "worker": 7_631,
 }
 """Lines of Python in each package."""
-TOTAL = 113_187
+TOTAL = 113_348
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

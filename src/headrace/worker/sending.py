@@ -139,7 +139,7 @@ class Sending:
             return found
 
         def names() -> bytes:
-            """Of what is lent until now, and zeros for what was lent before."""
+            """Names of what is lent until now, and zeros for what was lent before."""
             left = lent()[: len(read)]
             self.sent_bytes += len(left) * of.nbytes
             said = b"".join(one.key for one in left)
