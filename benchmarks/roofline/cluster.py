@@ -48,7 +48,7 @@ WARM, COUNTED, COUNTED_IN_ALL = 40, 20, 4000
 """Requests of a replica before those that count; those that count, of each and at least of all."""
 DEATHS = Failures(120.0, 10.0)
 GROWTH: list[tuple[str, int, float, int, Failures | None]] = [
-    *(("llama-3.1-8b", devices, 20.0, COUNTED_IN_ALL, None) for devices in (8, 128, 512)),
+    *(("llama-3.1-8b", devices, 20.0, COUNTED_IN_ALL, None) for devices in (8, 128)),
     *(("llama-3.1-70b", devices, 9.0, COUNTED_IN_ALL, None) for devices in (8, 2048)),
     *(("llama-3.1-70b", devices, 20.0, COUNTED_IN_ALL, None) for devices in (8, 128, 512)),
     *(("llama-3.1-70b", 128, 9.0, 6000, failures) for failures in (None, DEATHS)),
