@@ -47,6 +47,7 @@ from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.records import HrStep
 
 PROMPT, PROMPTS, DECODE, ROWS = 512, 4, 96, 8
+KINDS = ("prompt", "prompts", "token", "eight")
 ASKED = (6, 12, 11, 12)
 """Tokens of the prompts whose answers are compared."""
 
@@ -134,7 +135,9 @@ def busy(llm: LLM) -> list[float]:
     return [1e-9 * (int(ran) + int(waited)) for ran, waited, _ in told]
 
 
-def timed(llm: LLM, seed: int) -> dict[str, tuple[float, list[float]]]:
+def timed(
+    llm: LLM, seed: int, kinds: Sequence[str] = KINDS
+) -> dict[str, tuple[float, list[float]]]:
     """Seconds to the first token of a prompt, of a prompt of several at once, of a token of one
     sequence, and of one of each of eight; and what each process was busy of them."""
     prompts = drawn(seed, [PROMPT] * (PROMPTS + 1))
@@ -146,6 +149,8 @@ def timed(llm: LLM, seed: int) -> dict[str, tuple[float, list[float]]]:
         ("token", short[:1], DECODE, DECODE),
         ("eight", short, DECODE, DECODE),
     ):
+        if kind not in kinds:
+            continue
         before, begin = busy(llm), time.perf_counter()
         llm.generate(given, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
         seconds = time.perf_counter() - begin

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -159,9 +159,9 @@ def bytes_of(llm: LLM) -> dict[str, float]:
     }
 
 
-def seconds(llm: LLM, seed: int) -> dict[str, float]:
+def seconds(llm: LLM, seed: int, kinds: Sequence[str]) -> dict[str, float]:
     """What each kind of work took."""
-    return {kind: took for kind, (took, _) in timed(llm, seed).items()}
+    return {kind: took for kind, (took, _) in timed(llm, seed, kinds).items()}
 
 
 def main() -> None:
@@ -185,7 +185,10 @@ def main() -> None:
             shared = stack.enter_context(opened(asked.model, "TP2", 2))
             wired = stack.enter_context(ranks_over(rate, asked.model, folder))
             size = bytes_of(wired)
-            rounds = [(seconds(shared, seed), seconds(wired, seed)) for seed in range(asked.rounds)]
+            rounds = [
+                (seconds(shared, seed, list(size)), seconds(wired, seed, list(size)))
+                for seed in range(asked.rounds)
+            ]
         sizes = [max(1, round(one / meetings)) for one in size.values()]
         raw = dict(zip(size, raw_seconds(rate, sizes), strict=True))
         found = report["links"][rate] = {}

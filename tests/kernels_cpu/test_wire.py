@@ -17,7 +17,7 @@ from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.records import HrStep
 from headrace.kernels.cpu.wire import Wire
 
-MOST, WIDTH, LANE = 16, 128, 64
+MOST, WIDTH, LANE = 1000, 128, 64
 HEAD = struct.Struct("=IIQ")
 
 
@@ -41,7 +41,7 @@ class Rank:
         os.close(self.descriptor)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 6, 7, 12, 16])
+@pytest.mark.parametrize("rows", [1, 5, 6, 7, 12, 16, 510, 511, 997, 1000])
 def test_rows_of_codes_arrive_and_no_others_are_sent(rows: int) -> None:
     mine, its = socket.socketpair()
     ranks = [Rank(0, mine), Rank(1, its)]
@@ -77,3 +77,17 @@ def test_a_message_is_as_long_as_its_rows(rows: int) -> None:
     assert size == rows * (WIDTH // 2 // 32) * LANE
     rank.close()
     mine.close()
+
+
+@pytest.mark.parametrize("rows", [(1, 2), (997, 1000), (16, 1000)])
+def test_ranks_that_differ_in_their_rows_both_end(rows: tuple[int, int]) -> None:
+    ends = socket.socketpair()
+    ranks = [Rank(rank, end) for rank, end in enumerate(ends)]
+    with ThreadPoolExecutor(2) as threads:
+        meetings = [threads.submit(one.meet, count) for one, count in zip(ranks, rows, strict=True)]
+        for meeting in meetings:
+            with pytest.raises(HeadraceError):
+                meeting.result()
+    for one, end in zip(ranks, ends, strict=True):
+        one.close()
+        end.close()

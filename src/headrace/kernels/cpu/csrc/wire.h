@@ -6,6 +6,7 @@
 // cannot overwrite what is still being read.
 #pragma once
 #include <stddef.h>
+#include <sys/uio.h>
 
 #include <atomic>
 #include <vector>
@@ -35,14 +36,28 @@ class Wire {
     uint32_t number;  // of the exchange, from the first on
     uint64_t bytes;
   };
+  // A head, then columns: a long message is sent from where they lie and read to where they
+  // belong, a short one is one run of bytes that is copied.
+  struct Message {
+    Head head;
+    std::vector<iovec> parts;    // what calls move
+    std::vector<iovec> columns;  // where the bytes of `packed` come from or go to, the head too
+    std::vector<uint8_t> packed;
+    void lay(uint32_t sign, uint32_t number, const HrPiece* pieces, int count, const HrStep* step,
+             int rank);
+    void copy(bool gives);
+  };
+  struct Way {
+    size_t part, byte;  // the next one
+  };
   struct Peer {
-    std::vector<uint8_t> in;  // a head, and its columns
+    Message in;
     Head expected;
-    size_t sent, got;
+    Way sent, got;
     uint32_t handed;  // handovers so far: with one peer they go in one direction
   };
-  // One step with one peer: 0, 1 where something moved, or how it failed.
-  int move(int rank);
+  // What one call to or from one peer moves: 0: nothing; 1: something; or it failed.
+  int move(int rank, bool gives);
   // Until everything is sent to `first` … `last` - 1 and read from them.
   Met move_all(Fence* fence, int first, int last);
   Met fail(Fence* fence, int rank, Met how);
@@ -51,7 +66,7 @@ class Wire {
   uint32_t number_ = 0;
   std::vector<int> sockets_;
   std::vector<Peer> peers_;
-  std::vector<uint8_t> out_;
+  Message out_;
 };
 
 }  // namespace hr
