@@ -24,7 +24,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ import numpy as np
 from split import headrace, running
 
 from headrace import LLM, SamplingParams
+from headrace.base.errors import OptionError
 from headrace.base.hardware import cpu
 from headrace.kv.split import SplitChoice
 from headrace.server.run import take_port
@@ -52,6 +53,7 @@ class Moves:
         self.way = ""
         self.lent = self.began = self.last = 0.0
         self.nbytes = self.blocks = 0
+        self._kept: dict[str, tuple[list[Any], Any]] = {}
         lend, bring, open_line = Borrowed._lend, Borrowed.bring, borrowing.open_line
 
         def lending(tier: Borrowed, *given: Any) -> None:
@@ -76,15 +78,20 @@ class Moves:
         Borrowed._lend, Borrowed.bring = lending, bringing  # type: ignore[method-assign]
         borrowing.open_line = opening
 
+    def forget(self) -> None:
+        """Another server comes."""
+        self.blocks = 0
+        self._kept.clear()
+
     def go(self, llm: LLM, way: str) -> None:
-        """From now on by this way."""
-        self.way, self.blocks = way, 0
+        """From now on by this way, on the lines that it had before if blocks came on them."""
         borrowed: Any = llm._built.context.tiers.handovers._servers  # type: ignore[union-attr]
         with borrowed._lock:
-            for server in borrowed._servers:
-                for line in server.lines:
-                    line.close()
-                server.lines.clear()
+            (server,) = borrowed._servers
+            if self.blocks:
+                self._kept[self.way] = server.lines, server.pool
+            server.lines, server.pool = self._kept.pop(way, ([], None))
+        self.way, self.blocks = way, 0
 
 
 def copies(nbytes: int) -> float:
@@ -144,15 +151,24 @@ def raw_socket() -> Iterator[RawSocket]:
         other.join()
 
 
+def two_ports() -> int:
+    """A free port whose next is free, too."""
+    while True:
+        with take_port("127.0.0.1", 0) as one, suppress(OptionError):
+            port: int = one.getsockname()[1]
+            take_port("127.0.0.1", port + 1).close()
+            return port
+
+
 def measured(
     asked: argparse.Namespace, pool: str, moves: Moves, raw: RawSocket
 ) -> dict[str, list[dict[str, float]]]:
     """By way, of each round."""
     draws, found = random.Random(1), {way: list[dict[str, float]]() for way in WAYS}
-    memory = f"{24 * asked.prompt}KiB" if pool == "used" else "auto"
+    memory = f"{28 * asked.prompt}KiB" if pool == "used" else "auto"
     before = 6 if pool == "used" else 2
-    with take_port("127.0.0.1", 0) as one:
-        where = f"tcp://127.0.0.1:{one.getsockname()[1]}"
+    moves.forget()
+    where = f"tcp://127.0.0.1:{two_ports()}"
     context = str(2 * asked.prompt)
     flags = ("--threads", "1", "--port", "0", "--max-context", context, "--kv-memory", memory)
     with tempfile.TemporaryDirectory() as folder:

@@ -207,6 +207,8 @@ class Borrowed:
         try:
             if welcome is not None:
                 line = line or open_line(server.address, welcome, self._shape, pool)
+                if line.pool is not None:  # Both readers may have mapped it: one is enough.
+                    line.pool = pool or line.pool
                 came = line.bring(loan.ticket, group, wanted, into, ready)
         except OtherBytes as wrong:
             log.warning("%s: %s, and is computed here", server.address, wrong)
