@@ -59,10 +59,10 @@ LINES = {
     "speech": 4_447,
     "speculate": 689,
     "text": 6_321,
-    "worker": 7_631,
+    "worker": 7_633,
 }
 """Lines of Python in each package."""
-TOTAL = 113_348
+TOTAL = 113_350
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
