@@ -13,7 +13,8 @@ the longest wait of each stream between two events, median and longest. `restart
 until the group is ready again; `idle`: the same with nothing in work, beside the first start of the
 same server, three times. Neighbours are streams that ask the other server itself, from before the
 kill until all has ended: their gaps before it, and behind it with what the moved streams add, and
-(`migrate` false) without.
+(`migrate` false) without. `beside`: four such streams are all there is, and the group that is
+killed had nothing to do: what its start alone disturbs, until it is ready.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ NEIGHBOURS = 4
 SPAWN = multiprocessing.get_context("spawn")
 ALONE_SECONDS = 1.5
 """How long neighbours are watched before the kill, at least, with all streams in work."""
+BESIDE_SECONDS = 5.0
+"""The same where the group that is killed has nothing to do."""
 
 
 def log_ms(server: Running, words: str, since: float) -> float | None:
@@ -187,6 +190,36 @@ async def one_row(
     }
 
 
+async def one_beside(group: Running, other: Running, model: str, asked: Any) -> dict[str, Any]:
+    """What a group that had nothing to do disturbs while it starts again."""
+    over, (mine, its) = SPAWN.Event(), SPAWN.Pipe()
+    near = SPAWN.Process(target=neighbours, args=(other.url, model, asked.tokens, over, its))
+    near.start()
+    await asyncio.to_thread(mine.recv)
+    begun = time.perf_counter()
+    await asyncio.sleep(BESIDE_SECONDS)
+    killed, restart = time.perf_counter(), await idle_restart(group)
+    over.set()
+    came = await asyncio.to_thread(mine.recv)
+    near.join()
+    both = gaps(came, begun, killed), gaps(came, killed, killed + restart)
+    return {
+        "neighbours_p50_ms": [round(statistics.median(x), 2) for x in both],
+        "neighbours_p99_ms": [round(p99(x), 2) for x in both],
+        "neighbours_most_ms": [round(max(x), 2) for x in both],
+        "neighbours_gaps": [len(x) for x in both],
+        "restart_s": round(restart, 2),
+    }
+
+
+def beside_case(flags: list[str], name: str, asked: Any) -> dict[str, Any]:
+    with (
+        running(headrace(*flags, "--layout", "TP2", "--threads", "2")) as group,
+        running(headrace(*flags, "--threads", "1")) as other,
+    ):
+        return asyncio.run(one_beside(group, other, name, asked))
+
+
 def one_case(flags: list[str], name: str, asked: Any, rank: int, how: int, migrate: bool) -> Any:
     """A row with servers of its own: one that has died before waits longer before it starts."""
     flags = [*flags, "--log-format", "json"]
@@ -195,13 +228,7 @@ def one_case(flags: list[str], name: str, asked: Any, rank: int, how: int, migra
         running(headrace(*flags, "--threads", "1")) as other,
     ):
         routing = headrace("route", group.url, other.url, "--port", "0")
-        routing += [
-            "--log-format",
-            "json",
-            "--policy",
-            "least-loaded",
-            *([] if migrate else ["--no-migrate"]),
-        ]
+        routing += ["--policy", "least-loaded", *([] if migrate else ["--no-migrate"])]
         with running(routing) as gate:
             return asyncio.run(one_row(group, other, gate, name, asked, rank, how))
 
@@ -223,6 +250,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--stop", action="store_true", help="stop a rank, too")
+    parser.add_argument("--rows", type=int, default=5, help="of the kills under streams")
+    parser.add_argument("--beside", type=int, default=3, help="kills of a group without streams")
+    parser.add_argument("--idle", type=int, default=3, help="kills with nothing in work at all")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     kill = signal.SIGKILL
@@ -233,18 +263,24 @@ def main() -> None:
         flags = ["serve", model, "--port", "0", "--max-sequences", "128"]
         flags += [] if asked.model else ["--cache-dir", str(Path(folder) / "cache")]
         found = []
-        for rank, how, migrate in rows:
+        for rank, how, migrate in rows[: asked.rows]:
             row = one_case(flags, Path(model).name, asked, rank, how, migrate)
             found.append({"migrate": migrate, **row})
             print(json.dumps(found[-1]), flush=True)
-        idle = [idle_case(flags) for _ in range(3)]
-    report = {
+        beside = [beside_case(flags, Path(model).name, asked) for _ in range(asked.beside)]
+        for row in beside:
+            print(json.dumps(row), flush=True)
+        idle = [idle_case(flags) for _ in range(asked.idle)]
+    report: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
         "model": asked.model or "random, two layers of 768",
         "rows": found,
+        "beside": beside,
         "idle": idle,
-        "restart_over_start": round(statistics.median(x["restart"] / x["start"] for x in idle), 2),
     }
+    if idle:
+        ratio = statistics.median(one["restart"] / one["start"] for one in idle)
+        report["restart_over_start"] = round(ratio, 2)
     print(json.dumps({name: value for name, value in report.items() if name != "rows"}))
     if asked.json:
         asked.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -21,6 +21,7 @@ from ..base.hardware import torch_build
 from ..dist.channel import Channel
 from ..obs.flight import FlightRecorder
 from . import messages
+from .aside import come_back
 from .core import EngineCore
 from .entered import enter
 from .messages import WireError
@@ -79,6 +80,7 @@ def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
     gc.freeze()
     gc.enable()
     give_back()
+    come_back()
     facts = {
         "weight_bytes": float(built.facts.weight_bytes),
         "kv_bytes": float(built.memory.kv_bytes),

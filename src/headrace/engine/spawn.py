@@ -26,6 +26,7 @@ from typing import IO
 
 from ..base.environment import with_packages
 from ..dist.pulse import Pulse
+from .aside import nice_of_children, stand_aside, step_aside
 from .seeds import grown
 
 STACKS = "stacks.txt"
@@ -53,14 +54,19 @@ class Child:
         keep: Sequence[int] = (),
         silent: float | None = None,
         on_word: Callable[[str], None] = lambda word: None,
+        aside: bool = False,
     ) -> None:
         """Start `python -m module arguments… --spawned T`, T being the monotonic clock of now.
         It gets the descriptors `keep` by their numbers; `silent`: seconds without a sign of life
         after which it is killed, for who calls `become_child` with `--pulse`. `on_word` is called
-        from a thread with what it says by `tell_parent`."""
+        from a thread with what it says by `tell_parent`. `aside`: it takes less of the cores until
+        it is ready, and so do its own children."""
         mine, its = socket.socketpair() if silent is not None else (None, None)
         if its is not None:
             keep, arguments = [*keep, its.fileno()], [*arguments, "--pulse", str(its.fileno())]
+        nice = nice_of_children(aside)
+        if nice is not None:
+            arguments = [*arguments, "--aside", str(nice)]
         # The kernel's signal follows the thread that spawned; only the main one lives as long as
         # the process.
         bound = threading.current_thread() is threading.main_thread()
@@ -73,6 +79,8 @@ class Child:
             start_new_session=True,
             env=with_packages(sys.path),
         )
+        if nice is not None:
+            step_aside(self.pid, nice)
         self._pulse: Pulse | None = None
         if mine is not None and its is not None and silent is not None:
             its.close()
@@ -155,12 +163,15 @@ def take_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--bound", action="store_true", help="die with the spawning thread")
     parser.add_argument("--spawned", type=float, default=time.monotonic())
+    parser.add_argument("--aside", type=int, help="it starts aside; its nice value otherwise")
     parser.add_argument("--pulse", type=int, help="a socket on which it is to say that it lives")
 
 
 def become_child(arguments: argparse.Namespace) -> IO[str]:
     """Called first in a child, with what `take_arguments` took: ignore the terminal, follow the
     parent, be ready to show stacks. Returns the file of the stacks, which has to stay open."""
+    if arguments.aside is not None:
+        stand_aside(arguments.aside)
     if arguments.pulse is not None:  # The parent's silence is its own supervisor's affair.
         end = socket.socket(fileno=arguments.pulse)
         _pulses.append(Pulse({"": end}, lambda *_: None, silent=float("inf")))

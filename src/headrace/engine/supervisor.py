@@ -192,11 +192,12 @@ class Supervisor:
     async def _supervise(self) -> None:
         while True:
             begin = time.monotonic()
-            if self.state is State.DOWN:
+            anew = self.state is State.DOWN
+            if anew:
                 self.restarts += 1
                 self.state = State.STARTING
             try:
-                self._spawn()
+                self._spawn(aside=anew)
                 kind, reason = await self._until_it_ends()
             except Exception as fault:  # no thread, descriptor or folder: an end like any other
                 log.exception("the engine process cannot be started or watched")
@@ -226,7 +227,7 @@ class Supervisor:
         rules = self._rules
         return min(rules.back_off_most, rules.back_off * 2.0 ** max(0, self._in_a_row - 1))
 
-    def _spawn(self) -> None:
+    def _spawn(self, *, aside: bool) -> None:
         self._number += 1
         loop = asyncio.get_running_loop()
         self._child = self._channel = None
@@ -260,7 +261,7 @@ class Supervisor:
                 self._failed = WireError.of(EngineDead(word))
                 exited(0)
 
-        self._child = Child(self._module, arguments, silent=silent, on_word=told)
+        self._child = Child(self._module, arguments, silent=silent, on_word=told, aside=aside)
         self._child.watch(exited)
 
     def _receive(self, message: Any) -> None:

@@ -14,6 +14,7 @@ from ..base.facts import WorkerFacts
 from ..dist.channel import Channel, PeerGone
 from ..dist.wake import Wake
 from . import messages
+from .aside import come_back
 from .executor import LoadedWorker, StageWorker, execute
 from .messages import WireError
 from .preload import give_back
@@ -95,6 +96,7 @@ def serve(
                     assert worker is not None
                     worker.warm_up()
                     give_back()
+                    come_back()
                     channel.send(messages.Done(time.monotonic() - begin))
                 case messages.Stop():
                     break

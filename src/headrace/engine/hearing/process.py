@@ -22,6 +22,7 @@ from ...base.errors import EngineFault, HeadraceError
 from ...dist.channel import Channel
 from ...speech.decoding import DecodingOptions
 from .. import messages
+from ..aside import come_back
 from ..entered import enter
 from ..messages import WireError
 from .messages import (
@@ -71,6 +72,7 @@ def run(channel: Channel, worker: str) -> None:
     network = transcriber.network
     facts = {"windows": float(network.windows), "sequences": float(network.sequences)}
     languages = list(network.files.special.languages)
+    come_back()
     channel.send(Listening(languages, decisions, facts))
     serve(channel, Desk(transcriber))
 

@@ -1,0 +1,92 @@
+"""A process that starts in place of one that died steps aside until it is ready: who serves on the
+same cores meanwhile keeps them.
+
+Where cores are free it starts as fast as ever. It only does what it can take back: a process may
+not lower its nice value again without the right to, but the one of its session's group, which
+Linux has where no cgroup divides the cores, it may.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+NICE = 10
+"""Beside a thread that serves, one that starts gets a tenth of a core."""
+MOST = 15.0
+"""Seconds after which a start that is not done takes its share."""
+_AGAIN = 0.1
+"""Seconds within which the system takes one such change from whoever has no rights."""
+_CAP_SYS_NICE = 1 << 23
+
+
+_standing: list[int] = []
+"""The nice value that this process has from when it is ready on, where it started aside."""
+_back = threading.Event()
+
+
+def nice_of_children(aside: bool) -> int | None:
+    """The nice value to come back to of a child that is to start `aside`, as do all of a process
+    that did; None: it starts like any other."""
+    if sys.platform != "linux" or not (aside or _standing):
+        return None
+    return _standing[0] if _standing else os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def step_aside(pid: int, nice: int) -> None:
+    """Let a child, which has a session of its own, have less of the cores until it comes back to
+    this nice value."""
+    with suppress(OSError):  # It has ended; or here are no such groups.
+        _group(pid, NICE)
+    if nice < NICE and _may_return_to(nice):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, NICE)
+
+
+def stand_aside(nice: int) -> None:
+    """This process was started aside: it is until it is ready, or for `MOST` seconds."""
+    _standing[:] = [nice]
+    _later(MOST)
+
+
+def come_back() -> None:
+    """Have all of one's share again, if this process started aside. From any thread."""
+    if not _standing or _back.is_set():
+        return
+    nice = _standing[0]
+    try:
+        _group(os.getpid(), 0)
+    except OSError as refused:
+        if refused.errno == errno.EAGAIN:
+            _later(_AGAIN)
+            return
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with suppress(OSError):  # It has ended.
+            if os.getpriority(os.PRIO_PROCESS, thread) == NICE:
+                os.setpriority(os.PRIO_PROCESS, thread, nice)
+    _back.set()  # Threads that have this nice value later have it for their own reasons.
+
+
+def _later(seconds: float) -> None:
+    timer = threading.Timer(seconds, come_back)
+    timer.daemon = True
+    timer.start()
+
+
+def _group(pid: int, nice: int) -> None:
+    if os.getsid(pid) == pid:
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+
+
+def _may_return_to(nice: int) -> bool:
+    import resource  # Local: not every system has it.
+
+    if resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20 - nice:
+        return True
+    lines = Path("/proc/self/status").read_text().splitlines()
+    rights = next(line for line in lines if line.startswith("CapEff:"))
+    return bool(int(rights.split()[1], 16) & _CAP_SYS_NICE)
