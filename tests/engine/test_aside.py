@@ -21,13 +21,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 
 def group_nice(pid: int) -> int | None:
-    """Of the process's session, where Linux has such groups."""
+    """The nice value of the process's session, where Linux has such groups."""
     file = Path(f"/proc/{pid}/autogroup")
     return int(file.read_text().rpartition(" ")[2]) if file.exists() else None
 
 
 def nices(pid: int) -> set[int]:
-    """Of all its threads."""
+    """The nice values of all its threads."""
     return {
         os.getpriority(os.PRIO_PROCESS, int(thread.name))
         for thread in Path(f"/proc/{pid}/task").iterdir()
