@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import sys
 import threading
 from contextlib import suppress
@@ -83,8 +84,6 @@ def _group(pid: int, nice: int) -> None:
 
 
 def _may_return_to(nice: int) -> bool:
-    import resource  # Local: not every system has it.
-
     if resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20 - nice:
         return True
     lines = Path("/proc/self/status").read_text().splitlines()
