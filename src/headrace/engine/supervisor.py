@@ -192,12 +192,11 @@ class Supervisor:
     async def _supervise(self) -> None:
         while True:
             begin = time.monotonic()
-            anew = self.state is State.DOWN
-            if anew:
+            if self.state is State.DOWN:
                 self.restarts += 1
                 self.state = State.STARTING
             try:
-                self._spawn(aside=anew)
+                self._spawn(aside=self.reason != "")
                 kind, reason = await self._until_it_ends()
             except Exception as fault:  # no thread, descriptor or folder: an end like any other
                 log.exception("the engine process cannot be started or watched")
@@ -250,11 +249,10 @@ class Supervisor:
         if self._options.launcher == "local":
             arguments += ["--ranks", str(layout.devices)]
         silent = None if layout == ONE else self._rules.silent
-        changed = self._changed
 
         def exited(code: int) -> None:
             with contextlib.suppress(RuntimeError):  # The loop may be gone by now.
-                loop.call_soon_threadsafe(changed.set)
+                loop.call_soon_threadsafe(self._changed.set)
 
         def told(word: str) -> None:
             if self._channel is channel:
