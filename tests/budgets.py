@@ -42,7 +42,7 @@ LINES = {
     "bench": 10_039,
     "cli": 6_117,
     "dist": 906,
-    "engine": 11_401,
+    "engine": 11_399,
     "factory": 6_666,
     "kernels": 16_617,
     "kv": 2_085,
