@@ -15,7 +15,7 @@ namespace hr {
 namespace {
 
 // Without anything moving a rank looks (some 40 µs), then gives its core away between looks, and
-// only then sleeps: whoever sends to a sleeper pays for waking it, three times what the sending takes.
+// only then sleeps: who sends to a sleeper pays for waking it, three times what the sending takes.
 constexpr int kLooks = 100;
 constexpr int64_t kAwake = 300'000;  // ns
 constexpr int kLookAgain = 20;       // ms for which a sleeper may not see that the group has ended
