@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "server"))
 
 import httpx
@@ -32,6 +33,7 @@ from exposed import metric
 from processes import headrace, running
 
 from headrace.server.run import take_port
+from ports import two_ports
 
 SETTLE_SECONDS = 2.0
 """Streams alone, before the first long prompt."""
@@ -131,8 +133,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=6.0, help="Seconds between two of them.")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    with take_port("127.0.0.1", 0) as one:
-        where = f"tcp://127.0.0.1:{one.getsockname()[1]}"
+    where = f"tcp://127.0.0.1:{two_ports()}"
     with ExitStack() as stack:
 
         def start(*words: str) -> str:

@@ -24,16 +24,15 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from split import headrace, running
+from split import headrace, running, two_ports
 
 from headrace import LLM, SamplingParams
-from headrace.base.errors import OptionError
 from headrace.base.hardware import cpu
 from headrace.kv.split import SplitChoice
 from headrace.server.run import take_port
@@ -149,15 +148,6 @@ def raw_socket() -> Iterator[RawSocket]:
             yield RawSocket(connected)
             connected.sendall(bytes(8))
         other.join()
-
-
-def two_ports() -> int:
-    """A free port whose next is free, too."""
-    while True:
-        with take_port("127.0.0.1", 0) as one, suppress(OptionError):
-            port: int = one.getsockname()[1]
-            take_port("127.0.0.1", port + 1).close()
-            return port
 
 
 def measured(

@@ -16,7 +16,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.kv_events import KvEvents
 from headrace.kv.holdings import BlockEvent
-from headrace.server.run import take_port
+from ports import two_ports
 from tiny import talker
 from tiny.kept import Kept
 
@@ -24,15 +24,7 @@ BLOCK = 16
 
 
 def address() -> str:
-    """One with a free port and a free port behind it, for as long as nobody else takes them."""
-    while True:
-        with take_port("127.0.0.1", 0) as one:
-            port = one.getsockname()[1]
-            try:
-                take_port("127.0.0.1", port + 1).close()
-            except OptionError:
-                continue
-            return f"tcp://127.0.0.1:{port}"
+    return f"tcp://127.0.0.1:{two_ports()}"
 
 
 class Listener:

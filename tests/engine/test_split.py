@@ -33,12 +33,12 @@ from headrace.kv import KvManager, PrefixChain, lent_of
 from headrace.kv.leases import SECONDS
 from headrace.kv.split import SplitChoice
 from headrace.sched import Scheduler
-from headrace.server.run import take_port
 from headrace.worker import fetching, sending
 from headrace.worker import split_wire as wire
 from headrace.worker.block_line import BlockLine
 from headrace.worker.borrowing import Borrowed
 from headrace.worker.places import Places
+from ports import two_ports
 from tiny import families
 from tiny.kept import Kept
 
@@ -137,11 +137,8 @@ def address(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/split"
 
 
-@contextmanager
-def loopback() -> Iterator[str]:
-    with take_port("127.0.0.1", 0) as one:
-        where = f"tcp://127.0.0.1:{one.getsockname()[1]}"
-    yield where
+def loopback() -> str:
+    return f"tcp://127.0.0.1:{two_ports()}"
 
 
 @pytest.fixture(params=["memory", "another user", "the same host", "hosts", "hosts with a key"])
@@ -168,12 +165,12 @@ def by(
     elif way == "another user":
         monkeypatch.setattr(sending, "is_same_user", lambda sock: False)
     (tmp_path / "key").write_bytes(b"k" * 32)
-    with loopback() as where:
-        if way in ("memory", "another user"):
-            where = f"ipc://{tmp_path}/split"
-        elif way == "hosts with a key":
-            where += f"?key={tmp_path}/key"
-        yield where
+    if way in ("memory", "another user"):
+        yield f"ipc://{tmp_path}/split"
+    elif way == "hosts with a key":
+        yield f"{loopback()}?key={tmp_path}/key"
+    else:
+        yield loopback()
     assert bool(copied) == (way in ("memory", "the same host"))
 
 
@@ -420,10 +417,8 @@ def test_terms_that_differ_are_named_and_nothing_is_lent(
 def test_who_has_not_got_the_key_gets_no_answer(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"k" * 32)
     (tmp_path / "other").write_bytes(b"o" * 32)
-    with (
-        loopback() as where,
-        prefilling(tiny, f"{where}?key={tmp_path}/key") as there,
-    ):
+    where = loopback()
+    with prefilling(tiny, f"{where}?key={tmp_path}/key") as there:
         with decoding(tiny, f"{where}?key={tmp_path}/key") as here:
             assert greedy(here, PROMPT)[1] == 64
             nothing_is_held(here, there)
