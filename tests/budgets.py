@@ -42,7 +42,7 @@ LINES = {
     "bench": 10_039,
     "cli": 6_117,
     "dist": 906,
-    "engine": 11_399,
+    "engine": 11_401,
     "factory": 6_666,
     "kernels": 16_617,
     "kv": 2_085,
@@ -62,7 +62,7 @@ LINES = {
     "worker": 7_633,
 }
 """Lines of Python in each package."""
-TOTAL = 113_457
+TOTAL = 113_459
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -62,9 +62,10 @@ class Failures:
     restart_seconds: float
 
     def __post_init__(self) -> None:
-        for name in ("between_seconds", "restart_seconds"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise OptionError(f"{name} must be a positive time", param=name)
+        times = {"failures": self.between_seconds, "restart": self.restart_seconds}
+        for name, seconds in times.items():
+            if not 0 < seconds < math.inf:
+                raise OptionError(f"{name} must be seconds above 0, not {seconds:g}", param=name)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,8 +234,7 @@ class Supervisor:
         self._private.ensure()  # What cleans up temporary files may have taken it.
         where = address(self._folder, f"engine-{self._number}")
         self._hello = self._configured = False
-        self._failed = None
-        self._allowed = 0.0
+        self._failed, self._allowed = None, 0.0
         self.phases = {}
         self._begin = time.monotonic()
         channel = AsyncChannel(where, self._says, on_message=self._receive, loop=loop)
@@ -250,17 +250,18 @@ class Supervisor:
             arguments += ["--ranks", str(layout.devices)]
         silent = None if layout == ONE else self._rules.silent
 
-        def exited(code: int) -> None:
+        def soon(call: Callable[..., object], *given: Any) -> None:
             with contextlib.suppress(RuntimeError):  # The loop may be gone by now.
-                loop.call_soon_threadsafe(self._changed.set)
+                loop.call_soon_threadsafe(call, *given)
 
         def told(word: str) -> None:
-            if self._channel is channel:
+            if self._channel is channel and self._failed is None:
                 self._failed = WireError.of(EngineDead(word))
-                exited(0)
+                self._changed.set()
 
-        self._child = Child(self._module, arguments, silent=silent, on_word=told, aside=aside)
-        self._child.watch(exited)
+        words = partial(soon, told)
+        self._child = Child(self._module, arguments, silent=silent, on_word=words, aside=aside)
+        self._child.watch(lambda code: soon(self._changed.set))
 
     def _receive(self, message: Any) -> None:
         match message:
