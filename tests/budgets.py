@@ -1,8 +1,8 @@
-"""Sizes that may not grow: each has a ceiling, which is what the largest has today.
+"""Sizes that may not grow much: each ceiling leaves room for ordinary work above today's largest.
 
-Whoever makes something smaller lowers its ceiling; whoever wants to raise one says why in the
-commit. Triton's device functions are apart: their parameters are pointers and strides, and what
-one of them does cannot be called from another without registers moving.
+A change that needs more room splits something up, or says in its commit why the ceiling is wrong.
+Triton's device functions are apart: their parameters are pointers and strides, and what one of
+them does cannot be called from another without registers moving.
 """
 
 from __future__ import annotations
@@ -21,49 +21,23 @@ SOURCE = ROOT / "src" / "headrace"
 DOCS = ROOT / "docs"
 
 CEILINGS = {
-    "lines of a file": 510,  # What is read in one sitting.
-    "lines of a function": 133,  # What is understood without scrolling back.
-    "lines of a command": 148,  # Most of them say what an option means.
-    "lines of a class": 437,  # What has one reason to change.
-    "lines of a Triton function": 224,
+    "lines of a file": 530,  # What is read in one sitting.
+    "lines of a function": 140,  # What is understood without scrolling back.
+    "lines of a command": 150,  # Most of them say what an option means.
+    "lines of a class": 450,  # What has one reason to change.
+    "lines of a Triton function": 230,
+    "lines of the package": 117_000,  # All Python below src/headrace, with 3 % of room.
     "parameters": 16,  # What a caller can get right without looking it up.
-    "parameters of a command": 39,  # Each is an option that `--help` prints.
-    "parameters of a Triton function": 40,
-    "fields": 34,  # What a record can be explained as; public options and wire formats: `WIDE`.
-    "own imports in functions": 52,  # Each hides an edge of the graph of modules.
-    "other imports in functions": 73,  # Each keeps a start without torch, or quick.
-    "class names with two meanings": 56,  # One word, one meaning (`docs/glossary.md`).
+    "parameters of a command": 40,  # Each is an option that `--help` prints.
+    "parameters of a Triton function": 41,
+    "fields": 35,  # What a record can be explained as; public options and wire formats: `WIDE`.
+    "own imports in functions": 54,  # Each hides an edge of the graph of modules.
+    "other imports in functions": 76,  # Each keeps a start without torch, or quick.
+    "class names with two meanings": 58,  # One word, one meaning (`docs/glossary.md`).
     "environment reads": 0,  # Outside `base/environment.py`, which lists every variable.
 }
-WIDE = {"base.config.EngineOptions": 36, "bench.options.RunOptions": 40}
+WIDE = {"base.config.EngineOptions": 38, "bench.options.RunOptions": 42}
 """Records that a user writes or a file holds, one option or column a field."""
-LINES = {
-    "base": 7_197,
-    "bench": 10_039,
-    "cli": 6_117,
-    "dist": 906,
-    "engine": 11_401,
-    "factory": 6_666,
-    "kernels": 16_617,
-    "kv": 2_085,
-    "layers": 429,
-    "loader": 5_138,
-    "media": 509,
-    "models": 527,
-    "obs": 1_735,
-    "quant": 799,
-    "roofline": 4_810,
-    "route": 1_621,
-    "sched": 1_641,
-    "server": 16_086,
-    "speech": 4_447,
-    "speculate": 689,
-    "text": 6_321,
-    "worker": 7_633,
-}
-"""Lines of Python in each package."""
-TOTAL = 113_459
-"""Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
 FRAGMENT = re.compile(
@@ -78,7 +52,7 @@ RETIRED = {
     "pages of KV": "blocks",
 }
 """Home-made or foreign terms that are gone, and the glossary's word for them."""
-EVERYWHERE = {*LINES, "__init__", "__main__"}
+EVERYWHERE = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | {"__init__", "__main__"}
 KEPT = {
     "slot": {"base", "engine", "kernels", "loader", "roofline", "server", "speech", "worker"},
     "whole": {"bench", "engine", "server"},
@@ -236,6 +210,7 @@ MEASURED = {
     "lines of a Triton function": lambda: max(functions("Triton function")),
     "lines of a command": lambda: max(functions("command")),
     "lines of a class": lambda: max(classes()),
+    "lines of the package": lambda: (sum(size for size, _ in files()), "all packages together"),
     "parameters": lambda: max(signatures("function")),
     "parameters of a command": lambda: max(signatures("command")),
     "parameters of a Triton function": lambda: max(signatures("Triton function")),
@@ -266,23 +241,6 @@ def test_wide_records_do_not_grow(name: str) -> None:
         if isinstance(node, ast.ClassDef) and node.name == wanted
     )
     assert fields <= WIDE[name], f"{name}: {fields} fields, at most {WIDE[name]}"
-
-
-def test_no_package_grows_beyond_its_lines() -> None:
-    """Where one has to, its line and the total are changed in the same commit, which says why."""
-    packages: Counter[str] = Counter()
-    for size, name in files():
-        packages[name.split("/")[0] if "/" in name else ""] += size
-    total = packages.total()
-    del packages[""]  # The package's own top.
-    assert set(packages) == set(LINES)
-    large = [
-        f"{name}: {size} lines, at most {LINES[name]}"
-        for name, size in packages.items()
-        if size > LINES[name]
-    ]
-    assert not large, "\n".join(large)
-    assert total <= TOTAL, f"{total} lines of all packages, at most {TOTAL}"
 
 
 def docstrings(root: Path) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,6 @@ from budgets import (
     test_a_word_has_one_row_in_the_glossary as test_a_word_has_one_row_in_the_glossary,
 )
 from budgets import test_every_docstring_can_be_read_alone as test_every_docstring_can_be_read_alone
-from budgets import test_no_package_grows_beyond_its_lines as test_no_package_grows_beyond_its_lines
 from budgets import test_nothing_grows_beyond_its_ceiling as test_nothing_grows_beyond_its_ceiling
 from budgets import test_retired_words_do_not_come_back as test_retired_words_do_not_come_back
 from budgets import (
