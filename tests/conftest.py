@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+import paths
 from headrace.base import textlibrary
 from headrace.base.hardware import sum_in_one_order
 
@@ -99,7 +100,6 @@ WHOLE = (
     "worker",
 )
 """Tests of whole things (processes, browsers, models, Triton's interpreter): slow, each of them."""
-MARKED = re.compile(r"mark\.(slow|model)\b")
 WHOLLY_SLOW = re.compile(r"^pytestmark = .*mark\.(slow|model)\b", re.MULTILINE)
 
 
@@ -114,15 +114,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     them (transformers, clients, Triton) took each worker half a minute."""
     if HERE not in collection_path.parents or collection_path.suffix != ".py":
         return None
-    path = collection_path.relative_to(HERE)
-    slow = any(path.is_relative_to(whole) for whole in WHOLE)
     asked = config.getoption("markexpr")
-    if asked.startswith("not slow"):
-        text = collection_path.read_text()
-        return slow or bool(WHOLLY_SLOW.search(text)) or None
-    if asked.startswith("(slow or model)"):
-        return None if slow else not MARKED.search(collection_path.read_text()) or None
-    return None
+    path = collection_path.relative_to(HERE)
+    if not asked.startswith("not slow") or ("path" in asked and path.as_posix() in paths.FILES):
+        return None
+    whole = any(path.is_relative_to(each) for each in WHOLE)
+    return whole or bool(WHOLLY_SLOW.search(collection_path.read_text())) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -135,3 +132,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         path = item.path.relative_to(HERE)
         if any(path.is_relative_to(whole) for whole in WHOLE):
             item.add_marker(pytest.mark.slow)
+        if paths.is_path(item.nodeid.removeprefix("tests/")):
+            item.add_marker(pytest.mark.path)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import paths
 from budgets import parsed
 from budgets import (
     test_a_word_has_one_row_in_the_glossary as test_a_word_has_one_row_in_the_glossary,
@@ -232,3 +233,25 @@ def test_no_task_ends_unseen() -> None:
             if called == "ensure_future" and id(node) in bare | kept:
                 wrong.append(f"{module}:{node.lineno} leaves a future to nobody")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_path_is_a_test() -> None:
+    tests = Path(__file__).parent
+    absent = [
+        path
+        for path in paths.ALL
+        for file, _, name in (path.partition("::"),)
+        if not (tests / file).is_file()
+        or f"def {name.partition('[')[0]}(" not in (tests / file).read_text() + "def ("
+    ]
+    assert not absent, "\n".join(absent)
+
+
+def test_every_folder_of_tests_has_a_path() -> None:
+    tests = Path(__file__).parent
+    slow = {
+        file.relative_to(tests).parts[0]
+        for file in tests.rglob("test_*.py")
+        if "mark.slow" in file.read_text() or "mark.model" in file.read_text()
+    }
+    assert {name for name in slow if "." not in name} <= {path.split("/")[0] for path in paths.ALL}

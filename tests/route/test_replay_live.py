@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import httpx
 import pytest
 from route_servers import Mock, gateway, mocks, on_the_loop_of_servers
-from test_holdings import event, until
+from test_route_holdings import event, until
 
 from headrace.engine.routing import Place, Prompted
 from headrace.engine.sim import Cluster
