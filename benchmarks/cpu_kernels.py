@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from headrace.base.config import DEFAULT_MODEL
-from headrace.base.groups import layer_groups
+from headrace.base.groups import graph_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
@@ -37,6 +37,7 @@ from headrace.kernels.cpu.records import ROWS_N, HrStep
 from headrace.kernels.program import LOGITS
 from headrace.kernels.weights import PanelWeight
 from headrace.loader.open import open_model
+from headrace.models.registry import describe
 from headrace.worker.batch import make_batch
 from headrace.worker.options import WorkerOptions
 from headrace.worker.worker import Worker
@@ -139,7 +140,7 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
     )
     worker = Worker(files, options)
     kv_dtype = worker._resolved.kv_dtype
-    worker.allocate(PoolShape(16, layer_groups(arch, kv_dtype, 600)))
+    worker.allocate(PoolShape(16, graph_groups(describe(arch), kv_dtype, 600)))
     team: Team = worker._operators.providers["linear"].team  # type: ignore[attr-defined]
     parameters = (
         arch.layers

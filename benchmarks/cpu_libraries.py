@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.base.config import DEFAULT_MODEL
-from headrace.base.groups import layer_groups
+from headrace.base.groups import graph_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
@@ -27,6 +27,7 @@ from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.timing import timed
 from headrace.kernels.program import LOGITS
 from headrace.loader.open import open_model
+from headrace.models.registry import describe
 from headrace.worker import Worker, WorkerOptions
 
 BLOCK, BLOCKS, THREADS = 16, 2400, 2
@@ -79,7 +80,7 @@ def main() -> None:
             max_context=arguments.context,
         ),
     )
-    groups = layer_groups(files.arch, worker._resolved.kv_dtype, BLOCKS)
+    groups = graph_groups(describe(files.arch), worker._resolved.kv_dtype, BLOCKS)
     worker.allocate(PoolShape(BLOCK, groups))
     program = worker._program
     for case in arguments.cases:

@@ -13,7 +13,7 @@ import torch
 
 from headrace.base.arch import ModelArch, Rope
 from headrace.base.graph import AttentionSpec, RouteSpec
-from headrace.base.groups import layer_groups
+from headrace.base.groups import graph_groups
 from headrace.base.step import PoolShape
 from headrace.kernels.key_bias import KeyBias
 from headrace.kernels.model import Model
@@ -288,7 +288,7 @@ def family_cache(
     arch: ModelArch, blocks: int, device: str, kv: str = "bfloat16", *, rows: int = 32
 ) -> KvCache:
     """`make_cache` of any family: latents, and states of `rows` sequences."""
-    groups = layer_groups(arch, kv, blocks)
+    groups = graph_groups(describe(arch), kv, blocks)
     pool = PoolShape(BLOCK, tuple(g._replace(blocks=rows + 1) if g.state else g for g in groups))
     return allocate_kv(pool, device)
 

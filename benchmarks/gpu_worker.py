@@ -13,7 +13,7 @@ import torch
 from gpu_models import BLOCK, random_weights
 
 from headrace.base.arch import ModelArch
-from headrace.base.groups import layer_groups, pool_bytes
+from headrace.base.groups import graph_groups, pool_bytes
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
@@ -26,6 +26,7 @@ from headrace.base.step import (
     StepResult,
 )
 from headrace.kv import KvManager
+from headrace.models.registry import describe
 from headrace.sched import Limits, Scheduler
 from headrace.worker import Worker, WorkerOptions, loading
 
@@ -74,12 +75,12 @@ def make_worker(setup: Setup) -> Worker:
 
 def pool_of(worker: Worker, blocks: int) -> PoolShape:
     """`blocks` blocks of each of its groups."""
-    return PoolShape(BLOCK, layer_groups(worker.arch, worker._resolved.kv_dtype, blocks))
+    return PoolShape(BLOCK, graph_groups(describe(worker.arch), worker._resolved.kv_dtype, blocks))
 
 
 def block_bytes(setup: Setup) -> int:
     """KV of one block in all layers."""
-    return pool_bytes(PoolShape(BLOCK, layer_groups(setup.arch, setup.kv, 1)))
+    return pool_bytes(PoolShape(BLOCK, graph_groups(describe(setup.arch), setup.kv, 1)))
 
 
 class Filled:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from headrace.base.config import DEFAULT_MODEL
-from headrace.base.groups import layer_groups, pool_bytes
+from headrace.base.groups import graph_groups, pool_bytes
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
@@ -36,6 +36,7 @@ from headrace.kernels.arrays import floats
 from headrace.kernels.cpu.library import Team, allocate
 from headrace.kernels.program import want
 from headrace.loader.open import open_model
+from headrace.models.registry import describe
 from headrace.text.load import load_tokenizer
 from headrace.worker.batch import make_batch
 from headrace.worker.kv_tensors import arrays_of
@@ -79,7 +80,7 @@ def start(kv_dtype: str, context: int, rows: int = 1) -> Worker:
     )
     worker = Worker(files, options)
     each = context // BLOCK
-    worker.allocate(PoolShape(BLOCK, layer_groups(files.arch, kv_dtype, rows * each + 1)))
+    worker.allocate(PoolShape(BLOCK, graph_groups(describe(files.arch), kv_dtype, rows * each + 1)))
     for row in range(rows):
         first = 1 + row * each
         worker._tables.write([BlockWrite(row, 0, 0, list(range(first, first + each)))])
@@ -170,7 +171,7 @@ def decoding(types: Sequence[str], contexts: list[int], rows: int, steps: int) -
 
 def token_bytes(kv_dtype: str) -> float:
     """Bytes that a token of the default model's context takes, in all layers."""
-    groups = layer_groups(open_model(DEFAULT_MODEL).arch, kv_dtype, 1)
+    groups = graph_groups(describe(open_model(DEFAULT_MODEL).arch), kv_dtype, 1)
     return pool_bytes(PoolShape(BLOCK, groups)) / BLOCK
 
 

@@ -27,13 +27,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace.base.config import DEFAULT_MODEL
-from headrace.base.groups import layer_groups
+from headrace.base.groups import graph_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
 from headrace.engine.prediction import serving_types, step_predictor
 from headrace.kernels.cpu.library import Team
 from headrace.loader.open import open_model
+from headrace.models.registry import describe
 from headrace.speculate import Proposal, Speculation
 from headrace.worker import Worker, WorkerOptions
 
@@ -77,7 +78,7 @@ def measure(
     )
     worker = Worker(open_model(DEFAULT_MODEL), options, speculation=Speculation([Wrong]))
     blocks = -(-total // BLOCK)
-    worker.allocate(PoolShape(BLOCK, layer_groups(worker.arch, "bfloat16", blocks + 1)))
+    worker.allocate(PoolShape(BLOCK, graph_groups(describe(worker.arch), "bfloat16", blocks + 1)))
     rng = random.Random(1)
     prompt = [rng.randrange(1000, 20000) for _ in range(context)]
     spec = RequestSpec(SamplingParams(temperature=0.0, max_tokens=None), 0)

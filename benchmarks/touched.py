@@ -12,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+OF = ("--format=",)
 
 
 def git(*arguments: str) -> list[str]:
@@ -24,11 +25,11 @@ def touched(commits: list[str]) -> tuple[dict[str, int], set[str]]:
     lines: dict[str, int] = defaultdict(int)
     created = set()
     for commit in commits:
-        for row in git("show", "--numstat", "--no-renames", "--format=", commit, "--", "src/headrace"):
+        for row in git("show", "--numstat", "--no-renames", *OF, commit, "--", "src/headrace"):
             added, _, name = row.split("\t")
             lines[name] += int(added) if added.isdigit() else 0
-        kinds = ("show", "--diff-filter=A", "--name-only", "--format=", commit, "--", "src/headrace")
-        created.update(git(*kinds))
+        named = "show", "--diff-filter=A", "--name-only", *OF, commit, "--", "src/headrace"
+        created.update(git(*named))
     return dict(lines), created
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from headrace.base.arch_gguf import GGUF_ARCHITECTURES
 from headrace.base.config import EngineOptions
-from headrace.base.groups import layer_groups
+from headrace.base.groups import graph_groups
 from headrace.cli.main import COMMANDS
 from headrace.kernels.cpu.library import LEVELS_OF
-from headrace.models.registry import FAMILIES
+from headrace.models.registry import FAMILIES, describe
 from headrace.roofline.known import KNOWN, known
 from headrace.server.app import OPERATOR_ROUTERS, ROUTERS
 
@@ -93,7 +93,7 @@ def families() -> str:
     for name in KNOWN:
         arch, _ = known(name)
         published[arch.family].append(f"`{name}`")
-        for group in layer_groups(arch, "bfloat16"):
+        for group in graph_groups(describe(arch), "bfloat16"):
             kept[arch.family][re.sub(r"\d+", "s", group.name)] = None
     for family, description in FAMILIES.items():
         cases = [name for name in named if name.partition("-")[0] == family]

@@ -121,7 +121,10 @@ PATHS: dict[str, tuple[str, ...]] = {
         "server/test_page_browser.py::test_a_chat_is_typed_streamed_and_measured",
         "server/test_page_talks.py::test_a_reload_loses_nothing",
         "server/test_page_access.py::test_the_model_is_chosen_by_keyboard",
-        "agents/test_agents.py",
+        *(
+            f"agents/test_agents.py::test_the_loop_ends_with_the_tools_result[{client}]"
+            for client in ("anthropic", "openai_agents", "pydantic_ai")
+        ),
     ),
     "sound": (
         "media/test_audio.py",

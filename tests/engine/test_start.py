@@ -258,13 +258,14 @@ def test_a_large_pool_costs_no_memory_until_it_is_used(tiny: Path) -> None:
     """Allocating it is quick, and what nobody wrote is not there."""
     psutil = pytest.importorskip("psutil")
     pytest.importorskip("torch")
-    from headrace.base.groups import layer_groups, pool_bytes
+    from headrace.base.groups import graph_groups, pool_bytes
     from headrace.base.step import PoolShape
+    from headrace.models.registry import describe
     from headrace.worker.kv_tensors import allocate_kv
 
     arch = open_model(str(tiny)).arch
-    block = pool_bytes(PoolShape(16, layer_groups(arch, "float32", 1)))
-    pool = PoolShape(16, layer_groups(arch, "float32", 2**31 // block))
+    block = pool_bytes(PoolShape(16, graph_groups(describe(arch), "float32", 1)))
+    pool = PoolShape(16, graph_groups(describe(arch), "float32", 2**31 // block))
     process = psutil.Process()
     before = process.memory_info().rss
     cache = allocate_kv(pool, "cpu")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headrace.base.config import DEFAULT_MODEL
-from headrace.base.groups import layer_groups
+from headrace.base.groups import graph_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
@@ -21,6 +21,7 @@ from headrace.kernels.cpu.library import LAYOUT
 from headrace.kernels.program import want
 from headrace.loader.open import open_model
 from headrace.loader.panels import PanelShelf
+from headrace.models.registry import describe
 from headrace.text.load import load_tokenizer
 from headrace.worker.batch import make_batch
 from headrace.worker.options import WorkerOptions
@@ -48,7 +49,7 @@ def start(kernels: str, panels: Path | None = None, kv_dtype: str = "auto") -> W
     )
     shelf = None if panels is None else PanelShelf(files, panels, LAYOUT)
     worker = Worker(files, options, shelf=shelf)
-    groups = layer_groups(files.arch, worker._resolved.kv_dtype, ROOM // 16 + 1)
+    groups = graph_groups(describe(files.arch), worker._resolved.kv_dtype, ROOM // 16 + 1)
     worker.allocate(PoolShape(16, groups))
     return worker
 

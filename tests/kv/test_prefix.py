@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headrace.base.arch import ModelArch, Rope
 from headrace.base.config import EngineOptions
-from headrace.base.groups import layer_groups
+from headrace.base.groups import graph_groups
 from headrace.base.identity import Identity
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
@@ -15,6 +15,7 @@ from headrace.base.spec import InputSpan, RequestSpec
 from headrace.base.step import ArrayShape, PoolShape
 from headrace.kv import KvManager, PrefixChain, root_of
 from headrace.kv.prefix import tenant_of
+from headrace.models.registry import describe
 
 ARCH = ModelArch(
     family="qwen2",
@@ -92,7 +93,7 @@ def test_a_fork_goes_its_own_way() -> None:
 
 
 def pool(**changes: object) -> PoolShape:
-    group = layer_groups(ARCH, "bfloat16")[0]
+    group = graph_groups(describe(ARCH), "bfloat16")[0]
     return PoolShape(16, (group._replace(**changes),))
 
 
@@ -106,7 +107,7 @@ def test_every_ingredient_of_the_root_separates() -> None:
         "other weights": root_of(pool(), "others"),
         "KV type": root_of(pool(arrays=typed), "weights"),
         "shape of an array": root_of(pool(arrays=smaller), "weights"),
-        "scales": root_of(PoolShape(16, layer_groups(ARCH, "int8")), "weights"),
+        "scales": root_of(PoolShape(16, graph_groups(describe(ARCH), "int8")), "weights"),
         "layers": root_of(pool(layers=group.layers[1:]), "weights"),
         "window": root_of(pool(window=64), "weights"),
         "groups": root_of(PoolShape(16, (group, group)), "weights"),

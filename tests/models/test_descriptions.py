@@ -12,7 +12,7 @@ from headrace.base.arch import Chunks, Encoder, Mla, ModelArch, Moe, Recurrence,
 from headrace.base.demand import Hidden, demand, head
 from headrace.base.errors import UnsupportedModel
 from headrace.base.graph import AttentionSpec, ExpertsSpec
-from headrace.base.groups import layer_groups
+from headrace.base.groups import graph_groups
 from headrace.models.registry import FAMILIES, describe
 
 ARCH = ModelArch(
@@ -158,7 +158,7 @@ def test_layers_of_gemma4_differ() -> None:
     assert "model.layers.2.self_attn.k_proj.weight" not in tensors
     assert tensors["model.layers.1.mlp.up_proj.weight"] == (48, 32)
     assert tensors["model.layers.2.mlp.up_proj.weight"] == (96, 32)
-    groups = layer_groups(arch_of("gemma4"), "k8v4")
+    groups = graph_groups(describe(arch_of("gemma4")), "k8v4")
     assert [(group.layers, group.arrays[1].shape) for group in groups] == [
         ((1,), (1, 8)),
         ((0,), (2, 4)),

@@ -7,19 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from headrace.base.groups import layer_groups
+from headrace.base.groups import graph_groups
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import SEEDS, RequestSpec
 from headrace.base.step import PoolShape, StepPlan, StepResult, TokenLogprobs
 from headrace.kv import KvManager
+from headrace.models.registry import describe
 from headrace.sched import Limits, Scheduler
 from headrace.worker import Worker
 
 
 def pool_of(worker: Worker, blocks: int, block_size: int = 16) -> PoolShape:
     """`blocks` blocks of each of its groups."""
-    groups = layer_groups(worker.arch, worker._resolved.kv_dtype, blocks)
+    groups = graph_groups(describe(worker.arch), worker._resolved.kv_dtype, blocks)
     return PoolShape(block_size, groups)
 
 

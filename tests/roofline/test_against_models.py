@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace.base.arch import Encoder, ModelArch, Moe
-from headrace.base.groups import layer_groups
+from headrace.base.groups import graph_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
@@ -130,7 +130,7 @@ def run_step(
         dtype="float32",
         max_context=arch.max_context,
     )
-    pool = PoolShape(4, layer_groups(arch, kv_dtype, 20))
+    pool = PoolShape(4, graph_groups(describe(arch), kv_dtype, 20))
     rows, tables = (
         Rows(4, arch.max_context, "cpu"),
         BlockTables(4, arch.max_context, pool, "cpu"),

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from headrace.base.arch import ModelArch
 from headrace.base.errors import DoesNotFit, OptionError
+from headrace.base.graph import AttentionSpec, LatentSpec
 from headrace.base.layout import Layout
-from headrace.engine.ranks import kept_heads
+from headrace.engine.ranks import rank_groups
+from headrace.models.registry import describe
 from headrace.roofline.formats import kv_token_bytes
 from headrace.roofline.memory import USABLE, MemoryPlan, plan_memory
 from headrace.roofline.memory_parts import RANK_BYTES
@@ -33,11 +35,15 @@ def plan(arch: ModelArch = QWEN_05B, **changes: Any) -> MemoryPlan:
     return plan_memory(arch, **{**wish, **changes})
 
 
+def spec(arch: ModelArch) -> AttentionSpec | LatentSpec:
+    return describe(arch).attentions()[0]
+
+
 def test_kv_of_a_token() -> None:
-    assert kv_token_bytes(QWEN_05B, "float32") == 2 * 2 * 64 * 4
-    assert kv_token_bytes(QWEN_05B, "int8") == 2 * 2 * (64 + 2)
-    assert kv_token_bytes(LLAMA_8B, "bfloat16") == 4096
-    assert kv_token_bytes(DEEPSEEK_LITE, "bfloat16") == (512 + 64) * 2
+    assert kv_token_bytes(spec(QWEN_05B), "float32") == 2 * 2 * 64 * 4
+    assert kv_token_bytes(spec(QWEN_05B), "int8") == 2 * 2 * (64 + 2)
+    assert kv_token_bytes(spec(LLAMA_8B), "bfloat16") == 4096
+    assert kv_token_bytes(spec(DEEPSEEK_LITE), "bfloat16") == (512 + 64) * 2
 
 
 def test_graphs_are_counted_before_they_are_measured() -> None:
@@ -76,7 +82,7 @@ def test_ranks_that_share_the_kv_hold_more_tokens() -> None:
 def test_ranks_of_a_host_are_counted_with_the_heads_that_several_have() -> None:
     one = plan(rows=4, max_context=2048)
     for layout, copies in (("TP2", 1), ("TP4", 2), ("PP2", 1), ("TP4.PP2", 2)):
-        ranks = kept_heads(Layout.parse(layout), QWEN_05B)
+        ranks = rank_groups(Layout.parse(layout), QWEN_05B, "float32")
         made = plan(rows=4, max_context=2048, ranks=ranks)
         assert made.kv_bytes == copies * one.kv_bytes
         assert made.kv_bytes_per_token == copies * one.kv_bytes_per_token
@@ -165,7 +171,7 @@ def test_explicit_kv_memory() -> None:
 
 
 def test_a_host_keeps_its_memory() -> None:
-    token = kv_token_bytes(QWEN_05B, "bfloat16") * 24
+    token = kv_token_bytes(spec(QWEN_05B), "bfloat16") * 24
     made = plan(rows=64, available=64 * GIB, kv_dtype="bfloat16")
     assert made.kv_tokens == 64 * 1024, "so many tokens a row, where nobody chose a context"
     assert "--kv-memory" in made.decisions[-1].reason

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from headrace.base.errors import DoesNotFit
-from headrace.base.groups import layer_groups, pool_bytes
+from headrace.base.groups import graph_groups, pool_bytes
 from headrace.base.step import PoolShape
 from headrace.kernels.cuda_graphs import GraphProgram, null_step
 from headrace.kernels.operators import KvCache, KvLayer, StepLimits
 from headrace.kernels.reference import ReferenceOperators
 from headrace.loader.open import open_model
+from headrace.models.registry import describe
 from headrace.roofline.memory import plan_memory
 from headrace.worker import Worker, WorkerOptions
 from headrace.worker.device_memory import check
@@ -121,7 +122,7 @@ def test_small_differences_are_no_news(caplog: pytest.LogCaptureFixture) -> None
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 def test_pool_bytes_are_those_of_the_tensors(files, kv_dtype: str) -> None:
-    pool = PoolShape(16, layer_groups(files.arch, kv_dtype, 7))
+    pool = PoolShape(16, graph_groups(describe(files.arch), kv_dtype, 7))
     cache = allocate_kv(pool, "cpu")
     held = 0
     for layer in cache.layers:

@@ -104,14 +104,6 @@ def cut(graph: Graph, ranks: int, rank: int, *, dealt: bool = False) -> Graph:
     return made
 
 
-def kv_heads(graph: Graph) -> dict[int, int]:
-    """How many KV heads each layer has that keeps something, of a graph with its latents absorbed:
-    one with a state none."""
-    specs = [spec for spec in graph.attentions() if isinstance(spec, AttentionSpec)]
-    states = dict.fromkeys((spec.layer for spec in graph.recurrent()), 0)
-    return states | {spec.layer: spec.kv_heads for spec in specs}
-
-
 class _Cutting:
     def __init__(self, graph: Graph, ranks: int, rank: int, *, dealt: bool) -> None:
         self._graph, self._ranks, self._rank = graph, ranks, rank

@@ -1,4 +1,4 @@
-"""Which layer groups a model has, and what a block of each holds: stated here, once.
+"""KV groups of a step graph, and what a block of each holds: stated here, once.
 
 The pool and its bytes, copies between blocks, the memory plan and the prices of the roofline follow
 from it. It states the meaning of a block; how a backend lays its pages out is the backend's.
@@ -7,10 +7,12 @@ from it. It states the meaning of a block; how a backend lays its pages out is t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
-from .arch import ModelArch, Recurrence
+from .graph import AttentionSpec, Graph, LatentSpec, Node
+from .recurrent import ConvSpec, DeltaSpec, SsmSpec
 from .step import MOST_DRAFTS, ArrayShape, GroupShape, PoolShape
 
 ARRAY_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "uint8": 1}
@@ -21,42 +23,45 @@ SCALED = ("int8", "fp8", "k8v4")
 """Types that come with a scale per token and head."""
 
 
-def kept_arrays(arch: ModelArch, kv_dtype: str, layer: int = 0) -> tuple[ArrayShape, ...]:
-    """What a layer keeps of one token.
+def kept_arrays(spec: AttentionSpec | LatentSpec, kv_dtype: str) -> tuple[ArrayShape, ...]:
+    """Arrays that a layer keeps of one token.
 
-    Keys and values of each KV head [G, E]; of latent attention (MLA) one vector of rope_dim +
-    kv_rank numbers, of one head. One bfloat16 scale per head of each where the type needs one.
+    Keys and values of each KV head [G, E]; of latent attention (MLA) one vector of rope_size + rank
+    numbers, of one head. One bfloat16 scale per head of each where the type needs one.
     """
-    named: dict[str, tuple[int, ...]]
-    if arch.mla is not None:
-        named = {"latent": (1, arch.mla.rope_dim + arch.mla.kv_rank)}
-    else:
-        named = dict.fromkeys(("k", "v"), arch.kv_shape(layer))
     kind = "int8" if kv_dtype == "k8v4" else kv_dtype
-    arrays = [ArrayShape(name, shape, kind) for name, shape in named.items()]
-    if kv_dtype == "k8v4" and arch.mla is None:
-        heads, size = arch.kv_shape(layer)
-        arrays[1] = ArrayShape("v", (heads, size // 2), "uint8")
+    if isinstance(spec, LatentSpec) or spec.latent:
+        arrays = [ArrayShape("latent", (1, spec.size), kind)]
+    else:
+        heads, size = spec.kv_heads, spec.size
+        v = ArrayShape("v", (heads, size), kind)
+        if kv_dtype == "k8v4":
+            v = ArrayShape("v", (heads, size // 2), "uint8")
+        arrays = [ArrayShape("k", (heads, size), kind), v]
     if kv_dtype in SCALED:
         arrays += [ArrayShape(f"{one.name}_scale", one.shape[:-1], "bfloat16") for one in arrays]
     return tuple(arrays)
 
 
-def state_arrays(of: Recurrence) -> tuple[ArrayShape, ...]:
-    """What one layer keeps of one sequence, in fp32.
+def state_arrays(node: Node) -> tuple[ArrayShape, ...]:
+    """Arrays, in fp32, that a recurrent node keeps of one sequence.
 
-    `inputs` of the convolution, each in the row that its position says (modulo their number): with
+    `inputs` of a convolution, each in the row that its position says (modulo their number): with
     those of drafts, so that refusing drafts is to write over them. `state` is settled: no draft is
-    in it. Behind it, in `tail`, is of each draft and head what goes into a state, until the step
-    that follows takes in those that were accepted.
+    in it. After it, `tail` has of each draft and head the operands of its update, until the next
+    step applies those that were accepted.
     """
-    arrays = [ArrayShape("inputs", (of.taps - 1 + MOST_DRAFTS, of.channels), "float32")]
-    if of.kind != "conv":
-        sizes = of.key_size, of.value_size
-        arrays.append(ArrayShape("state", (of.value_heads, *sizes), "float32"))
-        tail = MOST_DRAFTS, of.value_heads, sum(sizes) + 2
-        arrays.append(ArrayShape("tail", tail, "float32"))
-    return tuple(arrays)
+    spec = node.spec
+    if isinstance(spec, ConvSpec):
+        rows = spec.taps - 1 + MOST_DRAFTS
+        return (ArrayShape("inputs", (rows, node.out[0].width), "float32"),)
+    assert isinstance(spec, DeltaSpec | SsmSpec)
+    sizes = spec.key_size, spec.value_size
+    tail = MOST_DRAFTS, spec.value_heads, sum(sizes) + 2
+    return (
+        ArrayShape("state", (spec.value_heads, *sizes), "float32"),
+        ArrayShape("tail", tail, "float32"),
+    )
 
 
 def kept_bytes(arrays: Iterable[ArrayShape]) -> int:
@@ -64,44 +69,51 @@ def kept_bytes(arrays: Iterable[ArrayShape]) -> int:
     return sum(math.prod(array.shape) * ARRAY_BYTES[array.dtype] for array in arrays)
 
 
-def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[GroupShape, ...]:
-    """The layer groups of a model with so many blocks each, full attention first, states last.
+@lru_cache(maxsize=256)
+def graph_groups(graph: Graph, kv_dtype: str, blocks: int = 2) -> tuple[GroupShape, ...]:
+    """Return the KV groups of a graph with `blocks` each: full attention first, states last.
 
-    None for an encoder: it reads an input whole and keeps nothing between two steps.
+    Layers whose blocks hold the same arrays for the same tokens are one group. An encoder has none:
+    it reads an input whole and keeps nothing between two steps. Of a rank's graph, its part.
     """
-    if arch.encoder is not None:
-        return ()
-    members: dict[int | None, list[int]] = {}
-    of = arch.recurrence
-    without = {*of.layers, *of.bare} if of else ()
-    for layer in range(arch.layers):
-        if layer not in without and arch.kept_by(layer) == layer:
-            members.setdefault(arch.window(layer), []).append(layer)
-    full = "latent" if arch.mla else "full"
-    paged = tuple(
+    layers: dict[int | None, list[int]] = {}
+    arrays: dict[int | None, tuple[ArrayShape, ...]] = {}
+    latent = False
+    for spec in graph.attentions():
+        if isinstance(spec, AttentionSpec) and (spec.bidirectional or not spec.kept):
+            continue
+        latent = latent or isinstance(spec, LatentSpec) or spec.latent
+        layers.setdefault(spec.window, []).append(spec.layer)
+        kept = arrays.setdefault(spec.window, kept_arrays(spec, kv_dtype))
+        assert kept == kept_arrays(spec, kv_dtype), "layers of one window keep different arrays"
+    full = "latent" if latent else "full"
+    groups = [
         GroupShape(
             full if window is None else f"window{window}",
-            tuple(members[window]),
+            tuple(layers[window]),
             window,
             blocks,
-            kept_arrays(arch, kv_dtype, members[window][0]),
+            arrays[window],
         )
-        for window in sorted(members, key=lambda window: (window is not None, window or 0))
-    )
-    if of is None:
-        return paged
-    return (*paged, GroupShape("state", of.layers, None, blocks, state_arrays(of), state=True))
+        for window in sorted(layers, key=lambda window: (window is not None, window or 0))
+    ]
+    states: dict[int, tuple[ArrayShape, ...]] = {}
+    for node in graph.nodes:
+        if isinstance(node.spec, ConvSpec | DeltaSpec | SsmSpec):
+            states[node.spec.layer] = states.get(node.spec.layer, ()) + state_arrays(node)
+    if states:
+        (shapes,) = set(states.values())
+        groups.append(GroupShape("state", tuple(states), None, blocks, shapes, state=True))
+    return tuple(groups)
 
 
-def pool_of_rank(pool: PoolShape, kv_heads: Mapping[int, int]) -> PoolShape:
-    """What of `pool` a rank keeps, which has layers with so many KV heads, and whole states."""
+def pool_of_rank(pool: PoolShape, mine: Iterable[GroupShape]) -> PoolShape:
+    """The blocks of `pool` with what a rank keeps in them: `mine` are the groups of its graph."""
+    kept = {group.name: group for group in mine}
     groups = []
     for group in pool.groups:
-        arrays, layers = group.arrays, tuple(each for each in group.layers if each in kv_heads)
-        if layers and not group.state:
-            heads = kv_heads[layers[0]]
-            arrays = tuple(each._replace(shape=(heads, *each.shape[1:])) for each in arrays)
-        groups.append(group._replace(arrays=arrays, layers=layers))
+        of = kept.get(group.name, group._replace(layers=()))
+        groups.append(group._replace(layers=of.layers, arrays=of.arrays))
     return replace(pool, groups=tuple(groups))
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import sys
 
-from ..base.groups import layer_groups
+from ..base.groups import graph_groups
 from ..base.hardware import cpu
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
 from ..base.step import Admission, BlockWrite, PoolShape, StepPlan
 from ..engine.prediction import serving_types
 from ..loader import open_model
+from ..models.registry import describe
 from ..worker import Worker, WorkerOptions
 
 ROUNDS = 3
@@ -83,7 +84,7 @@ def measure(model: str, kernels: str) -> None:
         ),
     )
     per_row = -(-context // BLOCK)
-    pool = PoolShape(BLOCK, layer_groups(arch, kv_dtype, 1 + ROWS * per_row))
+    pool = PoolShape(BLOCK, graph_groups(describe(arch), kv_dtype, 1 + ROWS * per_row))
     worker.allocate(pool)
     worker.warm_up()
     spec = RequestSpec(SamplingParams(temperature=0.0, max_tokens=None), seed=0)

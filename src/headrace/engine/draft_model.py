@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 from ..base.arch import ModelArch
 from ..base.config import Decision, EngineOptions
 from ..base.errors import DoesNotFit, HeadraceError, OptionError, UnsupportedModel
-from ..base.groups import layer_groups, pool_bytes
+from ..base.graph import Graph
+from ..base.groups import graph_groups, pool_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape
 from ..loader import open_model
 from ..loader.heads import HeadFiles, open_head
+from ..models.heads import describe_head
+from ..models.registry import describe
 
 if TYPE_CHECKING:
     from ..text import Tokenizer
@@ -73,18 +76,33 @@ def plan_draft(options: EngineOptions, target: ModelFiles, available: int) -> Dr
                 param="draft_model",
             )
         told, what = (files.path, files.nbytes), f"{files.arch.kind} head, "
-        return _divided(options, target, files.arch.arch, available, (files.name, what, *told))
+        return _divided(
+            options,
+            target,
+            files.arch.arch,
+            describe_head(files.arch, 1),
+            available,
+            (files.name, what, *told),
+        )
     if files.arch.task != "tokens":
         raise OptionError(f"draft_model {files.name} makes no tokens", param="draft_model")
     _verify_vocabulary(files, target)
     size = sum(path.stat().st_size for path in files.weights)
-    return _divided(options, target, files.arch, available, (files.name, "", str(files.path), size))
+    return _divided(
+        options,
+        target,
+        files.arch,
+        describe(files.arch),
+        available,
+        (files.name, "", str(files.path), size),
+    )
 
 
 def _divided(
     options: EngineOptions,
     target: ModelFiles,
     arch: ModelArch,
+    graph: Graph,
     available: int,
     drafter: tuple[str, str, str, int],
 ) -> DraftPlan:
@@ -96,7 +114,7 @@ def _divided(
             param="draft_model",
         )
     block = options.block_size
-    each = pool_bytes(PoolShape(1, layer_groups(arch, options.kv_dtype, 1)))
+    each = pool_bytes(PoolShape(1, graph_groups(graph, options.kv_dtype, 1)))
     context = min(options.max_context or target.arch.max_context, arch.max_context)
     tokens = int(available * SHARE) // each
     if tokens < min(LEAST, context):

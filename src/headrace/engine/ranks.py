@@ -5,11 +5,13 @@ from __future__ import annotations
 from ..base.absorb import absorbed
 from ..base.arch import ModelArch
 from ..base.config import CPU_KERNELS, EngineOptions
-from ..base.cut import cut, kv_heads, refusal
+from ..base.cut import cut, refusal
 from ..base.errors import OptionError
+from ..base.groups import graph_groups
 from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
 from ..base.stages import stage_of
+from ..base.step import GroupShape
 from ..models.registry import describe
 
 
@@ -53,10 +55,14 @@ def shared_by(
     )
 
 
-def kept_heads(layout: Layout, arch: ModelArch) -> tuple[dict[int, int], ...]:
-    """The KV heads by layer that each process keeps; (): nothing is shared."""
+def rank_groups(
+    layout: Layout, arch: ModelArch, kv_dtype: str
+) -> tuple[tuple[GroupShape, ...], ...]:
+    """KV groups of each process of a layout; (): nothing is shared."""
     if layout.devices == 1:
         return ()
     graph, ranks = absorbed(describe(arch)), range(layout.tp)
     parts = [stage_of(graph, layout.pp, stage) for stage in range(layout.pp)]
-    return tuple(kv_heads(cut(part, layout.tp, rank)) for part in parts for rank in ranks)
+    return tuple(
+        graph_groups(cut(part, layout.tp, rank), kv_dtype) for part in parts for rank in ranks
+    )

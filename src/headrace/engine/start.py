@@ -19,7 +19,7 @@ from ..roofline.memory import MemoryPlan, plan_memory
 from ..speculate import names_of
 from .context import context_cache, remote_store
 from .draft_model import DraftPlan, plan_draft, tokenizer_of
-from .ranks import kept_heads, shared_by
+from .ranks import rank_groups, shared_by
 from .real import kernel_decisions
 from .split import split_role
 
@@ -218,7 +218,7 @@ def plan(
         depth=options.depth,
         step_bytes=step_bytes,
         graph_bytes=graph_bytes,
-        ranks=kept_heads(layout, files.arch),
+        ranks=rank_groups(layout, files.arch, options.kv_dtype),
     )
 
 

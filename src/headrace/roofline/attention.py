@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..base.graph import AttentionSpec
+from ..base.graph import AttentionSpec, LatentSpec
 from .composition import Attended, Composition
 from .counts import Case, Count
 from .formats import dtype_bytes, kv_token_bytes
@@ -28,7 +28,7 @@ def _attention(
 ) -> Count:
     tp, b = case.layout.tp, dtype_bytes(case.dtype)
     size = tokens * spec.queries * b / tp
-    token = kv_token_bytes(case.arch, case.kv_dtype, spec.layer) / min(tp, spec.kv_heads)
+    token = kv_token_bytes(spec, case.kv_dtype) / min(tp, spec.kv_heads)
     return Count(
         "attend",
         "attention" if spec.window is None else f"attention/{spec.window}",
@@ -46,7 +46,7 @@ def _attention(
 
 
 def latent_attention(
-    case: Case, step: Composition, calls: int, numbers: int, weight_bytes: float
+    case: Case, spec: LatentSpec, step: Composition, calls: int, numbers: int, weight_bytes: float
 ) -> Count:
     """Attention over the latent, or over unpacked heads.
 
@@ -58,25 +58,29 @@ def latent_attention(
     """
     attended = step.attended[None]
     each = weight_bytes / numbers
-    parts = tuple(_latent(case, *part, calls, each) for part in attended.parts(step))
-    whole = _latent(case, attended, step.tokens, step.entries, calls, each)
+    parts = tuple(_latent(case, spec, *part, calls, each) for part in attended.parts(step))
+    whole = _latent(case, spec, attended, step.tokens, step.entries, calls, each)
     return replace(whole, parts=parts) if parts else whole
 
 
 def _latent(
-    case: Case, attended: Attended, tokens: int, entries: int, calls: int, each: float
+    case: Case,
+    spec: LatentSpec,
+    attended: Attended,
+    tokens: int,
+    entries: int,
+    calls: int,
+    each: float,
 ) -> Count:
-    arch, tp = case.arch, case.layout.tp
-    mla = arch.mla
-    assert mla is not None
+    heads, tp = spec.heads, case.layout.tp
     b = dtype_bytes(case.dtype)
-    head = mla.nope_dim + mla.rope_dim
-    out, inner = arch.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank
+    head = spec.plain_size + spec.rope_size
+    out, inner = heads * (spec.plain_size + spec.value_size), spec.rank
     pairs, cached = attended.pairs, attended.kv_tokens
-    scores = arch.heads * pairs
-    absorbed = scores * (2 * (mla.kv_rank + mla.rope_dim) + 2 * mla.kv_rank)
+    scores = heads * pairs
+    absorbed = scores * (2 * (spec.rank + spec.rope_size) + 2 * spec.rank)
     absorbed += 2 * tokens * out * inner
-    unpacked = scores * (2 * head + 2 * mla.v_dim) + 2 * cached * out * inner
+    unpacked = scores * (2 * head + 2 * spec.value_size) + 2 * cached * out * inner
     return Count(
         "attend",
         "latent",
@@ -84,13 +88,13 @@ def _latent(
         "attention",
         flops=(min(absorbed, unpacked) + 5 * scores) / tp,
         weight_bytes=out * inner * each / tp,
-        kv_bytes=(cached + tokens) * kv_token_bytes(arch, case.kv_dtype),
-        read_bytes=tokens * arch.heads * head * b / tp,
-        write_bytes=tokens * arch.heads * mla.v_dim * b / tp,
+        kv_bytes=(cached + tokens) * kv_token_bytes(spec, case.kv_dtype),
+        read_bytes=tokens * heads * head * b / tp,
+        write_bytes=tokens * heads * spec.value_size * b / tp,
         rows=tokens,
         depth=cached / max(1, entries),
         entries=entries,
-        pieces=entries * arch.heads / tp,
+        pieces=entries * heads / tp,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..base.errors import DoesNotFit
-from ..base.groups import kept_bytes, layer_groups
+from ..base.groups import graph_groups, kept_bytes
 from ..base.layout import Layout
+from ..models.registry import describe
 from .composition import Composition
 from .counts import Case, device_bytes, kv_share
 from .hardware import Hardware
@@ -19,7 +20,7 @@ def step_kv_bytes(case: Case, step: Composition) -> float:
     arch = case.arch
     if arch.encoder is not None:
         return 0.0
-    kept = (one for one in layer_groups(arch, case.kv_dtype) if not one.state)
+    kept = (one for one in graph_groups(describe(arch), case.kv_dtype) if not one.state)
     size = sum(
         len(one.layers) * step.attended[one.window].kv_tokens * kept_bytes(one.arrays)
         for one in kept

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from ..base.arch import ModelArch
 from ..base.errors import OptionError
-from ..base.groups import ARRAY_BYTES, KV_DTYPES, kept_arrays, kept_bytes, layer_groups
+from ..base.graph import AttentionSpec, LatentSpec
+from ..base.groups import ARRAY_BYTES, KV_DTYPES, graph_groups, kept_arrays, kept_bytes
+from ..models.registry import describe
 
 WEIGHT_BITS = {
     "float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "fp8": 8.0, "int8": 8.0 + 32 / 128,
@@ -51,17 +53,21 @@ def usual_format(counts: Mapping[str, int], otherwise: str) -> str:
     return max(known)[1] if known else otherwise
 
 
-def kv_token_bytes(arch: ModelArch, kv_dtype: str, layer: int = 0) -> int:
-    """Bytes that one token adds to the KV of a layer (see `base.groups.kept_arrays`);
-    `OptionError` for an unknown type."""
+def check_kv_dtype(kv_dtype: str) -> None:
+    """Raise `OptionError` for an unknown type of a KV cache."""
     if kv_dtype not in KV_DTYPES:
         raise OptionError(
             f"kv_dtype must be one of {', '.join(KV_DTYPES)}, not {kv_dtype!r}", param="kv_dtype"
         )
-    return kept_bytes(kept_arrays(arch, kv_dtype, layer))
+
+
+def kv_token_bytes(spec: AttentionSpec | LatentSpec, kv_dtype: str) -> int:
+    """Bytes that one token adds to the KV of a layer (see `base.groups.kept_arrays`)."""
+    check_kv_dtype(kv_dtype)
+    return kept_bytes(kept_arrays(spec, kv_dtype))
 
 
 def kv_bytes_of_all(arch: ModelArch, kv_dtype: str) -> int:
     """Bytes that one token adds to the KV of all layers together, inside every window."""
-    kept = [group for group in layer_groups(arch, kv_dtype) if not group.state]
+    kept = [group for group in graph_groups(describe(arch), kv_dtype) if not group.state]
     return sum(len(group.layers) * kept_bytes(group.arrays) for group in kept)

@@ -9,15 +9,16 @@ options and values that would help.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..base.arch import ModelArch
 from ..base.config import Decision
 from ..base.errors import DoesNotFit, OptionError
-from ..base.groups import layer_groups
-from ..base.step import PoolShape
-from .formats import dtype_bytes, kv_token_bytes
+from ..base.groups import graph_groups
+from ..base.step import GroupShape, PoolShape
+from ..models.registry import describe
+from .formats import check_kv_dtype, dtype_bytes
 from .memory_parts import (
     GRAPH_LOGITS,
     GRAPH_ROWS,
@@ -124,7 +125,7 @@ def plan_memory(
     graph_bytes: int = 0,
     kv_share: int = 1,
     step_bytes: int = 0,
-    ranks: tuple[Mapping[int, int], ...] = (),
+    ranks: tuple[tuple[GroupShape, ...], ...] = (),
 ) -> MemoryPlan:
     """Divide `available` bytes, weights included (so: measured before they are loaded).
 
@@ -135,12 +136,12 @@ def plan_memory(
     `graph_bytes` is what captured graphs take; `step_bytes`, where the largest step was measured,
     is what its tensors take, and then stands in for the formula of `activation_bytes` (and of
     graphs on a device: `GRAPH_LOGITS`); `kv_share` ranks keep one part each of every token's KV
-    (sizes are then those of one rank); `ranks`: KV heads by layer of each that shares the model on
-    this host (sizes are then those of all). Raises `OptionError` for values out of range,
+    (sizes are then those of one rank); `ranks`: KV groups of each that shares the model on this
+    host (sizes are then those of all). Raises `OptionError` for values out of range,
     `DoesNotFit` with options that help.
     """
     _verify(rows, step_tokens, max_context, block_size, depth)
-    kv_token_bytes(arch, kv_dtype)  # Refuses an unknown type before anything is computed.
+    check_kv_dtype(kv_dtype)
     dtype_bytes(dtype)
     if device not in USABLE:
         raise OptionError(f"device must be one of {', '.join(USABLE)}, not {device!r}")
@@ -230,7 +231,8 @@ def largest_pool(wish: Wish, room: int) -> PoolShape:
     then run out of full blocks before they run out of windowed ones.
     """
     low = max(blocks_of(wish, wish.max_context), wish.rows)
-    groups = [group for group in layer_groups(wish.arch, wish.kv_dtype) if not group.state]
+    kept = graph_groups(describe(wish.arch), wish.kv_dtype)
+    groups = [group for group in kept if not group.state]
     high = max([low, *(window_cap(wish, group.window) for group in groups)])
     while low < high:
         middle = (low + high + 1) // 2

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..base.arch import ModelArch
-from ..base.groups import block_bytes, layer_groups, pool_bytes, pool_of_rank
+from ..base.groups import block_bytes, graph_groups, pool_bytes, pool_of_rank
 from ..base.step import GroupShape, PoolShape
 from ..models.registry import describe
 from .formats import dtype_bytes
@@ -59,8 +59,8 @@ class Wish:
     graph_bytes: int
     kv_share: int = 1
     step_bytes: int = 0
-    ranks: tuple[Mapping[int, int], ...] = ()
-    """The KV heads by layer of each process of this host that shares the model; (): of one."""
+    ranks: tuple[tuple[GroupShape, ...], ...] = ()
+    """KV groups of each process of this host that shares the model; (): of one."""
 
     @property
     def processes(self) -> int:
@@ -114,7 +114,7 @@ def table_bytes(wish: Wish) -> int:
     """
     arch = wish.arch
     tokens = wish.rows * wish.max_context * 8
-    groups = len(layer_groups(wish.arch, wish.kv_dtype))
+    groups = len(graph_groups(describe(wish.arch), wish.kv_dtype))
     tables = groups * wish.rows * blocks_of(wish, wish.max_context) * 4
     widths = arch.head_dim if arch.local_rope is None else 2 * arch.head_dim
     if arch.uneven is not None:
@@ -141,7 +141,7 @@ def kept_bytes(wish: Wish, pool: PoolShape) -> int:
     """What this host keeps of a pool: all ranks there, of which several may have the same heads;
     else a device its part of every token's KV."""
     if wish.ranks:
-        return sum(pool_bytes(pool_of_rank(pool, heads)) for heads in wish.ranks)
+        return sum(pool_bytes(pool_of_rank(pool, mine)) for mine in wish.ranks)
     return pool_bytes(pool) // wish.kv_share
 
 
@@ -167,7 +167,7 @@ def smallest_pool(wish: Wish) -> PoolShape:
 def pool_of(wish: Wish, blocks: int) -> PoolShape:
     groups = [
         group._replace(blocks=1 + min(blocks, window_cap(wish, group.window)))
-        for group in layer_groups(wish.arch, wish.kv_dtype)
+        for group in graph_groups(describe(wish.arch), wish.kv_dtype)
     ]
     return PoolShape(wish.block_size, with_states(wish.rows, wish.block_size, groups))
 
@@ -178,5 +178,5 @@ def blocks_of(wish: Wish, tokens: int) -> int:
 
 def one_token(arch: ModelArch, kv_dtype: str) -> PoolShape:
     """A pool of one token, inside every window."""
-    groups = layer_groups(arch, kv_dtype, 1)
+    groups = graph_groups(describe(arch), kv_dtype, 1)
     return PoolShape(1, tuple(g._replace(blocks=0) if g.state else g for g in groups))

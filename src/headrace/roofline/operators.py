@@ -15,7 +15,16 @@ from functools import lru_cache
 
 from ..base.arch import ModelArch
 from ..base.demand import demand
-from ..base.graph import RECURRENT, SAMPLED, ActivationSpec, AttentionSpec, Graph, Node, NormSpec
+from ..base.graph import (
+    RECURRENT,
+    SAMPLED,
+    ActivationSpec,
+    AttentionSpec,
+    Graph,
+    LatentSpec,
+    Node,
+    NormSpec,
+)
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from ..models.registry import describe
 from .attention import attention, bidirectional_attention, latent_attention
@@ -354,7 +363,7 @@ def write(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
     """
     spec, tp, b = group.node.spec, case.layout.tp, dtype_bytes(case.dtype)
     assert isinstance(spec, AttentionSpec)
-    kept = kv_token_bytes(case.arch, case.kv_dtype, spec.layer) if spec.kept else 0
+    kept = kv_token_bytes(spec, case.kv_dtype) if spec.kept else 0
     rotated = rows * (spec.heads + (spec.kv_heads if spec.kept else 0)) * spec.size
     return Count(
         "write",
@@ -371,8 +380,10 @@ def write(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
 def attend(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """By the kind of attention."""
     spec = group.node.spec
-    if not isinstance(spec, AttentionSpec):
-        return latent_attention(case, step, group.calls, group.numbers, group.weight_bytes(case))
+    if isinstance(spec, LatentSpec):
+        bytes_ = group.weight_bytes(case)
+        return latent_attention(case, spec, step, group.calls, group.numbers, bytes_)
+    assert isinstance(spec, AttentionSpec)
     if spec.bidirectional:
         return bidirectional_attention(case, step)
     return attention(case, step, spec, group.calls)

@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from ..base.groups import layer_groups
+from ..base.groups import graph_groups
 from ..base.step import BlockWrite, PoolShape, StepPlan
 from ..kernels.arrays import Array, floats, host, tensor
 from ..kernels.draws import by_rules
@@ -117,7 +117,7 @@ class DraftHead(DraftCosts):
         """Make the cache, empty, for the sequences in these tables."""
         slots, context = self._options.draft_slots, self._options.draft_context
         width = -(-context // BLOCK)
-        pool = PoolShape(BLOCK, layer_groups(self._arch, self._kv_dtype, 1 + slots * width))
+        pool = PoolShape(BLOCK, graph_groups(self._model.graph, self._kv_dtype, 1 + slots * width))
         with self._inference():
             cache = allocate_kv(pool, "cpu", host=self._operators.host)
             plain = CallByCall(self._model, self._operators, cache, self._operators.drawing)

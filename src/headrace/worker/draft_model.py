@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..base.groups import layer_groups
+from ..base.groups import graph_groups
 from ..base.modelfiles import ModelFiles
 from ..base.step import BlockWrite, PoolShape, StepPlan
 from ..kernels.arrays import host
@@ -98,7 +98,7 @@ class DraftModel(DraftCosts):
         """Make the cache, empty, for the sequences in these tables."""
         slots, context = self._options.draft_slots, self._options.draft_context
         self._width = -(-context // BLOCK)
-        groups = layer_groups(self._arch, self._kv_dtype, 1 + slots * self._width)
+        groups = graph_groups(self._model.graph, self._kv_dtype, 1 + slots * self._width)
         pool = PoolShape(BLOCK, groups)
         limits = StepLimits(max(READ, slots * NEAR), slots, context)
         with self._inference():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..base.arch import ModelArch
-from ..base.groups import layer_groups
+from ..base.groups import graph_groups
 from ..base.step import PoolShape
 from ..kernels.cuda_graphs import null_step
 from ..kernels.model import Model
@@ -52,7 +52,7 @@ def measure_step(
     The largest are two: prompts alone, and one token of as many long contexts as there may be
     beside a prompt, whose attention holds parts of sums for each of them.
     """
-    cache = allocate_kv(PoolShape(16, layer_groups(arch, kv_dtype)), device)
+    cache = allocate_kv(PoolShape(16, graph_groups(model.graph, kv_dtype)), device)
     # As many rows want logits as ever can.
     rows = min(limits.entries, limits.tokens)
     steps = [

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from .. import speculate
 from ..base import hardware
 from ..base.config import Decision
-from ..base.cut import kv_heads
 from ..base.environment import check_plans
 from ..base.errors import EngineFault, OptionError
 from ..base.facts import WorkerFacts
-from ..base.groups import layer_groups, pool_bytes, pool_of_rank
+from ..base.groups import graph_groups, pool_bytes, pool_of_rank
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.commons import Commons
@@ -218,7 +217,7 @@ class Worker:
     def _allocate(self, pool: PoolShape) -> None:
         begin = time.perf_counter()
         options, device = self.options, self._resolved.device
-        ours = layer_groups(self.arch, self._resolved.kv_dtype, 0)
+        ours = graph_groups(describe(self.arch), self._resolved.kv_dtype, 0)
         planned = tuple(group._replace(blocks=0) for group in pool.groups)
         assert planned == ours, f"the pool is of another model: {planned}, not {ours}"
         with self._inference():
@@ -301,10 +300,10 @@ class Worker:
         self._phases["allocate"] = time.perf_counter() - begin
 
     def _kept(self, pool: PoolShape) -> PoolShape:
-        """The pool of those KV heads that this worker has."""
+        """The pool with what this worker keeps of it."""
         if self._model.commons is None:
             return pool
-        return pool_of_rank(pool, kv_heads(self._model.graph))
+        return pool_of_rank(pool, graph_groups(self._model.graph, self._resolved.kv_dtype))
 
     def _verification(self) -> Verification | None:
         if not self.options.drafts or not self._model.generates:
