@@ -160,9 +160,9 @@ class FakeWorker:
                 self.store[group, target, at] = held
         work = []
         verified: dict[int, Verified] = {}
-        stages = plan.stages or (0,) * len(plan.rows)
+        parts = plan.parts or (0,) * len(plan.rows)
         for entry, row in enumerate(plan.rows):
-            assert stages[entry] == self.rows[row].work.stage
+            assert parts[entry] == self.rows[row].work.part
         columns = zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True)
         for entry, (row, start, count, samples) in enumerate(columns):
             stay = self.rows[row]
@@ -405,8 +405,8 @@ class Driver:
         self.scheduler.add(request)
         self._added(request)
 
-    def add_once(self, request: Request, atom: int, stage: int) -> None:
-        """An input in atoms, of another stage, that keeps nothing: as an encoder's beside text."""
+    def add_once(self, request: Request, atom: int, part: int) -> None:
+        """An input in atoms, of another part, that keeps nothing: as an encoder's beside text."""
         scheduler = self.scheduler
         [work] = work_of(
             request,
@@ -416,7 +416,7 @@ class Driver:
             max_context=scheduler.max_context,
             kv=self.kv,
         )
-        work.keeps, work.atom, work.stage = False, atom, stage
+        work.keeps, work.atom, work.part = False, atom, part
         scheduler.enter([work])
         self._added(request)
 

@@ -139,8 +139,8 @@ class StepPlan:
     copies: list[BlockCopy] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     """Rows given back before this step's admissions take theirs."""
-    stages: tuple[int, ...] = ()
-    """Which program of the model each entry runs; empty: all the first, as text does."""
+    parts: tuple[int, ...] = ()
+    """Number of the part of a model that each entry runs; empty: 0 for all, as text has it."""
     drafts: int = 0
     """Tokens of `counts` that are drafts, at most; each is followed by a draw of its own."""
     keeps: list[StateKeep] = field(default_factory=list)
@@ -161,7 +161,7 @@ class StepPlan:
         assert all(count > 0 for count in self.counts)
         assert budget is None or self.tokens <= budget, f"{self.tokens} tokens over {budget}"
         assert rows is None or all(0 <= row < rows for row in self.rows)
-        assert len(self.stages) in (0, size)
+        assert len(self.parts) in (0, size)
         # Drafts stand behind the token of an entry that decodes, which is one that samples.
         longer = sum(count - 1 for count, one in zip(self.counts, self.samples, strict=True) if one)
         assert 0 <= self.drafts <= longer, f"{self.drafts} drafts in {longer} tokens"

@@ -208,7 +208,7 @@ class EngineCore:
         assert self._predict is not None
         entries, before = len(plan.rows), self._last_estimate
         # Another stage's unit is another amount of work: one image is no decoded token.
-        decodes = not plan.stages and sum(plan.counts) == entries
+        decodes = not plan.parts and sum(plan.counts) == entries
         if decodes and before is not None:
             known, number, estimate = before
             if known == entries and 0 < plan.number - number < PREDICTED_FOR:

@@ -94,8 +94,8 @@ class Scheduler:
         self._held: tuple[float, int] | None = None
         """Rank of the atom for which the decodes of this step left no budget."""
         self._chunks = EqualChunks(limits)
-        self._staged = 0
-        """Live work of other stages than the first."""
+        self._apart = 0
+        """Live work of other parts than the first."""
         self._check = check_plans()
         self.split: SplitStats | None = None
         """Counts of the prefill/decode split, where the engine has a role in one."""
@@ -187,7 +187,7 @@ class Scheduler:
             )
         for work in works:
             assert min(work.atom, work.known) <= limits.step_tokens, "never fits into a step"
-            self._staged += work.stage > 0
+            self._apart += work.part > 0
         self._order += n
         self._requests[request.id] = works
         for work in works:
@@ -228,8 +228,8 @@ class Scheduler:
             return None
         self._roster.carried = []
         plan.released.extend(self._roster.rows.take_released())
-        if self._staged:
-            plan.stages = tuple(work.stage for work in entries)
+        if self._apart:
+            plan.parts = tuple(work.part for work in entries)
         if self._check:
             plan.verify(budget=self.limits.step_tokens, rows=self.limits.rows)
         self._flights.append(Flight(plan, entries, decodes))
@@ -301,7 +301,7 @@ class Scheduler:
         self._note(flight, 0)
         return deltas
 
-    # The stages of `schedule`
+    # The phases of `schedule`
 
     def _yield(self) -> None:
         """Preempt one running work for a more urgent one that would have to wait."""
@@ -476,7 +476,7 @@ class Scheduler:
         self._roster.leave(work, State.FINISHED)
         choices = self._requests[work.request.id]
         choices.remove(work)
-        self._staged -= work.stage > 0
+        self._apart -= work.part > 0
         if not choices:
             del self._requests[work.request.id]
         self._retry.finished(self._clock())

@@ -55,8 +55,8 @@ class Work:
 
     __slots__ = (
         "admitted", "atom", "cached", "capacity", "chain", "choice", "chunk_start", "draft_seconds",
-        "drafts", "id", "in_flight", "keeps", "limit", "loaded", "preemptions", "prompt_length",
-        "rank", "request", "row", "scheduled", "scheduled_at", "stage", "state", "table", "tokens",
+        "drafts", "id", "in_flight", "keeps", "limit", "loaded", "part", "preemptions", "prompt_length",
+        "rank", "request", "row", "scheduled", "scheduled_at", "state", "table", "tokens",
         "void_until",
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ class Work:
         *,
         keeps: bool = True,
         atom: int = 1,
-        stage: int = 0,
+        part: int = 0,
     ) -> None:
         self.id = id
         self.request = request
@@ -81,8 +81,8 @@ class Work:
         self.limit = limit
         self.atom = atom
         """A step computes a multiple of so many units, counted from the first, or all the rest."""
-        self.stage = stage
-        """Which program of the model computes it."""
+        self.part = part
+        """Number of the part of a model that computes it."""
         assert atom == 1 or not keeps, "what lies in blocks is cut anywhere"
         self.keeps = keeps
         """Does it keep anything between two steps, in blocks?"""
