@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .arch import ModelArch, Pooling
+from .config import Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +37,7 @@ class ModelFiles:
     licence: str | None = None
     pooling: Pooling = field(default_factory=Pooling)
     """What an embedding is made of."""
+    decisions: tuple[Decision, ...] = ()
+    """Differences between the config and the weights, and how they were settled."""
     opened: Any = field(default=None, compare=False, repr=False)
     """The open file (`loader.gguf`), for whoever reads on in the same process."""

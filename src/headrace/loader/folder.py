@@ -12,6 +12,7 @@ from ..base.errors import ModelFileError
 from ..base.modelfiles import ModelFiles
 from ..quant.schemes import scheme_of
 from .gguf_model import end_of_turn
+from .headers import hold
 from .jsonfile import read_json
 from .pooling import read_pooling
 from .shards import find_shards
@@ -24,13 +25,14 @@ _LICENCE = re.compile(r"\A---\n.*?^license:[ \t]*['\"]?([\w.+-]+)", re.DOTALL | 
 
 
 def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFiles:
-    """Read the small files of a model folder; the weights are found but not read."""
+    """Read the small files of a model folder, and the headers of its weights."""
     if not (folder / "config.json").is_file():
         raise ModelFileError(f"{folder}: no config.json in it, so it is not a model folder")
     config = read_json(folder / "config.json")
     arch = from_hf(config)
     scheme_of(config)  # refuses here what cannot be loaded
     shards = find_shards(folder)
+    arch, decisions = hold(arch, shards)
     if not (folder / "tokenizer.json").is_file():
         raise ModelFileError(
             f"{folder}: no tokenizer.json in it (a tokenizer.model alone is not read; "
@@ -57,6 +59,7 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
         generation=_sampling(generation),
         licence=licence or _licence(folder),
         pooling=read_pooling(folder, config, arch),
+        decisions=decisions,
     )
 
 

@@ -28,12 +28,11 @@ from ..kernels.weights import (
     TiledWeight,
     Weight,
 )
+from .names import HEAD
 from .weight_source import Matrix, WeightSource
 
 if TYPE_CHECKING:
     import torch
-
-HEAD = "lm_head.weight"
 
 
 def prepare(
@@ -54,9 +53,6 @@ def prepare(
     """
     graph = absorbed(graph)
     preparing = _Preparing(source, operators, device, dtype, shared or Prepared())
-    if HEAD not in graph.tensors():
-        # Some checkpoints carry a copy of a tied table along.
-        source.discard(HEAD)
     with ThreadPoolExecutor(1, "headrace-rope") as thread:
         # Cosines do not hold the interpreter: they are made beside the weights.
         tables = {key: thread.submit(rope_table, *key, max_context) for key in _rotations(graph)}
@@ -97,7 +93,9 @@ class _Preparing:
         self._dequantise = Expansion()
 
     def add(self, ref: WeightRef) -> None:
-        if ref.key in self._shared.by_key and ref.names[0] not in self._source:
+        # Logits from a table are the target's, also where what drafts has a table of its own.
+        target = ref.role == "logits" and HEAD not in ref.names
+        if ref.key in self._shared.by_key and (target or ref.names[0] not in self._source):
             self.made.by_key[ref.key] = self._shared.by_key[ref.key]
         elif ref.role == "vector":
             self.made.by_key[ref.key] = self._vector(ref)
