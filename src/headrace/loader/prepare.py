@@ -28,7 +28,6 @@ from ..kernels.weights import (
     TiledWeight,
     Weight,
 )
-from .names import HEAD
 from .weight_source import Matrix, WeightSource
 
 if TYPE_CHECKING:
@@ -93,9 +92,8 @@ class _Preparing:
         self._dequantise = Expansion()
 
     def add(self, ref: WeightRef) -> None:
-        # Logits from a table are the target's, also where what drafts has a table of its own.
-        target = ref.role == "logits" and HEAD not in ref.names
-        if ref.key in self._shared.by_key and (target or ref.names[0] not in self._source):
+        # A table of its own is taken for the tokens that it reads: logits are then the target's.
+        if ref.key in self._shared.by_key and ref.names[0] not in self._source:
             self.made.by_key[ref.key] = self._shared.by_key[ref.key]
         elif ref.role == "vector":
             self.made.by_key[ref.key] = self._vector(ref)
