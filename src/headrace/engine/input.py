@@ -47,7 +47,8 @@ class InputProcessor:
         self._eos_ids = files.eos_ids
         self._max_context = max_context
         self._features = features
-        self._marks = detect_reasoning(files.chat_template)
+        found = map(detect_reasoning, files.used_templates)
+        self._marks = next((marks for marks in found if marks is not None), None)
 
     def request(
         self,
