@@ -128,7 +128,7 @@ class LLM:
 
     def _read_tokenizer(self) -> Tokenizer:
         begin = time.monotonic()
-        tokenizer = load_tokenizer(self.files.tokenizer)
+        tokenizer = load_tokenizer(self.files.tokenizer, self.files.arch.vocab_size)
         self.phases["tokenizer"] = time.monotonic() - begin
         return tokenizer
 

@@ -50,7 +50,7 @@ async def open_for_serving(
     _read_ahead(files, options)
     await asyncio.to_thread(check_beside, files)
     read = time.monotonic()
-    tokenizer = await asyncio.to_thread(load_tokenizer, files.tokenizer)
+    tokenizer = await asyncio.to_thread(load_tokenizer, files.tokenizer, files.arch.vocab_size)
     phases = {"open_files": opened - begin, "tokenizer": time.monotonic() - read}
     give_back()
     template = ChatTemplates(files) if files.used_templates else None

@@ -11,7 +11,7 @@ from ..base.arch_reader import from_hf
 from ..base.errors import ModelFileError
 from ..base.modelfiles import TOOL_USE, ModelFiles
 from ..quant.schemes import scheme_of
-from .gguf_model import end_of_turn
+from .gguf_model import end_of_turn, with_rows
 from .headers import hold
 from .jsonfile import read_json
 from .pooling import read_pooling
@@ -59,9 +59,9 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
         chat_template=default,
         named_templates=templates,
         special=tokenizer.special,
-        bos_id=bos_id[0] if bos_id else None,
+        bos_id=next((index for index in bos_id if index < arch.vocab_size), None),
         add_bos=tokenizer.adds_bos(),
-        eos_ids=_end_ids(config, generation, tokenizer),
+        eos_ids=with_rows(_end_ids(config, generation, tokenizer), arch),
         generation=_sampling(generation),
         licence=licence or _licence(folder),
         pooling=read_pooling(folder, config, arch),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ..base.arch import ModelArch
 from ..base.arch_gguf import LONG_FACTORS, ROPE_FACTORS
 from ..base.arch_reader import from_gguf
 from ..base.errors import ModelFileError
@@ -89,7 +90,7 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
         special={key: tokens[value] for key, value in ids.items() if value is not None},
         bos_id=bos,
         add_bos=bool(add_bos) and bos is not None,
-        eos_ids=_end_ids(metadata, tokens, eos),
+        eos_ids=with_rows(_end_ids(metadata, tokens, eos), arch),
         generation={
             key: metadata[f"general.sampling.{name}"]
             for name, key in _SAMPLING.items()
@@ -132,6 +133,11 @@ def _end_ids(metadata: dict[str, Any], tokens: StringArray, eos: int | None) -> 
         if at is not None and (types is None or len(types) != count or types[at] == _CONTROL):
             found.append(at)
     return tuple(dict.fromkeys(each for each in found if each is not None))
+
+
+def with_rows(ids: Iterable[int], arch: ModelArch) -> tuple[int, ...]:
+    """Keep the ids that have a row of the model's matrices: no others are ever drawn."""
+    return tuple(index for index in ids if index < arch.vocab_size)
 
 
 def _text(value: object) -> str | None:
