@@ -124,7 +124,7 @@ def test_an_encoder(tmp_path: Path, labels: int) -> None:
 
 
 def test_an_expected_answer_is_no_draft_of_one(llm: LLM) -> None:
-    """Also of a client that counts ids itself."""
+    """Ids that a client gives are cut, too, where one has no row."""
     expected: list[tuple[int, ...]] = []
     request = llm._input.request
 

@@ -54,7 +54,7 @@ def test_rows_are_those_of_transformers(
 def test_tokens_are_those_of_transformers(
     tmp_path: Path, seed: int, tied: bool, said: bool
 ) -> None:
-    """Also where the config ties a head that the file has."""
+    """The head of the file is used, also where the config ties it."""
     oracle = make(tmp_path, tie_word_embeddings=tied)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": said}))
