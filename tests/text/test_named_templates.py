@@ -145,6 +145,7 @@ def test_a_hub_is_asked_for_them() -> None:
         ({}, "chat_template must be text, or a list of objects with name and template"),
         ([{"name": "default"}], "chat_template must be text, or a list"),
         ([7], "chat_template must be text, or a list"),
+        ([{"name": ["x"], "template": "t"}], "chat_template must be text, or a list"),
     ],
 )
 def test_what_is_no_template_is_refused(folder: Path, found: Any, says: str) -> None:

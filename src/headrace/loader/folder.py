@@ -114,17 +114,17 @@ class _Tokenizer:
 
     def templates(self) -> dict[str, str]:
         """Chat templates by name: of files, or of the config where there is no default file."""
-        found = self.config.get("chat_template")
-        if isinstance(found, list):
-            entries = [entry if isinstance(entry, dict) else {} for entry in found]
-            said = {entry.get("name"): entry.get("template") for entry in entries}
-        else:
-            said = {} if found is None else {"default": found}
-        if not all(isinstance(text, str) for pair in said.items() for text in pair):
-            raise ModelFileError(
-                "tokenizer_config.json: chat_template must be text, or a list of objects with "
-                "name and template"
-            )
+        found, said = self.config.get("chat_template"), dict[str, str]()
+        one = [] if found is None else [{"name": "default", "template": found}]
+        for entry in found if isinstance(found, list) else one:
+            match entry:
+                case {"name": str(name), "template": str(text)}:
+                    said[name] = text
+                case _:
+                    raise ModelFileError(
+                        "tokenizer_config.json: chat_template must be text, or a list of objects "
+                        "with name and template"
+                    )
         paths = sorted((self.folder / MORE_TEMPLATES).glob("*.jinja"))
         if len(paths) > MOST_TEMPLATES:
             raise ModelFileError(
