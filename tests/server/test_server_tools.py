@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -172,3 +173,31 @@ async def test_an_answer_that_goes_on_in_the_midst_of_its_reasoning(
         message = reply.json()["choices"][0]["message"]
     assert message.get("reasoning_content") == reasoning
     assert message["content"] == ("I look." if reasoning else rest)
+
+
+NAMED = {
+    "tool_use": "<tool_call> <function= <parameter= </parameter> </function> </tool_call>",
+    "rag": "<think> </think>",
+}
+
+
+async def test_calls_are_read_by_the_template_that_wrote_the_prompt() -> None:
+    """The default template knows neither calls nor reasoning."""
+    call = "<tool_call>\n<function=weather>\n<parameter=city>\nBern\n</parameter>\n</function>\n"
+    engine = FakeEngine(answer=f"I look.\n{call}</tool_call>", template="plain")
+    engine.files = replace(engine.files, named_templates=NAMED)
+    engine.once = True
+    app = create_app(engine)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        told = (await client.post(CHAT, json=body(tools=TOOLS))).json()["choices"][0]["message"]
+        assert told["content"] == "I look."
+        assert told["tool_calls"][0]["function"] == {
+            "name": "weather",
+            "arguments": '{"city": "Bern"}',
+        }
+        engine.answer = "<think>Hm.</think>Yes."
+        documents = [{"text": "words"}]
+        for more, reasoning in (({}, None), ({"documents": documents}, "Hm.")):
+            told = (await client.post(CHAT, json=body(**more))).json()["choices"][0]["message"]
+            assert told.get("reasoning_content") == reasoning

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
 from headrace.loader.safetensors_file import OpenFile
@@ -48,6 +49,19 @@ def named(files: WhisperFiles, theirs: str, mine: str) -> dict[str, np.ndarray]:
     if not theirs.endswith("embed_tokens"):
         found[f"{mine}/{'beta' if norm else 'bias'}"] = files.tensor(f"{theirs}.bias")
     return found
+
+
+def test_a_head_of_its_own_is_refused_and_a_copy_is_not(folder: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    tensors["proj_out.weight"] = tensors["model.decoder.embed_tokens.weight"].copy()
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert open_whisper(tmp_path).vocab == open_whisper(folder).vocab
+    tensors["proj_out.weight"][-1, -1] += 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"proj_out\.weight is not equal to the embedding"):
+        open_whisper(tmp_path)
 
 
 def test_both_layouts_are_one_model(folder: Path, binary: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.base.errors import InvalidRequest, ModelFileError, TooLarge
-from headrace.text import ChatTemplate, chat_template
+from headrace.text import ChatTemplate
 from headrace.text import sandbox as sandbox_module
 from headrace.text import template as template_module
 from headrace.text.taught import Teaching
@@ -280,14 +280,6 @@ def test_the_templates_own_words() -> None:
         ChatTemplate("{% for %}")
     with pytest.raises(ModelFileError, match="characters"):
         ChatTemplate("x" * (template_module.MAX_TEMPLATE + 1))
-
-
-def test_no_template() -> None:
-    for source in (None, ""):
-        with pytest.raises(InvalidRequest, match="base model") as caught:
-            chat_template(source)
-        assert caught.value.param == "messages"
-    assert chat_template("a").render(HI) == "a"
 
 
 def test_output_is_bounded() -> None:

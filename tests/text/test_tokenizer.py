@@ -501,3 +501,17 @@ def test_normal_form(byte_level: Tokenizer) -> None:
     for text in DECOMPOSED:
         composed = unicodedata.normalize("NFC", text)
         assert byte_level.encode(text) == byte_level.encode(composed)
+
+
+def test_added_tokens_of_a_gguf_without_rows_are_text() -> None:
+    metadata = byte_level_metadata()
+    whole = load_tokenizer(metadata)
+    last = max(whole.vocabulary.added.values())
+    (text,) = (text for text, index in whole.vocabulary.added.items() if index == last)
+    assert whole.encode(f"a{text}")[-1] == last
+    ours = load_tokenizer(metadata, last)
+    ids = ours.encode(f"a{text}")
+    assert max(ids) < last
+    assert ours.decode(ids, skip_special=False) == f"a{text}"
+    assert ours.vocab_size == last
+    assert text not in ours.vocabulary.added

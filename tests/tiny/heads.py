@@ -47,6 +47,8 @@ class Head(nn.Module):
         config._attn_implementation = "eager"
         llama = transformers.models.llama.modeling_llama
         self.kind, self.norms = kind, norms
+        self.table: nn.Module | None = None
+        """Embeds the tokens that it reads; None: the target's table."""
         self.layer = llama.LlamaDecoderLayer(config, 0)
         self.rotary = llama.LlamaRotaryEmbedding(config)
         rms = lambda: llama.LlamaRMSNorm(WIDTH, 1e-6)  # noqa: E731
@@ -80,7 +82,7 @@ class Head(nn.Module):
     def forward(
         self, tokens: torch.Tensor, states: torch.Tensor, model: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x = model.model.embed_tokens(tokens)
+        x = (self.table or model.model.embed_tokens)(tokens)
         angles = self.rotary(x[None], torch.arange(len(x))[None])
         mask = torch.full((len(x), len(x)), float("-inf")).triu(1)[None, None]
         layer = self.layer

@@ -3,6 +3,7 @@ changes by it."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from headrace.base.sampling import SamplingParams
 from headrace.loader.open import open_model
@@ -223,3 +225,27 @@ def test_an_adapted_target_is_drafted_for(kept: Kept, tmp_path: Path) -> None:
         found.append(answers(worker, adapter="one"))
     same(found[1][0], found[0][0])
     assert sum(plan.drafts for plan in found[1][1].plans) > 20
+
+
+def test_logits_of_a_tied_target_though_the_head_has_a_table(kept: Kept, tmp_path: Path) -> None:
+    """A table of its own is for the tokens that it reads."""
+    pair = Pair("eagle", kept)
+    pair.folder = families.make(
+        tmp_path / "target", "llama", hidden_size=heads.WIDTH, tie_word_embeddings=True
+    )
+    pair.files = open_model(str(pair.folder))
+    assert pair.files.arch.tied_embedding
+    pair.head = str(shutil.copytree(pair.head, tmp_path / "head"))
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    torch.manual_seed(2)
+    tensors["embed_tokens.weight"] = torch.randn(families.VOCAB, heads.WIDTH).bfloat16() * 0.15
+    save_file(tensors, tmp_path / "head" / "model.safetensors")
+    worker = pair.worker()
+    said = told(worker)
+    driver = Driver(worker, blocks=120, step_tokens=400, drafts=DRAFTS)
+    driver.ask(prompt(3, 30), SamplingParams(temperature=0, max_tokens=6))
+    assert any(drafts for _, drafts in said)
+    model, head = pair.plain()
+    head.table = torch.nn.Embedding.from_pretrained(tensors["embed_tokens.weight"].float())
+    for text, drafts in said:
+        assert max(rolled((model, head), text, drafts), default=0.0) < 2e-2

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from .arch import ModelArch, Pooling
+from .config import Decision
+
+TOOL_USE, RAG = "tool_use", "rag"
+"""Names of the chat templates for requests with tools and with documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class ModelFiles:
     tokenizer: Path | dict[str, Any]
     """`tokenizer.json`, or the `tokenizer.*` metadata of a GGUF file."""
     chat_template: str | None
+    """Default chat template."""
     special: dict[str, str] = field(default_factory=dict)
     """bos_token, eos_token, … as text, for the chat template."""
     bos_id: int | None = None
@@ -36,5 +41,23 @@ class ModelFiles:
     licence: str | None = None
     pooling: Pooling = field(default_factory=Pooling)
     """What an embedding is made of."""
+    decisions: tuple[Decision, ...] = ()
+    """Differences between the config and the weights, and how they were settled."""
+    named_templates: dict[str, str] = field(default_factory=dict)
+    """Chat templates besides the default, by name."""
     opened: Any = field(default=None, compare=False, repr=False)
     """The open file (`loader.gguf`), for whoever reads on in the same process."""
+
+    def template_for(self, *, tools: bool = False, documents: bool = False) -> str | None:
+        """Choose the chat template of a request, as transformers does for tools: `tool_use` or
+        `rag` where the model has it, else the default."""
+        for wanted, name in ((tools, TOOL_USE), (documents, RAG)):
+            if wanted and name in self.named_templates:
+                return self.named_templates[name]
+        return self.chat_template
+
+    @property
+    def used_templates(self) -> tuple[str, ...]:
+        """Every template that `template_for` may choose, the default first."""
+        named = [self.named_templates.get(name) for name in (TOOL_USE, RAG)]
+        return tuple(dict.fromkeys(one for one in (self.chat_template, *named) if one))

@@ -306,7 +306,10 @@ def ask_server(options: RunOptions) -> dict[str, Any]:
 
 
 def make_material(tokenizer: str | None) -> Material:
-    return Material(None if tokenizer is None else load_tokenizer(open_model(tokenizer).tokenizer))
+    if tokenizer is None:
+        return Material(None)
+    files = open_model(tokenizer)
+    return Material(load_tokenizer(files.tokenizer, files.arch.vocab_size))
 
 
 def make_sessions(options: RunOptions, material: Material) -> tuple[list[Session], Arrivals | None]:

@@ -36,7 +36,8 @@ def recounter(model: str | None) -> Recount | None:
     from ..loader import open_model  # Only where recounting is asked: it costs start-up time.
     from ..text import load_tokenizer
 
-    tokenizer = load_tokenizer(open_model(model).tokenizer)
+    files = open_model(model)
+    tokenizer = load_tokenizer(files.tokenizer, files.arch.vocab_size)
 
     def count(text: str) -> int:
         return len(tokenizer.encode(text, special=False))

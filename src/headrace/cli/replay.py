@@ -132,7 +132,7 @@ def _engine(record: Record, model: str | None, threads: int | None) -> _Engine:
         setattr(options, name, value)
     options.verify()
     files = open_model(options.model)
-    tokenizer = load_tokenizer(files.tokenizer)
+    tokenizer = load_tokenizer(files.tokenizer, files.arch.vocab_size)
     return _Engine(build(options, files), tokenizer, files.arch.vocab_size)
 
 

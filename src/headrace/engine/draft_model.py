@@ -144,7 +144,7 @@ def tokenizer_of(files: ModelFiles) -> Tokenizer:
     """The tokenizer of a model, opened here."""
     from ..text import load_tokenizer  # Local: most engine processes, which start here, have none.
 
-    return load_tokenizer(files.tokenizer)
+    return load_tokenizer(files.tokenizer, files.arch.vocab_size)
 
 
 def _verify_vocabulary(files: ModelFiles, target: ModelFiles) -> None:

@@ -94,7 +94,7 @@ class ServingEngine(Protocol):
     tokenizer: Any
     """`text.Tokenizer`."""
     template: Any
-    """`text.ChatTemplate`, or None where the model has none."""
+    """`text.ChatTemplates`, or None where the model has none."""
     model_name: str
     max_context: int
     """Longest prompt plus output that is served, in tokens."""

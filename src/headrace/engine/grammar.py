@@ -31,7 +31,9 @@ def tokenizer_for_grammars(files: ModelFiles) -> Callable[[], Any] | None:
         if source == {}:  # Files that came over the wire: see `messages.WireFiles`.
             source = open_model(str(files.path), offline=True).tokenizer
         return grammar_tokenizer(
-            load_tokenizer(source), vocab_size=files.arch.vocab_size, eos_ids=files.eos_ids
+            load_tokenizer(source, files.arch.vocab_size),
+            vocab_size=files.arch.vocab_size,
+            eos_ids=files.eos_ids,
         )
 
     return make

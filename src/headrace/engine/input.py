@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from ..base.errors import ContextOverflow, InvalidRequest
@@ -47,7 +48,8 @@ class InputProcessor:
         self._eos_ids = files.eos_ids
         self._max_context = max_context
         self._features = features
-        self._marks = detect_reasoning(files.chat_template)
+        found = map(detect_reasoning, files.used_templates)
+        self._marks = next((marks for marks in found if marks is not None), None)
 
     def request(
         self,
@@ -153,7 +155,8 @@ class InputProcessor:
                 grammar=grammar,
                 bad_words=self._bad_words(sampling.bad_words),
                 reasoning=self._reasoning(sampling, ids),
-                expected=tuple(expected[: sampling.max_tokens]),
+                # Each of them may be a draft, and so be read from the embedding.
+                expected=tuple(takewhile(self._has_row, expected[: sampling.max_tokens])),
                 inputs=tuple(inputs),
             ),
             priority=_integer("priority", priority),
@@ -163,6 +166,9 @@ class InputProcessor:
             marks=prefixes.marks(len(ids)),
             retained=tuple(retained),
         )
+
+    def _has_row(self, index: int) -> bool:
+        return index < self._vocab_size
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The ids of each word as vLLM has them: at the beginning of a text, and behind a space
@@ -268,23 +274,27 @@ class InputProcessor:
         return ends
 
     def tokenise(self, prompt: str | Sequence[int]) -> list[int]:
-        """Ids of a prompt: text gets the model's begin-of-text, ids are taken as they are."""
+        """Give the ids of a prompt: text gets the model's begin-of-text, ids are taken as they are.
+
+        Raises `InvalidRequest` for an id without a row of the model's matrices, also of a text: a
+        file's own vocabulary may be larger than the model.
+        """
         if isinstance(prompt, str):
             ids = self._tokenizer.encode(prompt, add_bos=True)
         elif isinstance(prompt, list | tuple):
             ids = list(prompt)
-            for index in ids:
-                if type(index) is not int or not 0 <= index < self._vocab_size:
-                    raise InvalidRequest(
-                        f"token ids must be integers from 0 to {self._vocab_size - 1}, "
-                        f"not {index!r:.40}",
-                        param="prompt",
-                    )
         else:
             raise InvalidRequest(
                 f"a prompt is text or a list of token ids, not {type(prompt).__name__}",
                 param="prompt",
             )
+        for index in ids:
+            if type(index) is not int or not 0 <= index < self._vocab_size:
+                raise InvalidRequest(
+                    f"token ids must be integers from 0 to {self._vocab_size - 1}, "
+                    f"not {index!r:.40}",
+                    param="prompt",
+                )
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         return ids

@@ -31,7 +31,7 @@ from ..base.spec import Task
 from ..dist.wake import wait
 from ..loader import open_model
 from ..obs.progress import TokenProgress
-from ..text import ChatTemplate, Foreign, Tokenizer, chat_template, encode_between, load_tokenizer
+from ..text import ChatTemplate, ChatTemplates, Foreign, Tokenizer, encode_between, load_tokenizer
 from ..text.foreign import CUT
 from .adapters import AdapterBook
 from .given import OneOrEach, TextOrIds, as_list, for_each, text_or_ids
@@ -106,7 +106,7 @@ class LLM:
             from .build import build
 
             self.phases["import_engine"] = time.monotonic() - opened
-            self._template: ChatTemplate | None = None
+            self._template: ChatTemplates | None = None
             # Nobody else waits here: what the caller hands over is never refused for its number.
             options = replace(self.options, max_waiting=max(self.options.max_waiting, 2 * _AHEAD))
             built = build(
@@ -128,7 +128,7 @@ class LLM:
 
     def _read_tokenizer(self) -> Tokenizer:
         begin = time.monotonic()
-        tokenizer = load_tokenizer(self.files.tokenizer)
+        tokenizer = load_tokenizer(self.files.tokenizer, self.files.arch.vocab_size)
         self.phases["tokenizer"] = time.monotonic() - begin
         return tokenizer
 
@@ -217,7 +217,8 @@ class LLM:
         prediction: OneOrEach = None,
         on_delta: Callable[[OutputDelta], None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, with the model's chat template or `template`."""
+        """Answer one conversation or several, with the model's chat template or `template`, which
+        is one, or the name of one of the model's."""
         conversations: Sequence[Messages]
         one = messages and isinstance(messages[0], Mapping)
         conversations = [messages] if one else messages  # type: ignore[list-item,assignment]
@@ -352,11 +353,12 @@ class LLM:
             raise InvalidRequest("this LLM is closed")
         return self._built
 
-    def _compiled(self, template: str | None) -> ChatTemplate:
+    def _compiled(self, template: str | None) -> ChatTemplate | ChatTemplates:
         if template is not None:
-            return chat_template(template, self.files.special)
+            source = self.files.named_templates.get(template, template)
+            return ChatTemplate(source, special=self.files.special)
         if self._template is None:
-            self._template = chat_template(self.files.chat_template, self.files.special)
+            self._template = ChatTemplates(self.files)
         return self._template
 
     def _params(

@@ -36,6 +36,7 @@ class WireFiles(msgspec.Struct, array_like=True):
     arch: ModelArch
     eos_ids: list[int]
     pooling: Pooling
+    decisions: list[Decision] = []
 
     @classmethod
     def of(cls, files: ModelFiles) -> WireFiles:
@@ -48,6 +49,7 @@ class WireFiles(msgspec.Struct, array_like=True):
             files.arch,
             list(files.eos_ids),
             files.pooling,
+            list(files.decisions),
         )
 
     def open(self) -> ModelFiles:
@@ -61,6 +63,7 @@ class WireFiles(msgspec.Struct, array_like=True):
             chat_template=None,
             eos_ids=tuple(self.eos_ids),
             pooling=self.pooling,
+            decisions=tuple(self.decisions),
         )
 
 

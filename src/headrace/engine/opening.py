@@ -17,7 +17,7 @@ from ..base.modelfiles import ModelFiles
 from ..loader import open_model
 from ..loader.panels import kept_path, panel_folder
 from ..speech.finding import listens
-from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
+from ..text import ChatTemplates, Tokenizer, load_tokenizer
 from .preload import give_back
 
 
@@ -25,7 +25,7 @@ from .preload import give_back
 class OpenModel:
     files: ModelFiles
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ChatTemplates | None
     phases: dict[str, float]
     """Seconds of each part."""
 
@@ -50,10 +50,10 @@ async def open_for_serving(
     _read_ahead(files, options)
     await asyncio.to_thread(check_beside, files)
     read = time.monotonic()
-    tokenizer = await asyncio.to_thread(load_tokenizer, files.tokenizer)
+    tokenizer = await asyncio.to_thread(load_tokenizer, files.tokenizer, files.arch.vocab_size)
     phases = {"open_files": opened - begin, "tokenizer": time.monotonic() - read}
     give_back()
-    template = chat_template(files.chat_template, files.special) if files.chat_template else None
+    template = ChatTemplates(files) if files.used_templates else None
     return OpenModel(files, tokenizer, template, phases)
 
 

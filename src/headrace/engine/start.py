@@ -48,7 +48,7 @@ class Resolved:
 def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Resolved:
     """Decide what was left open. Raises `OptionError` for what cannot work here."""
     options.verify()
-    decisions: list[Decision] = []
+    decisions = list(files.decisions)
 
     def decide(name: str, value: Any, reason: str) -> Any:
         decisions.append(Decision(name, str(value), reason))

@@ -9,14 +9,18 @@ from typing import Any
 
 from ..base.arch_reader import from_hf
 from ..base.errors import ModelFileError
-from ..base.modelfiles import ModelFiles
+from ..base.modelfiles import TOOL_USE, ModelFiles
 from ..quant.schemes import scheme_of
-from .gguf_model import end_of_turn
+from .gguf_model import end_of_turn, with_rows
+from .headers import hold
 from .jsonfile import read_json
 from .pooling import read_pooling
 from .shards import find_shards
 
 MAX_TEMPLATE = 1 << 20
+MORE_TEMPLATES = "additional_chat_templates"
+"""Folder of the chat templates that have a name."""
+MOST_TEMPLATES = 32
 MAX_TOKENIZER = 256 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -24,13 +28,14 @@ _LICENCE = re.compile(r"\A---\n.*?^license:[ \t]*['\"]?([\w.+-]+)", re.DOTALL | 
 
 
 def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFiles:
-    """Read the small files of a model folder; the weights are found but not read."""
+    """Read the small files of a model folder, and the headers of its weights."""
     if not (folder / "config.json").is_file():
         raise ModelFileError(f"{folder}: no config.json in it, so it is not a model folder")
     config = read_json(folder / "config.json")
     arch = from_hf(config)
     scheme_of(config)  # refuses here what cannot be loaded
     shards = find_shards(folder)
+    arch, decisions = hold(arch, shards)
     if not (folder / "tokenizer.json").is_file():
         raise ModelFileError(
             f"{folder}: no tokenizer.json in it (a tokenizer.model alone is not read; "
@@ -42,6 +47,8 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
     bos = tokenizer.special.get("bos_token")
     if bos in tokenizer.added:
         bos_id = [tokenizer.added[bos]]
+    templates = tokenizer.templates()
+    default = templates.pop("default", None) or templates.get(TOOL_USE)
     return ModelFiles(
         name=name,
         format="safetensors",
@@ -49,14 +56,16 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
         weights=shards,
         arch=arch,
         tokenizer=folder / "tokenizer.json",
-        chat_template=tokenizer.template(),
+        chat_template=default,
+        named_templates=templates,
         special=tokenizer.special,
-        bos_id=bos_id[0] if bos_id else None,
+        bos_id=next((index for index in bos_id if index < arch.vocab_size), None),
         add_bos=tokenizer.adds_bos(),
-        eos_ids=_end_ids(config, generation, tokenizer),
+        eos_ids=with_rows(_end_ids(config, generation, tokenizer), arch),
         generation=_sampling(generation),
         licence=licence or _licence(folder),
         pooling=read_pooling(folder, config, arch),
+        decisions=decisions,
     )
 
 
@@ -103,27 +112,38 @@ class _Tokenizer:
         bos = self.special.get("bos_token")
         return bos is not None and _begins_with(self._member("post_processor"), bos)
 
-    def template(self) -> str | None:
-        """The chat template: `chat_template.jinja`, or the (default) one of the config."""
+    def templates(self) -> dict[str, str]:
+        """Chat templates by name: of files, or of the config where there is no default file."""
+        found, said = self.config.get("chat_template"), dict[str, str]()
+        one = [] if found is None else [{"name": "default", "template": found}]
+        for entry in found if isinstance(found, list) else one:
+            match entry:
+                case {"name": str(name), "template": str(text)}:
+                    said[name] = text
+                case _:
+                    raise ModelFileError(
+                        "tokenizer_config.json: chat_template must be text, or a list of objects "
+                        "with name and template"
+                    )
+        paths = sorted((self.folder / MORE_TEMPLATES).glob("*.jinja"))
+        if len(paths) > MOST_TEMPLATES:
+            raise ModelFileError(
+                f"{MORE_TEMPLATES}: {len(paths)} templates; at most {MOST_TEMPLATES} are read"
+            )
+        files = {path.stem: _template(path) for path in paths}
         path = self.folder / "chat_template.jinja"
-        found: object = self.config.get("chat_template")
         if path.is_file():
-            if path.stat().st_size > MAX_TEMPLATE:
-                raise ModelFileError(f"{path.name}: larger than {MAX_TEMPLATE >> 20} MiB")
-            try:
-                found = path.read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise ModelFileError(f"{path.name}: not UTF-8: {error}") from None
-        if isinstance(found, list):
-            by_name = {
-                entry.get("name"): entry.get("template")
-                for entry in found
-                if isinstance(entry, dict)
-            }
-            found = by_name.get("default") or by_name.get("tool_use")
-        if found is not None and not isinstance(found, str):
-            raise ModelFileError("tokenizer_config.json: chat_template must be text")
-        return found
+            return {"default": _template(path), **files}
+        return {**said, **files}
+
+
+def _template(path: Path) -> str:
+    if path.stat().st_size > MAX_TEMPLATE:
+        raise ModelFileError(f"{path.name}: larger than {MAX_TEMPLATE >> 20} MiB")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{path.name}: not UTF-8: {error}") from None
 
 
 def _begins_with(processor: object, token: str) -> bool:

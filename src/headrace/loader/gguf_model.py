@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ..base.arch import ModelArch
 from ..base.arch_gguf import LONG_FACTORS, ROPE_FACTORS
 from ..base.arch_reader import from_gguf
 from ..base.errors import ModelFileError
-from ..base.modelfiles import ModelFiles
+from ..base.modelfiles import TOOL_USE, ModelFiles
 from ..base.strings import StringArray
 from .gguf import GgufFile
 
@@ -30,6 +31,7 @@ END_OF_TURN = (
 _HARMONY = ("<|return|>", "<|call|>", "<|endoftext|>")
 """The same of gpt-oss, where `<|end|>` ends a message and the turn goes on."""
 
+_TEMPLATE = "tokenizer.chat_template"
 _SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -66,9 +68,13 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
         raise ModelFileError(f"{path.name}: tokenizer.ggml.tokens must be an array of strings")
     ids = {key: _token_id(metadata, field, len(tokens)) for key, field in _SPECIAL.items()}
     bos, eos = ids["bos_token"], ids["eos_token"]
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise ModelFileError(f"{path.name}: tokenizer.chat_template must be a string")
+    named = {}
+    for key, text in metadata.items():
+        if key == _TEMPLATE or key.startswith(f"{_TEMPLATE}."):
+            if not isinstance(text, str):
+                raise ModelFileError(f"{path.name}: {key:.100} must be a string")
+            named[key.removeprefix(_TEMPLATE).removeprefix(".") or "default"] = text
+    template = named.pop("default", None) or named.get(TOOL_USE)
     add_bos = metadata.get("tokenizer.ggml.add_bos_token")
     if add_bos is None:
         add_bos = metadata.get("tokenizer.ggml.model") == "llama"
@@ -80,10 +86,11 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
         arch=arch,
         tokenizer={key: v for key, v in metadata.items() if key.startswith("tokenizer.")},
         chat_template=template,
+        named_templates=named,
         special={key: tokens[value] for key, value in ids.items() if value is not None},
         bos_id=bos,
         add_bos=bool(add_bos) and bos is not None,
-        eos_ids=_end_ids(metadata, tokens, eos),
+        eos_ids=with_rows(_end_ids(metadata, tokens, eos), arch),
         generation={
             key: metadata[f"general.sampling.{name}"]
             for name, key in _SAMPLING.items()
@@ -126,6 +133,11 @@ def _end_ids(metadata: dict[str, Any], tokens: StringArray, eos: int | None) -> 
         if at is not None and (types is None or len(types) != count or types[at] == _CONTROL):
             found.append(at)
     return tuple(dict.fromkeys(each for each in found if each is not None))
+
+
+def with_rows(ids: Iterable[int], arch: ModelArch) -> tuple[int, ...]:
+    """Keep the ids that have a row of the model's matrices: no others are ever drawn."""
+    return tuple(index for index in ids if index < arch.vocab_size)
 
 
 def _text(value: object) -> str | None:

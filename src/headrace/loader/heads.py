@@ -20,7 +20,7 @@ from ..quant.schemes import scheme_of
 from . import latent_heads
 from .content import sampled
 from .jsonfile import read_json
-from .names import each_expert, from_hf_name
+from .names import each_expert, from_hf_name, kv_scales
 from .safetensors_file import StoredTensor
 from .shards import find_shards, read_headers
 
@@ -97,6 +97,8 @@ def _refuse_quantised(config: dict[str, object], name: str) -> None:
 
 
 def _dense(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    for name in kv_scales(tensors):
+        del tensors[name]
     for name, tensor in tensors.items():
         if tensor.dtype not in DENSE and name not in ("d2t", "t2d"):
             raise UnsupportedModel(

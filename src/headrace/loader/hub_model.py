@@ -6,6 +6,7 @@ used without asking the hub again, until it is removed.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ..base import environment
@@ -13,6 +14,7 @@ from ..base.errors import DownloadError, ModelFileError, ModelNotFound
 from .cache import Record, hub_folder, is_hub_id, locked
 from .catalog import HubSource
 from .download import fetch_file
+from .folder import MORE_TEMPLATES, MOST_TEMPLATES
 from .hub import Hub, HubFile
 from .progress import Progress, Silent
 from .shards import PICKLES
@@ -30,6 +32,7 @@ SMALL_FILES = (
     "1_Pooling/config.json",
     "sentence_bert_config.json",
 )
+_TEMPLATE = re.compile(rf"{MORE_TEMPLATES}/[\w-]{{1,64}}\.jinja")
 CONFIG = "config.json"
 """The selector that takes this one file of a repository."""
 PREFERRED_QUANT = "q4_k_m"
@@ -117,7 +120,9 @@ def choose(listing: list[HubFile], repo: str, selector: str) -> list[HubFile]:
     elif index in by_path:
         # Other files than the index's own (a consolidated copy) would double the download.
         shards = [path for path in shards if path.startswith("model-")] or shards
-    return [by_path[path] for path in (*SMALL_FILES, *sorted(shards)) if path in by_path]
+    templates = sorted(path for path in by_path if _TEMPLATE.fullmatch(path))[:MOST_TEMPLATES]
+    wanted = (*SMALL_FILES, *templates, *sorted(shards))
+    return [by_path[path] for path in wanted if path in by_path]
 
 
 def _choose_gguf(ggufs: list[str], repo: str, selector: str) -> str:

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from ..base.arch import ModelArch
 from ..base.arch_states import DELTA
 from ..base.errors import ModelFileError
 from ..models.registry import describe
 
+if TYPE_CHECKING:
+    from .safetensors_file import StoredTensor
+
 Shapes = dict[str, tuple[int, ...]]
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 
 _GGUF_TOP = {
     "token_embd": "model.embed_tokens",
@@ -176,6 +183,8 @@ _GGUF_HARMLESS = re.compile(
 """Read by `open` (the rope's parameters), or recomputed from the architecture."""
 
 _HF_HARMLESS = re.compile(r".*rotary_emb\.inv_freq|.*rotary_emb\.(cos|sin)_cached")
+_KV_SCALE = re.compile(r".+\.([qkv]|kv|prob)_scale|.+\.[kv]_proj\.output_scale")
+"""Scales of an FP8 cache or of its products: calibrated, and needed by nothing that is computed."""
 _ENCODER_HARMLESS = re.compile(r"embeddings\.(position|token_type)_ids")
 _ENCODER_POOLER = re.compile(r"pooler\.dense\.(weight|bias)")
 """The head of the pre-training: no embedding reads it, a classifier does."""
@@ -288,8 +297,8 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
             not pooled and _ENCODER_POOLER.fullmatch(name)
         )
         return None if unread else name
-    if arch.tied_embedding and name.endswith("lm_head.weight"):
-        return None
+    if arch.tied_embedding and name.endswith(HEAD):
+        return None  # A copy of the embedding: see `headers.hold`.
     if arch.family in _SECOND and name.startswith(f"model.layers.{arch.layers}."):
         return None  # The head that predicts a second token is a layer behind the last.
     for prefix, plain in (
@@ -314,6 +323,15 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
     return name
 
 
+def kv_scales(stored: Mapping[str, StoredTensor]) -> list[str]:
+    """Names of the scales of a KV cache, each one number; the model is loaded without them."""
+    return [
+        name
+        for name, tensor in stored.items()
+        if tensor.shape in ((), (1,)) and _KV_SCALE.fullmatch(name)
+    ]
+
+
 def each_expert(
     name: str, shape: tuple[int, ...]
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int]]]:
@@ -323,10 +341,12 @@ def each_expert(
     if len(shape) == 3 and shape[1] == 1 and name.endswith(("conv.weight", "conv1d.weight")):
         yield name, (shape[0], shape[2]), (0, 0)
         return
-    parts = ("gate_proj", "up_proj") if ".gate_up_proj." in name else ("",)
-    if "*" not in name or len(shape) != 3 or shape[1] % len(parts):
+    if "*" not in name:
         yield name, shape, (0, 0)
         return
+    parts = ("gate_proj", "up_proj") if ".gate_up_proj." in name else ("",)
+    if len(shape) != 3 or shape[1] % len(parts):
+        raise no_stack(name, shape, 3)
     experts, rows, width = shape
     inner = rows // len(parts)
     for expert in range(experts):
@@ -336,19 +356,27 @@ def each_expert(
             yield named, (inner, width), (expert, index * inner)
 
 
+def no_stack(name: str, shape: tuple[int, ...], wanted: int) -> ModelFileError:
+    """Make the error for a tensor of all experts or heads (`*`) that is no stack of them."""
+    return ModelFileError(
+        f"{name} has shape {list(shape)}; must be a stack of {wanted} dimensions, the first of "
+        "them for *"
+    )
+
+
 def check(found: Mapping[str, tuple[int, ...]], arch: ModelArch, where: str) -> None:
     """Every tensor that the architecture has is there, in its shape, and no other is."""
     wanted = describe(arch).tensors()
     missing = [name for name in wanted if name not in found]
     if missing:
         raise ModelFileError(
-            f"{where} lacks {_some(missing)}, which a {arch.family} model of {arch.layers} layers "
+            f"{where} lacks {some(missing)}, which a {arch.family} model of {arch.layers} layers "
             "needs"
         )
     extra = [name for name in found if name not in wanted]
     if extra:
         raise ModelFileError(
-            f"{where} has {_some(extra)}, which is not part of the {arch.family} model that its "
+            f"{where} has {some(extra)}, which is not part of the {arch.family} model that its "
             "config describes"
         )
     for name, shape in wanted.items():
@@ -358,6 +386,7 @@ def check(found: Mapping[str, tuple[int, ...]], arch: ModelArch, where: str) -> 
             )
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """List the first three names, and count the others."""
     rest = f" and {len(names) - 3} more tensors" if len(names) > 3 else ""
     return ", ".join(names[:3]) + rest

@@ -33,8 +33,6 @@ from .weight_source import Matrix, WeightSource
 if TYPE_CHECKING:
     import torch
 
-HEAD = "lm_head.weight"
-
 
 def prepare(
     graph: Graph,
@@ -54,9 +52,6 @@ def prepare(
     """
     graph = absorbed(graph)
     preparing = _Preparing(source, operators, device, dtype, shared or Prepared())
-    if HEAD not in graph.tensors():
-        # Some checkpoints carry a copy of a tied table along.
-        source.discard(HEAD)
     with ThreadPoolExecutor(1, "headrace-rope") as thread:
         # Cosines do not hold the interpreter: they are made beside the weights.
         tables = {key: thread.submit(rope_table, *key, max_context) for key in _rotations(graph)}
@@ -97,6 +92,7 @@ class _Preparing:
         self._dequantise = Expansion()
 
     def add(self, ref: WeightRef) -> None:
+        # A table of its own is taken for the tokens that it reads: logits are then the target's.
         if ref.key in self._shared.by_key and ref.names[0] not in self._source:
             self.made.by_key[ref.key] = self._shared.by_key[ref.key]
         elif ref.role == "vector":

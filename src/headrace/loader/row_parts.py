@@ -42,9 +42,9 @@ class PickedRows:
         return self.source.read()[self.order]
 
 
-def parts(name: str, rows: int, arch: ModelArch) -> dict[str, Order]:
-    """Name → rows of each matrix that the matrix `name` becomes; none where it stays one, or has
-    not the rows that the architecture says."""
+def parts(name: str, shape: tuple[int, ...], arch: ModelArch) -> dict[str, Order]:
+    """Name → rows of each matrix that the tensor `name` becomes; empty where it stays one, or is
+    no matrix of the rows that the architecture says."""
     at, _, last = name.removesuffix(".weight").rpartition(".")
     found: dict[str, Order] = {}
     if last == "q_proj" and arch.attention_gate:
@@ -60,7 +60,7 @@ def parts(name: str, rows: int, arch: ModelArch) -> dict[str, Order]:
             found = {"in_proj_qkv": mixed, "in_proj_z": cut["z"]}
         elif last == "in_proj_ba":
             found = _cut({"in_proj_b": each, "in_proj_a": each}, of.key_heads)
-    if sum(map(len, found.values())) != rows:
+    if len(shape) != 2 or sum(map(len, found.values())) != shape[0]:
         return {}
     return {f"{at}.{part}.weight": order for part, order in found.items()}
 
@@ -69,7 +69,7 @@ def stored(
     name: str, tensor: StoredTensor | QuantisedMatrix, arch: ModelArch
 ) -> Iterator[tuple[str, PickedRows | QuantisedMatrix]]:
     """The matrices of a tensor, yet to be read."""
-    for part, order in parts(name, tensor.shape[0], arch).items():
+    for part, order in parts(name, tensor.shape, arch).items():
         if isinstance(tensor, QuantisedMatrix):
             yield part, replace(tensor, shape=(len(order), tensor.shape[1]), order=order)
         else:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from ..base.errors import ModelFileError
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 MAX_HEADER = 100_000_000
@@ -42,6 +41,8 @@ _HOST = {
 """How numpy reads them; BF16 and F8_E4M3, which it lacks, as their bits."""
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types of dense weights → their names elsewhere (`kernels.arrays.dtype_name`)."""
+_COMPARED = 4 << 20
+"""Bytes of two tensors that are compared at once."""
 _AT_ONCE = 1 << 30
 """Bytes of one read: the system gives no more than 2 GiB at a time."""
 
@@ -99,8 +100,25 @@ class StoredTensor:
         import numpy as np
 
         room = np.empty(self.shape, _HOST[self.dtype])
-        self._fill(room)
+        self._fill(memoryview(room.reshape(-1).view("u1").data))
         return room
+
+    def equals(self, other: StoredTensor) -> bool:
+        """Compare the bytes of two tensors. Raises `ModelFileError` where a file has become
+        shorter."""
+        if (self.dtype, self.shape) != (other.dtype, other.shape):
+            return False
+        for at in range(0, self.nbytes, _COMPARED):
+            size = min(_COMPARED, self.nbytes - at)
+            if self._bytes(at, size) != other._bytes(at, size):
+                return False
+        return True
+
+    def _bytes(self, at: int, size: int) -> bytearray:
+        """Read some of its bytes."""
+        found = bytearray(size)
+        self._fill(memoryview(found), at)
+        return found
 
     def mapped(self) -> npt.NDArray[Any]:
         """The tensor [shape] as a view of the file's mapping, which lives as long as any; read
@@ -117,20 +135,20 @@ class StoredTensor:
         count = math.prod(self.shape)
         return np.frombuffer(whole, dtype, count, self.begin).reshape(self.shape)
 
-    def _fill(self, room: np.ndarray[Any, Any]) -> None:
-        bytes_of = memoryview(room.reshape(-1).view("u1").data)
+    def _fill(self, room: memoryview, at: int = 0) -> None:
+        """Read its bytes from `at` on into all of `room`."""
         done = 0
-        while done < self.nbytes:
-            part = bytes_of[done : done + _AT_ONCE]
+        while done < len(room):
+            part = room[done : done + _AT_ONCE]
             try:
-                got = os.preadv(self.file.handle, [part], self.begin + done)
+                got = os.preadv(self.file.handle, [part], self.begin + at + done)
             except OSError as error:
                 raise ModelFileError(
                     f"{self.shard.name}: cannot be read: {error.strerror}"
                 ) from None
             if not got:
                 raise ModelFileError(
-                    f"{self.shard.name}: ends {self.nbytes - done} bytes before the end of a "
+                    f"{self.shard.name}: ends {len(room) - done} bytes before the end of a "
                     "tensor: it was truncated while it was read"
                 )
             done += got

@@ -71,10 +71,6 @@ class WeightSource:
             weight.name = name
         return weight if isinstance(weight, _QUANTISED) else DenseWeight(weight, name)
 
-    def discard(self, name: str) -> None:
-        """Drop a weight that this architecture does not use, if it is there."""
-        self._weights.pop(name, None)
-
     def finish(self) -> None:
         """Raise `ModelFileError` if weights are left over."""
         left = [name for name in self._weights if not name.endswith("rotary_emb.inv_freq")]

@@ -20,7 +20,7 @@ from ..kernels.weights import BlockWeight
 from ..quant.ggml_types import DENSE, SUPPORTED
 from . import latent_heads, row_parts
 from .gguf import GgufFile, TensorInfo
-from .names import Shapes, check, each_expert, from_gguf_name
+from .names import Shapes, check, each_expert, from_gguf_name, no_stack
 
 PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "granitemoehybrid", "smollm3")
 """Families whose q and k are stored with the halves of a rotary pair side by side."""
@@ -61,7 +61,7 @@ def _named(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The tensors that one of the file becomes: stacked experts and heads become one each."""
     heads = latent_heads.shapes(name, shape, arch)
-    orders = row_parts.parts(name, shape[0], arch)
+    orders = row_parts.parts(name, shape, arch)
     if heads:
         yield from heads.items()
     elif orders:
@@ -76,8 +76,10 @@ def _named(
         # Views of the file: gate above up, of each expert.
         yield from ((each, part) for each, part, _ in each_expert(name, shape))
     else:
-        stacked = len(shape) == (2 if name.endswith(".bias") else 3)
-        for expert in range(shape[0] if stacked else 0):
+        wanted = 2 if name.endswith(".bias") else 3
+        if len(shape) != wanted:
+            raise no_stack(name, shape, wanted)
+        for expert in range(shape[0]):
             yield name.replace("*", str(expert)), shape[1:]
 
 
@@ -95,7 +97,7 @@ def _load(
     if latent_heads.shapes(name, info.shape, arch):
         yield from latent_heads.of_blocks(name, data, info.type.name, arch)
         return
-    orders = row_parts.parts(name, info.shape[0], arch)
+    orders = row_parts.parts(name, info.shape, arch)
     both = ".gate_up_proj." in name
     for index, (each, shape) in enumerate(_named(name, info.shape, arch)):
         part = data[orders[each]] if orders else data

@@ -12,7 +12,7 @@ from ..quant.schemes import scheme_of
 from . import latent_heads, row_parts
 from .interleaved_experts import STACKS, ExpertPart, expert_parts
 from .jsonfile import read_json
-from .names import Shapes, check, each_expert, from_hf_name
+from .names import Shapes, check, each_expert, from_hf_name, kv_scales
 from .quantised_safetensors import QuantisedMatrices
 from .shards import read_headers
 from .weight_source import Stored
@@ -21,6 +21,8 @@ from .weight_source import Stored
 def from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Stored]]:
     """See `weights.load_weights`."""
     stored = read_headers(files.weights)
+    for name in kv_scales(stored):
+        del stored[name]
     scheme = scheme_of(read_json(files.path / "config.json"))
     quantised = None if scheme is None else QuantisedMatrices(scheme, stored)
     names: dict[str, str] = {}
@@ -33,7 +35,7 @@ def from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Stored]]:
             return
         names[source] = canonical
         parts = latent_heads.shapes(canonical, shape, files.arch)
-        for each, order in row_parts.parts(canonical, shape[0], files.arch).items():
+        for each, order in row_parts.parts(canonical, shape, files.arch).items():
             parts[each] = len(order), shape[1]
         for each, part in parts.items() or (named[:2] for named in each_expert(canonical, shape)):
             if each in found:
@@ -81,7 +83,7 @@ def from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Stored]]:
             if latent_heads.shapes(names[name], one.shape, files.arch):
                 yield from latent_heads.stored(names[name], one, files.arch)
                 continue
-            if row_parts.parts(names[name], one.shape[0], files.arch):
+            if row_parts.parts(names[name], one.shape, files.arch):
                 yield from row_parts.stored(names[name], one, files.arch)
                 continue
             if matrix is not None:

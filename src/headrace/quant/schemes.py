@@ -66,7 +66,9 @@ def _gptq(fields: Fields) -> Scheme:
     return Scheme("gptq", bits, _group(fields, "group_size"), 1 if stored == "gptq" else 0)
 
 
-def _compressed(fields: Fields) -> Scheme:
+def _compressed(fields: Fields) -> Scheme | None:
+    if fields.raw("kv_cache_scheme") is not None and not fields.raw("config_groups"):
+        return None  # Dense weights, with scales of a KV cache: `loader.names.kv_scales`.
     layout = fields.word("format", ("pack-quantized", "int-quantized", "float-quantized"))
     groups = fields.mapping("config_groups")
     if not groups or len(groups) != 1:
@@ -136,7 +138,7 @@ def _group(fields: Fields, key: str) -> int | None:
     return None if size == -1 else size
 
 
-METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
+METHODS: Mapping[str, Callable[[Fields], Scheme | None]] = {
     "awq": _awq,
     "gptq": _gptq,
     "compressed-tensors": _compressed,

@@ -192,7 +192,7 @@ def stored_format(config: Mapping[str, Any]) -> WeightBytes:
     quantised = config.get("quantization_config")
     plain = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     plain = plain.removeprefix("torch.")
-    if not isinstance(quantised, dict):
+    if not isinstance(quantised, dict) or _only_kv(quantised):
         return WeightBytes(plain if plain in ("float32", "float16") else "bfloat16")
     narrow = _narrow(quantised)
     if narrow == "mxfp4":
@@ -203,6 +203,13 @@ def stored_format(config: Mapping[str, Any]) -> WeightBytes:
             parts = [part for mark, part in _UNCONVERTED.items() if mark in str(name)]
             wide |= {role: "bfloat16" for part in parts for role in PARTS[part]}
     return WeightBytes(narrow, formats=wide)
+
+
+def _only_kv(quantised: Mapping[str, Any]) -> bool:
+    """Tell a config that quantises the KV cache and no weights."""
+    keys = ("quant_method", "kv_cache_scheme", "config_groups")
+    method, scheme, groups = (quantised.get(key) for key in keys)
+    return method == "compressed-tensors" and scheme is not None and not groups
 
 
 _UNCONVERTED = {

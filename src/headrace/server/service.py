@@ -93,6 +93,8 @@ class Service:
         """What makes of a sound what a chat's model reads; None: it reads text alone."""
         self._defaults = SamplingParams()
         self._speech = Speech()
+        self._speeches: dict[str | None, Speech] = {}
+        """Forms of the answers, by the template that wrote the prompt."""
         if engine is not None:
             self.attach(engine)
 
@@ -104,7 +106,8 @@ class Service:
             return
         self._engine = engine
         self._defaults = default_sampling(engine.files)
-        self._speech = Speech.of(engine)
+        self._speech = Speech.of(engine, engine.files.chat_template)
+        self._speeches = {one: Speech.of(engine, one) for one in engine.files.used_templates}
         if (engine.files.path / "speech.json").is_file():
             self._voices = import_module("headrace.server.speaking").SpeakingRoutes(self, engine)
         if listens(engine.files.path):
@@ -186,8 +189,13 @@ class Service:
 
     @property
     def speech(self) -> Speech:
-        """How the model writes calls and reasoning."""
+        """Form of calls and reasoning by the default template."""
         return self._speech
+
+    def speech_for(self, *, tools: bool, documents: bool) -> Speech:
+        """Give the form of calls and reasoning by the template of a request."""
+        template = self.engine.files.template_for(tools=tools, documents=documents)
+        return self._speeches.get(template, self._speech)
 
     def check_grammar(self, grammar: str | None) -> None:
         """Raise `InvalidRequest` where a form is demanded that the engine cannot hold."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """Read once from the chat template; routers for the choices of requests are made from it."""
+    """Form of the answers to prompts of one chat template; routers are made from it."""
 
     dialect: Dialect | None = None
     marks: ReasoningMarks | None = None
@@ -28,8 +28,8 @@ class Speech:
     (`engine.input`, ADR 0103)."""
 
     @classmethod
-    def of(cls, engine: ServingEngine) -> Speech:
-        template = engine.files.chat_template
+    def of(cls, engine: ServingEngine, template: str | None) -> Speech:
+        """Read the form off a template of the engine's model."""
         special = engine.tokenizer.special_tokens
         marks = detect_reasoning(template)
         counts = marks is not None and all(

@@ -17,12 +17,13 @@ import tokenizers
 
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..loader.jsonfile import MAX_JSON, read_json
-from ..loader.safetensors_file import read_header
+from ..loader.safetensors_file import StoredTensor, read_header
 from ..roofline.hearing import WhisperSizes
 from .ctranslate import BinaryModel
 from .stored import StoredRows, rows_of, stored
 
 Array = npt.NDArray[Any]
+TABLE, HEAD = "model.decoder.embed_tokens.weight", "proj_out.weight"
 HEAD_SIZE = 64
 """Numbers of a head, in all of OpenAI's sizes."""
 TIMESTAMPS = 1_501
@@ -110,6 +111,12 @@ def _byte_letters() -> dict[str, int]:
 _BYTES = _byte_letters()
 
 
+def own_head(header: Mapping[str, StoredTensor]) -> bool:
+    """Compare a decoder's head, where the file has one, with its embedding: do they differ?"""
+    head, table = header.get(HEAD), header.get(TABLE)
+    return head is not None and (table is None or not head.equals(table))
+
+
 def open_whisper(folder: Path) -> WhisperFiles:
     """Read what a folder says of itself. Raises `ModelFileError`, `UnsupportedModel`."""
     tokenizer = open_tokenizer(folder / "tokenizer.json")
@@ -139,10 +146,15 @@ def open_whisper(folder: Path) -> WhisperFiles:
                 "the folder holds no Whisper: no model.bin, no model.safetensors"
             )
         header = read_header(weights)
+        if own_head(header):
+            raise UnsupportedModel(
+                f"{weights.name}: {HEAD} is not equal to the embedding; a Whisper with a head of "
+                "its own is not run"
+            )
         shapes = {name: one.shape for name, one in header.items()}
         tensor = lambda name: stacked(header, name)  # noqa: E731
         width, mels = (_shape(shapes, "model.encoder.conv1.weight", 3)[i] for i in (0, 1))
-        vocab = _shape(shapes, "model.decoder.embed_tokens.weight", 2)[0]
+        vocab = _shape(shapes, TABLE, 2)[0]
         positions = _shape(shapes, "model.decoder.embed_positions.weight", 2)[0]
         frames = _shape(shapes, "model.encoder.embed_positions.weight", 2)[0]
         layers = [
@@ -154,7 +166,7 @@ def open_whisper(folder: Path) -> WhisperFiles:
         suppressed = said.get("suppress_tokens", config.get("suppress_tokens"))
         first = said.get("begin_suppress_tokens", config.get("begin_suppress_tokens"))
         alignment = said.get("alignment_heads")
-        embedded = rows_of(header, "model.decoder.embed_tokens.weight")
+        embedded = rows_of(header, TABLE)
     for what, value in (("width", width), ("mels", mels), ("vocab", vocab)):
         if not 0 < value <= _LARGEST[what]:
             raise UnsupportedModel(f"{what} of {value:,}, at most {_LARGEST[what]:,} are run")

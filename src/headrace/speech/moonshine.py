@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..kernels.cpu.library import Team
 from ..kernels.cpu.panels import Packer
 from .features import RATE
+from .files import HEAD, TABLE
 from .moonshine_files import MoonshineFiles
 from .network import Precision
 from .product import Product, layer_norm, silu, softmax
@@ -136,10 +137,10 @@ class MoonshineNetwork:
         self._end = files.tensor("model.encoder.layer_norm.weight", width)
         self._decoder = [_DecoderLayer(self, f"model.decoder.layers.{i}") for i in range(decoder)]
         self._last = files.tensor("model.decoder.norm.weight", width)
-        self._embedding = files.tensor("model.decoder.embed_tokens.weight", files.vocab, width)
+        self._embedding = files.tensor(TABLE, files.vocab, width)
         head = self._embedding
         if not files.tied:
-            head = files.tensor("proj_out.weight", files.vocab, width)
+            head = files.tensor(HEAD, files.vocab, width)
         self._head = Product(team, self._packer, head, None, coded=self._coded)
 
     def linear(

@@ -14,7 +14,7 @@ import tokenizers
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..loader.jsonfile import natural, read_json
 from ..loader.safetensors_file import StoredTensor, read_header
-from .files import open_tokenizer
+from .files import open_tokenizer, own_head
 from .parakeet_files import NoSpecial
 from .stored import shaped
 
@@ -107,6 +107,7 @@ def open_moonshine(folder: Path) -> MoonshineFiles:
             raise ModelFileError(
                 "config.json: decoder_start_token_id and eos_token_id are no token"
             )
+    header = read_header(folder / "model.safetensors")
     return MoonshineFiles(
         sizes["vocab_size"],
         sizes["hidden_size"],
@@ -118,8 +119,8 @@ def open_moonshine(folder: Path) -> MoonshineFiles:
         natural({"max_position_embeddings": 512, **said}, "max_position_embeddings", 65_536),
         start,
         frozenset(ends),
-        said.get("tie_word_embeddings", True) is True,
+        said.get("tie_word_embeddings", True) is True and not own_head(header),
         NoSpecial(sizes["vocab_size"], {}),
         open_tokenizer(folder / "tokenizer.json"),
-        read_header(folder / "model.safetensors"),
+        header,
     )

@@ -14,11 +14,11 @@ from .load import load_tokenizer
 from .reasoning import ReasoningMarks, detect_reasoning
 from .router import StreamRouter
 from .stops import StopStrings
-from .template import ChatTemplate, chat_template, open_end
+from .template import ChatTemplate, ChatTemplates, open_end
 from .tokenizer import Tokenizer
 
 __all__ = [
-    "DIALECTS", "ChatTemplate", "Dialect", "Foreign", "IncrementalDetokenizer", "ReasoningMarks",
-    "StopStrings", "StreamRouter", "Tokenizer", "chat_template", "detect_dialect",
+    "DIALECTS", "ChatTemplate", "ChatTemplates", "Dialect", "Foreign", "IncrementalDetokenizer",
+    "ReasoningMarks", "StopStrings", "StreamRouter", "Tokenizer", "detect_dialect",
     "detect_reasoning", "encode_between", "find_dialect", "load_tokenizer", "open_end",
 ]  # fmt: skip

@@ -29,7 +29,8 @@ _MODELS = ("gpt2", "llama")
 _PREFIX = "tokenizer.ggml."
 
 
-def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
+def tokenizer_from_gguf(metadata: dict[str, Any], rows: int | None = None) -> Tokenizer:
+    """Load a tokenizer; `rows`: see `load_tokenizer`."""
     model = metadata.get(_PREFIX + "model")
     if model not in _MODELS:
         raise UnsupportedModel(
@@ -45,9 +46,9 @@ def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
         )
     if model == "gpt2":
         encoder, find, served = _byte_level(metadata, tokens)
-        return Tokenizer(_vocabulary(metadata, tokens, types, find), encoder, served)
+        return Tokenizer(_vocabulary(metadata, tokens, types, find, rows), encoder, served)
     ids = _ids(tokens)
-    vocabulary = _vocabulary(metadata, tokens, types, ids.get)
+    vocabulary = _vocabulary(metadata, tokens, types, ids.get, rows)
     served = Decision("tokenizer", "own SentencePiece", "the vocabulary is of that kind")
     return Tokenizer(vocabulary, _sentencepiece(metadata, tokens, types, ids), served)
 
@@ -154,7 +155,11 @@ def _sentencepiece(
 
 
 def _vocabulary(
-    metadata: dict[str, Any], tokens: Sequence[str], types: bytes, find: Callable[[str], int | None]
+    metadata: dict[str, Any],
+    tokens: Sequence[str],
+    types: bytes,
+    find: Callable[[str], int | None],
+    rows: int | None,
 ) -> Vocabulary:
     sentencepiece = metadata[_PREFIX + "model"] == "llama"
     bos = _id(metadata, "bos_token_id", len(tokens))
@@ -175,6 +180,7 @@ def _vocabulary(
         eos_id=eos,
         prefix_ids=(bos,) if add_bos and bos is not None else (),
         strip_space=sentencepiece and bool(metadata.get(_PREFIX + "add_space_prefix", True)),
+        rows=rows,
     )
 
 

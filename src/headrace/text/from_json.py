@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from headrace.base.config import Decision
 from headrace.base.errors import ModelFileError, UnsupportedModel
 
-from .json_bpe import named_ends
+from .json_bpe import MAX_ID, named_ends
 from .pieces import PieceKind
 from .tokenizer import Tokenizer, Vocabulary
 
@@ -21,29 +21,44 @@ from .tokenizer import Tokenizer, Vocabulary
 class LibraryEncoder:
     """The whole of a `tokenizer.json`, run by the library."""
 
-    def __init__(self, library: LibraryTokenizer) -> None:
-        self._library = library
-        self._plain: LibraryTokenizer | None = None
+    def __init__(self, library: LibraryTokenizer, rows: int | None = None) -> None:
+        """`rows`: see `load_tokenizer`."""
+        self._rows = MAX_ID if rows is None else rows
+        self._made = {(True, False): library}
         self._lock = threading.Lock()
 
     def encode_with_specials(self, text: str, *, special: bool) -> list[int]:
-        library = self._library if special else self._without_specials()
-        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        """Encode a text; see `Tokenizer.encode`."""
+        ids: list[int] = self._library(special).encode(text, add_special_tokens=False).ids
+        if max(ids, default=0) >= self._rows:
+            ids = self._library(special, kept=True).encode(text, add_special_tokens=False).ids
         return ids
 
-    def _without_specials(self) -> LibraryTokenizer:
-        """A second object: whether special tokens are text is a state of the library's object,
-        and two requests may want it both ways at once. Made when it is first asked for."""
+    def _library(self, special: bool, *, kept: bool = False) -> LibraryTokenizer:
+        """Give the object for a kind of text, made when it is first asked for. `kept`: without the
+        added tokens that have no row.
+
+        Whether special tokens are text is a state of the library's object, and two requests may
+        want it both ways at once.
+        """
         with self._lock:
-            if self._plain is None:
-                self._plain = LibraryTokenizer.from_str(self._library.to_str())
-                self._plain.encode_special_tokens = True
-            return self._plain
+            if (special, kept) not in self._made:
+                state = self._made[True, False].to_str()
+                made = LibraryTokenizer.from_str(self._without(state) if kept else state)
+                made.encode_special_tokens = not special
+                self._made[special, kept] = made
+            return self._made[special, kept]
+
+    def _without(self, state: str) -> str:
+        """Drop the added tokens of a `tokenizer.json` that have no row."""
+        whole = json.loads(state)
+        whole["added_tokens"] = [one for one in whole["added_tokens"] if one["id"] < self._rows]
+        return json.dumps(whole)
 
 
-def tokenizer_from_file(path: Path, config: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json` that `json_bpe.read` has read. Raises `ModelFileError`
-    and `UnsupportedModel`."""
+def tokenizer_from_file(path: Path, config: dict[str, Any], rows: int | None = None) -> Tokenizer:
+    """Make the tokenizer of a `tokenizer.json` that `json_bpe.read` has read; `rows`: see
+    `load_tokenizer`. Raises `ModelFileError` and `UnsupportedModel`."""
     try:
         library = LibraryTokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
@@ -55,7 +70,8 @@ def tokenizer_from_file(path: Path, config: dict[str, Any]) -> Tokenizer:
     served = Decision(
         "tokenizer", "tokenizers library", "a tokenizer.json is run as its authors meant it"
     )
-    return Tokenizer(_vocabulary(library, config), LibraryEncoder(library), served)
+    vocabulary = _vocabulary(library, config, rows)
+    return Tokenizer(vocabulary, LibraryEncoder(library, rows), served)
 
 
 def _add_missing(library: LibraryTokenizer, config: dict[str, Any]) -> None:
@@ -93,7 +109,7 @@ def _add_missing(library: LibraryTokenizer, config: dict[str, Any]) -> None:
             )
 
 
-def _vocabulary(library: LibraryTokenizer, config: dict[str, Any]) -> Vocabulary:
+def _vocabulary(library: LibraryTokenizer, config: dict[str, Any], rows: int | None) -> Vocabulary:
     ids = library.get_vocab(with_added_tokens=True)
     tokens = [""] * (max(ids.values(), default=-1) + 1)
     for token, index in ids.items():
@@ -113,6 +129,7 @@ def _vocabulary(library: LibraryTokenizer, config: dict[str, Any]) -> Vocabulary
         prefix_ids=prefix,
         suffix_ids=suffix,
         strip_space=strip_space,
+        rows=rows,
     )
 
 

@@ -98,8 +98,11 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def own_tokenizer(state: TokenizerFile, config: dict[str, Any]) -> Tokenizer | None:
-    """Our own tokenizer of a file; None: it is not one that it knows, or not sound."""
+def own_tokenizer(
+    state: TokenizerFile, config: dict[str, Any], rows: int | None = None
+) -> Tokenizer | None:
+    """Make our own tokenizer of a file; None where its parts are not all known, or not sound.
+    `rows`: see `load_tokenizer`."""
     model, rules, ends = state.model, _cut(state.pre_tokenizer), _ends(state.post_processor)
     odd = model.dropout, model.continuing_subword_prefix, model.end_of_word_suffix
     if model.type != "BPE" or any(odd) or model.byte_fallback or rules is None or ends is None:
@@ -147,6 +150,7 @@ def own_tokenizer(state: TokenizerFile, config: dict[str, Any]) -> Tokenizer | N
         eos_id=eos,
         prefix_ids=prefix,
         suffix_ids=ends[1],
+        rows=rows,
     )
     why = "a tokenizer.json of which it knows all parts"
     return Tokenizer(vocabulary, own, Decision("tokenizer", "own byte-level BPE", why))

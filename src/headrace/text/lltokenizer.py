@@ -4,6 +4,7 @@ grammar comes, because it takes most of a second for a large vocabulary."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from llguidance import LLTokenizer
@@ -28,7 +29,9 @@ class _Wrapper:
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             text = text.decode("utf-8", "replace")
-        return self._tokenizer.encode(text, special=False)
+        ids = self._tokenizer.encode(text, special=False)
+        # A library that is handed an id without a row ends the process.
+        return list(takewhile(lambda index: index < len(self.tokens), ids))
 
 
 def grammar_tokenizer(

@@ -10,20 +10,23 @@ from .json_bpe import own_tokenizer, read
 from .tokenizer import Tokenizer
 
 
-def load_tokenizer(source: Path | dict[str, Any]) -> Tokenizer:
-    """The tokenizer of a model: `ModelFiles.tokenizer` is what to pass.
+def load_tokenizer(source: Path | dict[str, Any], rows: int | None = None) -> Tokenizer:
+    """Load the tokenizer of a model: `ModelFiles.tokenizer` is what to pass, and the `vocab_size`
+    of its architecture as `rows`.
+
+    An added token without a row of the model's matrices is text like any other.
 
     `source` is a `tokenizer.json` (or the folder that holds it; a `tokenizer_config.json` beside
     it is read too), or the metadata of a GGUF file (keys outside `tokenizer.` are ignored).
     Raises `ModelFileError` for a damaged file and `UnsupportedModel` for a kind not known.
     """
     if isinstance(source, dict):
-        return tokenizer_from_gguf(source)
+        return tokenizer_from_gguf(source, rows)
     path = source / "tokenizer.json" if source.is_dir() else source
     state, config = read(path)
-    own = own_tokenizer(state, config)
+    own = own_tokenizer(state, config, rows)
     if own is not None:
         return own
     from .from_json import tokenizer_from_file  # Local: most files do without the library.
 
-    return tokenizer_from_file(path, config)
+    return tokenizer_from_file(path, config, rows)

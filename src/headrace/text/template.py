@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.base.errors import InvalidRequest, ModelFileError, TooLarge
+from headrace.base.modelfiles import ModelFiles
 
 from .messages import clean_messages
 from .taught import Teaching
@@ -201,15 +202,52 @@ def _is_small(messages: Sequence[Mapping[str, Any]]) -> bool:
     return total <= SMALL_CHARACTERS
 
 
-def chat_template(source: str | None, special: Mapping[str, str] | None = None) -> ChatTemplate:
-    """A model's template; raises `InvalidRequest` where it has none."""
-    if not source:
+class ChatTemplates:
+    """Templates of one model, of which each request gets the one that is made for it."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        """Raises `ModelFileError` where one does not compile, `InvalidRequest` where there is
+        none."""
+        self._files = files
+        self._made = {source: ChatTemplate(source, special=files.special) for source in _of(files)}
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **others: Any,
+    ) -> str:
+        """Write a conversation out; see `ChatTemplate.render`."""
+        chosen = self._chosen(tools, documents)
+        return chosen.render(messages, tools=tools, documents=documents, **others)
+
+    def render_small(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **others: Any,
+    ) -> str | None:
+        """Write a small conversation out; see `ChatTemplate.render_small`."""
+        chosen = self._chosen(tools, documents)
+        return chosen.render_small(messages, tools=tools, documents=documents, **others)
+
+    def _chosen(self, tools: object, documents: object) -> ChatTemplate:
+        source = self._files.template_for(tools=bool(tools), documents=bool(documents))
+        return self._made[source or ""]
+
+
+def _of(files: ModelFiles) -> Sequence[str]:
+    if not files.used_templates:
         raise InvalidRequest(
             "this model has no chat template: it is a base model or its file lacks one; use "
             "/v1/completions, or start with a template file",
             param="messages",
         )
-    return ChatTemplate(source, special=special)
+    return files.used_templates
 
 
 def open_end(messages: Sequence[Mapping[str, Any]]) -> str:

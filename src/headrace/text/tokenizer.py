@@ -57,10 +57,26 @@ class Vocabulary:
     suffix_ids: tuple[int, ...] = ()
     strip_space: bool = False
     """SentencePiece: encoding puts a space before a text; decoding drops it again."""
+    rows: int | None = None
+    """Rows of the model's matrices, where known: a token without one is no token of the model."""
     added_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.rows is not None:
+            find = self.find
+            self.find = lambda token: self._row(find(token))
+            self.added = {text: index for text, index in self.added.items() if index < self.count}
+            self.special_ids = frozenset(index for index in self.special_ids if index < self.count)
+            self.bos_id, self.eos_id = self._row(self.bos_id), self._row(self.eos_id)
         self.added_ids = frozenset(self.added.values())
+
+    @property
+    def count(self) -> int:
+        """Number of the model's tokens, whose ids are below it."""
+        return len(self.tokens) if self.rows is None else min(len(self.tokens), self.rows)
+
+    def _row(self, index: int | None) -> int | None:
+        return index if index is not None and index < self.count else None
 
 
 class Tokenizer:
@@ -96,7 +112,7 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Ids are from 0 to this, exclusive; a model may have more rows."""
-        return len(self.vocabulary.tokens)
+        return self.vocabulary.count
 
     @property
     def bos_id(self) -> int | None:
@@ -195,7 +211,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _shared(self) -> list[int]:
-        return list(range(self.vocab_size))
+        return list(range(len(self.vocabulary.tokens)))
 
     def fewest(self, text: str) -> int:
         """How many ids a text has at least, without encoding it: one hostile word of megabytes

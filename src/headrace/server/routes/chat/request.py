@@ -35,7 +35,11 @@ class Chat:
 
     def __init__(self, service: Service, body: ChatBody, request_id: str) -> None:
         self.service = service
-        self.body = with_wishes(modern(body), counts_reasoning=service.speech.counts_reasoning)
+        new = modern(body)
+        self.tools, self.choice = tools_of(new)
+        self.speech = service.speech_for(tools=bool(self.tools), documents=bool(body.documents))
+        """Form of the answer."""
+        self.body = with_wishes(new, counts_reasoning=self.speech.counts_reasoning)
         self.id = f"chatcmpl-{body.request_id or request_id}"
         self.created = int(time.time())
         self.adapter = service.adapter(body.model)
@@ -50,8 +54,7 @@ class Chat:
         self.opened = False
         """Does the prompt end inside reasoning?"""
         self.legacy = is_legacy(body)
-        self.tools, self.choice = tools_of(self.body)
-        self.hidden = service.speech.hidden(tools=bool(self.tools))
+        self.hidden = self.speech.hidden(tools=bool(self.tools))
         self.grammar: str | None = None
         self.usage = Usage()
         self.retained: tuple[Retained, ...] = ()
@@ -118,7 +121,7 @@ class Chat:
             return text
 
         self.text = await self.service.hands.run(whole) if small is None else small
-        marks = self.service.speech.marks
+        marks = self.speech.marks
         if marks is not None:
             end = open_end(_plain_messages(body.messages[-1:])) if final else ""
             self.opened = marks.open_in(self.text, end)
@@ -139,7 +142,7 @@ class Chat:
 
     def _messages(self) -> list[Mapping[str, Any]]:
         hears = self.service.listener is not None
-        return self.service.speech.foreign.cut(_plain_messages(self.body.messages, hears))
+        return self.speech.foreign.cut(_plain_messages(self.body.messages, hears))
 
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so it is done in a thread."""
@@ -147,7 +150,7 @@ class Chat:
         if not (self.tools or body.form_wanted):
             return
         self.grammar = await self.service.hands.run(
-            grammar_of, body, self.service.speech, self.tools, self.choice, self.opened
+            grammar_of, body, self.speech, self.tools, self.choice, self.opened
         )
         self.service.check_grammar(self.grammar)
 
@@ -167,7 +170,7 @@ class Chat:
 
     def part(self) -> Parts:
         """What one choice begins as."""
-        router = self.service.speech.router(
+        router = self.speech.router(
             opened=self.opened,
             tools={tool.name: tool for tool in self.tools} if self.tools else None,
             hidden=self.hidden,
@@ -193,7 +196,7 @@ class Chat:
             adapter=self.adapter,
             grammar=self.grammar,
             # Marks that are special tokens must reach the router, which keeps them from the user.
-            keep_ids=self.service.speech.ids(self.hidden),
+            keep_ids=self.speech.ids(self.hidden),
             expected=self.usage.expected,
             retained=self.retained,
             prefixes=PREFIXES.get(),

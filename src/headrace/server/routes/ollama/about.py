@@ -86,7 +86,7 @@ def capabilities(service: Service) -> list[str]:
     if engine.files.arch.task != "tokens":
         return ["embedding"]
     found = ["completion"]
-    template = engine.files.chat_template or ""
+    template = engine.files.template_for(tools=True) or ""
     if "tools" in template:
         found.append("tools")
     if service.speech.marks is not None:
