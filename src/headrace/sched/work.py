@@ -55,8 +55,8 @@ class Work:
 
     __slots__ = (
         "admitted", "atom", "cached", "capacity", "chain", "choice", "chunk_start", "draft_seconds",
-        "drafts", "id", "in_flight", "keeps", "limit", "loaded", "part", "preemptions", "prompt_length",
-        "rank", "request", "row", "scheduled", "scheduled_at", "state", "table", "tokens",
+        "drafts", "id", "in_flight", "keeps", "limit", "loaded", "part", "preemptions",
+        "prompt_length", "rank", "request", "row", "scheduled", "scheduled_at", "state", "table", "tokens",
         "void_until",
     )  # fmt: skip
 
