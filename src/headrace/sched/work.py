@@ -54,10 +54,10 @@ class Work:
     """The books of one piece of work. Changed by the scheduler only."""
 
     __slots__ = (
-        "admitted", "atom", "cached", "capacity", "chain", "choice", "chunk_start", "draft_seconds",
-        "drafts", "id", "in_flight", "keeps", "limit", "loaded", "part", "preemptions",
-        "prompt_length", "rank", "request", "row", "scheduled", "scheduled_at", "state", "table", "tokens",
-        "void_until",
+        "admitted", "atom", "cached", "capacity", "chain", "choice", "chunk_start",
+        "draft_seconds", "drafts", "id", "in_flight", "keeps", "limit", "loaded", "part",
+        "preemptions", "prompt_length", "rank", "request", "row", "scheduled", "scheduled_at",
+        "state", "table", "tokens", "void_until",
     )  # fmt: skip
 
     def __init__(
