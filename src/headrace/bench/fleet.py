@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ..base.errors import HeadraceError
+from ..base.foreign import any_json
 from .job import Job, More
 from .record import ClientAudit, RequestRecord
 from .workload import Session
@@ -145,7 +146,7 @@ class Fleet:
     def _read(self, process: int, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
         for line in child.stdout:
-            self._events.put((process, msgspec.json.decode(line)))
+            self._events.put((process, any_json(line)))
         self._events.put((process, None))
 
     def _go(self) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from ..base.errors import HeadraceError
+from ..base.foreign import json_reader
 from .client import Client, Recount
 from .job import Job, More
 from .record import RequestRecord
@@ -55,6 +56,9 @@ def new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     return made
 
 
+_more, _job = json_reader(More), json_reader(Job)
+
+
 async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
     def emit(record: RequestRecord) -> None:
         say("record", record)
@@ -68,7 +72,7 @@ async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
         while data := os.read(0, 1 << 20):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                more = msgspec.json.decode(line, type=More)
+                more = _more(line)
                 loop.call_soon_threadsafe(client.add, more)
 
     threading.Thread(target=listen, name="more", daemon=True).start()
@@ -81,7 +85,7 @@ async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
 
 
 def main() -> None:
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    job = _job(sys.stdin.buffer.readline())
     try:
         recount = recounter(job.tokenizer)
         say("ready")

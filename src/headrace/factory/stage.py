@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-import msgspec
-
 from ..base.errors import Untrusted
+from ..base.foreign import any_json
 from .key import canonical, code_digest, digest_of, hardware_class, versions
 from .store import MANIFEST_TYPE, TITLE, Descriptor, Store
 
@@ -95,7 +94,7 @@ class Result:
                 },
                 outcome=Outcome(notes[f"{NOTE}outcome"]),
                 reason=notes[f"{NOTE}reason"],
-                figures=msgspec.json.decode(notes[f"{NOTE}figures"]),
+                figures=any_json(notes[f"{NOTE}figures"]),
             )
         except (KeyError, TypeError, ValueError):
             raise Untrusted("a manifest is not that of a stage") from None

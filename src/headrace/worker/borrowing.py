@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-import msgspec
-
 from ..base.extras import needed
+from ..base.foreign import Undecodable
 from ..base.split import Handed, SplitStats
 from ..base.step import PoolShape
 from ..base.tiers import KeyedBlock
@@ -212,7 +211,7 @@ class Borrowed:
                 came = line.bring(loan.ticket, group, wanted, into, ready)
         except OtherBytes as wrong:
             log.warning("%s: %s, and is computed here", server.address, wrong)
-        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as broken:
+        except (OSError, Undecodable) as broken:
             log.warning("blocks of %s do not come: %s", server.address, broken)
             with self._lock:
                 if server.welcome is welcome:
@@ -342,8 +341,8 @@ class Borrowed:
             except zmq.Again:
                 return
             try:
-                message = wire.to_decode.decode(frames[0])
-            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+                message = wire.to_decode(frames[0])
+            except Undecodable:
                 log.warning("%s says something of another form", server.address)
                 continue
             with self._lock:

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from ..base.extras import needed
+from ..base.foreign import Undecodable
 from ..base.split import Handed
 from ..dist.wake import Wake
 from ..kernels.operators import KvCache
@@ -146,8 +145,8 @@ class LendingSocket:
                 continue
             who, said = frames
             try:
-                message = wire.to_prefill.decode(said)
-            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+                message = wire.to_prefill(said)
+            except Undecodable:
                 log.warning("a message of %d bytes has another form", len(said))
                 continue
             self._heard_of(who, message)

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from ..base.errors import OptionError
+from ..base.foreign import Undecodable
 from ..base.tiers import KEY_BYTES
 from ..kernels.operators import KvCache
 from . import split_wire as wire
@@ -108,7 +107,7 @@ class Sending:
             number = sock.recv(wire.NUMBER_BYTES, socket.MSG_WAITALL)
             if (found := self._known(number)) is not None:
                 self._answer_on(sock, number, *found)
-        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as ended:
+        except (OSError, Undecodable) as ended:
             log.debug("a line ends: %s", ended)
         except Exception:
             log.exception("a line ends")
@@ -152,7 +151,7 @@ class Sending:
             except TimeoutError:
                 continue
             question = bytes(line.receive(wire.MOST_QUESTION))
-            asked = wire.to_fetch.decode(question)
+            asked = wire.to_fetch(question)
             if cache is not self._cache() or not 0 <= asked.group < len(places):
                 return
             of = places[asked.group]
