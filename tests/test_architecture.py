@@ -41,7 +41,7 @@ RANKS = {
     "media": 1,
     "kv": 1,
     "kernels": 1,
-    "dist": 1,
+    "dist": 2,
     "layers": 1,
     "speculate": 1,
     "sched": 2,

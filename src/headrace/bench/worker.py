@@ -11,13 +11,13 @@ import asyncio
 import gc
 import os
 import sys
-import threading
 from collections.abc import Callable
 
 import msgspec
 
 from ..base.errors import HeadraceError
 from ..base.foreign import json_reader
+from ..obs.threads import THREADS
 from .client import Client, Recount
 from .job import Job, More
 from .record import RequestRecord
@@ -75,7 +75,7 @@ async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
                 more = _more(line)
                 loop.call_soon_threadsafe(client.add, more)
 
-    threading.Thread(target=listen, name="more", daemon=True).start()
+    THREADS.keep("more", listen)
     # Collections in the middle of a run would be lag of our own making.
     gc.collect()
     gc.freeze()

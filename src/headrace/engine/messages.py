@@ -206,6 +206,15 @@ class Beat(_Message):
     step: int
 
 
+class ThreadNews(_Message):
+    """A change in the threads of the engine process (`obs.threads`)."""
+
+    failed: list[str]
+    """Names of those that met an error, once for each."""
+    down: dict[str, str]
+    """Those that do not run and should: name → what ended them."""
+
+
 class Busy(_Message):
     """The step that begins now may be silent for so long."""
 
@@ -244,6 +253,7 @@ FromEngine = (
     | Ready
     | News
     | PrefixNews
+    | ThreadNews
     | Refused
     | Beat
     | Busy

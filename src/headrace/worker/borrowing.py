@@ -24,6 +24,7 @@ from ..base.split import Handed, SplitStats
 from ..base.step import PoolShape
 from ..base.tiers import KeyedBlock
 from ..dist.wake import Wake
+from ..obs.threads import THREADS
 from . import split_wire as wire
 from .block_line import CIPHERS, OtherBytes
 from .fetching import Fetching, Wanted, open_line
@@ -121,8 +122,7 @@ class Borrowed:
         self._unsaid: deque[tuple[_Server, Any]] = deque()
         self._heard = Wake()
         self._open = True
-        self._thread = threading.Thread(target=self._run, name="headrace-borrowing", daemon=True)
-        self._thread.start()
+        self._thread = THREADS.keep("borrowing", self._run)
 
     # The engine's thread
 
@@ -302,16 +302,16 @@ class Borrowed:
                     renewed = time.monotonic()
                     self._renew(renewed)
         except Exception:
-            log.exception("nothing is handed over any more")
-            with self._lock:
+            with self._lock:  # Until the next run hails them.
                 for server in self._servers:
                     self._lost(server, "is not heard any more")
-        finally:
-            self._context.destroy(linger=100)
+            raise
+        self._context.destroy(linger=100)
 
     def _speak(self) -> None:
         while self._unsaid:
-            self._send(*self._unsaid.popleft())
+            with THREADS.skipping("borrowing"):
+                self._send(*self._unsaid.popleft())
 
     def _send(self, server: _Server, what: Any) -> None:
         # Not connected, or it takes nothing: then its silence says so soon.
@@ -340,14 +340,11 @@ class Borrowed:
                 frames = server.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            try:
+            with THREADS.skipping("borrowing"):
                 message = wire.to_decode(frames[0])
-            except Undecodable:
-                log.warning("%s says something of another form", server.address)
-                continue
-            with self._lock:
-                server.heard = time.monotonic()
-                self._heard_of(server, message)
+                with self._lock:
+                    server.heard = time.monotonic()
+                    self._heard_of(server, message)
 
     def _heard_of(self, server: _Server, message: Any) -> None:
         match message:
