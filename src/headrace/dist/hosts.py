@@ -33,6 +33,7 @@ _NONCE = 24
 _FOR = struct.Struct(">HH")
 _REFUSAL = bytes(32)
 """Said instead of a proof, so that another key is told from an end for want of room."""
+_UNPROVED = "it has no room or is ending, and closes the connection before it proves its key"
 _TRY_AGAIN = 0.1
 _AT_ONCE = 64
 """Connections that may be proving themselves at a time."""
@@ -78,8 +79,9 @@ class NoRank(EngineDead):
 
 
 def dial(address: HostPort, key: bytes, use: Use, rank: int, *, seconds: float) -> socket.socket:
-    """A connection for `use` of `rank`, tried until the time is over: the other end may not be
-    there yet. Raises `EngineDead` that says what was wrong last, `NoRank` at once."""
+    """Connect for `use` of `rank`, again and again until the time is over: the other end may not be
+    there yet, or have no room. Raises `EngineDead` that says what was wrong last, `NoRank` at once.
+    """
     end, why = time.monotonic() + seconds, "it does not answer"
     while (left := end - time.monotonic()) > 0:
         try:
@@ -94,8 +96,8 @@ def dial(address: HostPort, key: bytes, use: Use, rank: int, *, seconds: float) 
             connection.close()
             if isinstance(error, NoRank):
                 raise NoRank(f"{address}: {error}") from None
-            # Perhaps whoever listened is just ending.
-            why = "it does not say who it is" if isinstance(error, TimeoutError) else str(error)
+            why = _UNPROVED if isinstance(error, ConnectionError) else str(error)
+            why = "it does not say who it is" if isinstance(error, TimeoutError) else why
             time.sleep(min(_TRY_AGAIN, max(0.0, end - time.monotonic())))
             continue
         return _ready(connection)
@@ -154,7 +156,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = connection.recv(size - len(data))
         if not part:
-            raise ConnectionError("it has no room or ends: it closes the connection unproved")
+            raise ConnectionError(_UNPROVED)
         data += part
     return data
 

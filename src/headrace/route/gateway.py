@@ -249,6 +249,7 @@ class Gateway:
             working.uncancel()
         finally:
             watcher.cancel()
+            await asyncio.wait({watcher})
 
     def choose(self, asked: Prompted, barred: Collection[int]) -> Replica:
         """The replica for a request, none of those with these numbers. Raises `Overloaded`."""
