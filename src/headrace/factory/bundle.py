@@ -44,7 +44,7 @@ def write_bundle(store: Store, things: Mapping[str, Descriptor], path: Path) -> 
 
     The same things give the same bytes.
     """
-    blobs = {one.digest: one for root in things.values() for one in store.closure(root)}
+    blobs = {one.digest: one for one in store.closure(*things.values())}
     try:
         with path.open("xb") as file, tarfile.open(fileobj=file, mode="w") as tar:
             for name, data in (("oci-layout", LAYOUT), ("index.json", index_document(things))):
@@ -108,8 +108,8 @@ def take_in(store: Store, things: Mapping[str, Descriptor], trust: Trust) -> lis
     names: dict[str, Descriptor] = {}
     attested: dict[str, str] = {}
     given, bound = [], set()
+    store.closure(*things.values())
     for name, root in things.items():
-        store.closure(root)
         document = store.document(root.digest)
         layers = map(Descriptor.read, document.get("layers") or [])
         if document.get("artifactType") == PANELS_TYPE:
