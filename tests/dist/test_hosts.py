@@ -181,7 +181,7 @@ def test_two_pulses_keep_each_other_alive() -> None:
 
 
 def test_silent_strangers_keep_no_rank_out(door: Door) -> None:
-    """Of one address and of many: those that have waited longest make room."""
+    """The ones that have waited longest make room: of one address, and of many."""
     with ExitStack() as held:
         for number in range(2 * _AT_ONCE):
             one = held.enter_context(socket.socket())

@@ -88,7 +88,7 @@ def test_a_graph_that_is_too_large_is_refused(
 
 
 def test_what_is_needed_comes_before_what_needs_it(store: Store) -> None:
-    """Also where a manifest that was named first is needed by one that is named behind it."""
+    """A manifest may be named before another that needs it."""
     leaf = store.put(b"leaf", BYTES)
     inner = store.put(canonical({"layers": [leaf.document()]}), MANIFEST_TYPE)
     outer = store.put(canonical({"manifests": [inner.document()]}), INDEX_TYPE)

@@ -38,7 +38,7 @@ _TRY_AGAIN = 0.1
 _AT_ONCE = 64
 """Connections that may be proving themselves at a time."""
 _SHARE = 32
-"""Those of one address."""
+"""Places that one address may take."""
 _CLOSING = 0.005
 """Pause after one was closed for another: for each place a stranger that comes again at once takes,
 the others keep theirs for `_SHARE` times as long, in which a rank proves itself."""

@@ -103,7 +103,7 @@ class KvEvents:
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=AGAIN)
         self._waiting: Queue[KVEventBatch | None] = Queue(WAITING)
         self._number = 0
-        """Of the next batch."""
+        """Number of the next batch."""
         self._pack = msgspec.msgpack.Encoder().encode
         self._thread = THREADS.keep("kv-events", self._run)
 

@@ -212,7 +212,7 @@ class ThreadNews(_Message):
     failed: list[str]
     """Names of those that met an error, once for each."""
     down: dict[str, str]
-    """Those that do not run and should: name → what ended them."""
+    """Threads that do not run and should: name → what ended them."""
 
 
 class Busy(_Message):

@@ -167,8 +167,9 @@ def check(
     except (LookupError, TypeError):
         raise Untrusted("it is no attestation") from None
     statements = [opened(store.read(one.digest), trust) for one in layers]
-    kinds = [str(one.get("predicateType")) for one in statements]
-    if document != _document(parts[0], parts[1], [*zip(layers, kinds, strict=True)]):
+    kinds = [one.get("predicateType") for one in statements]
+    written = [MEASURED if kind == MEASURED else PREDICATE for kind in kinds]
+    if document != _document(parts[0], parts[1], [*zip(layers, written, strict=True)]):
         raise Untrusted("the attestation is not as it was written")
     for kind, statement in zip(kinds, statements, strict=True):
         try:
@@ -176,7 +177,7 @@ def check(
                 measured = msgspec.convert(statement.get("predicate"), Measured)
                 continue
             if kind != PREDICATE:
-                raise Untrusted(f"what is signed is {kind!r:.80}, no provenance of {wanted}")
+                raise Untrusted(f"what is signed is no provenance, nor evidence of {wanted}")
             made = msgspec.convert(statement.get("predicate"), Provenance)
         except msgspec.ValidationError as error:
             raise Untrusted(f"the provenance is not in shape: {error}") from None

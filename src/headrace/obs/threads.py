@@ -116,4 +116,4 @@ class ThreadWatch:
 
 
 THREADS = ThreadWatch()
-"""Those of this process."""
+"""All threads of this process."""
