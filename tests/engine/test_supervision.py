@@ -30,7 +30,6 @@ from engine_fakes import (
     RAISE,
     SICK_THREAD,
     continuation,
-    tell,
 )
 from engine_waits import age, stopped, until
 
@@ -66,7 +65,7 @@ async def served(engine: AsyncEngine) -> None:
 
 
 async def test_a_thread_that_ends_is_shown_and_counted(
-    options: dict[str, Any], supervision: Supervision
+    options: dict[str, Any], supervision: Supervision, notes: Path
 ) -> None:
     async with await AsyncEngine.start(
         worker=SICK_THREAD, supervision=supervision, **options
@@ -76,7 +75,7 @@ async def test_a_thread_that_ends_is_shown_and_counted(
         assert health.alive
         assert health.reason == "sick does not run: ValueError: the thread is sick"
         await served(engine)
-        tell(LET_GO)
+        (notes / LET_GO).touch()
         await until(lambda: engine.health().ready, "ready")
         assert (metric(engine, "headrace:failures_total", kind="thread") or 0) >= 1
 
