@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from headrace.base.errors import EngineDead
-from headrace.dist.hosts import PROOF_SECONDS, HostPort, Door, NoRank, Use, dial
+from headrace.dist.hosts import _AT_ONCE, _SHARE, PROOF_SECONDS, HostPort, Door, NoRank, Use, dial
 from headrace.dist.pulse import Pulse
 
 KEY = b"k" * 32
@@ -68,6 +72,7 @@ def test_a_proof_that_is_sent_back_proves_nothing(door: Door) -> None:
             second.sendall(first.recv(32))
             first.sendall(b"\0\0\0\1" + b"\0" * 32)
             first.settimeout(5)
+            assert first.recv(64) == bytes(32), "no proof"
             assert first.recv(1) == b""
     assert door.next(0.2) is None
 
@@ -173,3 +178,98 @@ def test_two_pulses_keep_each_other_alive() -> None:
     assert said == told == []
     one.close()
     two.close()
+
+
+def test_silent_strangers_keep_no_rank_out(door: Door) -> None:
+    """The ones that have waited longest make room: of one address, and of many."""
+    with ExitStack() as held:
+        for number in range(2 * _AT_ONCE):
+            one = held.enter_context(socket.socket())
+            one.bind((f"127.0.0.{2 + number % 2}" if number < _AT_ONCE else "127.0.0.9", 0))
+            one.connect((HERE, door.port))
+        dial(HostPort(HERE, door.port), KEY, Use.CONTROL, 1, seconds=60).close()
+        assert door.next(60) is not None
+        assert len(door._proving) <= _AT_ONCE
+        assert max(Counter(door._proving.values()).values()) <= _SHARE
+
+
+def test_an_end_before_any_byte_is_tried_again() -> None:
+    with socket.create_server((HERE, 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def full() -> None:
+            for _ in range(2):
+                listener.accept()[0].close()
+            made.append(Door(listener, KEY))
+            made[0]._listen()
+
+        made: list[Door] = []
+        thread = threading.Thread(target=full)
+        thread.start()
+        dial(HostPort(HERE, port), KEY, Use.CONTROL, 1, seconds=60).close()
+        assert made[0].next(60) is not None
+        made[0].close()
+        thread.join()
+
+
+def test_no_room_is_told_from_another_key(door: Door) -> None:
+    with socket.create_server((HERE, 0)) as listener:
+        listener.settimeout(60)
+        over = threading.Event()
+
+        def full() -> None:
+            listener.settimeout(0.05)
+            while not over.is_set():
+                with suppress(TimeoutError):
+                    listener.accept()[0].close()
+
+        thread = threading.Thread(target=full)
+        thread.start()
+        with pytest.raises(EngineDead, match="no room") as said:
+            dial(HostPort(*listener.getsockname()), KEY, Use.CONTROL, 1, seconds=1.0)
+        over.set()
+        thread.join()
+    assert not isinstance(said.value, NoRank)
+    with pytest.raises(NoRank, match="another key"):
+        dial(HostPort(HERE, door.port), b"x" * 32, Use.CONTROL, 1, seconds=60)
+
+
+def test_a_door_outlives_an_accept_that_fails(door: Door) -> None:
+    class Full:
+        """A listener whose process has no descriptor left, twice."""
+
+        def __init__(self, listener: socket.socket) -> None:
+            self.listener, self.failed = listener, 0
+
+        def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+            if self.failed < 2:
+                self.failed += 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.listener.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.listener, name)
+
+    full = Full(door.listener)
+    door.listener = full  # type: ignore[assignment]
+    for _ in range(2):  # The first was awaited by the listener itself.
+        dial(HostPort(HERE, door.port), KEY, Use.PULSE, 1, seconds=60).close()
+        arrival = door.next(60)
+        assert arrival is not None
+        arrival.connection.close()
+    assert full.failed == 2
+
+
+def test_a_pulse_beats_above_descriptor_1023() -> None:
+    mine, other = socket.socketpair()
+    try:
+        high = fcntl.fcntl(mine.fileno(), fcntl.F_DUPFD_CLOEXEC, 1100)
+    except OSError:
+        pytest.skip("this process may not have so many descriptors")
+    pulse, said, over = lost_by(socket.socket(fileno=high))
+    other.close()
+    mine.close()
+    assert over.wait(60), "its thread has ended"
+    assert len(said) == 1
+    assert said[0].startswith("rank 1 ")
+    pulse.close()

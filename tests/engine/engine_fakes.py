@@ -12,6 +12,7 @@ from typing import Any
 from headrace.base.facts import WorkerFacts
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.step import Admission, PoolShape, StepPlan, StepResult, TokenLogprobs
+from headrace.obs.threads import THREADS
 
 HANG, CRASH, RAISE, SLOW, LOCK, CRAWL = 290, 291, 292, 293, 294, 295
 """Prompt tokens that make a step hang, kill the process, raise, take 20 ms, hang with the
@@ -32,6 +33,7 @@ OPTIONS: dict[str, Any] = {
 }
 """Options of an engine on the tiny model."""
 FAKE = "engine_fakes:load"
+SICK_THREAD = "engine_fakes:load_with_a_sick_thread"
 
 
 def next_token(tokens: list[int]) -> int:
@@ -132,6 +134,19 @@ def load(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, Worke
     return FakeWorker(), WorkerFacts(
         weight_bytes=1000, device_memory=10**9, phases={"weights": 0.0}
     )
+
+
+def load_with_a_sick_thread(
+    files: ModelFiles, settings: dict[str, Any]
+) -> tuple[FakeWorker, WorkerFacts]:
+    """A thread of its process raises whenever it runs, until the test lets go."""
+
+    def work() -> None:
+        if not noted(LET_GO):
+            raise ValueError("the thread is sick")
+
+    THREADS.keep("sick", work)
+    return load(files, settings)
 
 
 class CompilingWorker(FakeWorker):

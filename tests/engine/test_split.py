@@ -32,6 +32,7 @@ from headrace.engine.lending import Lender
 from headrace.kv import KvManager, PrefixChain, lent_of
 from headrace.kv.leases import SECONDS
 from headrace.kv.split import SplitChoice
+from headrace.obs.threads import THREADS
 from headrace.sched import Scheduler
 from headrace.worker import fetching, sending
 from headrace.worker import split_wire as wire
@@ -438,9 +439,9 @@ def test_hostile_messages_change_nothing(tiny: Path, address: str) -> None:
         stranger = wire.asking(context, address, None)
         sound = wire.Compute(7, Handed([1] * 33, "", None, b"k" * 16, 0, 2))
         stranger.send(wire.pack(sound))  # Nobody has said who asks.
-        assert isinstance(wire.to_decode.decode(stranger.recv()), wire.Stranger)
+        assert isinstance(wire.to_decode(stranger.recv()), wire.Stranger)
         stranger.send(wire.pack(wire.Hail(terms)))
-        welcome = wire.to_decode.decode(stranger.recv())
+        welcome = wire.to_decode(stranger.recv())
         assert isinstance(welcome, wire.Welcome)
 
         def named(tokens: list[int]) -> bytes:
@@ -462,7 +463,7 @@ def test_hostile_messages_change_nothing(tiny: Path, address: str) -> None:
         ]
         for ticket, handed in enumerate(refused):
             stranger.send(wire.pack(wire.Compute(ticket, handed)))
-            said = wire.to_decode.decode(stranger.recv())
+            said = wire.to_decode(stranger.recv())
             assert isinstance(said, wire.Declined), handed
         for first in (b"", b"\0" * wire.NUMBER_BYTES, welcome.number[:-1]):  # Nobody's.
             with hung_up(address, first) as line:
@@ -483,7 +484,7 @@ def test_hostile_messages_change_nothing(tiny: Path, address: str) -> None:
                     change()
             os.close(file)
             end = BlockLine(line, b"", asks=True, seconds=2.0)
-            assert wire.to_pool.decode(end.receive(1000)).blocks
+            assert wire.to_pool(end.receive(1000)).blocks
             for group, places in ((0, [0]), (0, [-5, 2**40]), (0, [0] * 9000)):
                 for copied in (False, True):
                     question = wire.pack(wire.Fetch(3, group, places, copied))
@@ -496,7 +497,7 @@ def test_hostile_messages_change_nothing(tiny: Path, address: str) -> None:
         right = Handed([1] * 33, "", None, named([1] * 33), 0, 2)
         for _ in range(2):  # The second of the same number: one is open.
             stranger.send(wire.pack(wire.Compute(50, right)))
-        said = [wire.to_decode.decode(stranger.recv()) for _ in range(2)]
+        said = [wire.to_decode(stranger.recv()) for _ in range(2)]
         assert {type(one) for one in said} == {wire.Lent, wire.Declined}
         context.destroy(linger=0)
         assert greedy(here, PROMPT)[1] == 64
@@ -543,7 +544,7 @@ def test_a_prefill_server_that_lies_is_not_believed(
                 continue
             who, said = sock.recv_multipart()
             answers: list[Any] = []
-            match wire.to_prefill.decode(said):
+            match wire.to_prefill(said):
                 case wire.Hail():
                     answers = [wire.Welcome(b"n" * wire.NUMBER_BYTES, b"", "nobody's")]
                 case wire.Renew():
@@ -568,7 +569,7 @@ def test_a_prefill_server_that_lies_is_not_believed(
                 end = BlockLine(line, b"", asks=False, seconds=2.0)
                 end.send(wire.pack(wire.PoolThere(0, [0 if "no blocks" in lie else 1 << 20])))
                 question = bytes(end.receive(wire.MOST_QUESTION))
-                asked.append(wire.to_fetch.decode(question))
+                asked.append(wire.to_fetch(question))
                 if lie == "no end":
                     while not stop.is_set():
                         line.sendall(b"\1\1\0\0")
@@ -723,3 +724,64 @@ def test_a_killed_prefill_server_loses_nothing(tiny: Path, address: str) -> None
         stack.enter_context(running(command))
         until(lambda: counts(here).servers == 1)
         assert greedy(here, PROMPT)[1] == 64
+
+
+def no_utf8(message: Any) -> bytes:
+    """A message whose text `#text#` is no UTF-8."""
+    return wire.pack(message).replace(b"#text#", b"\xff" * 6)
+
+
+def test_a_message_that_is_no_message_ends_no_lending(address: str, tiny: Path) -> None:
+    handed = Handed(PROMPT, "#text#", None, b"k", 0, 1)
+    context = zmq.Context()
+    with prefilling(tiny, address):
+        stranger = context.socket(zmq.DEALER)
+        stranger.connect(address)
+        before = THREADS.failures["lending"]
+        stranger.send(no_utf8(wire.Compute(1, handed)))
+        stranger.send(wire.pack(wire.Renew([])))
+        assert stranger.poll(30_000), "it lends no more"
+        assert isinstance(wire.to_decode(stranger.recv()), wire.Stranger)
+        assert THREADS.failures["lending"] == before + 1
+        with decoding(tiny, address) as llm:
+            assert greedy(llm, PROMPT)[1] == 64
+    context.destroy(linger=0)
+
+
+def test_a_rogue_ends_no_borrowing_from_another(tmp_path: Path, tiny: Path) -> None:
+    good, bad = f"ipc://{tmp_path}/good", f"ipc://{tmp_path}/bad"
+    context = zmq.Context()
+    rogue = context.socket(zmq.ROUTER)
+    rogue.bind(bad)
+    before = THREADS.failures["borrowing"]
+    with prefilling(tiny, good), decoding(tiny, f"{good},{bad}") as llm:
+        assert rogue.poll(30_000), "it was never asked"
+        who = rogue.recv_multipart()[0]
+        rogue.send_multipart([who, no_utf8(wire.Unlike(["#text#"]))])
+        until(lambda: THREADS.failures["borrowing"] == before + 1)
+        assert greedy(llm, PROMPT)[1] == 64
+        assert counts(llm).servers == counts(llm).brought == 1
+    context.destroy(linger=0)
+
+
+def test_a_line_without_a_thread_ends_and_the_next_is_served(
+    address: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = THREADS.errand
+
+    def full(name: str, *given: Any) -> threading.Thread | None:
+        monkeypatch.setattr(THREADS, "errand", started)
+        return None
+
+    with prefilling(tiny, address) as llm:
+        lender = built(llm).lender
+        assert lender is not None
+        lines = lender._socket.lines
+        monkeypatch.setattr(THREADS, "errand", full)
+        kind, where = wire.lines_at(address)
+        with socket.socket(kind, socket.SOCK_STREAM) as refused:
+            refused.connect(where)
+            assert refused.recv(1) == b""
+        assert not lines._lines
+        with decoding(tiny, address) as decode:
+            assert greedy(decode, PROMPT)[1] == 64

@@ -28,6 +28,7 @@ from engine_fakes import (
     LET_GO,
     LOCK,
     RAISE,
+    SICK_THREAD,
     continuation,
 )
 from engine_waits import age, stopped, until
@@ -61,6 +62,22 @@ async def served(engine: AsyncEngine) -> None:
     assert answer.outputs[0].token_ids == continuation([65, 66], 12)
     report = await engine.inspect()
     assert (report.running, report.kv_usage, report.integrity) == (0, 0.0, "")
+
+
+async def test_a_thread_that_ends_is_shown_and_counted(
+    options: dict[str, Any], supervision: Supervision, notes: Path
+) -> None:
+    async with await AsyncEngine.start(
+        worker=SICK_THREAD, supervision=supervision, **options
+    ) as engine:
+        await until(lambda: not engine.health().ready, "unready")
+        health = engine.health()
+        assert health.alive
+        assert health.reason == "sick does not run: ValueError: the thread is sick"
+        await served(engine)
+        (notes / LET_GO).touch()
+        await until(lambda: engine.health().ready, "ready")
+        assert (metric(engine, "headrace:failures_total", kind="thread") or 0) >= 1
 
 
 async def test_kill_under_64_streams(options: dict[str, Any], supervision: Supervision) -> None:

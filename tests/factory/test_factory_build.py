@@ -12,8 +12,10 @@ from factory_cell import AT_LEAST, Made, flip, make, rewrite
 
 from headrace.base.config import EngineOptions
 from headrace.base.errors import InvalidRequest, OptionError, Untrusted
+from headrace.factory.attest import measured_of
 from headrace.factory.build import Build, BuildOptions, CellResult
 from headrace.factory.key import hardware_class
+from headrace.factory.profile import read_profile
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +50,11 @@ def test_a_build_ends_in_a_signed_profile(made: Made) -> None:
     assert body.limits["max_context"] == 512
     assert body.options == {"threads": 1}
     assert body.hardware == hardware_class()
-    assert body.gates["performance"].figures["seconds_per_token"] > 0
-    assert body.gates["performance"].figures["tokens_per_second"] > AT_LEAST
+    assert set(body.gates["performance"].figures) == {"answers"}
+    measured = measured_of(made.store, made.keys, read_profile(made.envelope, made.keys))
+    assert measured is not None
+    assert measured.seconds_per_token is not None
+    assert measured.gates["performance"]["tokens_per_second"] > AT_LEAST
     assert body.gates["accuracy"].figures["perplexity"]["tokens"] > 100
 
 
@@ -84,6 +89,20 @@ def test_two_builders_make_the_same(made: Made, tmp_path: Path) -> None:
     assert theirs.profile == ours.profile
     assert theirs.page.read_bytes() == ours.page.read_bytes()
     assert len(theirs.ran) == 11
+
+
+def test_two_builds_with_other_figures_sign_one_profile(made: Made, tmp_path: Path) -> None:
+    """What a clock measured lies beside the profile, signed."""
+    again = made.again(fresh="performance", store=made.fork(tmp_path))
+    theirs = again.run()
+    assert set(theirs.ran) == {"performance", "provenance"}
+    assert theirs.profile == made.result.profile
+    profile = read_profile(made.envelope, made.keys)
+    ours, others = (measured_of(one, made.keys, profile) for one in (made.store, again.store))
+    assert ours is not None
+    assert others is not None
+    assert ours != others, "nanoseconds of two runs"
+    assert ours.gates.keys() == others.gates.keys() == {"performance"}
 
 
 # Gates

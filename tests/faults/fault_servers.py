@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import zmq
 from attacks import Attacker, asking
 from fault_client import ANSWERED, HUNG, LIMIT, LOST, Row, all_of
 from fault_rows import Place, place
 from processes import headrace, running
 
+from headrace.base.split import Handed
+from headrace.worker import split_wire as wire
+from ports import two_ports
 from tiny import talker
 
 RELOADED = 12.0
@@ -253,10 +257,44 @@ def _openssl(*arguments: object) -> None:
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 
 
+async def lying_neighbours(folder: Path) -> Row:
+    """Messages at the socket of a prefill server that are none: it goes on lending, and counts."""
+    row = Row("forge", "40 messages that are none at a prefill server's socket")
+    address = f"tcp://127.0.0.1:{two_ports()}"
+    handed = Handed([1] * 33, "#text#", None, b"k" * 16, 0, 2)
+    no_utf8 = wire.pack(wire.Compute(1, handed)).replace(b"#text#", b"\xff" * 6)
+    forged = [no_utf8, b"\x91" * 2**20, b"", b"\xc1" * 100]
+    with place(folder, "--role", f"prefill@{address}") as own:
+        context = zmq.Context()
+        stranger = wire.asking(context, address, None)
+
+        def lends() -> bool:
+            stranger.send(wire.pack(wire.Renew([])))
+            return bool(stranger.poll(1000 * LIMIT)) and bool(stranger.recv())
+
+        row.facts["lends_before"] = str(await asyncio.to_thread(lends))
+        for _ in range(10):
+            for message in forged:
+                stranger.send(message)
+        row.count(await all_of(own.url, [own.ask(4)] * 4))
+        row.facts["silent_after"] = int(not await asyncio.to_thread(lends))
+        text = (await asyncio.to_thread(httpx.get, own.server.url + "/metrics")).text
+        counted = next(
+            float(line.split()[-1])
+            for line in text.splitlines()
+            if line.startswith("headrace:failures_total") and 'kind="thread"' in line
+        )
+        row.facts["not_counted"] = 10 * len(forged) - int(counted)
+        row.limits |= {"silent_after": 0, "not_counted": 0}
+        context.destroy(linger=0)
+        return await own.serves(row)
+
+
 Own = Callable[[Path], Awaitable[Row | None]]
 QUICK: dict[str, Own] = {
     "full_temporary_folder": full_temporary_folder,
     "held_loop": held_loop,
+    "lying_neighbours": lying_neighbours,
 }
 """Faults that CI tries too."""
 SLOW: dict[str, Own] = {"certificates": certificates, "cut_panels": cut_panels}

@@ -22,6 +22,7 @@ from headrace.base.config import ServerOptions
 from headrace.base.errors import Overloaded
 from headrace.obs import loopwatch
 from headrace.obs.loopwatch import LoopWatch
+from headrace.obs.threads import THREADS
 from headrace.server.app import create_app
 from headrace.server.body import BodiesInFlight
 from headrace.server.caller import BODY_SIZE, CALLER, RECEIVE, Caller
@@ -282,6 +283,28 @@ def hold_the_loop(watch: LoopWatch, seconds: float) -> None:
         "hold_the_loop" not in watch._seen[1] and time.monotonic() < begin + 60
     ):
         time.sleep(0.01)
+
+
+async def test_a_thread_that_ends_makes_unready() -> None:
+    app = create_app(FakeEngine(), ServerOptions())  # type: ignore[arg-type]
+    well = threading.Event()
+
+    def work() -> None:
+        if not well.is_set():
+            raise ValueError("no more events")
+
+    async with client_of(app) as client:
+        thread = THREADS.keep("sick", work)
+        while not THREADS.down:
+            await asyncio.sleep(0)
+        reply = await client.get("/health")
+        assert reply.status_code == 503
+        assert "sick does not run: ValueError: no more events" in reply.json()["message"]
+        well.set()
+        await asyncio.to_thread(thread.join)
+        assert (await client.get("/health")).status_code == 200
+        text = (await client.get("/metrics")).text
+        assert 'headrace_thread_failures_total{thread="sick"} ' in text
 
 
 async def test_a_hold_is_seen_with_its_stack(

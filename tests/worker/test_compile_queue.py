@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headrace.worker.compile_queue import (
+    AT_FIRST,
     FORGET,
     LEASE,
     NICE,
     OVERDUE,
     SMALL,
-    THREADS,
     CompileQueue,
 )
 
@@ -103,7 +103,7 @@ def test_a_fault_is_its_own(held: Held) -> None:
     with pytest.raises(ValueError, match="bad"):
         futures[0].result(120)
     assert futures[1].result(120) == "good"
-    assert len(held.queue._threads) == THREADS
+    assert len(held.queue._threads) == AT_FIRST
 
 
 def test_closing_waits_for_nothing(held: Held) -> None:

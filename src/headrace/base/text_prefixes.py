@@ -16,6 +16,8 @@ from typing import NamedTuple
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from .foreign import Undecodable, json_reader
+
 GRAIN = 512
 """Bytes of a prompt's JSON between two names: about 128 tokens of English."""
 MOST_KEYS = 4096
@@ -58,6 +60,7 @@ class TextPrefixes(NamedTuple):
 
 
 NOTHING = TextPrefixes([], 0)
+_prompt = json_reader(_Prompt)
 
 
 def text_prefixes(body: bytes | bytearray, secret: bytes) -> TextPrefixes:
@@ -66,8 +69,8 @@ def text_prefixes(body: bytes | bytearray, secret: bytes) -> TextPrefixes:
     if len(body) < GRAIN:
         return NOTHING
     try:
-        told = msgspec.json.decode(body, type=_Prompt)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        told = _prompt(body)
+    except Undecodable:
         return NOTHING
     # In the order in which templates write them.
     text = b"".join((told.tools, told.system, told.messages or told.prompt))

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from ..base.errors import HeadraceError, InvalidRequest
+from ..base.foreign import any_json
 from .http import Address, ConnectionLost, Pool, parse_url, request_bytes
 from .job import Target
 
@@ -150,7 +151,7 @@ async def _ask(pool: Pool, target: Target, path: str, body: dict[str, Any]) -> d
     if reply.status != 200:
         raise HeadraceError(f"HTTP {reply.status}: {text[:300].decode(errors='replace')}")
     try:
-        found: dict[str, Any] = json.loads(text)
+        found: dict[str, Any] = any_json(text)
     except ValueError as error:
         raise HeadraceError(f"the answer is not JSON: {error}") from None
     return found

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..base.foreign import any_json
 from ..obs.tasks import TaskWatch
 from .http import Connection, ConnectionLost, Pool, Reply, parse_url, request_bytes
 from .job import Job, More, Target
@@ -430,7 +431,7 @@ def _whole_answer(stream: Stream) -> None:
     """An answer without streaming: of its tokens the client sees the end alone."""
     record = stream.record
     try:
-        data = json.loads(stream.raw)
+        data = any_json(stream.raw)
         usage = data.get("usage")
         if usage is not None:
             record.prompt_tokens = int(usage["prompt_tokens"])
@@ -449,7 +450,7 @@ def _vector(stream: Stream) -> None:
     """An embedding: one vector of finite numbers that are not all nought."""
     record = stream.record
     try:
-        data = json.loads(stream.raw)
+        data = any_json(stream.raw)
         (item,) = data["data"]
         length = math.fsum(float(value) ** 2 for value in item["embedding"])
         if not (math.isfinite(length) and length > 0):

@@ -6,7 +6,6 @@ import contextlib
 import queue
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import msgspec
 
 from ..base.errors import HeadraceError
+from ..base.foreign import any_json
+from ..obs.threads import THREADS
 from .job import Job, More
 from .record import ClientAudit, RequestRecord
 from .workload import Session
@@ -140,13 +141,15 @@ class Fleet:
         assert child.stdin is not None
         child.stdin.write(msgspec.json.encode(job) + b"\n")
         child.stdin.flush()
-        threading.Thread(target=self._read, args=(job.process, child), daemon=True).start()
+        THREADS.errand("load", self._read, job.process, child)
 
     def _read(self, process: int, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
-        for line in child.stdout:
-            self._events.put((process, msgspec.json.decode(line)))
-        self._events.put((process, None))
+        try:
+            for line in child.stdout:
+                self._events.put((process, any_json(line)))
+        finally:
+            self._events.put((process, None))
 
     def _go(self) -> None:
         self.start_ns = time.monotonic_ns() + int(START_MARGIN * 1e9)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..base.foreign import any_json
 from .arrivals import parse_arrivals
 from .http import ConnectionLost, Pool, parse_url, request_bytes
 from .live_hearing import session
@@ -126,7 +126,7 @@ class SoundLoad:
             one.text, one.error = answer.text, answer.error or None
         else:  # Whole: not every server streams.
             try:
-                one.text = str(json.loads(body)["text"])
+                one.text = str(any_json(body)["text"])
             except (ValueError, KeyError, TypeError):
                 one.error = f"no text in the answer: {bytes(body[:200])!r}"
 
@@ -213,7 +213,7 @@ class _TextEvents:
         for line in lines:
             if not line.startswith(b"data: {"):
                 continue
-            event = json.loads(line[6:])
+            event = any_json(line[6:])
             if "error" in event:
                 self.error = str(event["error"].get("message", event["error"]))
             elif event.get("type") == "transcript.text.delta":

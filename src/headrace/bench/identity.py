@@ -6,11 +6,11 @@ Foreign servers tell what they tell; what none of these paths says is unknown, n
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..base.foreign import any_json
 from .http import Address, ConnectionLost, fetch
 
 SECONDS = 10.0
@@ -35,7 +35,7 @@ def identify(address: Address, headers: Mapping[str, str]) -> ServerIdentity:
             status, body = asyncio.run(
                 fetch(address, "GET", path, headers=dict(headers), timeout=SECONDS)
             )
-            found = read_identity(json.loads(body)) if status == 200 else ServerIdentity()
+            found = read_identity(any_json(body)) if status == 200 else ServerIdentity()
         except (ConnectionLost, ValueError):
             continue
         if found.version is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..base.extras import needed
+from ..base.foreign import any_json
 from ..media import RATE, decode
 from .http import Address, ConnectionLost
 from .options import RunOptions
@@ -56,7 +57,7 @@ async def session(
     try:
         async with websockets.connect(url, additional_headers=headers) as socket:
             await socket.send(json.dumps({"type": "session.update", "session": change}))
-            while (event := json.loads(await socket.recv()))["type"] != "session.updated":
+            while (event := any_json(await socket.recv()))["type"] != "session.updated":
                 if event["type"] == "error":
                     raise ConnectionLost(str(event["error"].get("message", event)))
             begin = now()
@@ -129,5 +130,5 @@ async def _next(socket: Any, feeding: asyncio.Future[None]) -> dict[str, Any] | 
     if not done:
         coming.cancel()
         return None
-    found: dict[str, Any] = json.loads(coming.result())
+    found: dict[str, Any] = any_json(coming.result())
     return found

@@ -14,7 +14,6 @@ from __future__ import annotations
 import array
 import asyncio
 import re
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from typing import Any
 from ..base.config import option
 from ..base.errors import HeadraceError, InvalidRequest, OptionError
 from ..obs.tasks import TaskWatch
+from ..obs.threads import THREADS
 from .audit import Finding, examine
 from .client import Stream, judge, make_body, watch_lag
 from .http import ConnectionLost, Pool, parse_url, request_bytes
@@ -185,8 +185,7 @@ class SystemUnderTest:
         self.audit = ClientAudit(0)
         self._loop = asyncio.new_event_loop()
         self._pool = Pool(parse_url(options.target.url))
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._thread = THREADS.keep("load", self._loop.run_forever)
         self._errands = TaskWatch()
         self._places = asyncio.Semaphore(AT_ONCE if options.hears else 1 << 20)
         self._tasks: set[asyncio.Task[None]] = set()

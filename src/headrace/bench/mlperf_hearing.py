@@ -7,10 +7,10 @@ weights nor sounds are had here: a folder of sounds with their texts takes their
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..base.foreign import any_json
 from .client import Stream
 from .hearing import EDGE, form_of
 from .http import Address, request_bytes
@@ -61,7 +61,7 @@ def take_transcript(stream: Stream, status: int) -> None:
         record.error = f"HTTP {status}: {body[:300].decode(errors='replace')}"
         return
     try:
-        data = json.loads(body)
+        data = any_json(body)
         text = str(data["text"])
         tokens = sum(len(one.get("tokens", ())) for one in data.get("segments") or ())
     except (ValueError, KeyError, TypeError, AttributeError) as error:

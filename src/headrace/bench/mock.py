@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..obs.threads import THREADS
+
 TOKEN = 7
 """The id of all tokens."""
 METRICS = """# TYPE vllm:num_requests_running gauge
@@ -98,14 +100,13 @@ class MockServer:
         self._started = time.monotonic()
         self._ready = threading.Event()
         self._stop: asyncio.Event | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> MockServer:
-        self._thread.start()
+        self._thread = THREADS.keep("mock", lambda: asyncio.run(self._serve()))
         if not self._ready.wait(60):
             raise RuntimeError("the mock server did not start")
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import InvalidRequest, Overloaded
+from ..base.foreign import any_json
 from ..loader import open_model
 from ..text import load_tokenizer
 from .arrivals import Arrivals, parse_arrivals, scheduled
@@ -287,7 +287,7 @@ def ask_server(options: RunOptions) -> dict[str, Any]:
     found: dict[str, Any] = {"url": options.url, "model": options.model or "", "software": None}
     if status == 200:
         try:
-            listed = json.loads(body)["data"]
+            listed = any_json(body)["data"]
             models = [str(item["id"]) for item in listed]
             found["software"] = next(
                 (str(o["owned_by"]) for o in listed if o.get("owned_by")), None

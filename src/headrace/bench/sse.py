@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from ..base.foreign import json_reader
+
 
 class _Delta(msgspec.Struct):
     content: str | None = None
@@ -70,7 +72,7 @@ class Event(msgspec.Struct):
         return bool(self.text()) or any(delta.tool_calls for delta in deltas)
 
 
-_decoder = msgspec.json.Decoder(Event)
+_event = json_reader(Event)
 
 
 class Lines:
@@ -111,5 +113,5 @@ class Lines:
 
 
 def decode(payload: bytes) -> Event:
-    """Raises `msgspec.MsgspecError` (a ValueError) for what is no event."""
-    return _decoder.decode(payload)
+    """Decode the data of an event. Raises `Undecodable`, a `ValueError`."""
+    return _event(payload)

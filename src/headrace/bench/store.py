@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ..base.errors import HeadraceError, InvalidRequest
+from ..base.foreign import Undecodable, json_reader
 from .metrics import SAMPLES
 from .record import RequestRecord
 
@@ -84,16 +85,18 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
+_record = json_reader(RequestRecord)
+
+
 def read_records(path: Path) -> list[RequestRecord]:
     """Records of a run, also of one that was cut off: a half line at the end is left out."""
-    decoder = msgspec.json.Decoder(RequestRecord)
     records = []
     for line in path.read_bytes().split(b"\n"):
         if not line.strip():
             continue
         try:
-            records.append(decoder.decode(line))
-        except msgspec.MsgspecError:
+            records.append(_record(line))
+        except Undecodable:
             break
     return records
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ..obs.threads import THREADS
 from .energy import gpu_states, rapl_joules
 from .http import Address, ConnectionLost, fetch, parse_url
 from .process import Processes, busy_cores
@@ -119,16 +120,16 @@ class Telemetry:
         self._probes = probes
         self._writer = SeriesWriter()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Telemetry:
         if self._probes:
             self._read()
-            self._thread.start()
+            self._thread = THREADS.keep("telemetry", self._run)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._probes:
+        if self._thread is not None:
             self._stop.set()
             self._thread.join()
             self._read(last=True)

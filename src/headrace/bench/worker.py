@@ -11,12 +11,13 @@ import asyncio
 import gc
 import os
 import sys
-import threading
 from collections.abc import Callable
 
 import msgspec
 
 from ..base.errors import HeadraceError
+from ..base.foreign import json_reader
+from ..obs.threads import THREADS
 from .client import Client, Recount
 from .job import Job, More
 from .record import RequestRecord
@@ -56,6 +57,9 @@ def new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     return made
 
 
+_more, _job = json_reader(More), json_reader(Job)
+
+
 async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
     def emit(record: RequestRecord) -> None:
         say("record", record)
@@ -69,10 +73,10 @@ async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
         while data := os.read(0, 1 << 20):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                more = msgspec.json.decode(line, type=More)
+                more = _more(line)
                 loop.call_soon_threadsafe(client.add, more)
 
-    threading.Thread(target=listen, name="more", daemon=True).start()
+    THREADS.keep("more", listen)
     # Collections in the middle of a run would be lag of our own making.
     gc.collect()
     gc.freeze()
@@ -82,7 +86,7 @@ async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
 
 
 def main() -> None:
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    job = _job(sys.stdin.buffer.readline())
     try:
         recount = recounter(job.tokenizer)
         say("ready")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..base.errors import NotFound, Untrusted
-from ..factory.attest import attestation_problems, check
+from ..factory.attest import attestation_problems, measured_of
 from ..factory.audit import problems
 from ..factory.bundle import beside, panels, read_bundle, shipped, take_in, write_bundle
 from ..factory.key import hardware_class, is_digest
@@ -50,12 +50,14 @@ def verify(
     if profile is not None:
         found = Rings(place, keys).find(profile)
         print(f"{found.body.name} {found.digest}: the signature holds")
-        if (attested := place.attested(found.digest)) is not None:
-            bound = [(one.path, one.digest) for one in found.body.model.files]
-            check(place, keys, attested, found.digest, bound)
+        measured = measured_of(place, keys, found)
+        if place.attested(found.digest) is not None:
             print("provenance: of the files that the profile binds")
         for name, gate in found.body.gates.items():
             print(f"{name}: {gate.outcome}" + (f": {gate.reason}" if gate.reason else ""))
+        for name, figures in (measured.gates if measured else {}).items():
+            told = ", ".join(f"{figure} {value}" for figure, value in figures.items())
+            print(f"measured for {name}: {told}")
         return
     wrong = [*problems(place), *profile_problems(place, keys), *Rings(place, keys).problems()]
     if not wrong:  # Whatever is told above, names and envelopes among it, this relies on.

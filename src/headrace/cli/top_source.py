@@ -8,7 +8,6 @@ of two readings make rates; what a server does not count stays unknown.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from ..base.errors import Forbidden, HeadraceError, InvalidRequest, NotFound, Unauthorised
+from ..base.foreign import any_json
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 WINDOW_SECONDS = 30.0
@@ -92,7 +92,7 @@ async def _streamed(client: httpx.AsyncClient) -> AsyncGenerator[Reading]:
             if line.startswith("event: "):
                 event = line[7:]
             elif line.startswith("data: "):
-                said = json.loads(line[6:])
+                said = any_json(line[6:])
                 if event == "snapshot":
                     model = said["server"]["model"]
                     recent.extend(said["points"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields
@@ -12,6 +11,7 @@ import httpx
 
 from ..base.config import option
 from ..base.errors import HeadraceError, InvalidRequest, Unreachable
+from ..base.foreign import Undecodable, any_json
 from ..base.request import OutputDelta
 from ..base.sampling import SamplingParams
 from ..engine.face import ServingEngine
@@ -188,7 +188,7 @@ class RemoteVoice:
                 async for line in reply.aiter_lines():
                     if not line.startswith("data:") or line[5:].strip() == "[DONE]":
                         continue
-                    event = json.loads(line[5:])
+                    event = any_json(line[5:])
                     if "error" in event:
                         raise RemoteError(_words(500, line[5:]))
                     for choice in event.get("choices", ())[:1]:
@@ -197,7 +197,7 @@ class RemoteVoice:
                         yield _counted(event["usage"])
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
-        except json.JSONDecodeError:
+        except Undecodable:
             raise RemoteError(f"{self._base} sent an event that is not JSON") from None
 
 
@@ -221,6 +221,6 @@ def _counted(usage: dict[str, Any]) -> Piece:
 
 def _words(status: int, text: str) -> str:
     try:
-        return str(json.loads(text)["error"]["message"])
+        return str(any_json(text)["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return f"HTTP {status}: {' '.join(text.split())[:200]}"

@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from ..base.foreign import Undecodable, msgpack_reader
 from ..base.errors import OptionError
 
 _BURST = 64
@@ -135,7 +136,7 @@ class _End:
 
     def __init__(self, where: str | socket.socket, receives: Any, *, bind: bool) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(receives)
+        self._decode = msgpack_reader(receives)
         self._socket: socket.socket | None = None
         self._listener: socket.socket | None = None
         self._frames: deque[bytes] = deque()
@@ -198,7 +199,7 @@ class _End:
 
     def _take(self) -> Any | None:
         """The next message that has been read; None: there is none."""
-        return self._decoder.decode(self._frames.popleft()) if self._frames else None
+        return self._decode(self._frames.popleft()) if self._frames else None
 
     def _read(self) -> bool:
         """Take what the socket has, up to a limit; False: it has nothing, or nobody is there."""
@@ -315,8 +316,8 @@ class Channel(_End):
     def receive(self, timeout: float | None = 0.0) -> list[Any]:
         """All messages that are there; with none, wait up to `timeout` seconds (None: for ever).
 
-        An empty list: none came, or a watched descriptor woke it. Raises `msgspec.DecodeError`
-        or `msgspec.ValidationError` for what is not a message.
+        An empty list: none came, or a watched descriptor woke it. Raises `Undecodable` for
+        what is not a message.
         """
         if not self._frames:
             self._wait(timeout)

@@ -18,20 +18,30 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from ..base.errors import EngineDead
+from ..obs.threads import THREADS
 
 PROOF_SECONDS = 5.0
 """How long one end waits for what the other has to say of itself."""
 _MAGIC = b"HRRANK01"
 _NONCE = 24
 _FOR = struct.Struct(">HH")
+_REFUSAL = bytes(32)
+"""Said instead of a proof, so that another key is told from an end for want of room."""
+_UNPROVED = "it has no room or is ending, and closes the connection before it proves its key"
 _TRY_AGAIN = 0.1
 _AT_ONCE = 64
-"""Connections that may be proving themselves at a time; more are closed."""
+"""Connections that may be proving themselves at a time."""
+_SHARE = 32
+"""Places that one address may take."""
+_CLOSING = 0.005
+"""Pause after one was closed for another: for each place a stranger that comes again at once takes,
+the others keep theirs for `_SHARE` times as long, in which a rank proves itself."""
 _SOCKET_BYTES = 4 << 20
 """Asked of the system for what is on its way: an exchange of a long step fits."""
 
@@ -69,8 +79,9 @@ class NoRank(EngineDead):
 
 
 def dial(address: HostPort, key: bytes, use: Use, rank: int, *, seconds: float) -> socket.socket:
-    """A connection for `use` of `rank`, tried until the time is over: the other end may not be
-    there yet. Raises `EngineDead` that says what was wrong last, `NoRank` at once."""
+    """Connect for `use` of `rank`, again and again until the time is over: the other end may not be
+    there yet, or have no room. Raises `EngineDead` that says what was wrong last, `NoRank` at once.
+    """
     end, why = time.monotonic() + seconds, "it does not answer"
     while (left := end - time.monotonic()) > 0:
         try:
@@ -85,8 +96,8 @@ def dial(address: HostPort, key: bytes, use: Use, rank: int, *, seconds: float) 
             connection.close()
             if isinstance(error, NoRank):
                 raise NoRank(f"{address}: {error}") from None
-            # Perhaps whoever listened is just ending.
-            why = "it does not say who it is" if isinstance(error, TimeoutError) else str(error)
+            why = _UNPROVED if isinstance(error, ConnectionError) else str(error)
+            why = "it does not say who it is" if isinstance(error, TimeoutError) else why
             time.sleep(min(_TRY_AGAIN, max(0.0, end - time.monotonic())))
             continue
         return _ready(connection)
@@ -119,6 +130,7 @@ def _verify(connection: socket.socket, key: bytes) -> tuple[Use, int]:
     theirs = _hello(connection)
     purpose = _read(connection, _FOR.size)
     if not hmac.compare_digest(_read(connection, 32), _proof(key, b"dials", theirs, mine, purpose)):
+        connection.sendall(_REFUSAL)
         raise NoRank("it has another key")
     use, rank = _FOR.unpack(purpose)
     connection.sendall(_proof(key, b"hears", mine, theirs, purpose))
@@ -144,21 +156,24 @@ def _read(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = connection.recv(size - len(data))
         if not part:
-            # What a listener does to whose proof it does not believe.
-            raise NoRank("it closed the connection before it had proved its key, as for a wrong one")
+            raise ConnectionError(_UNPROVED)
         data += part
     return data
 
 
 @dataclass(slots=True)
 class Door:
-    """Where other ranks come in. Each proves itself in a thread of its own: one that says nothing
-    keeps nobody waiting."""
+    """The listening end for other ranks. Each proves itself in a thread of its own, and makes room
+    for a newer one when places are short: one that says nothing keeps nobody waiting."""
 
     listener: socket.socket
     key: bytes
     _arrived: queue.Queue[Arrival] = field(default_factory=queue.Queue)
-    _proving: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_AT_ONCE))
+    _proving: dict[socket.socket, str] = field(default_factory=dict)
+    """Connections that prove themselves, oldest first, each with its address."""
+    _threads: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
 
     @classmethod
     def open(cls, host: str, port: int, key: bytes) -> Door:
@@ -173,7 +188,7 @@ class Door:
             where = HostPort(host or "0.0.0.0", port)  # noqa: S104 - words, no address
             raise EngineDead(f"ranks cannot be awaited at {where}: {error.strerror}") from None
         door = cls(listener, key)
-        threading.Thread(target=door._listen, name="headrace-door", daemon=True).start()
+        THREADS.keep("door", door._listen)
         return door
 
     @property
@@ -181,24 +196,54 @@ class Door:
         return int(self.listener.getsockname()[1])
 
     def _listen(self) -> None:
-        while True:
+        while not self._closed:
             try:
-                connection, _ = self.listener.accept()
+                connection, (host, *_) = self.listener.accept()
             except OSError:
-                return  # Closed.
-            if self._proving.acquire(blocking=False):
-                threading.Thread(target=self._let_in, args=[connection], daemon=True).start()
-            else:
+                # It is closed, or the other end has left, or there is no descriptor to be had.
+                time.sleep(0.0 if self._closed else _TRY_AGAIN)
+                continue
+            if self._make_room(host):
+                time.sleep(_CLOSING)
+            with self._lock:
+                self._threads += (room := self._threads < 2 * _AT_ONCE)
+                self._proving |= {connection: host} if room else {}
+            if not room or THREADS.errand("door", self._let_in, connection) is None:
+                self._leave(connection, started=room)
                 connection.close()
+
+    def _make_room(self, host: str) -> bool:
+        """Close the oldest connection of this address where that has its share, or of the address
+        that has most where all places are taken; False where there is room."""
+        with self._lock:
+            counts = Counter(self._proving.values())
+            if counts[host] >= _SHARE:
+                crowded = host
+            elif len(self._proving) >= _AT_ONCE:
+                crowded = counts.most_common(1)[0][0]
+            else:
+                return False
+            oldest = next(one for one, where in self._proving.items() if where == crowded)
+            del self._proving[oldest]
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # Its thread wakes, and closes it.
+        return True
 
     def _let_in(self, connection: socket.socket) -> None:
         try:
             use, rank = _verify(connection, self.key)
+            with self._lock:
+                self._proving.pop(connection, None)
             self._arrived.put(Arrival(use, rank, _ready(connection)))
         except (OSError, NoRank):
             connection.close()
         finally:
-            self._proving.release()
+            self._leave(connection, started=True)
+
+    def _leave(self, connection: socket.socket, *, started: bool) -> None:
+        with self._lock:
+            self._threads -= started
+            self._proving.pop(connection, None)
 
     def next(self, seconds: float) -> Arrival | None:
         """The next that has come; None: nobody in that time."""
@@ -207,6 +252,7 @@ class Door:
         return None
 
     def close(self) -> None:
+        self._closed = True
         with suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()

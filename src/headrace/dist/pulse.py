@@ -10,8 +10,10 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+
+from ..obs.threads import THREADS
 
 BEAT = 0.25
 """Seconds between two signs of life."""
@@ -46,7 +48,7 @@ class Pulse:
             end.setblocking(False)
             with suppress(OSError):  # A lost one is told by the thread.
                 end.send(b".")
-        threading.Thread(target=self._run, name="headrace-pulse", daemon=True).start()
+        THREADS.keep("pulse", self._run)
 
     def say(self, word: str) -> None:
         """Tell the other ends something, from any thread. It is short enough to come in one piece,
@@ -59,7 +61,7 @@ class Pulse:
         looked = beaten = time.monotonic()
         heard = dict.fromkeys(self._ends, looked + self._begins)
         while self._ends and not self._closed.is_set():
-            ready, _, _ = select.select(list(self._ends.values()), [], [], BEAT / 2)
+            ready = _ready(self._ends.values(), BEAT / 2)
             now = time.monotonic()
             if now - looked > self._silent / 2:
                 # It was this process that slept: what others said meanwhile is still to be read.
@@ -68,7 +70,7 @@ class Pulse:
             beats, beaten = now - beaten >= BEAT, now if now - beaten >= BEAT else beaten
             for name, end in list(self._ends.items()):
                 why = ""
-                if end in ready:
+                if end.fileno() in ready:
                     try:
                         said = end.recv(_MOST)
                         heard[name], why = now, "" if said else "closed its connection"
@@ -103,3 +105,11 @@ class Pulse:
         for end in list(self._ends.values()):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+
+def _ready(ends: Iterable[socket.socket], seconds: float) -> set[int]:
+    """Descriptors that can be read; `select` knows none above 1,023, of which a server has many."""
+    poll = select.poll()
+    for end in ends:
+        poll.register(end, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(1000 * seconds)}

@@ -25,7 +25,7 @@ from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStat
 from ..base.sampling import SamplingParams
 from ..obs.life import RequestLife
 from ..obs.metrics import EngineMetrics
-from ..obs.tasks import TaskWatch
+from ..obs.tasks import TaskWatch, ended
 from . import messages
 from .adapter_loads import AdapterLoads
 from .adapters import AdapterBook
@@ -86,6 +86,8 @@ class AsyncEngine:
         """The supervisor's restarts when the current engine process became ready."""
         self._subscribers: list[Callable[[StepStats], None]] = []
         self._reports: list[asyncio.Future[messages.Report]] = []
+        self._threads_down: dict[str, str] = {}
+        """Threads of the engine process that do not run and should, with the reason."""
         self.adapters = AdapterBook()
         self.held_prefixes = HeldPrefixes()
         self._events = published(options)
@@ -253,6 +255,10 @@ class AsyncEngine:
                 self.held_prefixes.told(held, gone)
                 if self._events is not None:
                     self._events.tell(blocks)
+            case messages.ThreadNews(failed, down):
+                self._threads_down = down
+                for _ in failed:
+                    self.metrics.failed("thread")
             case messages.Refused(request_id, error):
                 self._work.refuse(request_id, error.error())
             case messages.Ready():
@@ -337,6 +343,7 @@ class AsyncEngine:
     def _forget_process(self, error: EngineDead) -> None:
         self.metrics.up = 0.0
         self.held_prefixes.forget()
+        self._threads_down = {}
         if self._events is not None:
             self._events.cleared()
         self.stats = StepStats()
@@ -373,7 +380,8 @@ class AsyncEngine:
         supervisor = self._supervisor
         asleep = self.operations.asleep
         late = supervisor.late
-        ready = supervisor.state is State.READY and not (self._draining or asleep or late)
+        down = ended(self.tasks.down, self._threads_down)
+        ready = supervisor.state is State.READY and not (self._draining or asleep or late or down)
         reason, retry_after = "", None if ready else supervisor.retry_after
         if self._draining:
             reason = "shutting down"
@@ -381,6 +389,8 @@ class AsyncEngine:
             reason, retry_after = f"asleep (level {asleep})", messages.ASLEEP_RETRY
         elif late:
             reason = f"the step loop has been silent for {supervisor.heartbeat_age:.1f} seconds"
+        elif down and supervisor.state is State.READY:
+            reason = down
         elif not ready:
             reason = f"{supervisor.state.value}: {supervisor.reason or 'the model is being loaded'}"
         return Health(

@@ -11,10 +11,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ..base.config import EngineOptions
 from ..base.errors import EngineDead, OptionError
+from ..base.foreign import Undecodable
 from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
 from ..base.version import VERSION
@@ -172,7 +174,9 @@ def _admitted(
     """A channel to a rank and its port; None: to somebody who is none. Raises `OptionError`."""
     name = f"rank {arrival.rank} of {place.ranks} ({arrival.host})"
     channel = Channel(arrival.connection, FromRank)
-    said = channel.receive_one(PROOF_SECONDS) if arrival.use is Use.CONTROL else None
+    said = None
+    with suppress(Undecodable):
+        said = channel.receive_one(PROOF_SECONDS) if arrival.use is Use.CONTROL else None
     if isinstance(said, messages.Failed):
         channel.close()
         raise said.error.error()

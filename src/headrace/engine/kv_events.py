@@ -10,7 +10,6 @@ the tokens and the parent.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from ..base.config import EngineOptions
 from ..base.errors import OptionError
 from ..base.extras import needed
 from ..kv.holdings import BlockEvent
+from ..obs.threads import THREADS
 
 log = logging.getLogger("headrace.engine")
 
@@ -102,8 +102,10 @@ class KvEvents:
             ) from None
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=AGAIN)
         self._waiting: Queue[KVEventBatch | None] = Queue(WAITING)
-        self._thread = threading.Thread(target=self._run, name="headrace-kv-events", daemon=True)
-        self._thread.start()
+        self._number = 0
+        """Number of the next batch."""
+        self._pack = msgspec.msgpack.Encoder().encode
+        self._thread = THREADS.keep("kv-events", self._run)
 
     def tell(self, blocks: Sequence[BlockEvent]) -> None:
         """Publish what happened in one turn, in its order."""
@@ -140,23 +142,23 @@ class KvEvents:
         self._thread.join(1.0)
 
     def _run(self) -> None:
-        number, pack = 0, msgspec.msgpack.Encoder()
-        try:
-            while True:
-                while self._again.poll(0):
+        while True:
+            while self._again.poll(0):
+                with THREADS.skipping("kv-events"):
                     self._send_again(self._again.recv_multipart())
-                try:
-                    batch = self._waiting.get(timeout=LOOK_SECONDS)
-                except Empty:
-                    continue
-                if batch is None:
-                    return
-                parts = number.to_bytes(8, "big"), pack.encode(batch)
-                number += 1
+            try:
+                batch = self._waiting.get(timeout=LOOK_SECONDS)
+            except Empty:
+                continue
+            if batch is None:
+                break
+            with THREADS.skipping("kv-events"):
+                # A batch that fails is a gap in the numbers, which its readers see.
+                number, self._number = self._number, self._number + 1
+                parts = number.to_bytes(8, "big"), self._pack(batch)
                 self._kept.append(parts)
                 self._events.send_multipart((b"", *parts))
-        finally:
-            self._context.destroy(linger=500)
+        self._context.destroy(linger=500)
 
     def _send_again(self, asked: list[bytes]) -> None:
         if len(asked) != 3 or len(asked[2]) != 8:

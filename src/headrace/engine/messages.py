@@ -209,6 +209,15 @@ class Beat(_Message):
     step: int
 
 
+class ThreadNews(_Message):
+    """A change in the threads of the engine process (`obs.threads`)."""
+
+    failed: list[str]
+    """Names of those that met an error, once for each."""
+    down: dict[str, str]
+    """Threads that do not run and should: name → what ended them."""
+
+
 class Busy(_Message):
     """The step that begins now may be silent for so long."""
 
@@ -247,6 +256,7 @@ FromEngine = (
     | Ready
     | News
     | PrefixNews
+    | ThreadNews
     | Refused
     | Beat
     | Busy

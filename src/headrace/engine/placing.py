@@ -15,10 +15,9 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from ..base.errors import EngineDead, HeadraceError, OptionError
 from ..base.extras import needed
+from ..base.foreign import msgpack_reader
 from ..dist.channel import Channel
 from ..dist.hosts import HostPort, Use, dial
 from . import messages
@@ -39,7 +38,7 @@ def main() -> None:
     take_arguments(parser)
     arguments = parser.parse_args()
     stacks = become_child(arguments)
-    asked = msgspec.msgpack.decode((arguments.folder / ASKED).read_bytes(), type=RanksAsked)
+    asked = msgpack_reader(RanksAsked)((arguments.folder / ASKED).read_bytes())
     try:
         place(asked)
     except HeadraceError as error:

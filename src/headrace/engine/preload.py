@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..base.config import CPU_KERNELS, EngineOptions
 from ..base.hardware import gpus, torch_build
+from ..obs.threads import THREADS
 
 LIBRARY = Path("lib", "libtorch_cpu.so")
 
@@ -52,9 +53,7 @@ def preload_torch() -> threading.Thread | None:
     library = Path(spec.submodule_search_locations[0]) / LIBRARY
     if not library.is_file():
         return None
-    thread = threading.Thread(target=_load, args=(library,), name="headrace-preload", daemon=True)
-    thread.start()
-    return thread
+    return THREADS.errand("preload", _load, library)
 
 
 def _load(library: Path) -> None:

@@ -20,6 +20,7 @@ from ..base.errors import EngineDead, HeadraceError, Overloaded
 from ..base.hardware import torch_build
 from ..dist.channel import Channel
 from ..obs.flight import FlightRecorder
+from ..obs.threads import THREADS
 from . import messages
 from .aside import come_back
 from .core import EngineCore
@@ -126,6 +127,8 @@ def serve(
                 channel.send(messages.Refused(message.request.id, WireError.of(refusal)))
             else:
                 accept(channel, core, message)
+        if (changed := THREADS.news()) is not None:
+            channel.send(messages.ThreadNews(*changed))
         _tell(channel, holdings)  # An operator may have emptied the cache.
         if lender is not None and lender.turn(core, asleep=operator.asleep) and not core.has_work:
             channel.send(messages.News([], core.stats))

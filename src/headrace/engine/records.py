@@ -21,6 +21,7 @@ import msgspec
 
 from ..base.config import EngineOptions
 from ..base.errors import InvalidRequest
+from ..base.foreign import Undecodable, any_json, json_reader
 from ..base.identity import OPTIONS, Identity
 from ..base.request import OutputDelta, Request
 from ..base.spec import RequestSpec
@@ -150,10 +151,12 @@ class Recorder:
             log.warning("%s is full: no more requests are recorded", self.path)
 
 
+_record = json_reader(Record)
+
+
 def read_records(path: Path) -> Iterator[Record]:
     """The records of a file, one at a time. Raises `InvalidRequest` naming the line that is none,
     or the file that cannot be read."""
-    decoder = msgspec.json.Decoder(Record)
     try:
         with path.open("rb") as file:
             for number in range(1, 1 << 62):
@@ -161,8 +164,8 @@ def read_records(path: Path) -> Iterator[Record]:
                 if not line:
                     return
                 try:
-                    yield decoder.decode(line)
-                except msgspec.MsgspecError as wrong:
+                    yield _record(line)
+                except Undecodable as wrong:
                     raise InvalidRequest(
                         f"line {number} of {path} is no record: {wrong}", param="file"
                     ) from None
@@ -176,8 +179,8 @@ def records_of_dump(path: Path) -> Path | None:
     Raises `InvalidRequest` for a dump without one.
     """
     try:
-        dump: Any = msgspec.json.decode(path.read_bytes()[: 16 << 20])
-    except (OSError, msgspec.DecodeError):
+        dump: Any = any_json(path.read_bytes()[: 16 << 20])
+    except (OSError, Undecodable):
         return None
     if not isinstance(dump, Mapping) or "steps" not in dump:
         return None

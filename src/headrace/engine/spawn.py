@@ -26,6 +26,7 @@ from typing import IO
 
 from ..base.environment import with_packages
 from ..dist.pulse import Pulse
+from ..obs.threads import THREADS
 from .aside import nice_of_children, stand_aside, step_aside
 from .seeds import grown
 
@@ -117,10 +118,8 @@ class Child:
         def wait() -> None:
             on_exit(self._process.wait())
 
-        thread = threading.Thread(target=wait, name=f"headrace-wait-{self.pid}", daemon=True)
         # Without a thread its end is seen all the same, when its exit code is next asked for.
-        with contextlib.suppress(RuntimeError):
-            thread.start()
+        THREADS.errand("wait", wait)
 
     def wait(self, timeout: float) -> int | None:
         """The exit code, or None when it still runs after `timeout` seconds."""
@@ -183,7 +182,7 @@ def become_child(arguments: argparse.Namespace) -> IO[str]:
     stacks = (folder / STACKS).open("w")
     faulthandler.enable(stacks)
     faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True, chain=True)  # Then it ends by it.
-    threading.Thread(target=_follow_parent, name="headrace-lifeline", daemon=True).start()
+    THREADS.keep("lifeline", _follow_parent)
     return stacks
 
 

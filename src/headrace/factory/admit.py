@@ -16,6 +16,7 @@ from ..engine.face import ServingEngine
 from ..loader.panelfile import TEMPORARY
 from ..loader.panels import panel_folder
 from ..server.served_profile import ServedProfile
+from .attest import measured_of
 from .key import hardware_class
 from .profile import (
     Compatibility,
@@ -74,9 +75,9 @@ def admit(wanted: str, options: EngineOptions) -> Admitted:
             found.result()
     bound = with_profile(options, body, model_path(place, [one.path for one in body.model.files]))
     outcomes = {name: gate.outcome for name, gate in body.gates.items()}
-    served = ServedProfile(
-        body.name, profile.digest, str(fits), why, outcomes, profile.seconds_per_token
-    )
+    measured = measured_of(store, trust, profile) if store else None
+    promised = measured.seconds_per_token if measured else None
+    served = ServedProfile(body.name, profile.digest, str(fits), why, outcomes, promised)
     return Admitted(profile, bound, served)
 
 

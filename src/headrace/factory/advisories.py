@@ -7,7 +7,6 @@ has a date, that of its newest document; without data, or with data that is too 
 from __future__ import annotations
 
 import functools
-import json
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import msgspec
 
 from ..base.errors import InvalidRequest
 from ..base.extras import needing_factory
+from ..base.foreign import any_json, json_reader
 from .checks import need, undecided
 from .key import digest_of
 from .stage import Outcome, Recipe, Result, Work
@@ -87,17 +87,19 @@ def read_advisories(path: Path) -> Snapshot:
         ) from None
 
 
+_advisory = json_reader(Advisory)
+
+
 @functools.lru_cache(maxsize=1)
 def _read(path: Path, _state: tuple[int, int]) -> Snapshot:
     """Read once a process while the path stays as it is: a fleet has thousands of cells."""
-    decoder = msgspec.json.Decoder(Advisory)
     by_package: dict[str, list[tuple[Advisory, Affected]]] = {}
     digests, newest = [], ""
     for name, data in _documents(path):
         try:
-            one = decoder.decode(data)
+            one = _advisory(data)
             changed = datetime.fromisoformat(one.modified).astimezone(UTC).isoformat()
-        except (msgspec.MsgspecError, ValueError) as error:
+        except ValueError as error:
             raise InvalidRequest(
                 f"{path}: {name:.80} is no advisory of OSV: {error}", param="advisories"
             ) from None
@@ -202,7 +204,7 @@ def hold_advisories(work: Work) -> Result:
     told: list[str] = []
     unsure: list[str] = []
     accepted: list[str] = []
-    for name, text in _packages(json.loads(work.store.read(listed.digest))):
+    for name, text in _packages(any_json(work.store.read(listed.digest))):
         packages += 1
         for one, part in found.by_package.get(canonicalize_name(name), ()):
             try:

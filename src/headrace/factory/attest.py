@@ -1,12 +1,13 @@
 """Provenance: what a thing was made of and by whom, in SLSA's form, signed like a profile.
 
 It lies beside what it is about, which keeps its digest: a manifest as cosign writes one, whose
-subject is the thing and whose layers are the envelopes. Nothing in it is a time.
+subject is the thing and whose layers are the envelopes. One more envelope holds what a clock
+measured of a profile, which is in no profile: two builders then sign the same one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
 
 PREDICATE = "https://slsa.dev/provenance/v1"
+MEASURED = "urn:headrace:measured:v1"
 ATTESTATION = "application/vnd.in-toto+json"
 """Artifact type of the manifest."""
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -66,6 +68,19 @@ class Provenance(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     run_details: RunDetails
 
 
+class Measured(msgspec.Struct, forbid_unknown_fields=True):
+    """Figures of a clock: the evidence of a profile's gates."""
+
+    hardware: dict[str, Any]
+    gates: dict[str, dict[str, Any]]
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """The certified ones, where the gate of performance measured them."""
+        found = self.gates.get("performance", {}).get("seconds_per_token")
+        return float(found) if isinstance(found, int | float) and found > 0 else None
+
+
 def provenance(
     kind: str,
     about: Digests,
@@ -85,10 +100,23 @@ def provenance(
     return sign({"_type": STATEMENT, **told, "predicate": msgspec.to_builtins(predicate)}, key)
 
 
+def evidence(
+    profile: SignedProfile, gates: Mapping[str, Mapping[str, Any]], key: CryptoSigner
+) -> bytes:
+    """Make the envelope of what a clock measured for a profile's gates."""
+    predicate = Measured(profile.body.hardware, {name: dict(one) for name, one in gates.items()})
+    told = {"subject": subjects([(profile.body.name, profile.digest)]), "predicateType": MEASURED}
+    return sign({"_type": STATEMENT, **told, "predicate": msgspec.to_builtins(predicate)}, key)
+
+
 def attest_profile(
-    store: Store, profile: SignedProfile, key: CryptoSigner, found: dict[str, Any]
+    store: Store,
+    profile: SignedProfile,
+    key: CryptoSigner,
+    found: dict[str, Any],
+    measured: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Descriptor:
-    """The attestation of a profile and of its weights, put into the store."""
+    """Put the attestation of a profile, its weights and its gates' figures into the store."""
     body, root = profile.body, profile_manifest(store, profile)
     weights = weights_manifest(store, body)
     files = [(one.path, one.digest) for one in body.model.files]
@@ -103,13 +131,18 @@ def attest_profile(
             "profile", signed, [model], key, asked={**asked, "options": body.options}, found=found
         ),
     ]
-    return attestation(store, root, envelopes)
+    last = None if measured is None else evidence(profile, measured, key)
+    return attestation(store, root, envelopes, last)
 
 
-def attestation(store: Store, subject: Descriptor, envelopes: Iterable[bytes]) -> Descriptor:
-    """Put envelopes about a thing into the store, under one manifest; → its descriptor."""
-    layers = [store.put(one, ENVELOPE_TYPE) for one in envelopes]
-    rootfs = {"type": "layers", "diff_ids": [one.digest for one in layers]}
+def attestation(
+    store: Store, subject: Descriptor, envelopes: Iterable[bytes], measured: bytes | None = None
+) -> Descriptor:
+    """Put the envelopes of a thing's provenance into the store under one manifest, the evidence
+    last; → its descriptor."""
+    given = [(one, PREDICATE) for one in envelopes] + ([(measured, MEASURED)] if measured else [])
+    layers = [(store.put(one, ENVELOPE_TYPE), kind) for one, kind in given]
+    rootfs = {"type": "layers", "diff_ids": [one.digest for one, _ in layers]}
     config = canonical({"architecture": "", "os": "", "config": {}, "rootfs": rootfs})
     document = _document(subject, store.put(config, CONFIG_TYPE), layers)
     return store.put(canonical(document), MANIFEST_TYPE)
@@ -123,32 +156,52 @@ def about(store: Store, root: Descriptor) -> str:
 
 def check(
     store: Store, trust: Trust, manifest: str, wanted: str, bound: Collection[tuple[str, str]] = ()
-) -> None:
+) -> Measured | None:
     """Hold an attestation to the digest that it has to be about, and to the (name, digest) of what
-    that was made of. Raises `Untrusted`, `Withdrawn`."""
+    that was made of; return the evidence in it. Raises `Untrusted`, `Withdrawn`."""
     document, told, used = store.document(manifest), set(), set()
+    measured: Measured | None = None
     try:
         parts = [Descriptor.read(document[name]) for name in ("subject", "config")]
         layers = [Descriptor.read(one) for one in document["layers"]]
     except (LookupError, TypeError):
         raise Untrusted("it is no attestation") from None
-    if document != _document(parts[0], parts[1], layers):
+    statements = [opened(store.read(one.digest), trust) for one in layers]
+    kinds = [one.get("predicateType") for one in statements]
+    written = [MEASURED if kind == MEASURED else PREDICATE for kind in kinds]
+    if document != _document(parts[0], parts[1], [*zip(layers, written, strict=True)]):
         raise Untrusted("the attestation is not as it was written")
-    for one in layers:
-        statement = opened(store.read(one.digest), trust)
-        if statement.get("predicateType") != PREDICATE:
-            raise Untrusted("what is signed is no provenance")
+    for kind, statement in zip(kinds, statements, strict=True):
         try:
+            if kind == MEASURED and measured is None and told_of(statement) == {wanted}:
+                measured = msgspec.convert(statement.get("predicate"), Measured)
+                continue
+            if kind != PREDICATE:
+                raise Untrusted(f"what is signed is no provenance, nor evidence of {wanted}")
             made = msgspec.convert(statement.get("predicate"), Provenance)
         except msgspec.ValidationError as error:
             raise Untrusted(f"the provenance is not in shape: {error}") from None
-        told |= {f"sha256:{part['digest']['sha256']}" for part in statement["subject"]}
+        told |= told_of(statement)
         inputs = made.build_definition.resolved_dependencies
         used |= {(part.name, f"sha256:{part.digest.get('sha256')}") for part in inputs}
     if not {wanted, parts[0].digest} <= told:
         raise Untrusted(f"the provenance is not about {wanted}")
     if lacking := sorted(set(bound) - used):
         raise Untrusted(f"the provenance does not name {lacking[0][0]:.80}")
+    return measured
+
+
+def told_of(statement: Mapping[str, Any]) -> set[str]:
+    """The digests of what a statement is about."""
+    return {f"sha256:{part['digest']['sha256']}" for part in statement["subject"]}
+
+
+def measured_of(store: Store, trust: Trust, profile: SignedProfile) -> Measured | None:
+    """Read the evidence of a profile; None where the store has none. Raises `Untrusted`."""
+    if (attested := store.attested(profile.digest)) is None:
+        return None
+    bound = [(one.path, one.digest) for one in profile.body.model.files]
+    return check(store, trust, attested, profile.digest, bound)
 
 
 def attestation_problems(store: Store, trust: Trust) -> Iterator[str]:
@@ -186,22 +239,31 @@ def attest_cell(work: Work) -> Result:
     profile = read_profile(work.store.read(signed.digest), own)
     results = {name.rpartition("/")[2]: one.content for name, one in work.inputs.items()}
     found = {"results": results, "hardware": profile.body.hardware}
-    return Result({"attestation": attest_profile(work.store, profile, place.key, found)})
+    measured = {
+        name.rpartition("/")[2]: one.measured for name, one in work.inputs.items() if one.measured
+    }
+    made = attest_profile(work.store, profile, place.key, found, measured or None)
+    return Result({"attestation": made})
 
 
-def _document(subject: Descriptor, config: Descriptor, layers: list[Descriptor]) -> dict[str, Any]:
-    notes = {"predicateType": PREDICATE, "dev.cosignproject.cosign/signature": ""}
+def _document(
+    subject: Descriptor, config: Descriptor, layers: Sequence[tuple[Descriptor, str]]
+) -> dict[str, Any]:
+    """Write the manifest; each layer comes with its predicate's type."""
+    signature = {"dev.cosignproject.cosign/signature": ""}
     return {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "artifactType": ATTESTATION,
         "config": config.document(),
-        "layers": [one.document(**notes) for one in layers],
+        "layers": [one.document(predicateType=kind, **signature) for one, kind in layers],
         "subject": subject.document(),
     }
 
 
 _CODE = ("factory/attest.py", "factory/artifact.py", "factory/profile.py", "factory/sign.py")
 ATTESTING = {
-    "provenance": Recipe(attest_cell, code=_CODE, tools=("securesystemslib", "cryptography"))
+    "provenance": Recipe(
+        attest_cell, code=_CODE, tools=("securesystemslib", "cryptography"), attests=True
+    )
 }

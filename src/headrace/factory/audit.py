@@ -54,7 +54,7 @@ def named(store: Store) -> dict[str, Descriptor]:
     for name, one in found.items():
         if one.media_type not in (MANIFEST_TYPE, INDEX_TYPE) or not store.has(one):
             raise Untrusted(f"{name} names no manifest of the store, or one of another size")
-        store.closure(one)
+    store.closure(*found.values())
     return found
 
 

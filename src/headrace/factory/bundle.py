@@ -6,12 +6,12 @@ Nothing that comes has a name here before its digests and, of a profile, its sig
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..base.errors import NotFound, OptionError, Untrusted
+from ..base.foreign import any_json
 from .artifact import panels_manifest, profile_manifest
 from .attest import ATTESTATION, about, check
 from .audit import named
@@ -44,7 +44,7 @@ def write_bundle(store: Store, things: Mapping[str, Descriptor], path: Path) -> 
 
     The same things give the same bytes.
     """
-    blobs = {one.digest: one for root in things.values() for one in store.closure(root)}
+    blobs = {one.digest: one for one in store.closure(*things.values())}
     try:
         with path.open("xb") as file, tarfile.open(fileobj=file, mode="w") as tar:
             for name, data in (("oci-layout", LAYOUT), ("index.json", index_document(things))):
@@ -68,7 +68,7 @@ def read_bundle(store: Store, path: Path) -> dict[str, Descriptor]:
                 if data is None or (one.name in ("index.json", "oci-layout") and one.size > SMALL):
                     raise Untrusted(f"{path} holds {one.name!r:.80}, which is no file of a bundle")
                 if one.name == "index.json":
-                    entries = json.loads(data.read())["manifests"]
+                    entries = any_json(data.read())["manifests"]
                     found = {name_of(entry): Descriptor.read(entry) for entry in entries}
                 elif is_digest(digest):
                     wanted = Descriptor(digest=digest, size=one.size)
@@ -108,8 +108,8 @@ def take_in(store: Store, things: Mapping[str, Descriptor], trust: Trust) -> lis
     names: dict[str, Descriptor] = {}
     attested: dict[str, str] = {}
     given, bound = [], set()
+    store.closure(*things.values())
     for name, root in things.items():
-        store.closure(root)
         document = store.document(root.digest)
         layers = map(Descriptor.read, document.get("layers") or [])
         if document.get("artifactType") == PANELS_TYPE:

@@ -61,7 +61,7 @@ def page(
 def _row(step: Step) -> dict[str, Any]:
     result = step.result or Result(reason=step.why)
     outcome = str(result.outcome) if step.result else "left out"
-    figures = dict(result.figures)
+    figures = {**result.figures, **result.measured}
     return {
         "name": step.stage.name,
         "outcome": outcome,

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from ..loader.partial import file_sha256
 from .audit import named
 from .key import digest_of, is_digest
 from .sign import MOST_BYTES, Trust, opened, subjects
-from .store import INDEX_TYPE, Descriptor, Store
+from .store import INDEX_TYPE, Descriptor, Store, is_file_name
 
 SCHEMA = "headrace.profile/1"
 PREDICATE = "urn:headrace:profile:v1"
@@ -87,13 +87,6 @@ class SignedProfile:
     digest: str
     """Digest of the envelope's file."""
 
-    @property
-    def seconds_per_token(self) -> float | None:
-        """The certified ones, where the gate of performance measured them."""
-        gate = self.body.gates.get("performance")
-        found = None if gate is None else gate.figures.get("seconds_per_token")
-        return float(found) if isinstance(found, int | float) and found > 0 else None
-
 
 def read_profile(data: bytes, trust: Trust) -> SignedProfile:
     """Check signature, type and shape of an envelope. Raises `Untrusted`."""
@@ -108,8 +101,7 @@ def read_profile(data: bytes, trust: Trust) -> SignedProfile:
         raise Untrusted(f"the profile's schema is {body.schema!r:.80}, not {SCHEMA}")
     files, panels = body.model.files, body.model.panels
     for one in (*files, *([panels] if panels else [])):
-        path = PurePosixPath(one.path)
-        if not is_digest(one.digest) or path.is_absolute() or ".." in path.parts:
+        if not is_digest(one.digest) or not is_file_name(one.path):
             raise Untrusted(f"the profile names the file {one.path!r:.80}, which cannot be one")
     if statement.get("subject") != subjects((one.path, one.digest) for one in files):
         raise Untrusted("the statement's subjects are not the files of its profile")

@@ -98,9 +98,8 @@ class Remote:
         root = Descriptor(digest=digest_of(data), size=len(data), media_type=kind)
         if is_digest(tag) and tag != root.digest:
             raise Untrusted(f"{self._host} gives other bytes for {tag}")
-        waiting = [root]
-        while waiting:
-            one = waiting.pop()
+
+        def bring(one: Descriptor) -> None:
             if fresh := not store.has(one):
                 if one.media_type in MANIFESTS:
                     data, _ = self._get_manifest(one.digest)
@@ -109,8 +108,8 @@ class Remote:
                     with _asked(self._host), self._get(one.digest) as answer:
                         store.put_stream(answer.raw, one.media_type, one)
             watch(one, fresh)
-            if one.media_type in MANIFESTS:
-                waiting += store.parts(one)
+
+        store.closure(root, bring=bring)
         return root
 
     def _upload(self, path: Path, one: Descriptor) -> None:

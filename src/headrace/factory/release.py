@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from ..base.errors import Forbidden, NotFound, Untrusted
+from .attest import measured_of
 from .key import DIGEST, digest_of
 from .profile import ENVELOPE_TYPE, SignedProfile, find_profile, read_profile
 from .sign import (
@@ -98,6 +99,7 @@ class Rings:
         """Point to a profile, once it and what a rollback would return to are servable. Raises
         `Untrusted`, `NotFound`, `Forbidden` where a gate failed or, not `unevaluated`, is open."""
         found = self._servable(self.find(wanted).digest)
+        measured_of(self._store, self._trust, found)  # Evidence that was changed is refused.
         gates = {name: gate.outcome for name, gate in found.body.gates.items()}
         ended = {name: gates.get(name, Outcome.NOT_EVALUATED) for name in NEEDED[ring]}
         missing = [name for name, outcome in ended.items() if outcome != Outcome.PASSED]

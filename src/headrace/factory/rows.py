@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from ..base.foreign import Undecodable, json_reader
 from ..obs.logs import HIDDEN, hide_secrets
 
 MOST_LINE = 256 << 10
@@ -94,7 +95,7 @@ class LogRow(msgspec.Struct, omit_defaults=True):
     fields: str | None = None
 
 
-_read = msgspec.json.Decoder(LogLine).decode
+_read = json_reader(LogLine)
 _write = msgspec.json.Encoder().encode
 _hidden = functools.lru_cache(4096)(hide_secrets)
 EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
@@ -106,10 +107,8 @@ def log_row(line: bytes, service: str) -> bytes | str:
         return REASONS[0]
     try:
         found = _read(line)
-    except msgspec.ValidationError:
-        return REASONS[2]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return REASONS[1]
+    except Undecodable as wrong:
+        return REASONS[2 if wrong.well_formed else 1]
     if not EARLIEST <= found.ts < LATEST:
         return REASONS[3]
     fields = found.fields or {}

@@ -7,7 +7,6 @@ whom, until when and whether still is `Trust`'s.
 from __future__ import annotations
 
 import base64
-import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any
 from ..base.environment import cache_root
 from ..base.errors import OptionError, Untrusted
 from ..base.extras import needing_factory
+from ..base.foreign import any_json
 from .key import canonical, digest_of
 
 with needing_factory():
@@ -156,7 +156,7 @@ def opened(data: bytes, trust: Trust) -> dict[str, Any]:
     if len(data) > MOST_BYTES:
         raise Untrusted(f"the envelope is larger than {MOST_BYTES:,} bytes")
     try:
-        document = json.loads(data)
+        document = any_json(data)
         if data != canonical(document):
             raise ValueError
         payload = base64.b64decode(document["payload"], validate=True)
@@ -178,7 +178,7 @@ def opened(data: bytes, trust: Trust) -> dict[str, Any]:
         )
     try:
         envelope.verify(list(signers.values()), 1)
-        statement = json.loads(payload)
+        statement = any_json(payload)
     except (Error, ValueError):
         raise Untrusted("the signature does not match what is signed") from None
     if not isinstance(statement, dict) or statement.get("_type") != STATEMENT:

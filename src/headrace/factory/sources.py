@@ -134,7 +134,7 @@ def build_rows(store: Store) -> Iterator[dict[str, Any]]:
                 "stage": stage,
                 "outcome": str(result.outcome),
                 "reason": result.reason,
-                "figures": json.dumps(dict(result.figures), sort_keys=True),
+                "figures": json.dumps({**result.figures, **result.measured}, sort_keys=True),
                 "manifest": manifest,
                 "profile": profile,
                 "rings": ",".join(ring for ring, digest in rings.items() if digest == profile),

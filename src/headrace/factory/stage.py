@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-import msgspec
-
 from ..base.errors import Untrusted
+from ..base.foreign import any_json
 from .key import canonical, code_digest, digest_of, hardware_class, versions
 from .store import MANIFEST_TYPE, TITLE, Descriptor, Store
 
@@ -50,12 +49,15 @@ class Result:
     reason: str = ""
     """Why a gate failed or was not evaluated; what it held against what."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Plain JSON values, small: what was measured or found."""
+    """Plain JSON values, small: what was found, of the same inputs always the same."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """Plain JSON values of a clock, which differ from run to run: evidence (`attest.Measured`), in
+    no profile and in no later stage's key."""
 
     @functools.cached_property
     def content(self) -> str:
-        """Digest of all of this: what the key of a later stage holds. Not of how it was made, so
-        that a recipe that is changed and gives the same ends the work there."""
+        """Digest for the keys of later stages, of all but what a clock measured. Not of how it was
+        made, so that a recipe that is changed and gives the same ends the work there."""
         told = {
             "outputs": {name: one.digest for name, one in self.outputs.items()},
             "outcome": str(self.outcome),
@@ -80,6 +82,7 @@ class Result:
                     f"{NOTE}outcome": str(self.outcome),
                     f"{NOTE}reason": self.reason,
                     f"{NOTE}figures": canonical(dict(self.figures)).decode(),
+                    f"{NOTE}measured": canonical(dict(self.measured)).decode(),
                 },
             }
         )
@@ -95,7 +98,8 @@ class Result:
                 },
                 outcome=Outcome(notes[f"{NOTE}outcome"]),
                 reason=notes[f"{NOTE}reason"],
-                figures=msgspec.json.decode(notes[f"{NOTE}figures"]),
+                figures=any_json(notes[f"{NOTE}figures"]),
+                measured=any_json(notes.get(f"{NOTE}measured", "{}")),
             )
         except (KeyError, TypeError, ValueError):
             raise Untrusted("a manifest is not that of a stage") from None
@@ -124,6 +128,8 @@ class Recipe:
     """Packages whose versions do."""
     measured: bool = False
     """Does the machine decide too?"""
+    attests: bool = False
+    """Whether it takes what a clock measured, too."""
 
     def key(self, stage: Stage, inputs: Mapping[str, Result]) -> dict[str, Any]:
         """The document whose digest is the key."""
@@ -133,6 +139,11 @@ class Recipe:
             "code": code_digest(self.code),
             "tools": versions(self.tools),
             "parameters": dict(stage.parameters),
-            "inputs": {name.rpartition("/")[2]: one.content for name, one in inputs.items()},
+            "inputs": {name.rpartition("/")[2]: self._taken(one) for name, one in inputs.items()},
             "hardware": hardware_class() if self.measured else None,
         }
+
+    def _taken(self, one: Result) -> str:
+        if not self.attests or not one.measured:
+            return one.content
+        return digest_of(canonical([one.content, dict(one.measured)]))

@@ -18,13 +18,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import msgspec
 
 from ..base.environment import cache_root
 from ..base.errors import OptionError, Untrusted
+from ..base.foreign import Undecodable, any_json
 from ..loader.partial import file_sha256
 from .key import canonical, digest_of, is_digest
 
@@ -39,6 +40,10 @@ DURABLE = 1 << 20
 """Bytes from which on a blob is on the disk before it has its name; smaller ones are read whole,
 and one that a power failure damaged is found by its digest and made again."""
 CHUNK = 8 << 20
+DEEPEST = 32
+"""Levels of manifests and indexes below one another; an image has three."""
+MOST_PARTS = 1_000_000
+"""Blobs that manifests and indexes name in one walk."""
 
 
 class Readable(Protocol):
@@ -227,15 +232,22 @@ class Store:
                 self._write_index([one for one in before if name_of(one) != name] + [entry])
 
     def checkout(self, files: Mapping[str, Descriptor]) -> Path:
-        """A folder with these blobs under these names, as links; the same one every time.
+        """Make a folder with these blobs under these names, as links; the same one every time.
 
-        All of them are hashed. Raises `Untrusted` with the name of one that is not in the store.
+        All of them are hashed. Raises `Untrusted` with the name of one that is not in the store, or
+        that is no name of a file in the folder.
         """
+        for name in files:
+            if not is_file_name(name):
+                raise Untrusted(f"{name!r:.80} is no name of a file in a folder")
         wanted = canonical({name: one.digest for name, one in files.items()})
         folder = self.root / "models" / digest_of(wanted).removeprefix("sha256:")[:16]
 
         def ready() -> bool:
-            return all(self.has(one) and _holds(folder / name, one) for name, one in files.items())
+            return all(
+                self.has(one) and _is_own(folder, name) and _holds(folder / name, one)
+                for name, one in files.items()
+            )
 
         if ready():
             return folder
@@ -245,8 +257,13 @@ class Store:
                 for name, one in files.items():
                     if not _holds(self.blob(one.digest), one):
                         raise Untrusted(f"{name}: its blob is absent or has other bytes")
-                    (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-                    _same(self.blob(one.digest), fresh / name)
+                    try:
+                        (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+                        _same(self.blob(one.digest), fresh / name)
+                    except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                        raise Untrusted(f"{name!r:.80} cannot be a file and a folder") from None
+                if folder.is_symlink():
+                    folder.unlink()
                 shutil.rmtree(folder, ignore_errors=True)
                 fresh.replace(folder)
         return folder
@@ -262,18 +279,36 @@ class Store:
             raise Untrusted(f"blob {one.digest} is no manifest")
         return [Descriptor.read(part) for named in lists for part in named]
 
-    def closure(self, root: Descriptor) -> list[Descriptor]:
-        """Everything that a manifest or an index needs, what is needed first; itself last.
+    def closure(
+        self, *roots: Descriptor, bring: Callable[[Descriptor], None] = lambda one: None
+    ) -> list[Descriptor]:
+        """Find all blobs that manifests and indexes need, what is needed before what needs it, each
+        once. `bring` is called before a blob is looked at.
 
-        Raises `Untrusted` for a document that is absent, changed or no such, or a blob that is
-        absent or has another size.
+        Raises `Untrusted` for a document that is absent, changed or no such, a blob that is absent
+        or has another size, and a graph deeper than `DEEPEST` or larger than `MOST_PARTS`.
         """
+        seen: set[Descriptor] = set()
         found: dict[str, Descriptor] = {}
-        for one in self.parts(root):
-            found |= {inner.digest: inner for inner in self.closure(one)}
-        if not self.has(root):
-            raise Untrusted(f"blob {root.digest} is not in the store, or has another size")
-        return [*found.values(), root]
+        path: list[tuple[Descriptor | None, Iterator[Descriptor]]] = [(None, iter(roots))]
+        while path:
+            owner, parts = path[-1]
+            if (one := next(parts, None)) is None:
+                path.pop()
+                if owner is not None:
+                    found[owner.digest] = owner
+            elif one not in seen:
+                seen.add(one)
+                if len(path) > DEEPEST or len(seen) > MOST_PARTS:
+                    raise Untrusted(
+                        f"blob {one.digest} is beyond the bounds of what manifests may name: "
+                        f"{DEEPEST} levels and {MOST_PARTS:,} blobs"
+                    )
+                bring(one)
+                if not self.has(one):
+                    raise Untrusted(f"blob {one.digest} is not in the store, or has another size")
+                path.append((one, iter(self.parts(one))))
+        return [*found.values()]
 
     @contextmanager
     def lock(self, name: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -348,6 +383,21 @@ def held(handle: int, waits: Callable[[], None] = lambda: None) -> Iterator[None
         os.close(handle)
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a name, in its one spelling, stays below the folder that it is put into."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or str(path) != name:
+        return False
+    return name.isprintable() and max(len(os.fsencode(part)) for part in path.parts) <= 255
+
+
+def _is_own(folder: Path, name: str) -> bool:
+    """Whether what has this name lies in the folder itself, and no link leads elsewhere."""
+    return not folder.is_symlink() and Path(os.path.realpath(folder / name)) == Path(
+        os.path.realpath(folder), name
+    )
+
+
 def _holds(path: Path, one: Descriptor) -> bool:
     if not path.is_file() or path.stat().st_size != one.size:
         return False
@@ -364,8 +414,8 @@ def _same(source: Path, target: Path) -> None:
 
 def _object(data: bytes, what: str) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(data)  # A third of what `json` takes; a fleet reads thousands.
-    except (ValueError, RecursionError):
+        found = any_json(data)
+    except Undecodable:
         raise Untrusted(f"{what} is not JSON") from None
     if not isinstance(found, dict):
         raise Untrusted(f"{what} is not a JSON object")

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from ..base.foreign import Undecodable, any_json
 from ..base.request import StepStats
 from ..base.step import StepPlan, StepResult
 
@@ -183,8 +184,8 @@ def _parse(data: bytes) -> list[dict[str, Any]]:
         if 0 < length <= RECORD_BYTES - _HEADER.size:
             start = at + _HEADER.size
             try:
-                records.append(msgspec.json.decode(data[start : start + length]))
-            except msgspec.DecodeError:
+                records.append(any_json(data[start : start + length]))
+            except Undecodable:
                 continue
     return sorted(records, key=lambda record: record["step"])
 

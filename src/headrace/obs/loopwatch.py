@@ -15,9 +15,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from .flight import write_dump
+from .threads import THREADS
 
 log = logging.getLogger("headrace.loop")
 
@@ -59,7 +61,7 @@ class LoopWatch:
         self._thread = threading.get_ident()
         self._due = time.monotonic() + BEAT
         self._timer = self._loop.call_later(BEAT, self._beat)
-        threading.Thread(target=self._watch, name="headrace-loop-watch", daemon=True).start()
+        THREADS.keep("loop-watch", self._watch)
 
     def stop(self) -> None:
         self._stop.set()
@@ -95,18 +97,16 @@ class LoopWatch:
         if self._dumps is not None and now - self._dumped >= DUMP_EVERY:
             self._dumped = now
             # In a thread of its own: a slow disk would be one more hold.
-            threading.Thread(
-                target=write_dump,
-                args=(self._dumps,),
-                kwargs={
-                    "kind": "loop",
-                    "reason": f"the event loop was held for {late:.3f} s",
-                    "stacks": self.stack,
-                    "steps": [],
-                    "details": {"seconds": late},
-                },
-                daemon=True,
-            ).start()
+            write = partial(
+                write_dump,
+                self._dumps,
+                kind="loop",
+                reason=f"the event loop was held for {late:.3f} s",
+                stacks=self.stack,
+                steps=[],
+                details={"seconds": late},
+            )
+            THREADS.errand("loop-dump", write)
 
     def _watch(self) -> None:
         while not self._stop.wait(BEAT):

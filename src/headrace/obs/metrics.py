@@ -78,7 +78,7 @@ class EngineMetrics(Collector):
 
         self._success = Labelled("stop", "length", "abort", "error", "repetition")
         self._refused = Labelled("overloaded", "invalid", "context", "unavailable")
-        self._failures = Labelled("death", "hang", "start", "step", "observer", "task")
+        self._failures = Labelled("death", "hang", "start", "step", "observer", "task", "thread")
         self._sources = Labelled("local_compute", "local_cache_hit")
         self._cached_sources = Labelled("device", "disk")
         self._adapter_requests = Labelled(most=MOST_ADAPTERS)
@@ -185,7 +185,7 @@ class EngineMetrics(Collector):
         self._retried += 1
 
     def failed(self, kind: str) -> None:
-        """Something broke: death, hang, start (of the engine), step, observer, task."""
+        """Something broke: death, hang, start (of the engine), step, observer, task, thread."""
         self._failures.add(kind)
 
     def begun(self, *, after_failure: bool) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from ..base.errors import HeadraceError
@@ -21,6 +21,11 @@ log = logging.getLogger("headrace.tasks")
 Result = TypeVar("Result")
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
+
+
+def ended(*down: Mapping[str, str]) -> str:
+    """Say which tasks and threads do not run, and why not; nothing where all run."""
+    return "; ".join(f"{name} does not run: {why}" for one in down for name, why in one.items())
 
 
 class TaskWatch:

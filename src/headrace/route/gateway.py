@@ -20,6 +20,7 @@ from prometheus_client.core import GaugeMetricFamily
 from starlette.types import Receive, Scope, Send
 
 from ..base.errors import HeadraceError, NotFound, Overloaded, TooLarge
+from ..base.foreign import Undecodable, json_reader
 from ..base.text_prefixes import NOTHING, PATHS, secret_of, text_prefixes
 from ..engine.routing import Prompted, Router
 from ..server.errors import MethodNotAllowed, error_body, error_headers
@@ -68,6 +69,9 @@ class _Body(msgspec.Struct):
 
     seed: int | None = None
     stream: bool | None = None
+
+
+_generating = json_reader(_Body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +215,8 @@ class Gateway:
             prefixes = text_prefixes(body, secret_of(scope["headers"]))
         if path in GENERATING:
             try:
-                read = msgspec.json.decode(body, type=_Body)
-            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+                read = _generating(body)
+            except Undecodable:
                 read = _Body()  # What is wrong with it the replica says.
             migrates = self._migrate and bool(read.stream)
             start = body.find(b"{") + 1
@@ -245,6 +249,7 @@ class Gateway:
             working.uncancel()
         finally:
             watcher.cancel()
+            await asyncio.wait({watcher})
 
     def choose(self, asked: Prompted, barred: Collection[int]) -> Replica:
         """The replica for a request, none of those with these numbers. Raises `Overloaded`."""

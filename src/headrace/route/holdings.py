@@ -11,6 +11,7 @@ import logging
 
 import msgspec
 
+from ..base.foreign import Undecodable, json_reader
 from ..base.text_prefixes import PATH_TOLD
 from ..engine.routing import PrefixAffinity
 from .replica import Replica
@@ -34,7 +35,7 @@ class _PrefixEvent(msgspec.Struct):
     in_work: int
 
 
-_PREFIX_EVENT = msgspec.json.Decoder(_PrefixEvent)
+_PREFIX_EVENT = json_reader(_PrefixEvent)
 
 
 async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> None:
@@ -45,7 +46,7 @@ async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> Non
         status = 0
         try:
             status = await _listen(replica, policy, key)
-        except (ReplicaLost, TimeoutError, msgspec.DecodeError, msgspec.ValidationError):
+        except (ReplicaLost, TimeoutError, Undecodable):
             pass
         finally:
             policy.silent(replica.number)
@@ -81,7 +82,7 @@ async def _listen(replica: Replica, policy: PrefixAffinity, key: str) -> int:
             for event in events:
                 _, found, data = event.partition(b"data: ")
                 if found:
-                    told = _PREFIX_EVENT.decode(data)
+                    told = _PREFIX_EVENT(data)
                     policy.told(replica.number, told.held, told.gone)
                     replica.tells = True
                     replica.others = max(0, told.in_work - replica.outstanding)

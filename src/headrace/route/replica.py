@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ..base.errors import OptionError
+from ..base.foreign import Undecodable, json_reader
 from .upstream import Connections, ReplicaLost, Upstream
 
 PROBE_SECONDS = 0.5
@@ -161,11 +162,14 @@ class Replica:
             await asyncio.sleep(PROBE_SECONDS)
 
 
+_health = json_reader(_HealthReply)
+
+
 def _role(body: bytes) -> str:
     """What an answer of `/health` says of a prefill/decode split."""
     try:
-        return msgspec.json.decode(body, type=_HealthReply).role
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        return _health(body).role
+    except Undecodable:
         return "both"  # Another's server says whatever it likes.
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ..base.errors import HeadraceError
+from ..base.foreign import Undecodable, any_json
 
 MOST_KEPT = 8 * 2**20
 """Bytes of a stream's events that are kept for a migration; a longer one is not migrated."""
@@ -146,8 +147,8 @@ def _value(event: bytes) -> dict[str, Any] | None:
     if not text.startswith(b"data: {"):
         return None
     try:
-        found = msgspec.json.decode(text[6:])
-    except msgspec.DecodeError:
+        found = any_json(text[6:])
+    except Undecodable:
         raise Diverged("a replica's event is not JSON") from None
     return found if isinstance(found, dict) else None
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..base.errors import OptionError
 from ..engine.routing import ROUTERS, PrefixAffinity
+from ..obs.tasks import TaskWatch
 from ..server.listen import http_server
 from ..server.run import loop_factory, take_port
 from .gateway import MAX_BODY, Gateway
@@ -52,21 +54,24 @@ def route(
 
     async def serve() -> int:
         server = http_server(gateway, None, None, backlog=BACKLOG, last_words=drain_seconds)
-        loop = asyncio.get_running_loop()
+        loop, tasks = asyncio.get_running_loop(), TaskWatch()
         stops: list[asyncio.Task[None]] = []
 
         def signalled() -> None:
             if picker is not None:
                 seconds = 0.0 if gateway.draining else drain_seconds
-                stops.append(asyncio.ensure_future(picker.stop(seconds)))
+                stops.append(tasks.errand("stop", picker.stop(seconds)))
             server.force_exit = gateway.draining
             gateway.draining = server.should_exit = True
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled)
-        watching = [asyncio.ensure_future(one.watch()) for one in replicas]
+        watching = [tasks.keep(f"replica {one.number}", one.watch) for one in replicas]
         if isinstance(router, PrefixAffinity):
-            watching += [asyncio.ensure_future(follow(one, router, key)) for one in replicas]
+            watching += [
+                tasks.keep(f"prefixes {one.number}", partial(follow, one, router, key))
+                for one in replicas
+            ]
         if picker is not None:
             await picker.start(endpoint_picker, endpoint_picker_tls)
             announce(f"endpoints are picked on port {picker.port}")

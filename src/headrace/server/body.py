@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from ..base.errors import InvalidRequest, Overloaded, TooLarge
+from ..base.foreign import Undecodable, json_reader
 from ..base.weight import LIGHT, Weight, weigh
 from .caller import BODY_SIZE, CALLER
 from .errors import UnsupportedMediaType, from_validation
@@ -23,8 +24,8 @@ PIECE = 16 * 1024
 """Bytes of a list of ids that are read at once. An id takes two to seven bytes of a body, four in
 an array, and forty as an integer in a list of Python's, beside as much again while pydantic parses
 it: so ids are taken out before the rest is parsed."""
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_numbers = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]])
+_fields = json_reader(dict[str, msgspec.Raw])
+_numbers = json_reader(list[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]])
 _encode = msgspec.json.encode
 
 
@@ -34,13 +35,13 @@ def take_ids(
     """(the body with a shorter list in the field `name`, what was in it): a list of ids, or of such
     lists. None where the field holds anything else, or the body is wrong: parsing says how."""
     try:
-        fields = _fields.decode(body)
+        fields = _fields(body)
         if name not in fields:
             return None
         text = memoryview(fields[name])
         nested = bytes(text[1:PIECE]).lstrip()[:1] == b"["
         ids = _nested(bytes(text)) if nested else _flat(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except Undecodable:
         return None
     if not ids:
         return None
@@ -51,7 +52,7 @@ def take_ids(
 def _flat(text: memoryview) -> array[int]:
     """The numbers of a list."""
     if bytes(text[:1]) != b"[":
-        raise msgspec.DecodeError("not a list")
+        raise Undecodable("not a list")
     ids = array("i")
     start, end = 1, len(text) - 1
     while start < end:
@@ -59,9 +60,9 @@ def _flat(text: memoryview) -> array[int]:
         if start + PIECE < end:
             cut = piece.rfind(b",")
             if cut <= 0:
-                raise msgspec.DecodeError("not ids")
+                raise Undecodable("not ids")
             piece = piece[:cut]
-        ids.extend(_numbers.decode(b"[%b]" % piece))
+        ids.extend(_numbers(b"[%b]" % piece))
         start += len(piece) + 1
     return ids
 
@@ -74,11 +75,11 @@ def _nested(text: bytes) -> list[array[int]]:
     while (close := text.find(b"]", start, end)) >= 0:
         opening = text.find(b"[", start, close)
         if opening < 0 or text[start:opening].strip(b" \t\r\n,"):
-            raise msgspec.DecodeError("not a list of lists")
+            raise Undecodable("not a list of lists")
         found.append(_flat(memoryview(text)[opening : close + 1]))
         start = close + 1
     if text[start:end].strip():
-        raise msgspec.DecodeError("not a list of lists")
+        raise Undecodable("not a list of lists")
     return found
 
 

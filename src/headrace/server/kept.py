@@ -16,13 +16,13 @@ import os
 import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
 from ..engine.spawn import ORPHANED, PR_SET_PDEATHSIG, explain_exit
+from ..obs.threads import THREADS
 
 log = logging.getLogger("headrace.server")
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -150,4 +150,4 @@ def _follow(end: int, held: int) -> None:
         os.read(end, 1)
         os._exit(ORPHANED)
 
-    threading.Thread(target=wait, name="headrace-lifeline", daemon=True).start()
+    THREADS.keep("lifeline", wait)

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from ..base.errors import HeadraceError
 from ..base.ignored import all_ignored
+from ..obs.threads import THREADS
 
 if TYPE_CHECKING:
     from .accounts import Account
@@ -37,6 +38,20 @@ class _Logs(Collector):
         yield CounterMetricFamily(
             "headrace_log_lines_lost", "Log lines that could not be written.", value=lost
         )
+
+
+class _Threads(Collector):
+    """Errors that threads of this process met, by the thread's name."""
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "headrace_thread_failures",
+            "Errors in threads of the API process, by thread; the engine's: headrace:failures.",
+            labels=["thread"],
+        )
+        for name, count in sorted(THREADS.failures.items()):
+            family.add_metric([name], count)
+        yield family
 
 
 class _Ignored(Collector):
@@ -113,6 +128,7 @@ class HttpMeter:
             "API processes that died, and that the parent followed by another.",
         )
         self.registry.register(_Logs())
+        self.registry.register(_Threads())
         self.registry.register(_Ignored())
         self._batches = counter("headrace_batches", "Batches that ended, by how.", ["status"])
         self._batch_requests = counter(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import InvalidRequest
+from ..base.foreign import Undecodable, any_json
 from .inside import Answer, Inside, post
 
 log = logging.getLogger("headrace.server")
@@ -136,8 +137,8 @@ def read_prompts(file: Path, param: str = "pinned_prompts") -> Iterator[dict[str
         if not line.strip():
             continue
         try:
-            one = json.loads(line)
-        except ValueError:
+            one = any_json(line)
+        except Undecodable:
             one = None
         if not isinstance(one, dict) or not ({"prompt", "messages"} & one.keys()):
             raise InvalidRequest(

@@ -17,7 +17,8 @@ from ..base.sampling import SamplingParams
 from ..engine.input import default_sampling
 from ..obs.loopwatch import LoopWatch
 from ..obs.spans import Spans
-from ..obs.tasks import TaskWatch
+from ..obs.tasks import TaskWatch, ended
+from ..obs.threads import THREADS
 from ..speech.finding import listens
 from ..text import encode_between
 from .body import BodiesInFlight
@@ -266,9 +267,8 @@ class Service:
         return next(decided, "both")
 
     def broken(self) -> str:
-        """What of the server itself does not work at the moment, or nothing."""
-        down = [f"{name} does not run: {why}" for name, why in self.tasks.down.items()]
-        return "; ".join(down) or self.loop.problem
+        """Say what of the server itself does not work at the moment, or nothing."""
+        return ended(self.tasks.down, THREADS.down) or self.loop.problem
 
     def check_open(self, scope: MutableMapping[str, Any]) -> None:
         """Raise what `enter` would raise now; takes nothing.

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ..base.foreign import any_json
 from .accounts import Totals
 from .database import Database, StoreFailed
 
@@ -94,8 +95,7 @@ class ResponseStore:
             ).fetchone()
             if row is None:
                 return None
-            decode = msgspec.json.decode
-            return Stored(row[0], row[1], decode(row[2]), decode(row[3]))
+            return Stored(row[0], row[1], any_json(row[2]), any_json(row[3]))
 
         return await self._base.run(read, "store_read")
 

@@ -18,6 +18,7 @@ from headrace.base.config import Decision
 from headrace.base.errors import ModelFileError
 from headrace.base.strings import StringArray
 
+from ..base.foreign import Undecodable, json_reader
 from .native import native_bpe
 from .pieces import PieceKind
 from .pretokenize import GPT2, PreTokenizer
@@ -62,6 +63,10 @@ class TokenizerFile(msgspec.Struct):
     decoder: Any = None
 
 
+_tokenizer_file = json_reader(TokenizerFile)
+_merges = json_reader(list[str | tuple[str, str]])
+
+
 def read(path: Path) -> tuple[TokenizerFile, dict[str, Any]]:
     """A `tokenizer.json` and the `tokenizer_config.json` beside it. Raises `ModelFileError`, also
     for ids that would ask for gigabytes: lists as long as the largest are made of them."""
@@ -71,8 +76,8 @@ def read(path: Path) -> tuple[TokenizerFile, dict[str, Any]]:
         size = path.stat().st_size
         if size > MAX_FILE:
             raise ModelFileError(f"{path} has {size} bytes; at most {MAX_FILE}", param="tokenizer")
-        state = msgspec.json.decode(path.read_bytes(), type=TokenizerFile)
-    except (msgspec.DecodeError, RecursionError, OSError, UnicodeDecodeError) as error:
+        state = _tokenizer_file(path.read_bytes())
+    except (Undecodable, OSError) as error:
         raise ModelFileError(f"{path} cannot be read: {error}", param="tokenizer") from None
     ids = [token.id for token in state.added_tokens]
     if isinstance(state.model.vocab, dict):
@@ -119,8 +124,8 @@ def own_tokenizer(
         elif index >= len(tokens) or tokens[index] != token:
             return None
     try:
-        pairs = msgspec.json.decode(model.merges, type=list[str | tuple[str, str]])
-    except (msgspec.DecodeError, UnicodeDecodeError):  # Raw bytes are looked at only here.
+        pairs = _merges(model.merges)
+    except Undecodable:  # Raw bytes are looked at only here.
         return None
     merges = [one if isinstance(one, str) else " ".join(one) for one in pairs]
     try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.base.foreign import Undecodable, any_json
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
@@ -109,7 +109,7 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             # A model may have written it, badly: then its words are passed on as they are.
-            with contextlib.suppress(ValueError):
-                arguments = json.loads(arguments) if arguments.strip() else {}
+            with contextlib.suppress(Undecodable):
+                arguments = any_json(arguments) if arguments.strip() else {}
         clean.append({**call, "function": {**function, "arguments": arguments}})
     return clean

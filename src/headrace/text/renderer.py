@@ -26,6 +26,8 @@ import msgspec
 
 from headrace.base.errors import InvalidRequest, Overloaded
 
+from ..base.foreign import msgpack_reader
+
 HARD_SECONDS = 6.0
 """Limit of one rendering without its process's start; `sandbox.MAX_SECONDS` comes before, where
 Python still runs."""
@@ -36,7 +38,8 @@ MEMORY = 2 * 2**30
 """Bytes of address space of such a process."""
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.encode
-_decode = msgspec.msgpack.decode
+_asked = msgpack_reader()
+_answered = msgpack_reader(tuple[str, str])
 
 
 class Renderers:
@@ -108,7 +111,7 @@ class _Renderer:
         answer = self._exchange(asked, HARD_SECONDS)
         if answer is None:
             return "exhausted", f"takes longer than {HARD_SECONDS:g} seconds, or too much memory"
-        kind, text = _decode(answer, type=tuple[str, str])
+        kind, text = _answered(answer)
         return kind, text
 
     def _exchange(self, asked: bytes, seconds: float) -> bytes | None:
@@ -167,7 +170,7 @@ def _main(into: BinaryIO, out: BinaryIO) -> None:
 
     template = None
     while True:
-        given = _decode(_message(into))
+        given = _asked(_message(into))
         if isinstance(given, str):
             template = TemplateEnvironment().from_string(given)
             _answer(out, "ok", "")

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-import msgspec
-
 from ..base.extras import needed
+from ..base.foreign import Undecodable
 from ..base.split import Handed, SplitStats
 from ..base.step import PoolShape
 from ..base.tiers import KeyedBlock
 from ..dist.wake import Wake
+from ..obs.threads import THREADS
 from . import split_wire as wire
 from .block_line import CIPHERS, OtherBytes
 from .fetching import Fetching, Wanted, open_line
@@ -122,8 +122,7 @@ class Borrowed:
         self._unsaid: deque[tuple[_Server, Any]] = deque()
         self._heard = Wake()
         self._open = True
-        self._thread = threading.Thread(target=self._run, name="headrace-borrowing", daemon=True)
-        self._thread.start()
+        self._thread = THREADS.keep("borrowing", self._run)
 
     # The engine's thread
 
@@ -212,7 +211,7 @@ class Borrowed:
                 came = line.bring(loan.ticket, group, wanted, into, ready)
         except OtherBytes as wrong:
             log.warning("%s: %s, and is computed here", server.address, wrong)
-        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as broken:
+        except (OSError, Undecodable) as broken:
             log.warning("blocks of %s do not come: %s", server.address, broken)
             with self._lock:
                 if server.welcome is welcome:
@@ -303,16 +302,16 @@ class Borrowed:
                     renewed = time.monotonic()
                     self._renew(renewed)
         except Exception:
-            log.exception("nothing is handed over any more")
-            with self._lock:
+            with self._lock:  # Until the next run hails them.
                 for server in self._servers:
                     self._lost(server, "is not heard any more")
-        finally:
-            self._context.destroy(linger=100)
+            raise
+        self._context.destroy(linger=100)
 
     def _speak(self) -> None:
         while self._unsaid:
-            self._send(*self._unsaid.popleft())
+            with THREADS.skipping("borrowing"):
+                self._send(*self._unsaid.popleft())
 
     def _send(self, server: _Server, what: Any) -> None:
         # Not connected, or it takes nothing: then its silence says so soon.
@@ -341,14 +340,11 @@ class Borrowed:
                 frames = server.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            try:
-                message = wire.to_decode.decode(frames[0])
-            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
-                log.warning("%s says something of another form", server.address)
-                continue
-            with self._lock:
-                server.heard = time.monotonic()
-                self._heard_of(server, message)
+            with THREADS.skipping("borrowing"):
+                message = wire.to_decode(frames[0])
+                with self._lock:
+                    server.heard = time.monotonic()
+                    self._heard_of(server, message)
 
     def _heard_of(self, server: _Server, message: Any) -> None:
         match message:

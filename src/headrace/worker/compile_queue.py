@@ -16,9 +16,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-THREADS = 2
+from ..obs.threads import THREADS
+
+AT_FIRST = 2
 MOST_THREADS = 6
 """With those that stand in for jobs that are overdue."""
 OVERDUE = 2.0
@@ -93,19 +96,15 @@ class CompileQueue:
         """Start threads until there are as many as there should be."""
         now = self._clock()
         overdue = sum(now - begun > OVERDUE for begun in self._running.values())
-        missing = min(MOST_THREADS, THREADS + overdue) - len(self._threads)
+        missing = min(MOST_THREADS, AT_FIRST + overdue) - len(self._threads)
         for _ in range(missing if self._waiting else 0):
             self._start()
 
     def _start(self) -> None:
         number = len(self._threads)
         # A daemon: one that is in foreign code must not keep the process from ending.
-        thread = threading.Thread(
-            target=self._work, args=(number,), name=f"headrace-grammar-{number}", daemon=True
-        )
         with contextlib.suppress(RuntimeError):  # No more threads here: it is tried again.
-            thread.start()
-            self._threads.append(thread)
+            self._threads.append(THREADS.keep("grammar", partial(self._work, number)))
 
     def _work(self, number: int) -> None:
         if number:

@@ -149,7 +149,7 @@ def _opened(
         else:
             files = socket.recv_fds(sock, 1, 1)[1]
             file = files[0] if files else -1
-        there = wire.to_pool.decode(line.receive(wire.MOST_QUESTION))
+        there = wire.to_pool(line.receive(wire.MOST_QUESTION))
         if file < 0 or not is_same_user(sock):
             return Fetching(line, None)
         return Fetching(line, pool or _mapped(file, there, shape))

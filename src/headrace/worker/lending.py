@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from ..base.extras import needed
 from ..base.split import Handed
 from ..dist.wake import Wake
 from ..kernels.operators import KvCache
+from ..obs.threads import THREADS
 from . import split_wire as wire
 from .block_line import CIPHERS
 from .kv_tensors import PoolMemory
@@ -82,8 +80,7 @@ class LendingSocket:
             raise
         self._heard = Wake()
         self._open = True
-        self._thread = threading.Thread(target=self._run, name="headrace-lending", daemon=True)
-        self._thread.start()
+        self._thread = THREADS.keep("lending", self._run)
 
     # The engine's thread
 
@@ -118,22 +115,18 @@ class LendingSocket:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._heard.fileno(), zmq.POLLIN)
-        try:
-            while self._open:
-                poller.poll(1000 * wire.RENEW_SECONDS)
-                self._heard.clear()
-                while self._answers:
-                    who, what = self._answers.popleft()
-                    if isinstance(what, wire.Declined) and who in self._borrowers:
-                        self._borrowers[who].open.discard(what.ticket)
+        while self._open:
+            poller.poll(1000 * wire.RENEW_SECONDS)
+            self._heard.clear()
+            while self._answers:
+                who, what = self._answers.popleft()
+                if isinstance(what, wire.Declined) and who in self._borrowers:
+                    self._borrowers[who].open.discard(what.ticket)
+                with THREADS.skipping("lending"):
                     self._send(who, what)
-                self._hear()
-                self._forget_the_silent()
-        except Exception:
-            if self._open:
-                log.exception("nothing is lent any more")
-        finally:
-            self._context.destroy(linger=0)
+            self._hear()
+            self._forget_the_silent()
+        self._context.destroy(linger=0)
 
     def _hear(self) -> None:
         zmq = self._zmq
@@ -145,12 +138,8 @@ class LendingSocket:
             if len(frames) != 2:
                 continue
             who, said = frames
-            try:
-                message = wire.to_prefill.decode(said)
-            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
-                log.warning("a message of %d bytes has another form", len(said))
-                continue
-            self._heard_of(who, message)
+            with THREADS.skipping("lending"):
+                self._heard_of(who, wire.to_prefill(said))
 
     def _heard_of(self, who: bytes, message: Any) -> None:
         borrower = self._borrowers.get(who)

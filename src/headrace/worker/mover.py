@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from ..base.tiers import KeyedBlock, Movement, OrderEnd
 from ..kernels.operators import KvCache
+from ..obs.threads import THREADS
 from .borrowing import Borrowed
 from .disk import DiskTier
 from .gaps import Gaps
@@ -92,12 +93,11 @@ class Mover:
         self._idle = threading.Condition()
         self._open = 1
         """Orders under way, and the first look at what is there."""
+        self._looked = False
+        """Whether the writer has looked at what is there."""
         self._threads = [
-            threading.Thread(target=work, name=f"headrace-blocks-{number}", daemon=True)
-            for number, work in enumerate([self._write_on, *[self._read_on] * READERS])
+            THREADS.keep("blocks", work) for work in (self._write_on, *[self._read_on] * READERS)
         ]
-        for thread in self._threads:
-            thread.start()
 
     # The engine's thread
 
@@ -134,7 +134,7 @@ class Mover:
 
     def seek(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
         self._begin()
-        job = _Moving(ticket, "seek", pieces, left=1)
+        job = _Moving(ticket, "seek", pieces, left=1, good=[False] * len(pieces))
         self._reads.put((job, range(0)))
 
     def write(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
@@ -197,37 +197,36 @@ class Mover:
     def _read_on(self) -> None:
         while (given := self._reads.get()) is not None:
             if isinstance(given, _Fresh):
-                self._gaps.wait()
-                given.places.populate(given.blocks, writes=True)
+                with THREADS.skipping("blocks"):
+                    self._gaps.wait()
+                    given.places.populate(given.blocks, writes=True)
                 continue
             job, chunk = given
-            if job.kind == "seek":
-                job.good = self._sought(job.pieces)
-            if job.lent:
-                self._gaps.wait()
-                job.begun = job.begun or time.perf_counter()
-                job.good[chunk.start : chunk.stop] = self._lent(
-                    job.pieces[chunk.start : chunk.stop]
-                )
-                chunk = range(0)
-            for at in chunk:
-                self._gaps.wait()
-                # Not the time that it waited behind other orders: what is measured is a rate.
-                job.begun = job.begun or time.perf_counter()
-                self._read_one(job, at)
+            with THREADS.skipping("blocks"):
+                self._read_some(job, chunk)
+            # Whatever became of it, an order ends: the engine waits for it.
             with self._idle:
                 job.left -= 1
                 last = not job.left
             if last:
                 self._end(job)
 
-    def _lent(self, pieces: Sequence[KeyedBlock]) -> list[bool]:
-        assert self._borrowed is not None
-        try:
-            return self._borrowed.bring(pieces, self._places, self._gaps.wait)
-        except Exception:
-            log.exception("lent blocks could not be moved")
-            return [False] * len(pieces)
+    def _read_some(self, job: _Moving, chunk: range) -> None:
+        if job.kind == "seek":
+            asked = [(one.key, one.group, one.tenant) for one in job.pieces]
+            job.good = self._tier.seek(asked)
+        if job.lent:
+            assert self._borrowed is not None
+            self._gaps.wait()
+            job.begun = job.begun or time.perf_counter()
+            some = slice(chunk.start, chunk.stop)
+            job.good[some] = self._borrowed.bring(job.pieces[some], self._places, self._gaps.wait)
+            return
+        for at in chunk:
+            self._gaps.wait()
+            # Not the time that it waited behind other orders: what is measured is a rate.
+            job.begun = job.begun or time.perf_counter()
+            self._read_one(job, at)
 
     def _read_one(self, job: _Moving, at: int) -> None:
         """Read one block, and tell the tier of those behind it, of each once."""
@@ -238,13 +237,17 @@ class Mover:
 
     def _write_on(self) -> None:
         _stand_back()
-        self._tier.look(again=True)
-        self._close_one()
+        if not self._looked:
+            self._looked = True
+            with THREADS.skipping("blocks"):
+                self._tier.look(again=True)
+            self._close_one()
         while True:
             try:
                 job = self._writes.get(timeout=LOOK)
             except queue.Empty:
-                self._tier.look()
+                with THREADS.skipping("blocks"):
+                    self._tier.look()
                 continue
             if job is None:
                 return
@@ -252,13 +255,6 @@ class Mover:
             do = self._written if job.kind == "write" else self._compared
             job.good = [self._guarded(do, piece) for piece in job.pieces]
             self._end(job)
-
-    def _sought(self, pieces: Sequence[KeyedBlock]) -> list[bool]:
-        try:
-            return self._tier.seek([(one.key, one.group, one.tenant) for one in pieces])
-        except Exception:
-            log.exception("a tier could not be asked")
-            return [False] * len(pieces)
 
     def _kept(self, piece: KeyedBlock) -> Bytes | None:
         size = self._places[piece.group].nbytes
@@ -284,12 +280,10 @@ class Mover:
         return equal
 
     def _guarded(self, do: Callable[[KeyedBlock], bool], piece: KeyedBlock) -> bool:
-        """Whatever a tier raises, an order ends: the engine waits for it."""
-        try:
+        """Move one block; False for one that fails, whatever a tier raises."""
+        with THREADS.skipping("blocks"):
             return do(piece)
-        except Exception:
-            log.exception("a block could not be moved")
-            return False
+        return False
 
     def _end(self, job: _Moving) -> None:
         seconds = time.perf_counter() - job.begun

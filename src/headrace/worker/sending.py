@@ -10,16 +10,16 @@ import logging
 import os
 import selectors
 import socket
-import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from ..base.errors import OptionError
+from ..base.foreign import Undecodable
 from ..base.tiers import KEY_BYTES
 from ..kernels.operators import KvCache
+from ..obs.threads import THREADS
 from . import split_wire as wire
 from .block_line import BlockLine, is_same_user
 from .kv_tensors import PoolMemory
@@ -66,8 +66,7 @@ class Sending:
             listener.listen(64)
         self._lines: set[socket.socket] = set()
         self._open = True
-        self._thread = threading.Thread(target=self._listen, name="headrace-lines", daemon=True)
-        self._thread.start()
+        self._thread = THREADS.keep("lines", self._listen)
 
     def close(self) -> None:
         self._open = False
@@ -77,30 +76,31 @@ class Sending:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _listen(self) -> None:
-        selector = selectors.DefaultSelector()
-        for listener in self._listeners:
-            selector.register(listener, selectors.EVENT_READ)
-        try:
+        with selectors.DefaultSelector() as selector:
+            for listener in self._listeners:
+                selector.register(listener, selectors.EVENT_READ)
             while self._open:
                 for ready, _ in selector.select(LOOK_SECONDS):
-                    with suppress(OSError):
-                        self._accept(ready.fileobj.accept()[0])  # type: ignore[union-attr]
-        finally:
-            selector.close()
-            for listener in self._listeners:
-                if listener.family == socket.AF_UNIX and listener.getsockname()[:1] != b"\0":
-                    with suppress(OSError):
-                        os.unlink(listener.getsockname())
-                listener.close()
+                    assert isinstance(ready.fileobj, socket.socket)
+                    try:
+                        self._accept(ready.fileobj.accept()[0])
+                    except OSError as refused:  # It stays ready until there is a descriptor.
+                        log.warning("a line cannot be accepted: %s", refused)
+                        time.sleep(LOOK_SECONDS)
+        for listener in self._listeners:
+            if listener.family == socket.AF_UNIX and listener.getsockname()[:1] != b"\0":
+                with suppress(OSError):
+                    os.unlink(listener.getsockname())
+            listener.close()
 
     def _accept(self, sock: socket.socket) -> None:
         if len(self._lines) >= MOST_LINES:
             sock.close()
             return
         self._lines.add(sock)
-        threading.Thread(
-            target=self._serve, args=(sock,), name="headrace-line", daemon=True
-        ).start()
+        if THREADS.errand("line", self._serve, sock) is None:
+            self._lines.discard(sock)
+            sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
         try:
@@ -108,10 +108,8 @@ class Sending:
             number = sock.recv(wire.NUMBER_BYTES, socket.MSG_WAITALL)
             if (found := self._known(number)) is not None:
                 self._answer_on(sock, number, *found)
-        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as ended:
+        except (OSError, Undecodable) as ended:
             log.debug("a line ends: %s", ended)
-        except Exception:
-            log.exception("a line ends")
         finally:
             self._lines.discard(sock)
             sock.close()
@@ -152,7 +150,7 @@ class Sending:
             except TimeoutError:
                 continue
             question = bytes(line.receive(wire.MOST_QUESTION))
-            asked = wire.to_fetch.decode(question)
+            asked = wire.to_fetch(question)
             if cache is not self._cache() or not 0 <= asked.group < len(places):
                 return
             of = places[asked.group]

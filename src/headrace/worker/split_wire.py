@@ -17,6 +17,7 @@ import msgspec
 
 from ..base.errors import OptionError
 from ..base.extras import needed
+from ..base.foreign import msgpack_reader
 from ..base.identity import Identity
 from ..base.split import Handed
 
@@ -155,10 +156,10 @@ class Fetch(msgspec.Struct, array_like=True):
 
 
 pack = msgspec.msgpack.Encoder().encode
-to_prefill = msgspec.msgpack.Decoder(ToPrefill)
-to_decode = msgspec.msgpack.Decoder(ToDecode)
-to_fetch = msgspec.msgpack.Decoder(Fetch)
-to_pool = msgspec.msgpack.Decoder(PoolThere)
+to_prefill = msgpack_reader(ToPrefill)
+to_decode = msgpack_reader(ToDecode)
+to_fetch = msgpack_reader(Fetch)
+to_pool = msgpack_reader(PoolThere)
 
 
 def run_blocks(nbytes: int, *, sealed: bool) -> int:

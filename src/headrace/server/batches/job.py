@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from ...base.errors import NotFound, TooLarge
+from ...base.foreign import Undecodable, any_json
 from ..files.store import FileStore, StoredFile
 from ..inside import Answer, Inside, post
 from .lines import MOST_LINES, Line, last_in_line, read_lines, sequences_of
@@ -384,7 +385,7 @@ def _some(lines: Iterator[Line]) -> list[Line]:
 
 def _code(body: bytes) -> str | None:
     try:
-        code = msgspec.json.decode(body)["error"]["code"]
-    except (msgspec.DecodeError, KeyError, TypeError):
+        code = any_json(body)["error"]["code"]
+    except (Undecodable, KeyError, TypeError):
         return None
     return code if isinstance(code, str) else None

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ...base.foreign import Undecodable, any_json
 from ..vectors import IN_WORK
 
 RESPONSES = "/v1/responses"
@@ -59,8 +60,8 @@ def _line(number: int, raw: bytes | None, endpoint: str, max_line: int, seen: se
         return Line(number, problem=("line_too_long", f"a line may have {max_line} bytes"))
     custom_id: str | None = None
     try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        value = any_json(raw)
+    except Undecodable as error:
         return Line(number, problem=("invalid_json_line", f"the line is not valid JSON: {error}"))
     if not isinstance(value, dict):
         return Line(number, problem=("invalid_json_line", "the line must be a JSON object"))

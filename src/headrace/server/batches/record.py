@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...base.errors import HeadraceError, NotFound
+from ...base.foreign import Undecodable, json_reader
 from ..database import Database
 
 log = logging.getLogger("headrace.server.batches")
@@ -121,6 +122,9 @@ def new_batch_id() -> str:
     return f"batch_{secrets.token_hex(12)}"
 
 
+_batch = json_reader(Batch)
+
+
 class BatchBook:
     """The batches in the index of a folder of files."""
 
@@ -204,8 +208,8 @@ class BatchBook:
         """Without those that a damaged disk or another version left: they hold up no other."""
         for name, record in rows:
             try:
-                yield msgspec.json.decode(record, type=Batch)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                yield _batch(record)
+            except Undecodable as error:
                 if name not in self._unreadable:
                     self._unreadable.add(name)
                     self._failed("file_read")

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from ...base.foreign import json_reader
+
 ROOM = 256 * 1024
 """Bytes that have to be free before requests are computed."""
 
@@ -46,7 +48,7 @@ class _Line(msgspec.Struct):
     response: _Response | None = None
 
 
-_line = msgspec.json.Decoder(_Line)
+_line = json_reader(_Line)
 
 
 class Results:
@@ -75,9 +77,9 @@ class Results:
                 if not raw.endswith(b"\n"):
                     break
                 try:
-                    line = _line.decode(raw)
+                    line = _line(raw)
                     self.done.add(number_of(line.id))
-                except (msgspec.DecodeError, ValueError):
+                except ValueError:
                     break
                 self._count(line)
                 end += len(raw)

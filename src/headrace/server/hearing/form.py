@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from ...base.errors import InvalidRequest, TooLarge
+from ...base.foreign import Undecodable, any_json
 from ..body import BodiesInFlight, converted, needed
 from ..caller import BODY_SIZE
 from ..files.form import FormReader, boundary_of
@@ -124,8 +124,8 @@ def _put(fields: dict[str, Any], name: str, text: str) -> None:
         raise InvalidRequest(f"{name[:100]} must be given once", param=name[:100])
     elif base in _PARTS and text.startswith("{"):
         try:
-            fields[name] = json.loads(text)
-        except (ValueError, RecursionError):
+            fields[name] = any_json(text)
+        except Undecodable:
             raise InvalidRequest(f"{base} is not valid JSON", param=base) from None
     elif text or name == "prompt":
         fields[name] = text

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import secrets
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ...base.errors import HeadraceError, InvalidRequest, Overloaded
+from ...base.foreign import Undecodable, any_json
 from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.messages import HeardSegment, HearOptions
 from ...engine.preload import give_back
@@ -216,8 +216,8 @@ class LiveSession:
             if message.get("text") is None:
                 raise InvalidRequest("an event is a text message", code="invalid_event")
             try:
-                event = json.loads(message["text"])
-            except (ValueError, RecursionError):
+                event = any_json(message["text"])
+            except Undecodable:
                 raise InvalidRequest("the event is not valid JSON", code="invalid_json") from None
             if not isinstance(event, dict) or not isinstance(event.get("type"), str):
                 raise InvalidRequest("an event is an object with a type", param="type")

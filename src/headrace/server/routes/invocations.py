@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...base.errors import InvalidRequest
+from ...base.foreign import Undecodable, json_reader
 from ..body import parse
 from ..entry import entered_raw
 from ..openapi import health as probe
@@ -27,7 +28,7 @@ class _Kind(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw()
 
 
-_kind = msgspec.json.Decoder(_Kind)
+_kind = json_reader(_Kind)
 
 
 @router.get("/ping", responses=probe())
@@ -42,8 +43,8 @@ async def invocations(request: Request) -> Response:
     """A chat or a completion, by what the body holds."""
     service, body = await entered_raw(request)
     try:
-        kind = _kind.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        kind = _kind(body)
+    except Undecodable:
         kind = _Kind(messages=msgspec.Raw(b"?"))  # parsing as a chat says what is wrong
     if bytes(kind.messages):
         return await serve_chat(service, request, await service.hands.beside(parse, body, ChatBody))

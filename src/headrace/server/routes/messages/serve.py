@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....base.errors import HeadraceError
+from ....base.foreign import Undecodable, any_json
 from ...connection import EventStream, while_connected
 from ...errors import error_headers
 from ...generation import deltas
@@ -156,8 +156,8 @@ def _tool_id(call_id: str) -> str:
 def _object(arguments: str) -> dict[str, Any]:
     """Arguments as an object; those that broke off are empty, as the stop reason tells."""
     try:
-        value = json.loads(arguments)
-    except ValueError:
+        value = any_json(arguments)
+    except Undecodable:
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....base.foreign import Undecodable, any_json
 from ....base.sampling import SamplingParams
 from ....engine.pairs import cut_limit
 from ...connection import while_connected
@@ -135,8 +135,8 @@ def _calls(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for index, call in enumerate(given):
         try:
-            arguments = json.loads(call["function"]["arguments"] or "{}")
-        except ValueError:
+            arguments = any_json(call["function"]["arguments"] or "{}")
+        except Undecodable:
             continue
         function = {"index": index, "name": call["function"]["name"], "arguments": arguments}
         found.append({"id": call["id"], "function": function})

@@ -1,0 +1,58 @@
+"""The decoding of bytes that a peer, a client or a file brought: one place, with one error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+Kind = TypeVar("Kind")
+Encoded = bytes | bytearray | memoryview | str
+Read = Callable[[Encoded], Kind]
+
+
+class Undecodable(ValueError):
+    """Bytes that are not of the form in which they were to come; says what is wrong."""
+
+    well_formed = False
+    """Whether they are JSON or MessagePack, of another type than the wanted one."""
+
+
+@overload
+def json_reader() -> Read[Any]: ...
+@overload
+def json_reader(kind: type[Kind]) -> Read[Kind]: ...
+@overload
+def json_reader(kind: object) -> Read[Any]: ...
+def json_reader(kind: object = Any) -> Read[Any]:
+    """Make a function that decodes JSON into `kind`, a type or a union of types; it raises
+    `Undecodable` alone."""
+    return _reader(msgspec.json.Decoder(kind).decode)
+
+
+@overload
+def msgpack_reader() -> Read[Any]: ...
+@overload
+def msgpack_reader(kind: type[Kind]) -> Read[Kind]: ...
+@overload
+def msgpack_reader(kind: object) -> Read[Any]: ...
+def msgpack_reader(kind: object = Any) -> Read[Any]:
+    """Make a function that decodes MessagePack as those of `json_reader` decode JSON."""
+    return _reader(msgspec.msgpack.Decoder(kind).decode)
+
+
+def _reader(decode: Callable[[Any], Kind]) -> Read[Kind]:
+    def read(data: Encoded) -> Kind:
+        try:
+            return decode(data)
+        # msgspec's errors are a `ValueError`, as Python's own for a text that is no UTF-8.
+        except (ValueError, RecursionError) as error:
+            wrong = Undecodable(str(error))
+            wrong.well_formed = isinstance(error, msgspec.ValidationError)
+            raise wrong from None
+
+    return read
+
+
+any_json = json_reader()
