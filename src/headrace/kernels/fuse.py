@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from ..base.graph import ActivationSpec, Graph, Node, NormSpec, Value, WeightRef
+from ..base.joins import is_rms, norm_after, norm_before, only_reader, reader_of_kind, sum_after
 from .arrays import Array
 from .weights import Weight
 
@@ -110,7 +111,6 @@ class _Fusing:
         self, graph: Graph, weights: Prepared, plan: Plan | None, rows: Mapping[str, int]
     ) -> None:
         self._graph, self._weights, self._plan, self._rows = graph, weights, plan, rows
-        self._kept = set(graph.outputs.values())
         self._gone: set[int] = set()
         """Nodes that another one does."""
         self._made: dict[int, Node] = {}
@@ -141,11 +141,6 @@ class _Fusing:
             return "library"
         return self._plan(self._weights.weight(node.weights[0]), self._rows[node.out[0].rows.name])
 
-    def _only(self, value: Value) -> int:
-        """The one node that reads it; -1 where there are several, or the caller reads it."""
-        readers = self._graph.readers(value)
-        return readers[0] if len(readers) == 1 and value not in self._kept else -1
-
     def _product(self, index: int) -> Node:
         """The product `index` as one with what lies around it, as far as it is joined."""
         node = self._graph.nodes[index]
@@ -156,8 +151,8 @@ class _Fusing:
 
     def _gate_inside(self, index: int) -> None:
         nodes = self._graph.nodes
-        reader = self._only(nodes[index].out[0])
-        if reader < 0 or nodes[reader].kind != "gated" or len(nodes[index].weights) > 1:
+        reader = reader_of_kind(self._graph, index, "gated")
+        if reader < 0 or len(nodes[index].weights) > 1:
             return
         gate = nodes[reader].spec
         assert isinstance(gate, ActivationSpec)
@@ -168,29 +163,22 @@ class _Fusing:
         self._gone.add(reader)
 
     def _add_inside(self, index: int) -> None:
-        """x · w + residual, where nobody reads the residual in between."""
-        nodes, made = self._graph.nodes, self._product(index)
-        reader = self._only(nodes[index].out[0])
-        if index in self._made or reader < 0 or not _is_sum(nodes[reader]):
+        """x · w + residual, where nothing reads the residual in between."""
+        nodes, reader = self._graph.nodes, sum_after(self._graph, index)
+        if index in self._made or reader < 0:
             return
-        residual, x = nodes[reader].reads
-        before = x is nodes[index].out[0] and self._graph.maker(residual) < index
-        between = any(index <= other < reader for other in self._graph.readers(residual))
-        if not before or between or residual is nodes[index].reads[0]:
-            return
+        made, residual = self._product(index), nodes[reader].reads[0]
         self._made[index] = Node(
             made.kind, (*made.reads, residual), nodes[reader].out, made.weights, made.spec
         )
         self._gone.add(reader)
 
     def _join_sum(self, index: int) -> None:
-        """A sum and the norm right behind it."""
+        """A sum and the norm right after it."""
+        after = norm_after(self._graph, index)
+        if after < 0 or index in self._gone or not is_rms(self._graph.nodes[after]):
+            return
         add, norm = self._graph.nodes[index : index + 2]
-        if not _is_sum(add) or norm.kind != "norm" or index in self._gone:
-            return
-        assert isinstance(norm.spec, NormSpec)
-        if norm.reads[0] is not add.out[0] or norm.spec.kind != "rms":
-            return
         self._made[index + 1] = Node(
             "add_norm", add.reads, (*norm.out, *add.out), norm.weights, norm.spec
         )
@@ -198,7 +186,7 @@ class _Fusing:
 
     def _norm_inside(self, index: int) -> None:
         nodes = self._graph.nodes
-        before = self._norm_for(index)
+        before = norm_before(self._graph, index)
         if before < 0 or before in self._made:
             return
         norm, made = nodes[before], self._product(index)
@@ -210,23 +198,12 @@ class _Fusing:
         )
         self._gone.add(before)
 
-    def _norm_for(self, index: int) -> int:
-        """The norm whose only reader is product `index`; -1: there is none."""
-        nodes = self._graph.nodes
-        source = nodes[index].reads[0]
-        if self._only(source) != index:
-            return -1
-        before = self._graph.maker(source)
-        norm = nodes[before]
-        rms = isinstance(norm.spec, NormSpec) and norm.spec.kind == "rms"
-        return before if norm.kind == "norm" and rms else -1
-
     def _codes_before(self, index: int) -> None:
         """The norm or the gate before a product of codes writes them."""
         nodes = self._graph.nodes
         product = nodes[index]
         source = product.reads[0]
-        if self._only(source) != index:
+        if only_reader(self._graph, source) != index:
             return
         before = self._graph.maker(source)
         if before in self._gone or nodes[before].kind not in ("gated", "norm"):
@@ -244,8 +221,3 @@ class _Fusing:
         self._made[index] = Node(
             "linear_codes", (source, scales), product.out, product.weights, product.spec
         )
-
-
-def _is_sum(node: Node) -> bool:
-    """Is this a sum without a factor?"""
-    return node.kind == "add" and node.spec is None

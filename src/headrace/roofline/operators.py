@@ -25,6 +25,7 @@ from ..base.graph import (
     Node,
     NormSpec,
 )
+from ..base.joins import is_rms, norm_after
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from ..models.registry import describe
 from .attention import attention, bidirectional_attention, latent_attention
@@ -146,8 +147,8 @@ def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
     if node.kind == "norm":
         return _label_norm(graph, node)
     if node.kind == "add":
-        readers = graph.readers(node.out[0])
-        joined = any(_joins(graph, graph.nodes[index], node) for index in readers)
+        after = norm_after(graph, graph.maker(node.out[0]))
+        joined = after >= 0 and is_rms(graph.nodes[after])
         mixed = graph.nodes[graph.maker(node.reads[0])].kind == "experts"
         return None if joined else "shared" if mixed else "sums"
     if node.kind == "linear":
@@ -178,7 +179,7 @@ def _label_norm(graph: Graph, node: Node) -> str | None:
     if spec.kind == "layer":
         return "norms"
     maker = graph.nodes[graph.maker(node.reads[0])]
-    if _joins(graph, node, maker):
+    if norm_after(graph, graph.maker(node.reads[0])) == graph.maker(node.out[0]):
         return JOINED
     if maker.kind == "embed":
         return "input"
@@ -189,17 +190,6 @@ def _label_norm(graph: Graph, node: Node) -> str | None:
 def _widens(product: Node) -> bool:
     """Does it give what is added to the residual?"""
     return role_of(product.weights[0]) in ("output", "down")
-
-
-def _joins(graph: Graph, norm: Node, add: Node) -> bool:
-    """Is this norm one operator with the sum before it?"""
-    spec = norm.spec
-    return (
-        isinstance(spec, NormSpec)
-        and spec.kind == "rms"
-        and add.kind == "add"
-        and norm.reads[0] is add.out[0]
-    )
 
 
 def product_label(node: Node) -> str:

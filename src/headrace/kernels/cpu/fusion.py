@@ -24,6 +24,7 @@ from collections.abc import Mapping
 
 from ...base.exchange import ExchangeSpec
 from ...base.graph import TOKENS, AttentionSpec, Graph, LinearSpec, Node, Value
+from ...base.joins import norm_after, only_reader, reader_of_kind, sum_after
 from ..prepared import Prepared
 from ..weights import LoraWeight, Weight
 from . import emit, latent, mixture
@@ -69,15 +70,11 @@ class Fusion:
         ranks, which exchange a product with it."""
         found = {}
         for index, node in enumerate(self._nodes):
-            if node.kind != "linear" or node.out[0] in self._results or self._is_added_to(node):
+            if node.kind != "linear" or self._is_added_to(node):
                 continue
-            readers = self._graph.readers(node.out[0])
-            if len(readers) != 1 or not is_sum(self._nodes[readers[0]]):
-                continue
-            residual, x = self._nodes[readers[0]].reads
-            between = any(index <= at < readers[0] for at in self._graph.readers(residual))
-            if x is node.out[0] and not between and self._graph.maker(residual) < index:
-                found[index] = residual
+            after = sum_after(self._graph, index)
+            if after >= 0:
+                found[index] = self._nodes[after].reads[0]
         return found
 
     def _find_gates(self) -> set[int]:
@@ -90,7 +87,7 @@ class Fusion:
                 and after.kind == "gated"
                 and len(node.weights) == 1
                 and not self._is_added_to(node)
-                and self._graph.readers(node.out[0]) == [index + 1]
+                and only_reader(self._graph, node.out[0]) == index + 1
                 and emit.can_gate(self._weight(node))
                 and not self._wants_floats(after.out[0])
             ):
@@ -102,13 +99,12 @@ class Fusion:
         codes, it is a record of its own."""
         found = {}
         for index, node in enumerate(self._nodes):
-            readers = self._graph.readers(node.out[0])
-            if node.kind != "linear" or len(readers) != 1 or node.out[0] in self._results:
+            reader = reader_of_kind(self._graph, index, "activate")
+            if node.kind != "linear" or reader < 0:
                 continue
-            after = self._nodes[readers[0]]
+            after = self._nodes[reader]
             if (
-                after.kind == "activate"
-                and node.spec == LinearSpec()
+                node.spec == LinearSpec()
                 and not self._is_added_to(node)
                 and not self._wants_codes(after.out[0])
             ):
@@ -119,11 +115,9 @@ class Fusion:
         """Attentions whose result is only read where rows of it are selected: → by which node."""
         found = {}
         for index, node in enumerate(self._nodes):
-            if node.kind != "attend" or node.out[0] in self._results or _both_ways(node):
-                continue
-            readers = self._graph.readers(node.out[0])
-            if len(readers) == 1 and self._nodes[readers[0]].kind == "select":
-                found[index] = readers[0]
+            reader = reader_of_kind(self._graph, index, "select")
+            if node.kind == "attend" and reader >= 0 and not _both_ways(node):
+                found[index] = reader
         return found
 
     def _find_places(self) -> dict[Value, Value]:
@@ -178,11 +172,8 @@ class Fusion:
 
     def _norm_of(self, index: int) -> Node | None:
         """The norm that is one record with the sum `index`."""
-        node = self._nodes[index]
-        if not is_sum(node) or index + 1 == len(self._nodes):
-            return None
-        after = self._nodes[index + 1]
-        return after if after.kind == "norm" and after.reads == node.out else None
+        after = norm_after(self._graph, index)
+        return self._nodes[after] if after >= 0 else None
 
     def _weight(self, node: Node) -> Weight:
         ref = node.weights[0]
@@ -238,11 +229,6 @@ class Fusion:
 
 def rows_of(value: Value) -> int:
     return ROWS_N if value.rows == TOKENS else ROWS_R
-
-
-def is_sum(node: Node) -> bool:
-    """Is this a sum that others may do, being one without a factor?"""
-    return node.kind == "add" and node.spec is None
 
 
 def _both_ways(node: Node) -> bool:
