@@ -26,6 +26,12 @@ def option(default: Any, help: str, **rules: Any) -> Any:
 
 CPU_KERNELS = ("auto", "cpu", "avx512-bf16", "amx", "amx-bf16")
 """Values of `kernels` with which a CPU serves without PyTorch."""
+CPU_VALUES = {
+    "dtype": ("float32",),
+    "kv_dtype": ("float32", "float16", "bfloat16", "int8", "k8v4"),
+    "quantise": ("int8", "int4"),
+}
+"""Values of other options, besides auto, that these serve."""
 
 
 def auto_kv_dtype(device: str, dtype: str, kernels: str = "auto") -> tuple[str, str]:

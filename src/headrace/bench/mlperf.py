@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ..base.config import option
-from ..base.errors import HeadraceError, InvalidRequest, OptionError
+from ..base.errors import HeadraceError, InvalidRequest
+from ..base.extras import needed
 from ..obs.tasks import TaskWatch
 from .audit import Finding, examine
 from .client import Stream, judge, make_body, watch_lag
@@ -325,14 +326,9 @@ class SystemUnderTest:
 
 
 def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> MlperfResult:
-    """One test; blocks until LoadGen is done. Raises `OptionError` where it is not installed."""
+    """Run one test; blocks until LoadGen is done. Raises `PackageAbsent` without it."""
     options.verify()
-    try:
-        import mlperf_loadgen as loadgen
-    except ImportError:
-        raise OptionError(
-            'MLPerf scenarios need LoadGen: pip install "headrace[bench]"', param="scenario"
-        ) from None
+    loadgen = needed("mlperf_loadgen", "MLPerf scenarios", "bench", param="scenario")
     place = root / "results" / options.system / options.target.model.replace("/", "_")
     place = place / options.scenario
     folder = place / "accuracy"

@@ -72,17 +72,21 @@ class Deferred(typer.core.TyperCommand):
     """A subcommand that is known by name and help; the first use imports it."""
 
     def __init__(self, name: str, home: str, help: str) -> None:
+        """`home`: `module:attribute`, or `module:attribute.command` of a Typer application."""
         super().__init__(name, help=help, short_help=help)
         self._home = home
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        module, _, attribute = self._home.partition(":")
+        module, _, path = self._home.partition(":")
+        attribute, _, command = path.partition(".")
         found = getattr(import_module(module), attribute)
         if not isinstance(found, typer.Typer):
             function = found
             found = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             found.command()(function)
-        real = typer.main.get_command(found)
+        real: Any = typer.main.get_command(found)
+        if command:
+            real = real.commands[command]
         real.name = self.name
         return real.make_context(info_name, args, parent=parent, **extra)
 

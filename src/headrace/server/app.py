@@ -64,7 +64,7 @@ from .routes.stats.route import router as stats
 from .routes.tokenize import router as tokenize
 from .routes.version import router as version
 from .routes.vllm import router as vllm
-from .service import Service, of
+from .service import Service
 from .socket import Sockets
 from .store import ResponseStore
 from .traced import traced
