@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import OptionError
+from .names import hinted
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
 MOST_THREADS = 256
@@ -41,6 +42,7 @@ def auto_kv_dtype(device: str, dtype: str, kernels: str = "auto") -> tuple[str, 
     return dtype, "the type of the activations"
 
 
+@hinted(OptionError)
 @dataclass(slots=True)
 class EngineOptions:
     """Options of one engine. None and "auto" are resolved at start, with a reason each."""
@@ -188,6 +190,7 @@ class EngineOptions:
         verify_options(self)
 
 
+@hinted(OptionError)
 @dataclass(slots=True)
 class ServerOptions:
     """Options of the HTTP service."""

@@ -17,6 +17,7 @@ import typer.main
 
 from ..base.environment import debug
 from ..base.errors import HeadraceError
+from ..base.names import hint
 from ..base.version import VERSION
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -66,6 +67,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name → (module:name of a function or a Typer application, one line of help)."""
 
 INTERRUPTED = 130
+USAGE: Any = typer.BadParameter.__base__
+"""Click's error for a wrong command line, of the Click that Typer uses."""
 
 
 class Deferred(typer.core.TyperCommand):
@@ -105,6 +108,12 @@ class LazyGroup(typer.core.TyperGroup):
         except KeyboardInterrupt:
             sys.stderr.write("\n")
             sys.exit(INTERRUPTED)
+        except USAGE as error:
+            name = getattr(error, "option_name", "")
+            known = [one.name for one in error.ctx.command.params] if name and error.ctx else []
+            if words := hint(name, known, lambda ours: "--" + ours.replace("_", "-")):
+                error.message, error.possibilities = f"No such option: {name}{words}", None  # type: ignore[attr-defined]
+            raise
         except HeadraceError as error:
             if debug():
                 traceback.print_exc()

@@ -185,7 +185,7 @@ def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
     version, cuda = torch_build()
     obstacle = ""
     if not hardware.gpus:
-        obstacle = "no NVIDIA GPU is visible"
+        obstacle = "no NVIDIA GPU is visible (nvidia-smi lists them; a container needs --gpus all)"
     elif not version:
         obstacle = f"PyTorch, which a GPU needs, is not installed: {install('torch')}"
     elif cuda is None:
