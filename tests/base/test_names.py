@@ -44,11 +44,8 @@ def test_records_are_what_they_were() -> None:
 
 
 def test_every_name_of_the_table_is_answered() -> None:
-    ours = {
-        spec.name
-        for kind in (EngineOptions, ServerOptions, SamplingParams)
-        for spec in fields(kind)
-    }
+    kinds = EngineOptions, ServerOptions, SamplingParams
+    ours = {spec.name for kind in kinds for spec in fields(kind)}
     for theirs, option in FOREIGN.items():
         assert theirs not in ours
         assert option.partition(" ")[0] in ours
