@@ -161,11 +161,11 @@ class History:
 
 
 def remember(result: dict[str, Any]) -> str | None:
-    """Add a result to the history; → why it could not be."""
+    """Add a result to the history; return what to print where it is not added."""
     try:
         History().add(result)
     except HeadraceError as error:
-        return error.message
+        return f"not added to the history: {error.message}"
     return None
 
 

@@ -54,10 +54,26 @@ class Point:
 
     @property
     def kept(self) -> bool:
-        """Was the SLO met, by a valid run that was not over-saturated?"""
+        """Was the SLO met, by a valid run?"""
         slo = self.result["slo"]
-        saturated = any(f["code"] == "over_saturated" for f in self.result["findings"])
-        return bool(slo and slo["met"] and self.sound and not saturated)
+        return bool(slo and slo["met"] and self.sound)
+
+    @property
+    def problems(self) -> list[str]:
+        """Reasons for which the run does not count, whatever its figures are."""
+        found = [
+            str(each["text"])
+            for each in self.result["findings"]
+            if each["severity"] == "invalid" or each["code"] == "interrupted"
+        ]
+        accuracy = self.result.get("accuracy")
+        return found if accuracy is None or accuracy["passed"] else [*found, said(accuracy)]
+
+    @property
+    def blind(self) -> bool:
+        """Does the run say nothing of the server? A saturated one says that it has a limit."""
+        codes = {f["code"] for f in self.result["findings"] if f["severity"] == "invalid"}
+        return bool(codes - {"over_saturated"} or self.result["interrupted"])
 
     @property
     def sound(self) -> bool:
