@@ -138,6 +138,11 @@ def test_the_real_metrics_of_an_engine_are_understood() -> None:
     assert reading.roofline is None
 
 
+def test_the_screen_says_that_others_use_the_machine() -> None:
+    assert "others have 93 % of CPUs" in _drawn(Reading("statistics", roofline=0.04, others=0.93))
+    assert "others have" not in _drawn(Reading("statistics", roofline=0.9, others=0.02))
+
+
 async def test_a_key_that_is_missing_is_said() -> None:
     async with _client(lambda request: httpx.Response(401)) as client:
         with pytest.raises(Unauthorised, match="--key"):
