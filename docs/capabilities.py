@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.arch_gguf import GGUF_ARCHITECTURES
-from headrace.base.config import EngineOptions
+from headrace.base.config import CPU_VALUES, EngineOptions
 from headrace.base.groups import layer_groups
 from headrace.cli.main import COMMANDS
 from headrace.kernels.cpu.library import LEVELS_OF
@@ -198,11 +198,15 @@ def refusals() -> str:
 
 def choices() -> str:
     rows = [
-        [f"`--{one.name.replace('_', '-')}`", ", ".join(map(str, one.metadata["choices"]))]
+        [
+            f"`--{one.name.replace('_', '-')}`",
+            ", ".join(map(str, one.metadata["choices"])),
+            ", ".join(CPU_VALUES.get(one.name, ())),
+        ]
         for one in fields(EngineOptions)
         if "choices" in one.metadata
     ]
-    return table(["option", "values"], rows)
+    return table(["option", "values", "on a CPU, without `--kernels ref`"], rows)
 
 
 def commands() -> str:
