@@ -242,7 +242,7 @@ def test_usage_errors_suggest(run: Any) -> None:
         (("serve", "--quantize", "int8"), "here that is --quantise"),
         (("serve", "--api-key", "x"), "here that is --keys"),
         (("generate", "--n-predict", "8", "x"), "here that is --max-tokens"),
-        (("chat", "--max-tokns", "8"), "Possible options: --max-tokens"),
+        (("chat", "--max-tokns", "8"), "did you mean --max-tokens?"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )

@@ -204,7 +204,7 @@ def test_without_a_server_it_says_so_and_ends(words: tuple[str, ...]) -> None:
 
 
 async def test_a_server_that_answered_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where all that it said is that it is not ready yet."""
+    """A server that only said that it is not ready yet has answered, too."""
     monkeypatch.setattr(top, "AGAIN_SECONDS", 0.0)
     replies = iter([httpx.Response(503), httpx.ConnectError("gone")])
 

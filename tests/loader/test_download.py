@@ -81,7 +81,7 @@ def hub() -> Iterator[FakeHub]:
 
 
 def test_a_mirror_and_a_key_come_from_the_environment(hub: FakeHub, tmp_path: Path) -> None:
-    """As every tool of the hub reads them."""
+    """Variables that every tool of the hub reads."""
     code = f"from headrace.loader.hub_model import fetch_hub; fetch_hub({REPO!r}, 'test.gguf')"
     environment = {
         "HF_ENDPOINT": f"{hub.url}/",

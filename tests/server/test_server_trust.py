@@ -567,7 +567,7 @@ def test_the_files_of_a_certificate_may_be_gone_for_a_while(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("guards", ["none", "keys", "keys, certificate, clients' certificates"])
 def test_the_line_to_try_gets_an_answer(tmp_path: Path, guards: str) -> None:
-    """As it is printed, in a shell that has the caller's key and, where asked, its certificate."""
+    """Run the printed line in a shell that has the caller's key and its certificate."""
     token, options = new_key(), ["port=0"]
     if "keys" in guards:
         write_keys(tmp_path / "keys.toml", [Key("bob", hash_of(token))])

@@ -86,7 +86,7 @@ def hinted(error: type[HeadraceError]) -> Callable[[type[Record]], type[Record]]
                         raise error(words, param=name[:100]) from None
                 raise
 
-        kind.__init__ = init  # type: ignore[method-assign]
+        kind.__init__ = init  # type: ignore[method-assign, assignment]
         return kind
 
     return decorate

@@ -112,7 +112,7 @@ class LazyGroup(typer.core.TyperGroup):
             name = getattr(error, "option_name", "")
             known = [one.name for one in error.ctx.command.params] if name and error.ctx else []
             if words := hint(name, known, lambda ours: "--" + ours.replace("_", "-")):
-                error.message, error.possibilities = f"No such option: {name}{words}", None  # type: ignore[attr-defined]
+                error.message, error.possibilities = f"No such option: {name}{words}", None
             raise
         except HeadraceError as error:
             if debug():
