@@ -29,6 +29,7 @@ from oracle.checkpoints import FORMS as FP8_FORMS
 from oracle.checkpoints import fp8_folder
 from tiny.checkpoints import hf_model, save_folder
 from tiny.families import with_words
+from tiny.formats import WORDS
 from tiny.gguf_files import save_gguf
 from tiny.quantised import FORMS, WIDE, folder
 
@@ -202,8 +203,8 @@ def test_what_is_narrow_already_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "narrow.gguf"
-    narrow, pre = dict.fromkeys(MATRICES, "Q8_0"), {"tokenizer.ggml.pre": "qwen2"}
-    save_gguf(hf_model("Qwen2", **WIDE), file, "qwen2", quantise=narrow, metadata=pre)
+    narrow = dict.fromkeys(MATRICES, "Q8_0")
+    save_gguf(hf_model("Qwen2", **WIDE), file, "qwen2", quantise=narrow, metadata=WORDS)
     options = EngineOptions(str(file), max_context=64, quantise="int4", threads=1)
     files = open_model(str(file))
     expected = "quantise int4 has no effect: "

@@ -60,20 +60,24 @@ class Point:
 
     @property
     def problems(self) -> list[str]:
-        """Reasons for which the run does not count, whatever its figures are."""
-        found = [
+        """Findings for which the run does not count, whatever its figures are."""
+        return [
             str(each["text"])
             for each in self.result["findings"]
             if each["severity"] == "invalid" or each["code"] == "interrupted"
         ]
-        accuracy = self.result.get("accuracy")
-        return found if accuracy is None or accuracy["passed"] else [*found, said(accuracy)]
 
     @property
-    def blind(self) -> bool:
-        """Does the run say nothing of the server? A saturated one says that it has a limit."""
+    def unjudged(self) -> str:
+        """Why the run does not show whether the SLO is kept, or nothing.
+
+        A saturated run does show it: the server has a limit.
+        """
         codes = {f["code"] for f in self.result["findings"] if f["severity"] == "invalid"}
-        return bool(codes - {"over_saturated"} or self.result["interrupted"])
+        accuracy = self.result.get("accuracy")
+        if codes - {"over_saturated"} or self.result["interrupted"]:
+            return "; ".join(self.problems)
+        return "" if accuracy is None or accuracy["passed"] else said(accuracy)
 
     @property
     def sound(self) -> bool:

@@ -182,11 +182,10 @@ def search_command(
     _finish_sweep(console, folder, found, best)
     broken = min((p for p in found if not p.kept), key=lambda p: p.value, default=None)
     if best is None and broken is not None:
-        if broken.blind:
-            why = "; ".join(broken.problems)
+        if why := broken.unjudged:
             raise HeadraceError(f"{by} {start:g} does not show whether {slo} is kept: {why}")
         raise HeadraceError(f"not even {by} {start:g} keeps {slo}", param="slo")
-    if broken is not None and broken.blind:
+    if broken is not None and broken.unjudged:
         text = f"it may be more: the run at {by} {broken.value:g} does not count"
         console.print(text, style="bold red", soft_wrap=True)
 
