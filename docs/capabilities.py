@@ -8,13 +8,13 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from headrace.base.arch_gguf import GGUF_ARCHITECTURES
-from headrace.base.config import EngineOptions
+from headrace.base.config import CPU_VALUES, EngineOptions
 from headrace.base.groups import graph_groups
 from headrace.cli.main import COMMANDS
 from headrace.kernels.cpu.library import LEVELS_OF
@@ -32,6 +32,7 @@ LEVELS = TESTS / "kernels_cpu" / "test_levels_and_machines.py"
 TRITON = TESTS / "kernels_triton"
 GGUF = TESTS / "loader"
 COMPILED = HERE.parent / "benchmarks" / "gpu_dry.py"
+REFUSES = "__headrace_refuses__"
 SHARING = ("deepseek_v3", "mixtral", "olmo3")
 """Families whose files call themselves after another."""
 RANKS = TESTS / "worker" / "test_ranks_of_workers.py"
@@ -166,26 +167,46 @@ def compiled() -> str:
     return table(["model", "weights", "KV"], rows)
 
 
-def interfaces() -> str:
-    """Routes by the module or folder that serves them, those of the operator's port too."""
-    routes: defaultdict[str, list[str]] = defaultdict(list)
+def routes() -> Iterator[tuple[str, Any]]:
+    """(`METHOD path`, endpoint) of every route, those of the operator's port too."""
     for router in (*ROUTERS, *OPERATOR_ROUTERS):
         for route in router.routes:
-            place = route.endpoint.__module__  # type: ignore[attr-defined]
-            name = re.sub(r"headrace\.server\.(routes\.)?", "", place).split(".")[0]
             for method in sorted(route.methods or ()):  # type: ignore[attr-defined]
-                routes[name].append(f"`{method} {route.path}`")  # type: ignore[attr-defined]
-    rows = [[f"`{name}`", ", ".join(dict.fromkeys(routes[name]))] for name in sorted(routes)]
+                yield f"`{method} {route.path}`", route.endpoint  # type: ignore[attr-defined]
+
+
+def interfaces() -> str:
+    """Routes that serve something, by the module or folder that serves them."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for route, endpoint in routes():
+        if not hasattr(endpoint, REFUSES):
+            name = re.sub(r"headrace\.server\.(routes\.)?", "", endpoint.__module__).split(".")[0]
+            found[name].append(route)
+    rows = [[f"`{name}`", ", ".join(dict.fromkeys(found[name]))] for name in sorted(found)]
     return table(["in `server/routes`", "routes"], rows)
+
+
+def refusals() -> str:
+    """Routes that answer every request with an error."""
+    rows = [
+        [route, getattr(endpoint, REFUSES)]
+        for route, endpoint in routes()
+        if hasattr(endpoint, REFUSES)
+    ]
+    return table(["route", "answer"], sorted(rows))
 
 
 def choices() -> str:
     rows = [
-        [f"`--{one.name.replace('_', '-')}`", ", ".join(map(str, one.metadata["choices"]))]
+        [
+            f"`--{one.name.replace('_', '-')}`",
+            ", ".join(map(str, one.metadata["choices"])),
+            ", ".join(CPU_VALUES.get(one.name, ())),
+        ]
         for one in fields(EngineOptions)
         if "choices" in one.metadata
     ]
-    return table(["option", "values"], rows)
+    return table(["option", "values", "on a CPU, without `--kernels ref`"], rows)
 
 
 def commands() -> str:
@@ -195,6 +216,8 @@ def commands() -> str:
 def written() -> str:
     """The whole page."""
     architectures = ast.literal_eval(constant(COMPILED, "ARCHITECTURES"))
+    lossy = ast.literal_eval(constant(PROVEN, "LOSSY"))
+    bounds = " and ".join(f"{most} ({kind})" for kind, most in lossy.items())
     return "\n\n".join(
         [
             "# What there is",
@@ -213,6 +236,11 @@ def written() -> str:
             "(`test_gguf_llamacpp.py`; Mistral's and Mixtral's files call themselves llama). "
             "Ranks: the same answers from several workers that share the model "
             "(`tests/worker/test_ranks_of_workers.py`).",
+            "KV in int8 and k8v4 is lossy: `yes` means the same answers in whatever batch and "
+            "chunks, not those of wider KV. Against float32 KV a log-probability of the tiny "
+            f"models, whose weights are random, changes by {bounds} on average at most; "
+            "perplexity of the default model changes by tenths of a percent ([figures]"
+            "(kernels.md#attention-and-the-kv-cache)), and its greedy text can be another.",
             features(),
             "## Weights",
             "Of each format a small model answers as transformers does with the values that the "
@@ -229,6 +257,8 @@ def written() -> str:
             choices(),
             "## Interfaces",
             interfaces(),
+            "Routes that are there so that a client reads why, and always refuse:",
+            refusals(),
             "## Commands",
             commands(),
             "",

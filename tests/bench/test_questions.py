@@ -7,6 +7,7 @@ import math
 import random
 import statistics
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from headrace.bench.compare import (
     regressed,
 )
 from headrace.bench.export import aiperf, vllm_bench
-from headrace.bench.history import History, history_chart, unit_of
+from headrace.bench.history import History, history_chart, remember, unit_of
 from headrace.bench.identity import read_identity
 from headrace.bench.metrics import Run, parse_slo
 from headrace.bench.mock import Behaviour, MockServer
@@ -36,6 +37,7 @@ from headrace.bench.result import document
 from headrace.bench.run import run_bench
 from headrace.bench.statistics import describe, ratio_bootstrap, ratio_interval
 from headrace.bench.sweep import Point, Sweeper, pareto, sweep_page
+from headrace.cli import bench as cli_bench
 from headrace.cli.bench import command
 
 
@@ -435,7 +437,7 @@ def test_an_slo_that_nothing_keeps_is_an_error(tmp_path: Path) -> None:
             command,
             [
                 "search",
-                "ttft:p99<1ms",
+                "ttft:p50<1ms",
                 "--url",
                 server.url,
                 "--seconds",
@@ -451,10 +453,71 @@ def test_an_slo_that_nothing_keeps_is_an_error(tmp_path: Path) -> None:
             ],
         )
     assert isinstance(ended.exception, HeadraceError)
-    assert "not even concurrency 1 keeps ttft:p99<1ms" in ended.exception.message
+    assert "not even concurrency 1 keeps ttft:p50<1ms" in ended.exception.message
     # What was measured on the way is kept.
     assert (tmp_path / "concurrency-1" / "result.json").is_file()
     assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("findings", "met", "said"),
+    [
+        ([Finding("invalid", "client_lag", "the client was late")], True, "does not show whether"),
+        ([Finding("invalid", "over_saturated", "more came")], True, "not even concurrency 1 keeps"),
+        ([], False, "not even concurrency 1 keeps"),
+    ],
+)
+def test_a_search_says_why_its_points_do_not_count(
+    findings: list[Finding],
+    met: bool,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def point(_measure: object, options: RunOptions, _folder: Path | None) -> dict[str, Any]:
+        result = made(options, [record(n, 0.05, 0.01, 8, n / 100) for n in range(400)])
+        result["findings"] = [each._asdict() for each in findings]
+        result["valid"] = not findings
+        assert result["slo"]["met"] == met
+        return result
+
+    monkeypatch.setattr(cli_bench.Measure, "point", point)
+    slo = f"ttft:p99<{500 if met else 1}ms"
+    ended = CliRunner().invoke(command, ["search", slo, "--limit", "4", "-o", str(tmp_path)])
+    assert isinstance(ended.exception, HeadraceError)
+    assert said in ended.exception.message
+    for finding in findings:
+        assert f"does not count: {finding.text}" in ended.output
+    swept = CliRunner().invoke(command, ["sweep", "1,2", "--slo", slo, "-o", str(tmp_path / "s")])
+    assert swept.output.count("does not count: ") == 2 * len(findings)
+
+
+def test_a_search_says_where_its_answer_may_be_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def point(_measure: object, options: RunOptions, _folder: Path | None) -> dict[str, Any]:
+        result = made(options, [record(n, 0.05, 0.01, 8, n / 100) for n in range(400)])
+        if options.concurrency > 1:
+            result["findings"] = [Finding("invalid", "client_lag", "late")._asdict()]
+            result["valid"] = False
+        return result
+
+    monkeypatch.setattr(cli_bench.Measure, "point", point)
+    words = ["search", "ttft:p99<500ms", "--limit", "4", "-o", str(tmp_path)]
+    ended = CliRunner().invoke(command, words)
+    assert ended.exception is None
+    assert "largest concurrency: 1" in ended.output
+    assert "it may be more: the run at concurrency 2 does not count" in ended.output
+
+
+def test_a_run_that_is_not_added_to_the_history_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    result = made(RunOptions(), [record(0, 0.05, 0.01, 8, 0.0)])
+    result["created"] = "2026-01-01T00:00:00"
+    said = remember(result)
+    assert said is not None
+    assert said.startswith("not added to the history: the history needs duckdb, ")
+    assert "pip install " in said
 
 
 def test_a_comparison_that_cannot_be_is_said(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.process import Processes
 from headrace.bench.energy import EnergyMeter
 from headrace.bench.http import parse_url
 from headrace.bench.mock import Behaviour, MockServer
 from headrace.bench.options import RunOptions
-from headrace.bench.process import Processes
 from headrace.bench.report import html_report, telemetry_charts
 from headrace.bench.result import read_result
 from headrace.bench.run import run_bench

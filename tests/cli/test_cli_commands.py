@@ -232,6 +232,40 @@ def test_usage_errors_suggest(run: Any) -> None:
     assert "--port" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("serve", "--max-model-len", "4096"), "here that is --max-context"),
+        (("serve", "--tensor-parallel-size", "2"), "here that is --layout (TP2)"),
+        (("serve", "--gpu-memory-utilization", "0.9"), "here that is --kv-memory"),
+        (("serve", "--ctx-size", "1"), "here that is --max-context"),
+        (("serve", "--quantize", "int8"), "here that is --quantise"),
+        (("serve", "--api-key", "x"), "here that is --keys"),
+        (("generate", "--n-predict", "8", "x"), "here that is --max-tokens"),
+        (("chat", "--max-tokns", "8"), "did you mean --max-tokens?"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_flags_of_other_engines_are_answered_with_ours(
+    run: Any, words: tuple[str, ...], said: str
+) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_a_config_files_option_is_answered_alike(run: Any, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("max-num-seqs = 1\n")
+    said = one_line(run("explain", "--config", str(config)).stderr)
+    assert said.endswith("; here that is max_sequences")
+
+
+def test_a_model_of_nearly_that_name_is_told(run: Any) -> None:
+    said = one_line(run("serve", "qwen2.5-coder-0.5", "--port", "0").stderr)
+    assert said.endswith("; did you mean qwen2.5-coder-0.5b?")
+
+
 def test_debug_shows_the_traceback(run: Any) -> None:
     assert "Traceback" in run("explain", "none", HEADRACE_DEBUG="1").stderr
 

@@ -6,10 +6,11 @@ import io
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from headrace.base.errors import InvalidRequest, Unauthorised
-from headrace.cli import top_source, top_view
+from headrace.cli import top, top_source, top_view
 from headrace.cli.top_source import Reading, Scrape, difference, readings
 from headrace.obs.life import RequestLife
 from headrace.obs.metrics import EngineMetrics
@@ -137,6 +138,11 @@ def test_the_real_metrics_of_an_engine_are_understood() -> None:
     assert reading.roofline is None
 
 
+def test_the_screen_says_that_others_use_the_machine() -> None:
+    assert "others have 93 % of CPUs" in _drawn(Reading("statistics", roofline=0.04, others=0.93))
+    assert "others have" not in _drawn(Reading("statistics", roofline=0.9, others=0.02))
+
+
 async def test_a_key_that_is_missing_is_said() -> None:
     async with _client(lambda request: httpx.Response(401)) as client:
         with pytest.raises(Unauthorised, match="--key"):
@@ -174,15 +180,46 @@ def test_once_against_a_real_server_and_none() -> None:
         assert reading["source"] == "statistics"
         assert reading["model"] == "fake"
         assert found.stderr == ""
-    gone = subprocess.run(
-        headrace("top", server.url, "--once"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--once",), (), ("--json",), ("--url",)],
+    ids=["once", "piped", "json", "by --url"],
+)
+def test_without_a_server_it_says_so_and_ends(words: tuple[str, ...]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        gone = subprocess.run(
+            headrace("top", *words, address),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
     assert gone.returncode == 69
-    assert "cannot reach" in gone.stderr
+    assert gone.stderr.startswith(f"error: cannot reach http://{address}")
+    assert "headrace serve" in gone.stderr
+
+
+async def test_a_server_that_answered_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that only said that it is not ready yet has answered, too."""
+    monkeypatch.setattr(top, "AGAIN_SECONDS", 0.0)
+    replies = iter([httpx.Response(503), httpx.ConnectError("gone")])
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        reply = next(replies)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async with (
+        _client(handler) as client,
+        aclosing(top._lasting(client, 1.0, patient=True)) as found,
+    ):
+        assert "503" in str(await anext(found))
+        assert "cannot reach" in str(await anext(found))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

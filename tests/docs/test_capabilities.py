@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from headrace.base.config import EngineOptions, ServerOptions
 from headrace.cli.main import COMMANDS
 from headrace.models.registry import FAMILIES
 
@@ -42,6 +44,19 @@ def test_a_test_calls_every_route(route: str) -> None:
         return
     fixed = re.escape(route.partition("{")[0].rstrip("/") if "{" in route else route)
     assert re.search(rf"{fixed}[/\"'?{{ ]" if fixed else r'get\("/"\)', TESTS)
+
+
+def test_refusals_are_no_interfaces() -> None:
+    before, _, after = PAGE.partition("always refuse:")
+    for route in ("POST /v1/responses/compact", "POST /classify"):
+        assert f"`{route}`" not in before
+        assert f"`{route}`" in after
+
+
+def test_the_readme_counts_the_options_of_the_server() -> None:
+    names = {spec.name for kind in (EngineOptions, ServerOptions) for spec in fields(kind)}
+    counted = len(names - {"model"})  # It is the argument of `serve`.
+    assert f" {counted} options," in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *COMMANDS])

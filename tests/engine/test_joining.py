@@ -199,7 +199,7 @@ def test_without_ray_the_command_that_installs_it_is_said(monkeypatch: pytest.Mo
             placing.place(asked)
         placing.tell(asked, raised.value)
 
-    with pytest.raises(PackageAbsent, match=r"Ray places need ray, .* pip install .*\[ray\]"):
+    with pytest.raises(PackageAbsent, match=r"Ray places need ray, .* pip install 'ray"):
         lead(first, said(first), Patience(20), call)
 
 

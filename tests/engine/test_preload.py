@@ -45,10 +45,8 @@ GGUF = "model.gguf"
         (False, {"model": GGUF}),
         (False, {"model": "some/where-GGUF:q4_k_m", "device": "cpu", "kernels": "cpu"}),
         (False, {"model": "some/folder"}),
-        (True, {"model": "some/folder", "quantise": "fp8"}),
         (True, {"model": GGUF, "device": "cuda"}),
         (True, {"model": GGUF, "kernels": "ref"}),
-        (True, {"model": GGUF, "dtype": "bfloat16"}),
         (True, {"model": GGUF, "max_adapters": 1}),
     ],
 )

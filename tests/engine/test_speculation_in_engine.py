@@ -112,7 +112,10 @@ def test_a_head_changes_no_answer(
 def test_a_head_is_refused_by_name(tiny: Path, kept: Kept) -> None:
     files, head = open_model(str(tiny)), str(kept(eagle.make, tiny))
     for wishes, why in (
-        ({"draft_model": head, "dtype": "bfloat16"}, "a head, which needs dtype float32"),
+        (
+            {"draft_model": head, "dtype": "bfloat16", "kernels": "ref"},
+            "a head, which needs dtype float32",
+        ),
         ({"draft_model": "mtp"}, "layers of a llama model that predict further tokens"),
     ):
         with pytest.raises(HeadraceError, match=why) as caught:

@@ -63,7 +63,7 @@ def test_a_machine_of_more_cores_than_a_team_may_have(files: ModelFiles) -> None
     [
         ({"kernels": "cpu"}, "bfloat16"),
         ({"kernels": "ref"}, "float32"),
-        ({"dtype": "float16"}, "float16"),
+        ({"kernels": "ref", "dtype": "float16"}, "float16"),
         ({"kv_dtype": "int8"}, "int8"),
     ],
 )
@@ -85,7 +85,7 @@ def test_with_a_gpu_and_a_torch_that_knows_it(
 
 @pytest.mark.parametrize(
     ("torch", "said"),
-    [(("2.13.0+cpu", None), "without CUDA"), (("", None), r"pip install .*\[torch\]'")],
+    [(("2.13.0+cpu", None), "without CUDA"), (("", None), r"pip install 'torch[^ ]*'")],
 )
 def test_a_gpu_that_torch_cannot_use_is_said(
     files: ModelFiles, monkeypatch: pytest.MonkeyPatch, torch: tuple[str, None], said: str
@@ -102,10 +102,30 @@ def test_a_gpu_that_torch_cannot_use_is_said(
 
 def test_what_was_asked_for_is_kept(files: ModelFiles) -> None:
     asked = {"dtype": "bfloat16", "kv_dtype": "int8", "step_tokens": 64, "threads": 3}
-    options = EngineOptions(**asked, speculate="off")
+    options = EngineOptions(**asked, kernels="ref", speculate="off")
     resolved = resolve(options, files, Hardware(CPU, ()))
     assert set(decisions(options, files, Hardware(CPU, ()))) == {"device", "context_cache"}
     assert resolved.options == replace(options, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("fields", "instead"),
+    [
+        ({"dtype": "float16"}, "auto or float32, or --kernels ref"),
+        ({"dtype": "bfloat16", "kernels": "cpu"}, "auto or float32, or --kernels ref"),
+        ({"kv_dtype": "fp8"}, "int8, k8v4, or --kernels ref"),
+        ({"quantise": "fp8"}, "auto or int8, int4$"),
+    ],
+)
+def test_what_a_cpu_has_no_kernels_for_is_refused(
+    files: ModelFiles, fields: dict[str, str], instead: str
+) -> None:
+    """The reference would take ten to a hundred times as long, and nobody asked for it."""
+    with pytest.raises(OptionError, match=instead) as caught:
+        resolve(EngineOptions(**fields), files, Hardware(CPU, ()))  # type: ignore[arg-type]
+    assert caught.value.param == next(iter(fields))
+    if "quantise" not in fields:
+        resolve(EngineOptions(**{**fields, "kernels": "ref"}), files, Hardware(CPU, ()))  # type: ignore[arg-type]
 
 
 def test_bad_options_are_named(files: ModelFiles) -> None:

@@ -160,6 +160,18 @@ def test_two_builders_make_the_same_bytes(
 
 
 @pytest.mark.slow
+def test_a_relative_store_serves_programs_elsewhere(
+    tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image's own Python compiles what is in it, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    steps = build(Path("store"), Path("inputs")).run()
+    assert all(step.ran for step in steps)
+    monkeypatch.chdir("/")
+    assert named(Store(tmp_path / "store")).media_type == INDEX_TYPE
+
+
+@pytest.mark.slow
 def test_what_is_in_the_image(tmp_path: Path, inputs: Path) -> None:
     """No manual, no script, no rights of root, no time; a user, and two folders to write in."""
     build(tmp_path / "store", inputs).run()

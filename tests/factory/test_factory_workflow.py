@@ -39,6 +39,7 @@ HOSTILE = [
     "#x",
     "!x",
 ]
+PACKAGE = "headrace[factory] @ https://files.example/headrace.whl"
 IN_PODS = ("argo", "tekton", "kuberay")
 FLEET = 'models = ["one", "it\'s two"]\nrecipes = [{}, {device = "cuda"}]\n'
 
@@ -48,9 +49,21 @@ def cell(model: str = "one", **options: Any) -> Cell:
 
 
 def made(platform: str, cells: list[Cell], **asked: Any) -> dict[str, Any]:
-    options = WorkflowOptions(**{"image": IMAGE if platform in IN_PODS else None, **asked})
+    if platform in IN_PODS:
+        asked = {"image": IMAGE, **asked}
+    elif "package" not in asked:
+        asked = {"package": PACKAGE, **asked}
+    options = WorkflowOptions(**asked)
     found: dict[str, Any] = json.loads(workflow(Platform(platform), cells, options, FLEET))
     return found
+
+
+@pytest.mark.parametrize("platform", ["github", "gitlab"])
+def test_what_pip_installs_has_to_be_said(platform: str) -> None:
+    """No index has this package: another's of its name would be installed."""
+    with pytest.raises(OptionError, match="no index has this one") as caught:
+        workflow(Platform(platform), [cell()], WorkflowOptions(), FLEET)
+    assert caught.value.param == "package"
 
 
 FULL: dict[str, Any] = {"registry": "registry.example/m", "ring": "staging", "on": "x,y;z"}

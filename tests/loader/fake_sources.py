@@ -34,6 +34,8 @@ class FakeHub:
     lies_about_size: int = 0
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     """(path, Range header) of each request for a file."""
+    keys: list[str | None] = field(default_factory=list)
+    """Authorization header of each request."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -44,6 +46,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub, path = self.hub, urlsplit(self.path).path
+        hub.keys.append(self.headers.get("Authorization"))
         if path.startswith(f"/api/models/{hub.repo}/revision/"):
             return self.send_listing()
         prefix = f"/{hub.repo}/resolve/"

@@ -80,6 +80,26 @@ def hub() -> Iterator[FakeHub]:
         yield served
 
 
+def test_a_mirror_and_a_key_come_from_the_environment(hub: FakeHub, tmp_path: Path) -> None:
+    """Variables that every tool of the hub reads."""
+    code = f"from headrace.loader.hub_model import fetch_hub; fetch_hub({REPO!r}, 'test.gguf')"
+    environment = {
+        "HF_ENDPOINT": f"{hub.url}/",
+        "HF_TOKEN": "hf_x",
+        "HEADRACE_CACHE": str(tmp_path),
+    }
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ("test.gguf", None) in hub.requests, done.stderr
+    assert set(hub.keys) == {"Bearer hf_x"}
+
+
 @pytest.fixture
 def no_hub() -> Iterator[Hub]:
     """An address at which nothing listens, and nobody else can."""

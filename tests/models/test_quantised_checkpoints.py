@@ -16,7 +16,11 @@ import pytest
 import torch
 
 from headrace import LLM, SamplingParams
+from headrace.base.config import EngineOptions
 from headrace.base.errors import HeadraceError, OptionError
+from headrace.base.hardware import hardware
+from headrace.engine.build import build
+from headrace.engine.start import explain
 from headrace.kernels.checkpoint_values import values
 from headrace.loader import open_model
 from headrace.loader.quantised_safetensors import QuantisedMatrix
@@ -25,6 +29,8 @@ from oracle.checkpoints import FORMS as FP8_FORMS
 from oracle.checkpoints import fp8_folder
 from tiny.checkpoints import hf_model, save_folder
 from tiny.families import with_words
+from tiny.formats import WORDS
+from tiny.gguf_files import save_gguf
 from tiny.quantised import FORMS, WIDE, folder
 
 EVERY = [*FORMS, *(f"fp8 {form}" for form in FP8_FORMS)]
@@ -186,6 +192,39 @@ def test_a_device_that_does_not_make_them_smaller_says_so(tmp_path: Path) -> Non
     with_words(save_folder(hf_model("Qwen2", **WIDE), tmp_path), 320)
     with pytest.raises(OptionError, match="ref: does not quantise weights to int8"):
         LLM(str(tmp_path), max_context=64, quantise="int8", kernels="ref")
+
+
+ATTENTION = [f"attn_{one}.weight" for one in ("q", "k", "v", "output")]
+FEED_FORWARD = [f"ffn_{one}.weight" for one in ("gate", "up", "down")]
+MATRICES = ["token_embd.weight", "output.weight", *ATTENTION, *FEED_FORWARD]
+
+
+def test_what_is_narrow_already_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "narrow.gguf"
+    narrow = dict.fromkeys(MATRICES, "Q8_0")
+    save_gguf(hf_model("Qwen2", **WIDE), file, "qwen2", quantise=narrow, metadata=WORDS)
+    options = EngineOptions(str(file), max_context=64, quantise="int4", threads=1)
+    files = open_model(str(file))
+    expected = "quantise int4 has no effect: "
+    told = [one.reason for one in explain(options, files, hardware())[0] if one.name == "quantise"]
+    assert [f"quantise {one}" for one in told] == [
+        f"{expected}the weights are narrow already (Q8_0)"
+    ]
+    build(options, files).close()
+    assert [one.getMessage()[: len(expected)] for one in caplog.records] == [expected]
+
+
+def test_who_asks_for_the_reference_is_warned_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_words(save_folder(hf_model("Qwen2", **WIDE), tmp_path), 320)
+    options = EngineOptions(str(tmp_path), max_context=64, kernels="ref", threads=1)
+    build(options, open_model(str(tmp_path))).close()
+    (said,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "reference" in said.getMessage()
+    assert "slow" in said.getMessage()
 
 
 def test_a_number_that_is_none_in_fp8(tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from html import unescape
+from typing import Any
 
 import httpx
+import pytest
 from server_fake import FakeEngine
 
+from headrace.server import openapi
 from headrace.server.app import create_app
 
 
@@ -41,6 +46,35 @@ async def test_it_is_the_servers_own_alone(client: httpx.AsyncClient) -> None:
         assert (await client.get(f"/{link}")).status_code == 200
     again = await client.get("/docs", headers={"if-none-match": reply.headers["etag"]})
     assert again.status_code == 304
+
+
+async def test_it_is_made_once_and_never_in_the_event_loop(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first client leaves while it is made, and others wait for the same document."""
+    begun, go_on, makers = asyncio.Event(), threading.Event(), []
+    loop, make = asyncio.get_running_loop(), openapi.get_openapi
+
+    def slow(**named: Any) -> Any:
+        makers.append(threading.current_thread())
+        assert makers[-1] is not threading.main_thread()
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(60)
+        return make(**named)
+
+    monkeypatch.setattr(openapi, "get_openapi", slow)
+    first = asyncio.ensure_future(client.get("/docs"))
+    await asyncio.wait(
+        {first, ended := asyncio.ensure_future(begun.wait())}, return_when="FIRST_COMPLETED"
+    )
+    assert ended.done(), first
+    first.cancel()
+    others = [asyncio.ensure_future(client.get(path)) for path in ("/docs", "/openapi.json")]
+    assert (await client.get("/health")).status_code == 200  # The loop turns meanwhile.
+    go_on.set()
+    for other in others:
+        assert (await other).status_code == 200
+    assert len(makers) == 1
 
 
 async def test_names_in_the_document_are_text() -> None:

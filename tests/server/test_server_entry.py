@@ -203,13 +203,14 @@ async def test_what_is_refused_and_what_fails_is_counted(
     await client.post("/v1/chat/completions", content=b"x" * 10, headers={"content-type": "a/b"})
     await client.get("/nowhere")
     app.state.service.draining = True
-    await client.post("/v1/chat/completions", json=CHAT)
+    reply = await client.post("/v1/chat/completions", json=CHAT)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "shutting_down")
     text = (await client.get("/metrics")).text
     for code in (
         "missing_required_parameter",
         "unsupported_media_type",
         "not_found_error",
-        "overloaded",
+        "shutting_down",
     ):
         assert f'headrace_refused_total{{code="{code}"}} 1.0' in text
     assert 'headrace_server_failures_total{kind="store_write"} 0.0' in text

@@ -563,3 +563,29 @@ def test_the_files_of_a_certificate_may_be_gone_for_a_while(tmp_path: Path) -> N
     assert tls.refresh() is False
     os.rename(tmp_path / "away", cert)
     assert tls.refresh() in (True, False)
+
+
+@pytest.mark.parametrize("guards", ["none", "keys", "keys, certificate, clients' certificates"])
+def test_the_line_to_try_gets_an_answer(tmp_path: Path, guards: str) -> None:
+    """Run the printed line in a shell that has the caller's key and its certificate."""
+    token, options = new_key(), ["port=0"]
+    if "keys" in guards:
+        write_keys(tmp_path / "keys.toml", [Key("bob", hash_of(token))])
+        options.append(f"keys={str(tmp_path / 'keys.toml')!r}")
+    if "clients" in guards:
+        ca = authority(tmp_path, "ca")
+        cert, key = issued(tmp_path, "server", ca)
+        issued(tmp_path, "CLIENT", ca)
+        options += [f"tls_cert={str(cert)!r}", f"tls_key={str(key)!r}", f"tls_clients={str(ca)!r}"]
+    with running(fake_server(options=", ".join(options))) as server:
+        line = server.await_line("^try: (.*)$")[1]
+        done = subprocess.run(
+            ["bash", "-c", f"{line} --silent --show-error"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=os.environ | {"HEADRACE_API_KEY": token},
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["object"] == "chat.completion", done.stdout

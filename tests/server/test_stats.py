@@ -71,6 +71,7 @@ async def test_a_point_sums_up_its_second() -> None:
     assert point["step_seconds"] == pytest.approx(0.2)
     assert point["busy"] == pytest.approx(0.2)
     assert point["roofline"] == pytest.approx(0.5)
+    assert point["others"] is None or 0 <= point["others"] <= 1
     assert (point["running"], point["waiting"], point["kv_usage"]) == (4, 3, 0.25)
     assert (point["prefix_lookups"], point["prefix_hits"], point["preemptions"]) == (50, 40, 2)
     assert point["time_to_first_token"] is None

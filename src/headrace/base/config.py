@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import OptionError
+from .names import hinted
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
 MOST_THREADS = 256
@@ -26,6 +27,12 @@ def option(default: Any, help: str, **rules: Any) -> Any:
 
 CPU_KERNELS = ("auto", "cpu", "avx512-bf16", "amx", "amx-bf16")
 """Values of `kernels` with which a CPU serves without PyTorch."""
+CPU_VALUES = {
+    "dtype": ("float32",),
+    "kv_dtype": ("float32", "float16", "bfloat16", "int8", "k8v4"),
+    "quantise": ("int8", "int4"),
+}
+"""Values of other options, besides auto, that these serve."""
 
 
 def auto_kv_dtype(device: str, dtype: str, kernels: str = "auto") -> tuple[str, str]:
@@ -35,6 +42,7 @@ def auto_kv_dtype(device: str, dtype: str, kernels: str = "auto") -> tuple[str, 
     return dtype, "the type of the activations"
 
 
+@hinted(OptionError)
 @dataclass(slots=True)
 class EngineOptions:
     """Options of one engine. None and "auto" are resolved at start, with a reason each."""
@@ -182,6 +190,7 @@ class EngineOptions:
         verify_options(self)
 
 
+@hinted(OptionError)
 @dataclass(slots=True)
 class ServerOptions:
     """Options of the HTTP service."""

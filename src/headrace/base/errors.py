@@ -98,6 +98,12 @@ class Overloaded(HeadraceError):
     code = "overloaded"
 
 
+class ShuttingDown(Overloaded):
+    """The server ends and takes nothing new; another one may."""
+
+    code = "shutting_down"
+
+
 class EngineDead(Overloaded):
     """The engine stopped while this request was in it."""
 

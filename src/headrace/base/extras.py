@@ -1,47 +1,89 @@
-"""Packages that an installation may lack, extras of this one: PyTorch (ADR 0074), the factory's.
+"""Packages that an installation may lack, extras of this one, and the command that installs them.
 
-Whoever computes on tensors imports it where it does so; a border above says who wanted it.
+A module that computes on tensors imports PyTorch where it does so (ADR 0074); a border above names
+what needed it. The command names packages of the index, never this one: it compiles nothing, and no
+other project can answer to it.
 """
 
 from __future__ import annotations
 
-import json
+import re
+import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
-from urllib.parse import unquote
 
 from .errors import PackageAbsent
 from .hardware import torch_build
 
+_OWN = "headrace"
+_NAME = re.compile(r"[\w.-]+")
+_EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
 
-def needed(package: str, who: str, extra: str) -> Any:
-    """A package of an extra, imported. Raises `PackageAbsent`: "`who` need …"."""
+
+def needed(package: str, who: str, *extras: str, param: str | None = None) -> Any:
+    """Return a module of an extra. Raises `PackageAbsent`: "`who` need …"."""
     try:
         return import_module(package)
-    except ImportError as absent:
-        raise PackageAbsent(
-            f"{who} need {package}, which is not installed: {install_extra(extra)}"
-        ) from absent
+    except ImportError as fault:
+        raise absent(f"{who} need", package, *extras, param=param) from fault
 
 
-def install_torch() -> str:
-    """The command that installs it."""
-    return install_extra("torch")
+def absent(who: str, package: str, *extras: str, param: str | None = None) -> PackageAbsent:
+    """Return the error that names all that the extras lack; `package` could not be imported."""
+    names = _missing(*extras) or [package.partition(".")[0]]
+    *most, last = (match[0] for name in names if (match := _NAME.match(name)))
+    short, verb = (f"{', '.join(most)} and {last}", "are") if most else (last, "is")
+    return PackageAbsent(
+        f"{who} {short}, which {verb} not installed: {_command(names)}", param=param
+    )
 
 
-def install_extra(extra: str) -> str:
-    """The command that installs an extra: from the checkout, where the package is one."""
+def install(*extras: str) -> str:
+    """Return the command that installs what the extras lack, or else all that they name."""
+    return _command(_missing(*extras) or _packages(*extras))
+
+
+def _command(names: list[str]) -> str:
+    return f"pip install {shlex.join(names)}"
+
+
+def _packages(*extras: str) -> list[str]:
+    """The requirements of the extras; none where this package runs without being installed."""
     # Local: with it come the mail and archive modules, 2 MB in every start.
-    from importlib.metadata import PackageNotFoundError, distribution
+    from importlib.metadata import PackageNotFoundError, requires
 
-    package, mode = "headrace", ""
-    with suppress(PackageNotFoundError, ValueError, TypeError):
-        source = json.loads(distribution("headrace").read_text("direct_url.json") or "{}")
-        if source.get("dir_info", {}).get("editable") and source["url"].startswith("file://"):
-            package, mode = unquote(source["url"].removeprefix("file://")), "--editable "
-    return f"pip install {mode}'{package}[{extra}]'"
+    try:
+        lines = requires(_OWN) or []
+    except PackageNotFoundError:
+        return []
+    found: dict[str, None] = {}
+    for line in lines:
+        requirement, _, marker = line.partition(";")
+        extra = _EXTRA.search(marker)
+        if extra is None or extra[1] not in extras:
+            continue
+        if requirement.startswith(f"{_OWN}["):
+            inner = requirement.partition("[")[2].partition("]")[0]
+            found |= dict.fromkeys(_packages(*inner.split(",")))
+        else:
+            found[requirement.strip()] = None
+    return list(found)
+
+
+def _missing(*extras: str) -> list[str]:
+    from importlib.metadata import PackageNotFoundError, version  # Local, as above.
+
+    found = []
+    for requirement in _packages(*extras):
+        name = _NAME.match(requirement)
+        assert name is not None
+        try:
+            version(name[0])
+        except PackageNotFoundError:
+            found.append(requirement)
+    return found
 
 
 @contextmanager
@@ -52,21 +94,19 @@ def needing_torch(who: Callable[[], str]) -> Iterator[None]:
     """
     try:
         yield
-    except ModuleNotFoundError as absent:
-        if absent.name != "torch":
+    except ModuleNotFoundError as fault:
+        if fault.name != "torch":
             raise
-        raise _torch_absent(who()) from absent
+        raise _torch_absent(who()) from fault
 
 
 @contextmanager
-def needing_factory() -> Iterator[None]:
-    """Raise `PackageAbsent` where a package of the extra `factory` is not there to import."""
+def needing(who: str, *extras: str, param: str | None = None) -> Iterator[None]:
+    """Raise `PackageAbsent` where a package of the extras is not there to import: "`who` …"."""
     try:
         yield
-    except ModuleNotFoundError as absent:
-        raise PackageAbsent(
-            f"the factory needs {absent.name}, which is not installed: {install_extra('factory')}"
-        ) from absent
+    except ImportError as fault:
+        raise absent(who, fault.name or str(fault), *extras, param=param) from fault
 
 
 def require_torch(who: str) -> None:
@@ -76,4 +116,4 @@ def require_torch(who: str) -> None:
 
 
 def _torch_absent(who: str) -> PackageAbsent:
-    return PackageAbsent(f"{who} needs PyTorch, which is not installed: {install_torch()}")
+    return PackageAbsent(f"{who} needs PyTorch, which is not installed: {install('torch')}")

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from .errors import InvalidRequest
+from .names import hinted
 
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -18,6 +19,7 @@ GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy: the quotient would overflow float32."""
 
 
+@hinted(InvalidRequest)
 @dataclass(slots=True)
 class SamplingParams:
     """Sampling of one request; the field names and defaults of vLLM's offline API.

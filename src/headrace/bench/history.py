@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from ..base.environment import cache_root
 from ..base.errors import HeadraceError, InvalidRequest, OptionError
+from ..base.extras import needing
 from ..roofline.plot import Chart, Series
 from .http import parse_url
 from .metrics import FIGURES, SAMPLES
@@ -93,13 +94,9 @@ def row_of(result: dict[str, Any]) -> list[Any]:
 
 
 def library(what: str, param: str, extra: str) -> Any:
-    """DuckDB. Raises `OptionError` where it is not installed: what needs it, and its extra."""
-    try:
+    """Return DuckDB. Raises `PackageAbsent` naming what needs it."""
+    with needing(f"the {what} needs", extra, param=param):
         import duckdb
-    except ImportError:
-        raise OptionError(
-            f'the {what} needs duckdb: pip install "headrace[{extra}]"', param=param
-        ) from None
     return duckdb
 
 
@@ -164,11 +161,11 @@ class History:
 
 
 def remember(result: dict[str, Any]) -> str | None:
-    """Add a result to the history; → why it could not be."""
+    """Add a result to the history; return what to print where it is not added."""
     try:
         History().add(result)
     except HeadraceError as error:
-        return error.message
+        return f"not added to the history: {error.message}"
     return None
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ..base.config import option
-from ..base.errors import HeadraceError, InvalidRequest, OptionError
+from ..base.errors import HeadraceError, InvalidRequest
+from ..base.extras import needed
 from ..obs.tasks import TaskWatch
 from ..obs.threads import THREADS
 from .audit import Finding, examine
@@ -324,14 +325,9 @@ class SystemUnderTest:
 
 
 def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> MlperfResult:
-    """One test; blocks until LoadGen is done. Raises `OptionError` where it is not installed."""
+    """Run one test; blocks until LoadGen is done. Raises `PackageAbsent` without it."""
     options.verify()
-    try:
-        import mlperf_loadgen as loadgen
-    except ImportError:
-        raise OptionError(
-            'MLPerf scenarios need LoadGen: pip install "headrace[bench]"', param="scenario"
-        ) from None
+    loadgen = needed("mlperf_loadgen", "MLPerf scenarios", "bench", param="scenario")
     place = root / "results" / options.system / options.target.model.replace("/", "_")
     place = place / options.scenario
     folder = place / "accuracy"

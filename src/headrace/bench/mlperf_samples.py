@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import InvalidRequest, OptionError
+from ..base.errors import InvalidRequest
+from ..base.extras import needing
 from .lengths import Lengths
 from .material import Material
 from .sounds import Recording
@@ -152,12 +153,8 @@ def _rows(path: Path) -> list[Any]:
 
 
 def _parquet(path: Path) -> list[Any]:
-    try:
-        import duckdb  # Local: an extra.
-    except ImportError:
-        raise OptionError(
-            'parquet needs duckdb: pip install "headrace[bench]"', param="dataset"
-        ) from None
+    with needing("parquet needs", "bench", param="dataset"):
+        import duckdb
     try:
         with duckdb.connect() as database:
             found = database.execute("SELECT * FROM read_parquet(?)", [str(path)])

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..base.config import EngineOptions
 from ..base.errors import InvalidRequest
+from ..base.process import Processes
 from ..base.request import OutputDelta
 from ..base.sampling import SamplingParams
 from ..base.version import VERSION, revision
@@ -24,7 +25,6 @@ from .audit import Finding, examine
 from .energy import EnergyMeter
 from .metrics import Run
 from .options import RunOptions
-from .process import Processes
 from .record import RequestRecord
 from .result import LATENCY, THROUGHPUT, document
 from .run import make_material, make_run, make_sessions

@@ -54,10 +54,30 @@ class Point:
 
     @property
     def kept(self) -> bool:
-        """Was the SLO met, by a valid run that was not over-saturated?"""
+        """Was the SLO met, by a valid run?"""
         slo = self.result["slo"]
-        saturated = any(f["code"] == "over_saturated" for f in self.result["findings"])
-        return bool(slo and slo["met"] and self.sound and not saturated)
+        return bool(slo and slo["met"] and self.sound)
+
+    @property
+    def problems(self) -> list[str]:
+        """Findings for which the run does not count, whatever its figures are."""
+        return [
+            str(each["text"])
+            for each in self.result["findings"]
+            if each["severity"] == "invalid" or each["code"] == "interrupted"
+        ]
+
+    @property
+    def unjudged(self) -> str:
+        """Why the run does not show whether the SLO is kept, or nothing.
+
+        A saturated run does show it: the server has a limit.
+        """
+        codes = {f["code"] for f in self.result["findings"] if f["severity"] == "invalid"}
+        accuracy = self.result.get("accuracy")
+        if codes - {"over_saturated"} or self.result["interrupted"]:
+            return "; ".join(self.problems)
+        return "" if accuracy is None or accuracy["passed"] else said(accuracy)
 
     @property
     def sound(self) -> bool:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ..base.process import Processes, busy_cores
 from ..obs.threads import THREADS
 from .energy import gpu_states, rapl_joules
 from .http import Address, ConnectionLost, fetch, parse_url
-from .process import Processes, busy_cores
 
 MOST_POINTS = 600
 """Points of a series; above, every second one is dropped and the interval doubles."""

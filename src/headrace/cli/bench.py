@@ -180,8 +180,14 @@ def search_command(
 
     best = sweeper.search(seen, start=start, limit=limit)
     _finish_sweep(console, folder, found, best)
-    if best is None:
+    broken = min((p for p in found if not p.kept), key=lambda p: p.value, default=None)
+    if best is None and broken is not None:
+        if why := broken.unjudged:
+            raise HeadraceError(f"{by} {start:g} does not show whether {slo} is kept: {why}")
         raise HeadraceError(f"not even {by} {start:g} keeps {slo}", param="slo")
+    if broken is not None and broken.unjudged:
+        text = f"it may be more: the run at {by} {broken.value:g} does not count"
+        console.print(text, style="bold red", soft_wrap=True)
 
 
 def _sweeper(
@@ -407,6 +413,8 @@ def _say_point(console: Console, point: Point) -> None:
         "  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)),
         soft_wrap=True,
     )
+    for problem in point.problems:
+        console.print(f"  does not count: {problem}", style="red", markup=False, soft_wrap=True)
 
 
 def _finish_sweep(

@@ -18,6 +18,7 @@ from ..base.errors import InvalidRequest, Unreachable
 from ..loader.cache import root
 from ..worker.disk import BLOCK_NAME, FOLDER, StoredBlock, is_block, put, stored_blocks
 from ..worker.seal import forget_keys
+from .remote import API_KEY, Url, named
 
 command = typer.Typer(
     add_completion=False,
@@ -58,12 +59,17 @@ def show(cache_dir: CacheDir = None) -> None:
 
 @command.command()
 def pins(
-    url: Annotated[str, typer.Argument(help="The operator's port of a server.")],
+    server: Annotated[
+        str | None, typer.Argument(help="The operator's port of a server.", show_default=False)
+    ] = None,
+    url: Url = None,
     key: Annotated[
-        str | None, typer.Option(help="Of an operator.", envvar="HEADRACE_API_KEY")
+        str | None,
+        typer.Option(*API_KEY, help="API key of an operator.", envvar="HEADRACE_API_KEY"),
     ] = None,
 ) -> None:
     """List the prompts that a server keeps, with what of each was there when it was last asked."""
+    url = named(server, url)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx.get(f"{url.rstrip('/')}/operate/pins", headers=headers)

@@ -17,6 +17,7 @@ from .brief import BriefHelp
 from .configured import configured
 from .conversation import HELP, Conversation
 from .main import fail
+from .remote import API_KEY
 from .start import engine_of
 from .typed import Typed
 from .voice import LocalVoice, RemoteVoice, SamplingOptions, Voice
@@ -33,7 +34,7 @@ def chat(
     url: Annotated[
         str | None, typer.Option("--url", help="Talk to this running server instead.")
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="API key for --url.")] = None,
+    key: Annotated[str | None, typer.Option(*API_KEY, help="API key for --url.")] = None,
     served: Annotated[
         str | None, typer.Option("--served", help="Name of the model at --url, if not the first.")
     ] = None,

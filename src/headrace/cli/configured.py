@@ -21,6 +21,7 @@ import typer
 
 from ..base.config import DEFAULT_MODEL
 from ..base.errors import OptionError
+from ..base.names import hint
 from .brief import PANEL, show_all
 
 POSITIONAL = {"model"}
@@ -103,7 +104,8 @@ def read_config(path: Path, known: set[str]) -> dict[str, Any]:
     unknown = sorted(options.keys() - known)
     if unknown:
         raise OptionError(
-            f"{path} has the unknown option {unknown[0]}; known are {', '.join(sorted(known))}",
+            f"{path} has the unknown option {unknown[0]}; known are {', '.join(sorted(known))}"
+            f"{hint(unknown[0], known)}",
             param="config",
         )
     return options

@@ -16,6 +16,7 @@ from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import InvalidRequest
 from .brief import BriefHelp
 from .configured import configured
+from .remote import API_KEY
 from .start import engine_of
 from .voice import LocalVoice, RemoteVoice, SamplingOptions, Voice
 
@@ -42,7 +43,7 @@ def generate(
     url: Annotated[
         str | None, typer.Option("--url", help="Ask this running server; MODEL is its name there.")
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="API key for --url.")] = None,
+    key: Annotated[str | None, typer.Option(*API_KEY, help="API key for --url.")] = None,
 ) -> None:
     """Continue a prompt once and print the answer as it comes."""
     if len(words) > 2:

@@ -17,6 +17,7 @@ import typer.main
 
 from ..base.environment import debug
 from ..base.errors import HeadraceError
+from ..base.names import hint
 from ..base.version import VERSION
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -66,23 +67,29 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name → (module:name of a function or a Typer application, one line of help)."""
 
 INTERRUPTED = 130
+USAGE: Any = typer.BadParameter.__base__
+"""Click's error for a wrong command line, of the Click that Typer uses."""
 
 
 class Deferred(typer.core.TyperCommand):
     """A subcommand that is known by name and help; the first use imports it."""
 
     def __init__(self, name: str, home: str, help: str) -> None:
+        """`home`: `module:attribute`, or `module:attribute.command` of a Typer application."""
         super().__init__(name, help=help, short_help=help)
         self._home = home
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        module, _, attribute = self._home.partition(":")
+        module, _, path = self._home.partition(":")
+        attribute, _, command = path.partition(".")
         found = getattr(import_module(module), attribute)
         if not isinstance(found, typer.Typer):
             function = found
             found = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             found.command()(function)
-        real = typer.main.get_command(found)
+        real: Any = typer.main.get_command(found)
+        if command:
+            real = real.commands[command]
         real.name = self.name
         return real.make_context(info_name, args, parent=parent, **extra)
 
@@ -101,6 +108,12 @@ class LazyGroup(typer.core.TyperGroup):
         except KeyboardInterrupt:
             sys.stderr.write("\n")
             sys.exit(INTERRUPTED)
+        except USAGE as error:
+            name = getattr(error, "option_name", "")
+            known = [one.name for one in error.ctx.command.params] if name and error.ctx else []
+            if words := hint(name, known, lambda ours: "--" + ours.replace("_", "-")):
+                error.message, error.possibilities = f"No such option: {name}{words}", None
+            raise
         except HeadraceError as error:
             if debug():
                 traceback.print_exc()

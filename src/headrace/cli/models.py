@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..base.extras import install_torch
+from ..base.extras import install
 from ..base.hardware import torch_build
 from ..loader import open_model
 from ..loader.cache import cached_models
@@ -72,7 +72,7 @@ def pull(
     known = CATALOG.get(name)
     if known is not None and known.needs_torch and not torch_build()[0]:
         sys.stderr.write(
-            f"note: {name} needs PyTorch to be served, which is not installed: {install_torch()}\n"
+            f"note: {name} needs PyTorch to be served, which is not installed: {install('torch')}\n"
         )
     with DownloadBars(sys.stderr) as bars:
         if known is not None and known.speech:

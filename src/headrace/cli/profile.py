@@ -17,6 +17,7 @@ from rich.table import Table
 
 from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import HeadraceError
+from ..base.process import NOTABLE, Others
 from ..base.request import Request
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
@@ -92,8 +93,10 @@ def profile(
         case = case_of(files, dtype=dtype, kv_dtype=decided.get("kv_dtype", dtype))
         inner = built.core.executor
         shape = requests, input, files.arch.vocab_size
+        others = Others()
         with timed() as records:
             found, wall = _run(built.core, inner, _prompts(0, *shape), output)
+        disturbed = others.share()
         own = found
         if not records and isinstance(inner, InlineExecutor) and isinstance(inner.worker, Worker):
             times = inner.worker.time_operators()
@@ -127,6 +130,13 @@ def profile(
     except OSError as error:
         raise HeadraceError(f"{error.filename}: {error.strerror}") from None
     _show(console, found, step_model, hardware, wall)
+    if disturbed is not None and disturbed > NOTABLE:
+        console.print(
+            f"other programs used {disturbed:.0%} of the processors meanwhile: the times are "
+            "longer, and the ratios lower, than those of this machine alone",
+            style="bold red",
+            soft_wrap=True,
+        )
     if records:
         _show_operators(console, operators, check)
     else:

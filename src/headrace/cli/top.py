@@ -23,6 +23,7 @@ except ImportError:  # Windows: Ctrl-C quits
     termios = None  # type: ignore[assignment]
 
 from ..base.errors import HeadraceError, InvalidRequest, Unreachable
+from .remote import API_KEY, HERE, Url, named, unreachable
 from .top_source import Reading, readings
 from .top_view import Screen, line
 
@@ -30,9 +31,13 @@ AGAIN_SECONDS = 2.0
 
 
 def command(
-    url: Annotated[str, typer.Argument(help="The server.")] = "http://127.0.0.1:8000",
+    server: Annotated[
+        str | None, typer.Argument(help=f"The server; none: {HERE}.", show_default=False)
+    ] = None,
+    url: Url = None,
     key: Annotated[
-        str | None, typer.Option("--key", help="API key of an operator.", envvar="HEADRACE_API_KEY")
+        str | None,
+        typer.Option(*API_KEY, help="API key of an operator.", envvar="HEADRACE_API_KEY"),
     ] = None,
     interval: Annotated[
         float, typer.Option("--interval", min=0.1, help="Seconds between readings of /metrics.")
@@ -41,10 +46,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Readings as JSON lines.")] = False,
 ) -> None:
     """Watch a server: ours, or any with vLLM's or NIM's metrics. q quits."""
-    if not url.startswith(("http://", "https://")):
-        url = f"http://{url}"
+    address = named(server, url, HERE)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_top(url, key, interval, once=once, as_json=as_json))
+        asyncio.run(_top(address, key, interval, once=once, as_json=as_json))
 
 
 async def _top(url: str, key: str | None, interval: float, *, once: bool, as_json: bool) -> None:
@@ -60,10 +64,12 @@ async def _top(url: str, key: str | None, interval: float, *, once: bool, as_jso
         if once or as_json or not sys.stdout.isatty():
             async with aclosing(_lasting(client, interval, patient=not once)) as found:
                 async for reading in found:
-                    if isinstance(reading, Reading):
-                        print(json.dumps(asdict(reading)) if as_json else line(reading), flush=True)
-                        if once:
-                            return
+                    if not isinstance(reading, Reading):
+                        sys.stderr.write(f"{reading}\n")
+                        continue
+                    print(json.dumps(asdict(reading)) if as_json else line(reading), flush=True)
+                    if once:
+                        return
             return
         await _live(client, url, interval)
 
@@ -98,23 +104,26 @@ async def _live(client: httpx.AsyncClient, url: str, interval: float) -> None:
 async def _lasting(
     client: httpx.AsyncClient, interval: float, *, patient: bool
 ) -> AsyncGenerator[Reading | str]:
-    """Readings, and a sentence where there is none; comes back when the server does.
+    """Yield readings, and a sentence where there is none; come back when the server does.
 
-    What asking again cannot mend is raised, and everything where not `patient`.
+    Raises what asking again cannot mend: a server that has never answered, or any problem unless
+    `patient`.
     """
+    answered = False
     while True:
         try:
             async with aclosing(readings(client, interval)) as found:
                 async for reading in found:
+                    answered = True
                     yield reading
             problem = "the server has ended the stream"
         except httpx.HTTPError as error:
-            problem = f"cannot reach {client.base_url}: {error or type(error).__name__}"
+            problem = unreachable(client.base_url, error).message
         except HeadraceError as error:
             if error.status < 500:
                 raise
-            problem = error.message
-        if not patient:
+            problem, answered = error.message, True
+        if not (patient and answered):
             raise Unreachable(problem)
         yield f"{problem}; trying again"
         await asyncio.sleep(AGAIN_SECONDS)

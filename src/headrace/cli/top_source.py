@@ -46,6 +46,7 @@ class Reading:
     batch: float | None = None
     preemptions: float | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
+    others: float | None = None
 
 
 async def readings(client: httpx.AsyncClient, interval: float) -> AsyncGenerator[Reading]:
@@ -125,6 +126,7 @@ def _of_point(
         point["batch"],
         point["preemptions"],
         requests,
+        point.get("others"),
     )
 
 

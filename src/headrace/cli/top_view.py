@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..base.process import NOTABLE
 from .top_source import Reading
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -94,7 +95,9 @@ class Screen:
             (
                 "roofline",
                 share(now.roofline),
-                "predicted / measured",
+                f"others have {share(now.others)} of CPUs"
+                if (now.others or 0) > NOTABLE
+                else "predicted / measured",
                 [r.roofline for r in self._history],
                 1.0,
             ),

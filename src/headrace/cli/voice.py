@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import httpx
 
 from ..base.config import option
-from ..base.errors import HeadraceError, InvalidRequest, Unreachable
+from ..base.errors import HeadraceError, InvalidRequest
 from ..base.foreign import Undecodable, any_json
 from ..base.request import OutputDelta
 from ..base.sampling import SamplingParams
 from ..engine.face import ServingEngine
 from ..engine.input import default_sampling
+from .remote import unreachable
 
 Message = dict[str, Any]
 
@@ -154,7 +155,7 @@ class RemoteVoice:
         try:
             reply = await self._client.get(f"{self._base}/models")
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
+            raise unreachable(self._base, error) from None
         if reply.status_code != 200:
             raise RemoteError(f"{self._base}: {_words(reply.status_code, reply.text)}")
         try:
@@ -164,9 +165,6 @@ class RemoteVoice:
 
     async def close(self) -> None:
         await self._client.aclose()
-
-    def _unreachable(self, error: httpx.HTTPError) -> HeadraceError:
-        return Unreachable(f"cannot reach {self._base}: {error or type(error).__name__}")
 
     def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncGenerator[Piece]:
         return self._stream("chat/completions", {"messages": messages}, options)
@@ -196,7 +194,7 @@ class RemoteVoice:
                     if event.get("usage"):
                         yield _counted(event["usage"])
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
+            raise unreachable(self._base, error) from None
         except Undecodable:
             raise RemoteError(f"{self._base} sent an event that is not JSON") from None
 

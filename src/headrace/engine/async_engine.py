@@ -18,7 +18,14 @@ from typing import Any, Unpack
 
 from ..base import environment
 from ..base.config import Decision, EngineOptions
-from ..base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest, Overloaded
+from ..base.errors import (
+    EngineDead,
+    EngineFault,
+    HeadraceError,
+    InvalidRequest,
+    Overloaded,
+    ShuttingDown,
+)
 from ..base.identity import Identity
 from ..base.outputs import Vector
 from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
@@ -195,7 +202,7 @@ class AsyncEngine:
 
     def _check_open(self, sampling: SamplingParams) -> None:
         if self._draining:
-            raise Overloaded("the server is shutting down", retry_after=2.0)
+            raise ShuttingDown("the server is shutting down", retry_after=2.0)
         self.operations.check_awake()
         if self._supervisor.state is not State.READY:
             raise self._supervisor.dead()

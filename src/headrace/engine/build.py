@@ -101,11 +101,14 @@ def build(
         resolved = resolve(options, files, found)
         if found.gpus and resolved.options.device == "cpu" and options.device == "auto":
             log.warning("%s is left alone: %s", found.gpus[0].name, resolved.decisions[0].reason)
+        if options.kernels == "ref":
+            log.warning("the reference kernels serve, as asked: over ten times slower than others")
         wish = plan(resolved, files, weight_bytes_on_disk(resolved, files))
     executor = _executor(resolved, wish, files, worker)
     try:
         begin = time.monotonic()
         facts = executor.load()
+        _warn(resolved.options, facts.kernels)
         for name, seconds in facts.phases.items():
             on_phase(name, seconds)
         on_phase("load_other", time.monotonic() - begin - sum(facts.phases.values()))
@@ -151,6 +154,21 @@ def build(
         executor.close()
         raise
     return Built(core, memory, facts, decisions, identity, kv.holdings, context, lender)
+
+
+def _warn(options: EngineOptions, kernels: list[Decision]) -> None:
+    """Log what a user would not expect of the kernels that serve."""
+    decided = {one.name: one for one in kernels}
+    slow = [
+        one for one in decided.values() if one.name.startswith("kernels.") and one.value == "ref"
+    ]
+    if slow and options.device == "cpu" and options.kernels != "ref":
+        names = ", ".join(one.name.removeprefix("kernels.") for one in slow)
+        why = slow[0].reason
+        log.warning("the reference kernels, which are slow, serve %s: %s", names, why)
+    narrowed = decided.get("quantise")
+    if narrowed is not None and narrowed.value != options.quantise:
+        log.warning("quantise %s", narrowed.reason)
 
 
 def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:

@@ -31,12 +31,7 @@ def wants_torch(options: EngineOptions) -> bool:
         return True
     if options.device == "auto" and torch_build()[1] is not None and gpus():
         return True
-    return (
-        options.kernels not in CPU_KERNELS
-        or options.dtype not in ("auto", "float32")
-        or options.quantise == "fp8"
-        or options.max_adapters > 0
-    )
+    return options.kernels not in CPU_KERNELS or options.max_adapters > 0
 
 
 def preload_torch() -> threading.Thread | None:

@@ -97,7 +97,4 @@ def _who_needs_torch(files: ModelFiles, settings: dict[str, Any]) -> str:
         load()
     except LibraryAbsent as absent:
         return f"serving without the CPU kernels ({absent})"
-    for option, free in (("dtype", ("auto", "float32")), ("quantise", ("auto", "int8", "int4"))):
-        if settings.get(option, "auto") not in free:
-            return f"--{option} {settings[option]}"
     return f"a type of the tensors in {files.name}"

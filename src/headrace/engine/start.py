@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..base.config import MOST_THREADS, Decision, EngineOptions, auto_kv_dtype, parse_size
+from ..base.config import (
+    CPU_KERNELS,
+    CPU_VALUES,
+    MOST_THREADS,
+    Decision,
+    EngineOptions,
+    auto_kv_dtype,
+    parse_size,
+)
 from ..base.errors import OptionError
-from ..base.extras import install_torch
+from ..base.extras import install
 from ..base.hardware import Hardware, torch_build
 from ..base.layout import ONE, Layout
 from ..base.modelfiles import ModelFiles
@@ -62,6 +70,8 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     if dtype == "auto":
         dtype, why = _dtype(device, hardware)
         decide("dtype", dtype, why)
+    if device == "cpu" and options.kernels in CPU_KERNELS:
+        _verify_values(options)
     kv_dtype = options.kv_dtype
     if kv_dtype == "auto":
         kv_dtype, why = auto_kv_dtype(device, dtype, options.kernels)
@@ -115,6 +125,22 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     return Resolved(resolved, tuple(decisions), available, kv_memory, draft)
 
 
+def _verify_values(options: EngineOptions) -> None:
+    """Raise `OptionError` for a value that only the reference kernels serve on a CPU.
+
+    They take ten to a hundred times as long, so they serve only if they are asked for by name.
+    """
+    for param, served in CPU_VALUES.items():
+        value = getattr(options, param)
+        if value in ("auto", *served):
+            continue
+        other = "" if param == "quantise" else ", or --kernels ref, which is over ten times slower"
+        raise OptionError(
+            f"{param} {value} has no kernels on a CPU; choose auto or {', '.join(served)}{other}",
+            param=param,
+        )
+
+
 def _verify_draft_model(options: EngineOptions) -> None:
     """Raise `OptionError` where a draft model has nothing to do, or there is none."""
     if options.speculate == "draft" and options.draft_model is None:
@@ -159,9 +185,9 @@ def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
     version, cuda = torch_build()
     obstacle = ""
     if not hardware.gpus:
-        obstacle = "no NVIDIA GPU is visible"
+        obstacle = "no NVIDIA GPU is visible (nvidia-smi lists them; a container needs --gpus all)"
     elif not version:
-        obstacle = f"PyTorch, which a GPU needs, is not installed: {install_torch()}"
+        obstacle = f"PyTorch, which a GPU needs, is not installed: {install('torch')}"
     elif cuda is None:
         obstacle = f"the installed torch {version} is built without CUDA"
     if wish == "cuda" and obstacle:

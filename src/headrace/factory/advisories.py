@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 
 from ..base.errors import InvalidRequest
-from ..base.extras import needing_factory
+from ..base.extras import needing
 from ..base.foreign import any_json, json_reader
 from .checks import need, undecided
 from .key import digest_of
 from .stage import Outcome, Recipe, Result, Work
 
-with needing_factory():
+with needing("the factory needs", "factory"):
     from packageurl import PackageURL
     from packaging.utils import canonicalize_name
     from packaging.version import InvalidVersion, Version

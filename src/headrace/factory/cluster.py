@@ -14,14 +14,13 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from ..base.errors import InvalidRequest, OptionError
+from ..base.errors import OptionError
+from ..base.extras import needing
 from .fleet import TRIES, Cell, Planned, build_cell, plan_cells
 
-try:
+with needing("--on ray needs", "ray", param="on"):
     import ray
     from ray.exceptions import RayError
-except ImportError:
-    raise InvalidRequest("ray is not installed: pip install 'headrace[ray]'", param="on") from None
 
 FLIGHT = 256
 """Tasks that Ray is given at once."""

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..base.errors import DownloadError, NotFound, OptionError, Untrusted
-from ..base.extras import needing_factory
+from ..base.extras import needing
 from .key import digest_of, is_digest
 from .store import CHUNK, INDEX_TYPE, MANIFEST_TYPE, SMALL, Descriptor, Store
 
-with needing_factory():
+with needing("the factory needs", "factory"):
     from oras.container import Container
     from oras.provider import Registry
     from requests import RequestException, Response

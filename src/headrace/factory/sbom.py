@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from ..base.extras import needing_factory
+from ..base.extras import needing
 from ..base.version import VERSION
 from .checks import model_files, need, undecided
 from .key import canonical, digest_of
@@ -16,7 +16,7 @@ from .spdx import SPDX_TYPE, Pin, spdx
 from .stage import Recipe, Result, Work
 from .store import Descriptor
 
-with needing_factory():
+with needing("the factory needs", "factory"):
     from cyclonedx.model import HashAlgorithm, HashType, Property
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component, ComponentType, Pedigree

@@ -17,11 +17,11 @@ from typing import Any
 
 from ..base.environment import cache_root
 from ..base.errors import OptionError, Untrusted
-from ..base.extras import needing_factory
+from ..base.extras import needing
 from ..base.foreign import any_json
 from .key import canonical, digest_of
 
-with needing_factory():
+with needing("the factory needs", "factory"):
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import (
         Encoding,

@@ -81,7 +81,8 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         """Make the folder where there is none. Raises `OptionError`, `Untrusted`."""
-        self.root = root
+        # Absolute: programs that a stage runs have a working directory of their own.
+        self.root = root = root.absolute()
         self._blobs, self._at = (
             f"{root}/blobs/sha256/",
             f"{root}/",

@@ -20,7 +20,6 @@ from typing import Any
 
 from ..base.config import option, verify_options
 from ..base.errors import OptionError
-from ..base.version import VERSION
 from .chart import PINNED
 from .fleet import Cell
 from .key import canonical, digest_of
@@ -47,7 +46,7 @@ class WorkflowOptions:
     ring: str | None = option(None, "What is promoted to; none: dev.", choices=tuple(Ring))
     unevaluated: str | None = option(None, "Gates that may be open, as of `promote`.")
     image: str | None = option(None, "What steps run in: on Kubernetes host/repository@digest.")
-    package: str | None = option(None, "What pip installs for a shell; none: this version.")
+    package: str | None = option(None, "What pip installs for a shell.")
 
     def verify(self) -> None:
         """Raise `OptionError` naming the first field outside its rules."""
@@ -289,8 +288,13 @@ def _object(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _install(asked: WorkflowOptions) -> str:
-    package = _safe(asked.package or f"headrace[factory]=={VERSION}")
-    return f"python -m pip install {shlex.quote(package)}"
+    if not asked.package:
+        raise OptionError(
+            "package must say what pip installs, as no index has this one: "
+            "'headrace[factory] @ https://HOST/WHEEL', or a file of the checkout",
+            param="package",
+        )
+    return f"python -m pip install {shlex.quote(_safe(asked.package))}"
 
 
 def _safe(word: str) -> str:

@@ -21,6 +21,9 @@ from .reference_backend import ReferenceBackend
 from .triton.backend import TritonBackend
 from .weights import Weight
 
+DENSE = frozenset({"float32", "float16", "bfloat16"})
+"""Kinds of weights that `quantise` makes smaller."""
+
 
 class ComposedOperators:
     """One `Operators` face over several backends: each call goes straight to its provider."""
@@ -111,6 +114,10 @@ def choose(
     for backend in candidates:
         if backend.name in built and isinstance(backend, Explaining):
             decisions += backend.decisions()
+    if question.quantise != "auto" and not question.weights & DENSE:
+        kinds = ", ".join(sorted(question.weights))
+        reason = f"{question.quantise} has no effect: the weights are narrow already ({kinds})"
+        decisions.append(Decision("quantise", "auto", reason))
     if wish != "auto" and wish not in built:
         raise OptionError(
             f"kernels {wish!r} can serve nothing here: {decisions[0].reason}", param="kernels"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..base.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from ..base.modelfiles import ModelFiles
+from ..base.names import nearest
 from .catalog import CATALOG
 from .download import fetch_catalog
 from .folder import open_folder
@@ -71,6 +72,7 @@ def open_local(path: Path, name: str, licence: str | None = None) -> ModelFiles:
 def _unknown(name: str) -> ModelNotFound:
     return ModelNotFound(
         f"no model {name!r:.200}; a model is a catalog name ({', '.join(CATALOG)}), a folder in "
-        "Hugging Face layout, a .gguf file, or a hub id such as org/name or org/name:q4_k_m",
+        "Hugging Face layout, a .gguf file, or a hub id such as org/name or org/name:q4_k_m"
+        f"{nearest(name, CATALOG)}",
         param="model",
     )

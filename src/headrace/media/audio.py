@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import InvalidRequest, Overloaded, PackageAbsent, TooLarge
-from ..base.extras import install_extra
+from ..base.errors import InvalidRequest, Overloaded, TooLarge
+from ..base.extras import absent
 from .formats import FFMPEG, HEAD, REFUSALS, container
 
 RATE = 16_000
@@ -97,11 +97,8 @@ def decode_into(
         os.lseek(source.fileno(), 0, os.SEEK_SET)
         answer = _child(source, target, format, limits)
     if "absent" in answer:
-        extra = "av" if format in FFMPEG else "audio"
-        raise PackageAbsent(
-            f"reading {format} needs {answer['absent']}, which is not installed: "
-            f"{install_extra(extra)}"
-        )
+        extras = ("audio", "av") if format in FFMPEG else ("audio",)
+        raise absent(f"reading {format} needs", answer["absent"], *extras)
     if answer.get("refused") == "room":
         raise Overloaded(REFUSALS["room"], retry_after=5.0)
     if "refused" in answer:

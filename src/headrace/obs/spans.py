@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import OptionError
+from ..base.extras import needing
 from ..base.version import VERSION
 from .life import RequestLife
 
@@ -41,25 +42,19 @@ class Spans:
     def __init__(self, endpoint: str, *, exporter: Any = None, batch_seconds: float = 2.0) -> None:
         """`endpoint`: base URL of an OTLP collector, such as `http://collector:4318`.
 
-        Raises `OptionError` where the URL is none or the packages are missing.
+        Raises `OptionError` for a wrong URL, `PackageAbsent` without the packages.
         """
         if not endpoint.startswith(("http://", "https://")):
             raise OptionError(
                 f"otlp_endpoint must be an http or https URL, not {endpoint!r}",
                 param="otlp_endpoint",
             )
-        try:
+        with needing("otlp_endpoint needs", "telemetry", param="otlp_endpoint"):
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-        except ImportError as error:
-            raise OptionError(
-                f"otlp_endpoint needs the packages of the extra: pip install headrace[telemetry] "
-                f"({error.name} is missing)",
-                param="otlp_endpoint",
-            ) from None
         self._propagator = TraceContextTextMapPropagator()
         self._provider: TracerProvider = TracerProvider(
             resource=Resource.create({"service.name": SERVICE, "service.version": VERSION}),

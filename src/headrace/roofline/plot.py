@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..base.errors import OptionError
+from ..base.extras import needing
 
 COLOURS = ("#2563a8", "#d1622b", "#2e8b57", "#8a4fa3", "#b8860b", "#c23b5e", "#3b8ea5", "#6b7280")
 WIDTH, HEIGHT = 640, 360
@@ -257,15 +257,11 @@ def _log_ticks(values: Sequence[float]) -> list[float]:
 
 
 def write_png(items: Sequence[Chart], path: Path, columns: int = 2) -> None:
-    """All charts in one picture; `OptionError` where matplotlib is not installed."""
-    try:
+    """Draw all charts in one picture. Raises `PackageAbsent` without matplotlib."""
+    with needing("PNG needs", "bench", param="png"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-    except ImportError:
-        raise OptionError(
-            'PNG needs matplotlib: pip install "headrace[bench]"', param="png"
-        ) from None
     columns = min(columns, len(items))
     lines = -(-len(items) // columns)
     width = 7.2 if columns < 3 else 5.2

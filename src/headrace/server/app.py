@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ from .routes.stats.route import router as stats
 from .routes.tokenize import router as tokenize
 from .routes.version import router as version
 from .routes.vllm import router as vllm
-from .service import Service, of
+from .service import Service
 from .socket import Sockets
 from .store import ResponseStore
 from .traced import traced
@@ -91,6 +92,7 @@ class Application(FastAPI):
         )
         self._routers = routers
         self._inside: ASGIApp | None = None
+        self._made: dict[str, asyncio.Task[Any]] = {}
         # Not `include_router`, which makes every route and its schemas anew, in the first request:
         # these routers have no prefix and nothing else to add.
         self.router.routes.extend(route for router in routers for route in router.routes)
@@ -103,11 +105,23 @@ class Application(FastAPI):
         """Called by FastAPI: its own route would make the document in the event loop."""
 
         async def openapi(request: Request) -> Response:
-            return json_response(await of(request).hands.run(self.openapi))
+            return json_response(await self.made("openapi", self.openapi))
 
         self.add_route("/openapi.json", openapi, include_in_schema=False)
 
+    async def made(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return the result of `make()`, which runs once and in a thread, however many ask.
+
+        It goes on if they leave: clients that come and go never begin it a second time.
+        """
+        task = self._made.get(name)
+        if task is None or (task.done() and (task.cancelled() or task.exception())):
+            service: Service = self.state.service
+            task = self._made[name] = service.tasks.errand(name, asyncio.to_thread(make))
+        return await asyncio.shield(task)
+
     def openapi(self) -> dict[str, Any]:
+        """Make the OpenAPI document. It takes long: only `made` calls it in a server."""
         closed = (lambda path: not is_open(path)) if self.state.accounts is not None else None
         return document(self, self._routers, closed)
 

@@ -9,7 +9,6 @@ which clients echo and decorate, unknown keys are left out and counted. Null is 
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, cast
 
@@ -25,6 +24,7 @@ from pydantic_core import CoreSchema
 
 from ..base.errors import InvalidRequest
 from ..base.ignored import ignored
+from ..base.names import hint
 from ..base.request import Retained
 from ..base.sampling import SamplingParams
 from ..text.grammar import from_guided
@@ -128,10 +128,7 @@ class Body(BaseModel):
     def _take_unknown(self, extra: dict[str, Any]) -> None:
         name = next((name for name, value in extra.items() if value is not None), None)
         if name is not None:
-            words = f"{name[:100]} is not a known parameter"
-            near = difflib.get_close_matches(name[:100], type(self).model_fields, n=1, cutoff=0.75)
-            if near:
-                words += f"; did you mean {near[0]}?"
+            words = f"{name[:100]} is not a known parameter{hint(name, type(self).model_fields)}"
             raise ValueError(InvalidRequest(words, param=name[:100], code="unknown_parameter"))
         extra.clear()
 

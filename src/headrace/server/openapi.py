@@ -47,6 +47,16 @@ def takes_form(schema: dict[str, Any]) -> Callable[[Endpoint], Endpoint]:
     return mark
 
 
+def refuses(reason: str) -> Callable[[Endpoint], Endpoint]:
+    """Mark an endpoint that answers every request with an error; `reason`: for the documents."""
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        endpoint.__headrace_refuses__ = reason  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
 class AnthropicDetail(TypedDict):
     type: str
     message: str

@@ -330,7 +330,7 @@ class ServerProcess:
         for address in addresses[1:]:
             self._announce(f"operator: {address}")
         self._announce(f"ready: {name} on {addresses[0]} after {seconds:.2f} s ({phases})")
-        self._announce(f"try: {_example(addresses[0], engine)}")
+        self._announce(f"try: {_example(addresses[0], engine, self._options)}")
         if self._served is not None:
             self._announce(f"profile: {self._served}")
         if self._life is not None:
@@ -353,10 +353,17 @@ async def _given_up(starting: asyncio.Future[ServingEngine | HearingEngine]) -> 
         await starting.result().close(0.0)
 
 
-def _example(address: str, engine: ServingEngine | HearingEngine) -> str:
-    """A line for the shell that gets an answer from this model."""
+def _example(address: str, engine: ServingEngine | HearingEngine, options: ServerOptions) -> str:
+    """Return a line for the shell that gets an answer from this model."""
+    curl = "curl"
+    if options.tls_cert:
+        curl += " -k"  # The certificate is for a name, and this address has none.
+    if options.tls_clients:
+        curl += " --cert CLIENT.pem --key CLIENT.key"
+    if options.keys:
+        curl += ' -H "authorization: Bearer $HEADRACE_API_KEY"'
     if not hasattr(engine, "files"):
-        return f"curl {address}/v1/audio/transcriptions -F file=@talk.wav"
+        return f"{curl} {address}/v1/audio/transcriptions -F file=@talk.wav"
     if engine.files.arch.task != "tokens":
         path, body = "embeddings", '{"input": "a river"}'
     elif engine.files.chat_template is None:
@@ -364,7 +371,7 @@ def _example(address: str, engine: ServingEngine | HearingEngine) -> str:
     else:
         path = "chat/completions"
         body = '{"messages": [{"role": "user", "content": "Write a haiku about rivers."}]}'
-    return f"curl {address}/v1/{path} -H 'content-type: application/json' -d '{body}'"
+    return f"{curl} {address}/v1/{path} -H 'content-type: application/json' -d '{body}'"
 
 
 def _address(listener: socket.socket) -> str:

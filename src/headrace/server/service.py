@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from typing_extensions import TypeIs
 
 from ..base.config import Decision, ServerOptions
-from ..base.errors import ContextOverflow, InvalidRequest, ModelNotFound, Overloaded
+from ..base.errors import ContextOverflow, InvalidRequest, ModelNotFound, Overloaded, ShuttingDown
 from ..base.sampling import SamplingParams
 from ..engine.input import default_sampling
 from ..obs.loopwatch import LoopWatch
@@ -279,7 +279,7 @@ class Service:
         if scope.get("headrace.batch"):
             return
         if self.draining:
-            raise Overloaded("the server is shutting down", retry_after=DRAIN_RETRY)
+            raise ShuttingDown("the server is shutting down", retry_after=DRAIN_RETRY)
         if self.in_work >= self.options.max_concurrent:
             raise Overloaded(
                 f"{self.in_work} requests are in work, which is the limit (max_concurrent)",

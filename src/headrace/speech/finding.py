@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..base.errors import HeadraceError, ModelNotFound
+from ..base.names import nearest
 from ..loader import Progress
 from ..loader.catalog import CATALOG
 from ..loader.jsonfile import read_json
@@ -55,7 +56,9 @@ def find(
         from ..loader.download import fetch_catalog
 
         return fetch_catalog(known, cache_dir=cache_dir, offline=offline, progress=progress)
-    speech = ", ".join(model.name for model in CATALOG.values() if model.speech)
+    speech = [model.name for model in CATALOG.values() if model.speech]
     raise ModelNotFound(
-        f"no speech model {name!r:.200}; it is a catalog name ({speech}) or a folder", param="model"
+        f"no speech model {name!r:.200}; it is a catalog name ({', '.join(speech)}) or a folder"
+        f"{nearest(name, speech)}",
+        param="model",
     )

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ..base.errors import OptionError
+from ..base.extras import needing
 from .seal import HEAD_BYTES, TAG_BYTES, BlockForm, Plain
 from .stack import Bytes
 
@@ -151,8 +152,8 @@ class RedisStore:
     """A Redis or Valkey server."""
 
     def __init__(self, url: str) -> None:
-        import redis  # Local: an extra.
-
+        with needing(f"{urlsplit(url).scheme}:// needs", "cache", param="context_cache_remote"):
+            import redis
         self._redis: Any = redis.Redis.from_url(
             url, socket_timeout=SECONDS, socket_connect_timeout=SECONDS
         )
@@ -233,7 +234,7 @@ SCHEMES: dict[str, type[RedisStore] | type[ObjectStore]] = {
 
 
 def open_store(url: str) -> SharedStore:
-    """The store of a URL. Raises `OptionError` for what is none, or what is not installed."""
+    """Open the store of a URL. Raises `OptionError` and `PackageAbsent`."""
     scheme = urlsplit(url).scheme
     if scheme not in SCHEMES:
         raise OptionError(
@@ -242,10 +243,9 @@ def open_store(url: str) -> SharedStore:
         )
     try:
         store: SharedStore = SCHEMES[scheme](url)
-    except ImportError as missing:
-        how = "pip install 'headrace[cache]'" if scheme in ("redis", "rediss", "unix") else missing
+    except ImportError as missing:  # fsspec names the package that it lacks.
         raise OptionError(
-            f"nothing here speaks {scheme}: {how}", param="context_cache_remote"
+            f"nothing here speaks {scheme}: {missing}", param="context_cache_remote"
         ) from None
     except ValueError as wrong:
         raise OptionError(f"{url!r}: {wrong}", param="context_cache_remote") from None

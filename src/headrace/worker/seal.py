@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from xxhash import xxh3_128
 
 from ..base.errors import OptionError
+from ..base.extras import needing
 from .stack import Bytes
 
 _PLAIN, _SEALED = b"HRBLOCK2", b"HRSEALED"
@@ -104,17 +105,12 @@ class TenantKeys:
     """A folder with a key for each tenant: `<tenant>.key`. Processes may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `OptionError` where it cannot be used, or no cipher is installed."""
-        try:
-            # Local: an extra.
+        """Raises `OptionError` for a folder of no use, `PackageAbsent` without a cipher."""
+        with needing("sealed blocks need", "cache", param="context_cache_keys"):
             import cryptography.exceptions
             import cryptography.hazmat.primitives.ciphers.aead as ciphers
-
+        try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except ImportError:
-            raise OptionError(
-                "no cipher is installed: pip install 'headrace[cache]'", param="context_cache_keys"
-            ) from None
         except OSError as refused:
             raise OptionError(
                 f"{folder} cannot hold keys: {refused.strerror}", param="context_cache_keys"

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from ...base import environment
 from ...base.config import Decision, EngineOptions
-from ...base.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded
+from ...base.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded, ShuttingDown
 from ...loader import Progress
 from ...obs.tasks import TaskWatch
 from ...speech.finding import find
@@ -201,7 +201,7 @@ class HearingEngine:
     def check_open(self) -> None:
         """Raise `Overloaded` where no further sound would be taken."""
         if self._draining:
-            raise Overloaded("the server is shutting down", retry_after=2.0)
+            raise ShuttingDown("the server is shutting down", retry_after=2.0)
         if self._supervisor.state is not State.READY:
             raise self._supervisor.dead()
         if len(self._sounds) > self.options.max_waiting:

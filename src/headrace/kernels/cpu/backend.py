@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...base.config import Decision
+from ...base.config import CPU_VALUES, Decision
 from ...base.graph import LatentSpec
 from ...base.recurrent import DeltaSpec, SsmSpec
 from ..backend import Question
@@ -19,12 +19,10 @@ from .library import (
     sources,
     tiles_refused,
 )
-from .narrow import NARROW
 from .operators import CpuOperators
 from .recoded import RECODED
 from .records import KINDS
 
-KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "k8v4")
 _KINDS = """embed norm add linear write attend gated activate multiply route experts
     part scale absorb unpack short_conv delta_rule ssm"""
 SERVED = frozenset(_KINDS.split())
@@ -48,9 +46,9 @@ class CpuBackend:
             load()
         except LibraryAbsent as absent:
             return str(absent)
-        if question.quantise not in ("auto", *NARROW):
+        if question.quantise not in ("auto", *CPU_VALUES["quantise"]):
             return f"does not quantise weights to {question.quantise}"
-        if question.dtype != "float32":
+        if question.dtype not in CPU_VALUES["dtype"]:
             return "activations are float32 on the CPU"
         return _refusal(kind, question)
 
@@ -107,7 +105,7 @@ class RoundedBackend(AmxBackend):
 def _refusal(kind: str, question: Question) -> str | None:
     """What of the model one kind of its nodes cannot do; the others are served all the same."""
     if kind in ("write", "attend"):
-        if question.kv_dtype not in KV_DTYPES:
+        if question.kv_dtype not in CPU_VALUES["kv_dtype"]:
             return f"no {question.kv_dtype} KV cache"
         for size in question.head_sizes():
             if size % 16:

@@ -16,8 +16,6 @@ from ..weights import BlockWeight, DenseWeight
 from .mapped import give_back
 
 Encode = Callable[[str, Array], npt.NDArray[np.uint8]]
-NARROW = ("int8", "int4")
-"""Values of `--quantise` that these kernels serve."""
 SAMPLES = 64
 """Rows of each matrix, evenly spread, of which the error is measured."""
 _AT_ONCE = 1 << 20
@@ -94,7 +92,10 @@ class Narrowing:
         self._worst = max(self._worst, (math.sqrt(lost / size) if size else 0.0, weight.name))
 
     def decision(self) -> Decision:
-        """What was measured, for whoever starts a model."""
+        """Report what was narrowed, and the error that was measured."""
+        if not self._matrices:
+            reason = f"{self.wish} has no effect: no matrix of the model is dense and large enough"
+            return Decision("quantise", "auto", reason)
         error = math.sqrt(self._lost / self._size) if self._size else 0.0
         return Decision(
             "quantise",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from ...base.config import Decision
+from ...base.config import CPU_VALUES, Decision
 from ...base.graph import Role
 from ..arrays import Array
 from ..backend import Shelf
@@ -21,7 +21,7 @@ from ..weights import (
 )
 from .coded import EXACT, CodedWeight, KeptWeight, coded, one_order
 from .encode import Encoder
-from .narrow import NARROW, Narrowing, NarrowWeight
+from .narrow import Narrowing, NarrowWeight
 from .panels import Source, in_order, packed_bytes
 from .recoded import RECODED, recoded
 
@@ -50,7 +50,7 @@ class PanelSources:
         """`quantise`: what becomes of dense matrices; `expand` gives the numbers of blocks."""
         self._encode = encode
         self._shelf = shelf
-        self._narrowing = Narrowing(quantise) if quantise in NARROW else None
+        self._narrowing = Narrowing(quantise) if quantise in CPU_VALUES["quantise"] else None
         self._expand = expand
         self._in_floats: list[str] = []
         self._recoded: defaultdict[tuple[str, str], int] = defaultdict(int)

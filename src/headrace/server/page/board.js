@@ -32,7 +32,8 @@ const CARDS = [
   { name: "Share of the roofline", write: percent, note: "Predicted over measured step time: 100 % is what the hardware allows", series: [
     { name: "predicted / measured", colour: "--accent", fill: true, value: (p) => p.roofline, write: percent }],
     least: 1, now: (points) => latest(points, "roofline"),
-    more: (p) => [p.step_seconds ? `${seconds(p.step_seconds)} a step` : null, `device ${percent(p.busy)} busy`] },
+    more: (p) => [p.step_seconds ? `${seconds(p.step_seconds)} a step` : null, `device ${percent(p.busy)} busy`,
+      p.others > 0.1 ? `other programs use ${percent(p.others)} of the processors` : null] },
 ];
 /** Requests come in bursts, so hits are counted over half a minute. */
 function hitShare(point, place, all) {

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...base.errors import InvalidRequest
+from ...base.extras import install
 from ..entry import entered
 from ..openapi import ERRORS, raw, replies, takes, takes_form
 from ..service import of
@@ -54,6 +55,6 @@ async def realtime(request: Request) -> Response:
     if "headrace.socket" not in request.scope:
         raise UpgradeNeeded(
             "a session needs a websocket; where the client asked for one, the server lacks the "
-            "package websockets (pip install 'headrace[audio]')"
+            f"package websockets ({install('audio')})"
         )
     return ears.live(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -18,16 +19,16 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/docs")
 async def docs(request: Request) -> Response:
-    """Every route with its fields; made of the document once."""
-    state = request.app.state
-    kept: Kept | None = getattr(state, "docs", None)
-    if kept is None:
-        page = rendered(request.app.openapi(), f"page/{VERSION}").encode()
-        tag = f'"{hashlib.sha256(page).hexdigest()[:20]}"'
-        kept = state.docs = Kept(
-            "text/html; charset=utf-8", page, gzip.compress(page, 9, mtime=0), tag
-        )
-    return answer(request, kept, ASK_AGAIN)
+    """Show every route with its fields."""
+    app = request.app
+    document = await app.made("openapi", app.openapi)
+    return answer(request, await app.made("docs", partial(_page, document)), ASK_AGAIN)
+
+
+def _page(document: Schema) -> Kept:
+    page = rendered(document, f"page/{VERSION}").encode()
+    tag = f'"{hashlib.sha256(page).hexdigest()[:20]}"'
+    return Kept("text/html; charset=utf-8", page, gzip.compress(page, 9, mtime=0), tag)
 
 
 Schema = dict[str, Any]

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from ...base.errors import InvalidRequest
 from ..entry import entered
 from ..fields import inert
-from ..openapi import replies, takes
+from ..openapi import refuses, replies, takes
 from ..wire import json_response
 from .embeddings import EmbeddingBody, VectorFields, VectorUsage, embedded
 
@@ -61,6 +61,7 @@ async def pooling(request: Request) -> Response:
 
 @router.post("/classify", responses=replies(dict[str, Any]))
 @takes(ClassifyBody)
+@refuses("400: no model that is served has labels for single texts")
 async def classify(request: Request) -> Response:
     """Always an error that says why: no model that can be served has labels for single texts."""
     service, body = await entered(request, ClassifyBody)

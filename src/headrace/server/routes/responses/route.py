@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from ....base.errors import InvalidRequest, NotFound
 from ...entry import entered
-from ...openapi import replies, takes
+from ...openapi import refuses, replies, takes
 from ...wire import json_response
 from ..files import owner_of, page_response
 from .schema import DeletedReply, InputTokens, ItemList, ResponseBody, ResponseReply
@@ -61,6 +61,7 @@ async def input_tokens(request: Request) -> Response:
 
 
 @router.post("/v1/responses/compact", include_in_schema=False)
+@refuses("404: no model that is served was taught to compact a conversation")
 async def compact(request: Request) -> Response:
     """Not here: no model that is served was taught to."""
     raise NotFound("there is no /v1/responses/compact")

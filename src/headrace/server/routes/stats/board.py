@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ....base.process import Others
 from ....base.request import StepStats
 from ....obs.sketch import quantiles
 from ....obs.tasks import TaskWatch
@@ -48,6 +49,7 @@ class Board:
         self._clock = clock
         self._metrics = getattr(engine, "metrics", None)
         self._sums = _Sums()
+        self._others = Others()
         self._begin = clock()
         self._prefix: tuple[int, int] | None = None
         self._preemptions = 0
@@ -106,6 +108,7 @@ class Board:
             "batch": sums.entries / sums.steps if sums.steps else 0.0,
             "step_seconds": sums.device / sums.steps if sums.steps else None,
             "busy": min(1.0, sums.device / window),
+            "others": self._others.share(),
             "roofline": sums.predicted / sums.compared if sums.compared else None,
             "prefix_lookups": lookups,
             "prefix_hits": hits,

@@ -29,6 +29,8 @@ class Point(TypedDict):
     batch: float
     step_seconds: float | None
     busy: float
+    others: float | None
+    """Share of the machine's processors that other programs use."""
     roofline: float | None
     prefix_lookups: int
     prefix_hits: int

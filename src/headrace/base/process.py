@@ -1,9 +1,10 @@
-"""The processes behind a port of this machine: their CPU time and memory, from Linux's /proc."""
+"""CPU time and memory of processes and of the whole machine, from Linux's /proc."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -94,3 +95,30 @@ def busy_cores() -> float | None:
         return None
     ticks = sum(map(int, (user, nice, system, irq, soft)))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+NOTABLE = 0.1
+"""Share of the processors from which others' work makes figures lower than they should be."""
+
+
+class Others:
+    """Share of this machine's processors that other programs use, from one question to the next."""
+
+    def __init__(self) -> None:
+        self._own = Processes((os.getpid(),))
+        self._before = self._read()
+
+    def share(self) -> float | None:
+        """Return the share since the last question, or None where it cannot be seen."""
+        before, now = self._before, self._read()
+        self._before = now
+        if before is None or now is None:
+            return None
+        seconds, busy, own = (new - old for new, old in zip(now, before, strict=True))
+        offered = seconds * (os.cpu_count() or 1)
+        # A child that has ended takes its time with it.
+        return min(1.0, max(0.0, busy - max(0.0, own)) / offered) if offered > 0 else None
+
+    def _read(self) -> tuple[float, float, float] | None:
+        busy, own = busy_cores(), self._own.used()
+        return None if busy is None or own is None else (time.monotonic(), busy, own.cpu_seconds)

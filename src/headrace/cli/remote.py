@@ -1,0 +1,32 @@
+"""Options and errors that the commands share which talk to a running server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import httpx
+import typer
+
+from ..base.errors import InvalidRequest, Unreachable
+
+HERE = "http://127.0.0.1:8000"
+"""The address of `headrace serve` with its defaults."""
+API_KEY = ("--api-key", "--key")
+"""Spellings of the option with a server's key: the one of every command, and an older one."""
+Url = Annotated[str | None, typer.Option("--url", help="The server, as an option.")]
+
+
+def named(argument: str | None, url: str | None, default: str | None = None) -> str:
+    """Return the server that a command's argument or its `--url` names."""
+    if argument and url:
+        raise InvalidRequest("the server is named twice, by an argument and by --url", param="url")
+    found = argument or url or default
+    if not found:
+        raise InvalidRequest("no server is named: --url http://HOST:PORT", param="url")
+    return found if "://" in found else f"http://{found}"
+
+
+def unreachable(base: object, error: Exception) -> Unreachable:
+    """Return the error for a server that does not answer."""
+    hint = "; headrace serve starts one" if isinstance(error, httpx.ConnectError) else ""
+    return Unreachable(f"cannot reach {base}: {error or type(error).__name__}{hint}")
