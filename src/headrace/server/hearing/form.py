@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
@@ -124,8 +124,8 @@ def _put(fields: dict[str, Any], name: str, text: str) -> None:
         raise InvalidRequest(f"{name[:100]} must be given once", param=name[:100])
     elif base in _PARTS and text.startswith("{"):
         try:
-            fields[name] = json.loads(text)
-        except (ValueError, RecursionError):
+            fields[name] = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise InvalidRequest(f"{base} is not valid JSON", param=base) from None
     elif text or name == "prompt":
         fields[name] = text
