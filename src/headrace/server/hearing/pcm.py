@@ -90,7 +90,8 @@ def floats(data: bytes | bytearray | memoryview) -> Floats:
 
 
 def _of_floats(samples: Floats) -> bytes:
-    return np.clip(np.rint(samples * FULL), -FULL, FULL - 1).astype("<i2").tobytes()
+    whole = np.clip(np.rint(samples * FULL), -FULL, FULL - 1).astype("<i2")
+    return bytes(whole.tobytes())
 
 
 def decoded(text: Any) -> bytes:
