@@ -293,15 +293,36 @@ async def test_frames_without_utf_8_are_counted_and_logged_by_nobody(
     assert refused("headrace_refused_total", {"code": "invalid_utf8"}) == 3
 
 
-async def test_a_message_of_many_frames_and_many_messages_at_once(ears: FakeHearing) -> None:
-    """Both are answered, and what is not taken yet stays bytes."""
+def frame(text: str, *, first: bool = True, last: bool = True) -> bytes:
+    head = bytes([0x80 * last | first, 0x80 | len(text)])
+    return head + bytes(4) + text.encode()  # A mask of zeros.
+
+
+async def test_what_comes_at_once_stays_bytes_until_it_is_taken(
+    ears: FakeHearing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of messages in one read, and a message of thousands of frames."""
+    from headrace.server.socket_protocol import BoundedSocket  # Needs websockets.
+
+    most = {"messages": 0, "parts": 0}
+    send = BoundedSocket.send_receive_event_to_app
+
+    def counted(self: Any) -> None:
+        most["parts"] = max(most["parts"], len(self.frames))
+        send(self)
+        most["messages"] = max(most["messages"], self.queue.qsize())
+
+    monkeypatch.setattr(BoundedSocket, "send_receive_event_to_app", counted)
     app = create_app(ears, ServerOptions())  # type: ignore[arg-type]
     async with served(app) as url, websockets.connect(url, max_queue=None) as socket:
         await socket.recv()
         text = json.dumps({"type": "x", "event_id": "y" * 3_000})
-        await socket.send(text[at : at + 1] for at in range(len(text)))
+        parts = [frame(text[at], first=not at, last=at == len(text) - 1) for at in range(len(text))]
+        socket.transport.write(b"".join(parts))
         assert json.loads(await socket.recv())["error"]["event_id"] == "y" * 3_000
-        for number in range(500):
-            await socket.send(json.dumps({"type": "x", "event_id": str(number)}))
-        told = [json.loads(await socket.recv())["error"]["event_id"] for _ in range(500)]
-        assert told == [str(number) for number in range(500)]
+        many = [frame(f'{{"type":"x","event_id":"{number}"}}') for number in range(2_000)]
+        socket.transport.write(b"".join(many))
+        told = [json.loads(await socket.recv())["error"]["event_id"] for _ in range(2_000)]
+    assert told == [str(number) for number in range(2_000)]
+    assert most["parts"] == 1
+    assert most["messages"] <= 4096 // len(many[0]) + 1

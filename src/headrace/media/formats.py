@@ -61,7 +61,7 @@ def declared(data: bytes | bytearray) -> float | None:
             code, channels, rate, _, width, bits = struct.unpack_from("<HHIIHH", head, 20)
             width = min(width, channels * (bits // 8))
             return len(data) / (rate * width) if code in _WIDTHS and rate and width else None
-        case "flac" if head[4] & 0x7F == 0:
+        case "flac" if len(head) >= 26 and head[4] & 0x7F == 0:
             numbers = int.from_bytes(head[18:26], "big")
             rate, samples = numbers >> 44, numbers & (1 << 36) - 1
             return samples / rate if rate and samples else None
