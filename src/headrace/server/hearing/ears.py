@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..service import Service
 
 LIMITS = AudioLimits()
-LONG_SECONDS, LONG_BYTES = 600.0, 1 << 20
+LONG_SECONDS, LONG_BYTES = 600.0, 1 << 18
 """Length of a sound from which decoding it takes seconds; size, where its head says no length."""
 MOST_SESSIONS = 128
 """Sessions of a server; one key may have half of them."""
