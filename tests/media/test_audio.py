@@ -144,7 +144,7 @@ NOTE = chunk(b"LIST", b"INFOISFT\x06\0\0\0abcdef")
     ],
 )
 def test_a_wav_whose_head_does_not_know_its_length(data: bytes, wanted: bytes | None) -> None:
-    """Of a writer that was not closed: what is there is taken, as FFmpeg takes it."""
+    """A writer that was not closed leaves such: what is there is taken, as FFmpeg takes it."""
     if wanted is None:
         with pytest.raises(InvalidRequest, match="no samples"):
             decode(data)

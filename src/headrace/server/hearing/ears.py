@@ -21,8 +21,8 @@ from ..connection import EventStream, while_connected
 from ..wire import frame
 from . import answers
 from .form import AudioForm, VadFields, read_form
+from .handshake import Live
 from .languages import code_of
-from .live import Live
 
 if TYPE_CHECKING:
     from ..service import Service

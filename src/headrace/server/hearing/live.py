@@ -9,33 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Send
 
 from ...base.errors import HeadraceError, InvalidRequest, Overloaded
-from ...base.shares import Shares
 from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.messages import HeardSegment, HearOptions
-from ...engine.preload import give_back
 from ...media import RATE
 from ...obs.tasks import TaskWatch
 from ..caller import CALLER
-from ..errors import error_body, internal_error
-from ..socket import GOING_AWAY, SOCKET_KEY, Socket
-from ..wire import encode
+from ..errors import internal_error
+from ..socket import GOING_AWAY, Socket
 from . import answers
 from .pcm import LATE, Intake, decoded, floats
 from .session_fields import LOGPROBS, SessionFields, of_beta
 from .spoken import SpokenTurn, write_floats
+from .telling import SESSION_SECONDS, SessionEvents
 from .turns import FRAME, TurnChange, TurnFollower
 
 if TYPE_CHECKING:
@@ -44,7 +38,6 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 300.0
 """Without an event of the client, after which a session ends."""
-SESSION_SECONDS = 3600.0
 UTTERANCE_SECONDS = 28.0
 """After which somebody who does not pause is cut: a window has 30."""
 BUFFER_SECONDS = 600.0
@@ -57,60 +50,6 @@ LOOK_SECONDS = 1.0
 PIECE = 1 << 15
 """Bytes of a message that are looked at before others have a turn of the event loop."""
 FRAME_BYTES = 2 * FRAME
-CLEAR_SECONDS = 5.0
-"""Between two collections of what ended sessions left: megabytes that know each other."""
-
-
-class Live(Response):
-    """The answer to a handshake: the whole session."""
-
-    cleared = 0.0
-
-    def __init__(
-        self, service: Service, engine: HearingEngine, request: Request, places: Shares
-    ) -> None:
-        """Raises what keeps the session from opening. `places`: of all sessions."""
-        super().__init__(status_code=101)
-        del self.headers["content-length"]
-        service.check_model(request.query_params.get("model"))
-        intent = request.query_params.get("intent", "transcription")
-        if intent != "transcription":
-            raise InvalidRequest(
-                f"the intent must be transcription, not {intent[:100]!r}", param="intent"
-            )
-        engine.check_open()
-        service.enter(request.scope)
-        self._service, self._engine, self._places = service, engine, places
-        self._beta = "realtime" in request.headers.get("openai-beta", "")
-        self._account: Account | None = request.scope.get("headrace.account")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        owner = CALLER.get().owner
-        self._places.take(owner, 1)
-        try:
-            await self._served(scope, receive, send)
-        finally:
-            self._places.give(owner, 1)
-
-    async def _served(self, scope: Scope, receive: Receive, send: Send) -> None:
-        socket: Socket = scope["headrace.socket"]
-        offered = [each for each in socket.subprotocols if not each.startswith(SOCKET_KEY)]
-        socket.subprotocol = "realtime" if "realtime" in offered else next(iter(offered), None)
-        await send({"type": "http.response.start", "status": 101, "headers": self.raw_headers})
-        session = LiveSession(
-            self._service, self._engine, self._account, send, scope, beta=self._beta
-        )
-        self._engine.metrics.sessions.inc()
-        try:
-            await session.run(receive, socket)
-        finally:
-            self._engine.metrics.sessions.dec()
-            if time.monotonic() > Live.cleared + CLEAR_SECONDS:
-                Live.cleared = time.monotonic()
-                gc.collect()
-                give_back()
-            if not socket.lost:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class LiveSession:
@@ -128,12 +67,8 @@ class LiveSession:
     ) -> None:
         """`scope`: of its exchange, to which its samples are counted (`BodiesInFlight`)."""
         self._service, self._engine, self._account = service, engine, account
-        self._send = send
-        self._beta = beta
-        self._id = f"sess_{secrets.token_hex(12)}"
+        self._events = SessionEvents(send, beta=beta)
         self.fields = SessionFields()
-        self._sending = asyncio.Lock()
-        self._events = 0
         self._samples = 0
         """Samples of the session so far."""
         self._turns_made = 0
@@ -162,7 +97,7 @@ class LiveSession:
         """Until the client leaves, or the server has a reason to end it."""
         finishing = asyncio.ensure_future(self._finish(socket))
         try:
-            await self._tell_session("created")
+            await self._events.session("created", self.fields.shown())
             await self._read(receive, socket)
             if not socket.lost:
                 self._commit_turn()
@@ -183,7 +118,7 @@ class LiveSession:
                 await asyncio.wait({coming}, timeout=LOOK_SECONDS)
                 now = time.monotonic()
                 if why := self._over(now - begun, now - heard):
-                    await self._tell_error(Overloaded(why, code="session_ended"))
+                    await self._events.error(Overloaded(why, code="session_ended"))
                     socket.code, socket.reason = GOING_AWAY, why
                     return
                 if not coming.done():
@@ -222,7 +157,7 @@ class LiveSession:
             await self._obey(event["type"], event)
         except HeadraceError as error:
             name = event.get("event_id") if isinstance(event, dict) else None
-            await self._tell_error(error, name if isinstance(name, str) else None)
+            await self._events.error(error, name if isinstance(name, str) else None)
 
     async def _obey(self, kind: str, event: dict[str, Any]) -> None:
         match kind:
@@ -231,9 +166,9 @@ class LiveSession:
                 if not isinstance(change, dict):
                     raise InvalidRequest("session must be an object", param="session")
                 if kind.startswith("transcription"):
-                    self._beta, change = True, of_beta(change)
+                    self._events.beta, change = True, of_beta(change)
                 await self._update(change)
-                await self._tell_session("updated")
+                await self._events.session("updated", self.fields.shown())
             case "input_audio_buffer.append":
                 await self._append(decoded(event.pop("audio", None)))
             case "input_audio_buffer.commit":
@@ -249,7 +184,7 @@ class LiveSession:
                 self._drop()
                 self._intake.clear()
                 self._count()
-                await self._tell({"type": "input_audio_buffer.cleared"})
+                await self._events.tell("input_audio_buffer.cleared")
             case _:
                 raise InvalidRequest(
                     f"{kind[:100]!r} is not an event of a transcription session", param="type"
@@ -373,12 +308,10 @@ class LiveSession:
                 continue
             self._feed(frame, last=False)
             if change is TurnChange.ENDED or self._turn.count >= UTTERANCE_SECONDS * RATE:
-                await self._tell(
-                    {
-                        "type": "input_audio_buffer.speech_stopped",
-                        "audio_end_ms": self._samples * 1000 // RATE,
-                        "item_id": self._turn.id,
-                    }
+                await self._events.tell(
+                    "input_audio_buffer.speech_stopped",
+                    audio_end_ms=self._samples * 1000 // RATE,
+                    item_id=self._turn.id,
                 )
                 await self._commit()
 
@@ -386,12 +319,10 @@ class LiveSession:
         self._turn = self._new_turn(self._samples - len(self._lead) // 2)
         self._turn.data += self._lead
         self._lead.clear()
-        await self._tell(
-            {
-                "type": "input_audio_buffer.speech_started",
-                "audio_start_ms": self._turn.first * 1000 // RATE,
-                "item_id": self._turn.id,
-            }
+        await self._events.tell(
+            "input_audio_buffer.speech_started",
+            audio_start_ms=self._turn.first * 1000 // RATE,
+            item_id=self._turn.id,
         )
 
     def _new_turn(self, first: int) -> SpokenTurn:
@@ -423,20 +354,7 @@ class LiveSession:
         assert turn is not None
         self._queued += len(turn.data)
         before, self._before = self._before, turn.id
-        named = {"item_id": turn.id, "previous_item_id": before}
-        await self._tell({"type": "input_audio_buffer.committed", **named})
-        item = {
-            "id": turn.id,
-            "object": "realtime.item",
-            "type": "message",
-            "status": "completed",
-            "role": "user",
-            "content": [{"type": "input_audio", "transcript": None}],
-        }
-        for kind in ("created",) if self._beta else ("added", "done"):
-            await self._tell(
-                {"type": f"conversation.item.{kind}", "previous_item_id": before, "item": item}
-            )
+        await self._events.committed(turn, before)
         await self._pending.put(turn)
 
     # Words
@@ -467,7 +385,7 @@ class LiveSession:
         if len(turn.agreed.shown) + len(guess) and turn.begun:
             self._engine.metrics.partial.observe(time.monotonic() - turn.begun)
             turn.begun = 0.0
-        await self._tell_words(turn, {"delta": fresh, "unstable": guess})
+        await self._events.item("delta", turn, delta=fresh, unstable=guess)
         self._ask()
 
     async def _finish(self, socket: Socket) -> None:
@@ -477,11 +395,11 @@ class LiveSession:
                 if not socket.lost:
                     await self._transcribe(turn)
             except HeadraceError as error:
-                await self._tell_failed(turn, error)
+                await self._events.failed(turn, error)
             except (asyncio.CancelledError, OSError):
                 raise
             except Exception:  # noqa: BLE001 - the border of one item
-                await self._tell_failed(turn, internal_error())
+                await self._events.failed(turn, internal_error())
             self._queued -= len(turn.data)
             self._count()
 
@@ -497,16 +415,9 @@ class LiveSession:
         self._engine.metrics.rewritten.inc(wrong)
         shares = {"logprobs": answers.logprobs(pieces)} if self._logprobs else {}
         if fresh:
-            await self._tell_words(turn, {"delta": fresh, "unstable": ""})
-        await self._tell(
-            {
-                "type": "conversation.item.input_audio_transcription.completed",
-                "item_id": turn.id,
-                "content_index": 0,
-                "transcript": text,
-                "usage": answers.usage(seconds),
-                **shares,
-            }
+            await self._events.item("delta", turn, delta=fresh, unstable="")
+        await self._events.item(
+            "completed", turn, transcript=text, usage=answers.usage(seconds), **shares
         )
 
     @property
@@ -537,38 +448,6 @@ class LiveSession:
         finally:
             hearing.cancel()
         return pieces
-
-    # Events
-
-    async def _tell(self, event: dict[str, Any]) -> None:
-        self._events += 1
-        body = encode({"event_id": f"event_{self._id[5:17]}_{self._events}", **event})
-        async with self._sending:
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def _tell_words(self, turn: SpokenTurn, words: dict[str, str]) -> None:
-        kind = "conversation.item.input_audio_transcription.delta"
-        await self._tell({"type": kind, "item_id": turn.id, "content_index": 0, **words})
-
-    async def _tell_failed(self, turn: SpokenTurn, error: HeadraceError) -> None:
-        kind = "conversation.item.input_audio_transcription.failed"
-        await self._tell(
-            {"type": kind, "item_id": turn.id, "content_index": 0, **error_body(error)}
-        )
-
-    async def _tell_error(self, error: HeadraceError, event_id: str | None = None) -> None:
-        body = error_body(error)["error"]
-        await self._tell({"type": "error", "error": {**body, "event_id": event_id}})
-
-    async def _tell_session(self, what: str) -> None:
-        kind = "transcription_session" if self._beta else "session"
-        session = {
-            "id": self._id,
-            "object": f"realtime.{kind}",
-            "expires_at": int(time.time() + SESSION_SECONDS),
-            **self.fields.shown(),
-        }
-        await self._tell({"type": f"{kind}.{what}", "session": session})
 
 
 def _decoded(text: str) -> Any:
