@@ -18,7 +18,7 @@ from headrace.obs.tasks import TaskWatch
 
 
 class FakeHearing(HearingEngine):
-    """What is sent to its process is kept in `asked`, with the samples in `heard`."""
+    """Keeps what is sent to its process in `asked`, with the samples in `heard`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

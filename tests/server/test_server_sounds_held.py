@@ -1,4 +1,4 @@
-"""What uploads of sound and sessions hold: counted, bounded, and let go of when clients leave."""
+"""Uploads of sound: what they hold is counted, bounded, and let go of when clients leave."""
 
 from __future__ import annotations
 

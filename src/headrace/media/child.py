@@ -158,7 +158,7 @@ def _by_soundfile(order: dict[str, Any], soundfile: Any, source: BinaryIO) -> It
 
 
 def mended(source: BinaryIO) -> BinaryIO:
-    """A WAV whose head says where its samples are: of a writer that was not closed `data` is 0.
+    """Return a WAV whose head says where its samples are; an unclosed writer leaves a size of 0.
 
     Of several such chunks the last counts, as FFmpeg has it. What is right is returned as it is.
     """

@@ -51,7 +51,7 @@ _WIDTHS = (1, 3, 6, 7, 0xFFFE)
 
 
 def declared(data: bytes | bytearray) -> float | None:
-    """Most seconds of sound by a file's head: a WAV has a width, a FLAC says its length.
+    """Return the most seconds that a file can have by its head; a WAV has a width, a FLAC a length.
 
     None: only decoding tells.
     """

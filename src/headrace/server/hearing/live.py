@@ -146,7 +146,7 @@ class LiveSession:
         return ""
 
     async def _take(self, message: Message) -> None:
-        """One event; whatever is wrong with it is told and harms nothing."""
+        """Obey one event; whatever is wrong with it is told and harms nothing."""
         event: Any = None
         try:
             if message.get("text") is None:
@@ -278,7 +278,7 @@ class LiveSession:
         self._counted = held
 
     def _feed(self, samples: bytes, *, last: bool) -> None:
-        """Samples into the turn of now, which begins with them where there is none."""
+        """Add samples to the turn of now, which begins with them if there is none."""
         if self._turn is None:
             self._turn = self._new_turn(self._samples)
         before = len(self._turn.data)
@@ -289,7 +289,7 @@ class LiveSession:
         self._samples += (len(self._turn.data) - before) // 2
 
     async def _follow(self, samples: bytes) -> None:
-        """Frame by frame: who begins to speak, who ends."""
+        """Look frame by frame for where somebody begins to speak, and ends."""
         assert self._turns is not None
         self._rest += samples
         whole = len(self._rest) // FRAME_BYTES * FRAME_BYTES
@@ -334,7 +334,7 @@ class LiveSession:
         self._rest.clear()
 
     def _end_turn(self) -> SpokenTurn | None:
-        """The turn of now, which is over."""
+        """End the turn of now and return it."""
         turn, self._turn = self._turn, None
         self._lead.clear()
         if self._turns is not None:
@@ -349,7 +349,7 @@ class LiveSession:
                 self._pending.put_nowait(turn)
 
     async def _commit(self) -> None:
-        """What was said is an item of the conversation, and is to be transcribed."""
+        """Make the turn of now an item of the conversation, to be transcribed."""
         turn = self._end_turn()
         assert turn is not None
         self._queued += len(turn.data)
@@ -451,7 +451,7 @@ class LiveSession:
 
 
 def _decoded(text: str) -> Any:
-    """An event. Raises `InvalidRequest` for half a surrogate, too, which no answer could echo."""
+    """Decode an event. Raises `InvalidRequest`, also for half a surrogate: no answer can echo it."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

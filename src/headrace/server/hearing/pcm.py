@@ -54,7 +54,7 @@ class Intake:
         """First byte of a sample whose second has not come."""
 
     def most(self, size: int) -> int:
-        """Samples that can come of so many bytes."""
+        """Return the most samples that can come of so many bytes."""
         return (size if self._table is not None else size // 2 + 1) * RATE // self._rate + LATE
 
     def take(self, data: bytes) -> bytes:
@@ -85,7 +85,7 @@ class Intake:
 
 
 def floats(data: bytes | bytearray | memoryview) -> Floats:
-    """Samples of 16 bits as fp32 from -1 to 1."""
+    """Convert samples of 16 bits to fp32 from -1 to 1."""
     return np.frombuffer(data, "<i2").astype(np.float32) / FULL
 
 

@@ -1,4 +1,4 @@
-"""What a session holds of its client's samples: 16 bits each at 16 kHz, whatever came."""
+"""Samples that a session holds: 16 bits each at 16 kHz, whatever format they came in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECE = 1 << 16
 
 
 class SpokenTurn:
-    """What is said from one pause to the next, and what has been told of it."""
+    """Speech from one pause to the next, and the words told of it."""
 
     def __init__(self, first: int, place: int) -> None:
         self.id = f"item_{secrets.token_hex(12)}"
