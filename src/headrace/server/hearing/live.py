@@ -451,7 +451,7 @@ class LiveSession:
 
 
 def _decoded(text: str) -> Any:
-    """Decode an event. Raises `InvalidRequest`, also for half a surrogate: no answer can echo it."""
+    """Decode an event. Raises `InvalidRequest`, also for half a surrogate, which has no echo."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
