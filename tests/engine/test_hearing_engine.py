@@ -62,6 +62,8 @@ async def test_what_is_asked_and_how_much(engine: HearingEngine) -> None:
     assert (await end_of(first)).seconds == 4.0
     assert not engine.in_work()
     folder = Path(first.payload.path).parent
+    while engine._removing:
+        await asyncio.wait(engine._removing)
     assert not list(folder.glob("sound-*")), "payloads are left"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import os
 import shutil
@@ -11,20 +13,23 @@ import ssl
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import zmq
 from attacks import Attacker, asking
-from fault_client import ANSWERED, HUNG, LIMIT, LOST, Row, all_of
+from fault_client import ANSWERED, HUNG, LIMIT, LOST, Row, all_of, ended, http
 from fault_rows import Place, place
-from processes import headrace, running
+from processes import Running, api_pid, headrace, running
 
 from headrace.base.split import Handed
 from headrace.worker import split_wire as wire
 from ports import two_ports
-from tiny import talker
+from tiny import moonshine, talker
 
 RELOADED = 12.0
 """Seconds within which files of certificates are read again (`server.tls.LOOK_SECONDS`)."""
@@ -97,6 +102,128 @@ async def cut_panels(folder: Path) -> Row | None:
         row = await here.serves(row)
         row.facts["engine"] = "another" if here.engine != engine else "the same"
         return row
+
+
+HEARS = all(find_spec(name) for name in ("soundfile", "soxr", "websockets"))
+"""Is the extra `audio` installed?"""
+
+
+def hearing(folder: Path) -> Any:
+    """A server with a random Moonshine, to be entered."""
+    model = folder / "moonshine"
+    if not model.exists():
+        moonshine.make(model)
+    return running(headrace("serve", str(model), "--port", "0", "--threads", "1"))
+
+
+def silence(minutes: int, *, told: bool = True, rate: int = 8_000) -> bytes:
+    """A FLAC, 25 bytes a second. `told`: does its head say how long it is?"""
+    import numpy as np
+    import soundfile
+
+    room, minute = io.BytesIO(), np.zeros(60 * rate, np.int16)
+    with soundfile.SoundFile(room, "w", rate, 1, subtype="PCM_16", format="FLAC") as file:
+        for _ in range(minutes):
+            file.write(minute)
+    data = room.getvalue()
+    if told:
+        return data
+    numbers = int.from_bytes(data[18:26], "big") >> 36 << 36
+    return data[:18] + numbers.to_bytes(8, "big") + data[26:]
+
+
+async def heard(server: Running, data: bytes) -> str:
+    """Send one file and say how it ended."""
+    async with http() as client:
+        try:
+            url = server.url + "/v1/audio/transcriptions"
+            reply = await client.post(url, files={"file": data}, timeout=LIMIT)
+        except httpx.TimeoutException:
+            return HUNG
+        except httpx.HTTPError:
+            return LOST
+    return ended(reply.status_code, reply.text, streamed=False)
+
+
+def decoders(server: Running) -> int:
+    found = 0
+    for child in psutil.Process(api_pid(server)).children():
+        with suppress(psutil.NoSuchProcess):
+            found += "headrace.media.child" in child.cmdline()
+    return found
+
+
+async def abandoned_sounds(folder: Path) -> Row | None:
+    """Long files whose clients leave while one is decoded and the others wait."""
+    if not HEARS:
+        return None
+    row = Row("forge", "a sound of a minute after 60 abandoned ones of four hours")
+    row.limits |= {"small_seconds": 3.0, "decoders_left": 0}
+    with hearing(folder) as server:
+        long, small = silence(234, told=False), silence(1)
+        row.count([await heard(server, small)])
+        sent = [asyncio.create_task(heard(server, long)) for _ in range(60)]
+        while not await asyncio.to_thread(decoders, server):
+            await asyncio.sleep(0.02)
+        await asyncio.wait(sent, timeout=1.0)
+        for each in sent:
+            each.cancel()
+        await asyncio.wait(sent)
+        begin = time.monotonic()
+        row.facts["after"] = await heard(server, small)
+        row.facts["small_seconds"] = round(time.monotonic() - begin, 2)
+        row.facts["decoders_left"] = await asyncio.to_thread(decoders, server)
+        return row.count([str(row.facts["after"])])
+
+
+async def hoarding_sessions(folder: Path) -> Row | None:
+    """Sessions that append ten minutes each and commit nothing."""
+    if not HEARS:
+        return None
+    row = Row("flood", "24 sessions that append ten minutes each: memory")
+    row.limits["memory_beside_mib"] = 512
+    audio = base64.b64encode(bytes(750_000)).decode()
+    append = json.dumps({"type": "input_audio_buffer.append", "audio": audio})
+    told: dict[str, int] = {}
+    with hearing(folder) as server:
+        process = psutil.Process(api_pid(server))
+        before = peak = process.memory_info().rss
+        sessions = [asyncio.create_task(_hoard(server.url, append, told)) for _ in range(24)]
+        while not all(each.done() for each in sessions):
+            peak = max(peak, process.memory_info().rss)
+            await asyncio.sleep(0.02)
+        row.count([each.result() for each in sessions])
+        row.facts["memory_beside_mib"] = round((peak - before) / 2**20)
+        row.facts["not_refused"] = int(not told.get("overloaded"))
+        row.limits["not_refused"] = 0
+        row.facts["after"] = await heard(server, silence(1))
+        return row
+
+
+async def _hoard(url: str, append: str, told: dict[str, int]) -> str:
+    """Append six times; the events of errors by their codes are counted in `told`."""
+    import websockets
+
+    url = url.replace("http", "ws", 1) + "/v1/realtime"
+    fields = {"turn_detection": None, "format": {"type": "audio/pcmu"}}
+    update = {"type": "session.update", "session": {"audio": {"input": fields}}}
+    try:
+        async with asyncio.timeout(LIMIT), websockets.connect(url) as session:
+            await session.send(json.dumps(update))
+            for _ in range(6):
+                await session.send(append)
+            await session.send(json.dumps({"type": "end", "event_id": "end"}))
+            while True:
+                event = json.loads(await session.recv())
+                if event["type"] == "error":
+                    if event["error"]["event_id"] == "end":
+                        return ANSWERED
+                    code = event["error"]["code"]
+                    told[code] = told.get(code, 0) + 1
+    except TimeoutError:
+        return HUNG
+    except (OSError, websockets.WebSocketException):
+        return LOST
 
 
 async def certificates(folder: Path) -> Row | None:
@@ -295,6 +422,8 @@ QUICK: dict[str, Own] = {
     "full_temporary_folder": full_temporary_folder,
     "held_loop": held_loop,
     "lying_neighbours": lying_neighbours,
+    "abandoned_sounds": abandoned_sounds,
+    "hoarding_sessions": hoarding_sessions,
 }
 """Faults that CI tries too."""
 SLOW: dict[str, Own] = {"certificates": certificates, "cut_panels": cut_panels}

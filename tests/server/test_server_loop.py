@@ -220,9 +220,35 @@ async def test_what_a_client_waits_for_no_more_is_not_begun() -> None:
     hands.close()
 
 
-async def test_hands_are_not_for_all_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.server.hands.MOST_OF_ONE", 2)
+async def test_work_is_stopped_when_nobody_waits_for_it() -> None:
+    """Its end is waited for, so that what it uses may be let go of; what waits is not begun."""
     hands = Hands(1)
+    stop, ended, begun = threading.Event(), [], threading.Event()
+
+    def work() -> None:
+        begun.set()
+        assert stop.wait(120)
+        ended.append(1)
+
+    async def ask() -> None:
+        await hands.stoppable(work, stop.set, large=False)
+
+    first, second = asyncio.create_task(ask()), asyncio.create_task(ask())
+    assert await asyncio.to_thread(begun.wait, 120)
+    second.cancel()
+    await asyncio.wait({second})
+    assert not stop.is_set()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert ended == [1]
+    assert await hands.run(int) == 0
+    assert ended == [1]
+    hands.close()
+
+
+async def test_hands_are_not_for_all_the_world() -> None:
+    hands = Hands(1, most_of_one=2)
     go = threading.Event()
     tasks = [asyncio.create_task(hands.run(go.wait, 120)) for _ in range(3)]
     await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from ..base import hardware
 from ..base.errors import UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..kernels.cpu.library import LibraryAbsent, Team
-from ..media import AudioLimits, decode
+from ..media import AudioLimits, OnChild, decode
 from ..speech.network import Precision
 from ..speech.sound_rows import SoundRows, open_sound_files
 
@@ -53,10 +53,10 @@ class SoundListener:
         """The token that stands for a sound."""
         return self._rows.files.place
 
-    def decode(self, data: bytes, param: str) -> Floats:
-        """Samples of a file of sound; in a thread. Raises as `media.decode`, and `InvalidRequest`
+    def decode(self, data: bytes, param: str, on_child: OnChild | None = None) -> Floats:
+        """Decode a file of sound; in a thread. Raises as `media.decode`, and `InvalidRequest`
         for a sound that is too short or too long."""
-        samples = decode(data, LIMITS, param).samples
+        samples = decode(data, LIMITS, param, on_child).samples
         self._rows.check(samples, param)
         return samples
 

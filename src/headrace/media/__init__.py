@@ -8,6 +8,17 @@ Invariant: whatever the bytes are, the caller gets samples or one typed refusal,
 Your change: a format is a row of `SIGNATURES` in `formats.py` and a reader in `child.py`.
 """
 
-from .audio import RATE, AudioLimits, Decoded, Sound, decode, decode_into
+from .audio import RATE, AudioLimits, Decoded, OnChild, Sound, decode, decode_into
+from .formats import REFUSALS, declared
 
-__all__ = ["RATE", "AudioLimits", "Decoded", "Sound", "decode", "decode_into"]
+__all__ = [
+    "RATE",
+    "REFUSALS",
+    "AudioLimits",
+    "Decoded",
+    "OnChild",
+    "Sound",
+    "declared",
+    "decode",
+    "decode_into",
+]

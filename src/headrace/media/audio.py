@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -19,6 +20,8 @@ from .formats import FFMPEG, HEAD, REFUSALS, container
 
 RATE = 16_000
 """Samples a second of what `decode` gives."""
+OnChild = Callable[["subprocess.Popen[bytes]"], None]
+"""Takes the child of a decoding, which another thread may kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,15 @@ class Decoded:
     channels: int
 
 
-def decode(data: bytes, limits: AudioLimits = AudioLimits(), param: str = "file") -> Sound:
-    """The sound of a file, in memory; raises and blocks as `decode_into`."""
+def decode(
+    data: bytes,
+    limits: AudioLimits = AudioLimits(),
+    param: str = "file",
+    on_child: OnChild | None = None,
+) -> Sound:
+    """Decode a file's sound into memory; raises and blocks as `decode_into`."""
     with _memory("samples") as target:
-        found = decode_into(data, target, limits, param)
+        found = decode_into(data, target, limits, param, on_child)
         samples = np.empty(found.count, np.float32)
         if os.preadv(target.fileno(), [samples.data.cast("B")], 0) != samples.nbytes:
             raise InvalidRequest(REFUSALS["lost"], param=param)
@@ -76,13 +84,14 @@ def decode_into(
     target: BinaryIO,
     limits: AudioLimits = AudioLimits(),
     param: str = "file",
+    on_child: OnChild | None = None,
 ) -> Decoded:
     """Write the sound of a file to `target`: fp32 samples at `RATE`, one channel.
 
     Raises `InvalidRequest` for what is no sound, is damaged or too long, `TooLarge` for too many
     bytes, `PackageAbsent` where the format's library is not installed, `Overloaded` where the
     target's disk is full. `param`: the field that errors name. Blocks for as long as decoding
-    takes: call it in a thread.
+    takes: call it in a thread. `on_child` is given the child as soon as there is one.
     """
     if len(data) > limits.bytes:
         raise TooLarge(
@@ -95,7 +104,7 @@ def decode_into(
         source.write(data)
         source.flush()
         os.lseek(source.fileno(), 0, os.SEEK_SET)
-        answer = _child(source, target, format, limits)
+        answer = _child(source, target, format, limits, on_child)
     if "absent" in answer:
         extras = ("audio", "av") if format in FFMPEG else ("audio",)
         raise absent(f"reading {format} needs", answer["absent"], *extras)
@@ -115,8 +124,14 @@ def _memory(name: str) -> BinaryIO:
     return tempfile.TemporaryFile()
 
 
-def _child(source: BinaryIO, target: BinaryIO, format: str, limits: AudioLimits) -> dict[str, Any]:
-    """What the child says; `{"refused": …}` where it says nothing that can be believed."""
+def _child(
+    source: BinaryIO,
+    target: BinaryIO,
+    format: str,
+    limits: AudioLimits,
+    on_child: OnChild | None,
+) -> dict[str, Any]:
+    """Run the child; return its answer, `{"refused": …}` where that cannot be believed."""
     result = int(limits.seconds * RATE + RATE) * 4
     order = {
         "format": format,
@@ -139,6 +154,8 @@ def _child(source: BinaryIO, target: BinaryIO, format: str, limits: AudioLimits)
         env=environment,
     ) as child:
         try:
+            if on_child is not None:
+                on_child(child)
             said, _ = child.communicate(timeout=limits.wall_seconds)
         except subprocess.TimeoutExpired:
             child.kill()

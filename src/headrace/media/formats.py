@@ -6,6 +6,8 @@ bytes alone, so a playlist, a subtitle or a script never reaches one.
 
 from __future__ import annotations
 
+import struct
+
 FFMPEG = {"mp4": "mov", "webm": "matroska"}
 """Formats that need FFmpeg, the extra `av`, and the one demuxer that each may open."""
 HEAD = 12
@@ -42,3 +44,25 @@ def container(data: bytes) -> str | None:
         return "webm"
     frame = len(head) > 2 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2 and head[2] >> 4 != 15
     return "mp3" if head[:3] == b"ID3" or frame else None
+
+
+_WIDTHS = (1, 3, 6, 7, 0xFFFE)
+"""Codes of a WAV's codecs of a fixed number of bytes a sample: PCM, float, A-law, µ-law."""
+
+
+def declared(data: bytes | bytearray) -> float | None:
+    """Return the most seconds that a file can have by its head; a WAV has a width, a FLAC a length.
+
+    None: only decoding tells.
+    """
+    head = bytes(data[:64])
+    match container(head):
+        case "wav" if head[12:16] == b"fmt " and len(head) >= 36:
+            code, channels, rate, _, width, bits = struct.unpack_from("<HHIIHH", head, 20)
+            width = min(width, channels * (bits // 8))
+            return len(data) / (rate * width) if code in _WIDTHS and rate and width else None
+        case "flac" if len(head) >= 26 and head[4] & 0x7F == 0:
+            numbers = int.from_bytes(head[18:26], "big")
+            rate, samples = numbers >> 44, numbers & (1 << 36) - 1
+            return samples / rate if rate and samples else None
+    return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -11,8 +10,9 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from ..base.errors import InvalidRequest, Overloaded, TooLarge
+from ..base.errors import InvalidRequest, TooLarge
 from ..base.foreign import Undecodable, json_reader
+from ..base.shares import Shares
 from ..base.weight import LIGHT, Weight, weigh
 from .caller import BODY_SIZE, CALLER
 from .errors import UnsupportedMediaType, from_validation
@@ -89,39 +89,35 @@ MOST = Weight(containers=10_240, values=32_768, numbers=400_000)
 """What a body may hold: parsing it takes below 50 ms, in which nothing else is done (a message
 about 4 µs, a value 1 µs, a number 0.1 µs). A conversation of a thousand turns has 3,000 objects."""
 IN_FLIGHT = 256 * 2**20
-"""Bytes of the bodies of all requests that have not been answered. What is made of a text is up to
-three times its size; of many small values more, but at most 20 MiB."""
-MOST_SHARE = 0.5
-"""Share of these bytes that one key may take."""
+"""Bytes of the bodies of all requests that have not been answered, and of the samples of sessions.
+What is made of a text is up to three times its size; of many small values more, but at most
+20 MiB."""
 
 
 class BodiesInFlight:
-    """The bytes of all bodies whose requests have not been answered."""
+    """Bytes that clients sent and that are held: bodies of requests, samples of sessions."""
 
     def __init__(self, most: int = IN_FLIGHT) -> None:
-        self._most = most
-        self.held = 0
-        self._by_owner: Counter[str] = Counter()
+        self._shares = Shares(most, "the requests in work hold as many bytes as are allowed")
+
+    @property
+    def held(self) -> int:
+        return self._shares.held
 
     def take(self, scope: MutableMapping[str, Any], size: int) -> None:
         """Hold so many bytes more for the request of this scope. Raises `Overloaded`."""
         owner = CALLER.get().owner
-        mine = self._by_owner[owner] + size
-        share = self._most * MOST_SHARE if owner else self._most
-        if self.held + size > self._most or mine > share:
-            raise Overloaded("the requests in work hold as much text as is allowed", retry_after=1)
-        self.held += size
-        self._by_owner[owner] = mine
+        self._shares.take(owner, size)
         _, before = scope.get("headrace.held", ("", 0))
         scope["headrace.held"] = owner, before + size
 
-    def give(self, scope: MutableMapping[str, Any]) -> None:
-        """The request of this scope has been answered."""
-        owner, size = scope.pop("headrace.held", ("", 0))
-        self.held -= size
-        self._by_owner[owner] -= size
-        if not self._by_owner[owner]:
-            del self._by_owner[owner]
+    def give(self, scope: MutableMapping[str, Any], size: int | None = None) -> None:
+        """Let go of bytes of this scope's request; None: of all, it has been answered."""
+        owner, held = scope.pop("headrace.held", ("", 0))
+        given = held if size is None else min(size, held)
+        if held > given:
+            scope["headrace.held"] = owner, held - given
+        self._shares.give(owner, given)
 
 
 async def read_body(request: Request, limit: int) -> bytearray:

@@ -14,6 +14,7 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from ..base.errors import Overloaded
@@ -34,13 +35,20 @@ LARGE = 16 * 1024
 class Hands:
     """Threads for one event loop, which makes every call of this class."""
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        threads: int | None = None,
+        *,
+        most_waiting: int = MOST_WAITING,
+        most_of_one: int = MOST_OF_ONE,
+    ) -> None:
         """`threads`: of which two do nothing large, where there are three or more: one for what
         is small, and the processor's core that the event loop and the engine want meanwhile."""
         self._free = threads or max(2, min(4, os.cpu_count() or 2)) + 1
         self._threads = ThreadPoolExecutor(self._free, "headrace-hands")
         self._small, self._large = _Turns(), _Turns()
         self._free_for_large = max(1, self._free - 2)
+        self._most_waiting, self._most_of_one = most_waiting, most_of_one
 
     @property
     def waiting(self) -> int:
@@ -50,30 +58,49 @@ class Hands:
         """`work(*arguments)` in a thread; raises what it raises, and `Overloaded` where too much
         waits. Where the client leaves (`ClientDisconnect`), or the task is cancelled, it is not
         begun any more; once begun its result is dropped."""
+        return await self._turn(partial(work, *arguments, **named), BODY_SIZE.get() >= LARGE)
+
+    async def stoppable(
+        self, work: Callable[[], Result], stop: Callable[[], None], *, large: bool
+    ) -> Result:
+        """Run what `stop` ends from another thread. Where nobody waits for it any more it is
+        stopped, and this returns when it has ended: what it uses may be let go of then."""
+        return await self._turn(work, large, stop)
+
+    async def _turn(
+        self, work: Callable[[], Result], large: bool, stop: Callable[[], None] | None = None
+    ) -> Result:
         owner = CALLER.get().owner
-        large = BODY_SIZE.get() >= LARGE
         turns = self._large if large else self._small
-        if self.waiting >= MOST_WAITING or turns.of(owner) >= MOST_OF_ONE:
+        if self.waiting >= self._most_waiting or turns.of(owner) >= self._most_of_one:
             raise Overloaded("too much work waits to be prepared", retry_after=1.0)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
+        over: asyncio.Future[None] | None = None
 
         def begin() -> None:
+            nonlocal over
             if done.cancelled():
                 return
             self._free -= 1
             self._free_for_large -= large
-            job = self._threads.submit(work, *arguments, **named)
+            over = loop.create_future()
+            job = self._threads.submit(work)
             job.add_done_callback(
-                lambda job: loop.call_soon_threadsafe(self._ended, job, done, large)
+                lambda job: loop.call_soon_threadsafe(self._ended, job, done, over, large)
             )
 
         turns.put(owner, begin)
         self._next()
         receive = RECEIVE.get()
-        if receive is None:
-            return await done
-        return await while_connected(receive, _result(done))
+        try:
+            if receive is None:
+                return await done
+            return await while_connected(receive, _result(done))
+        finally:
+            if stop is not None and over is not None and not over.done():
+                stop()
+                await asyncio.wait({over})
 
     async def beside(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """`run` for a body that is not light, else work here and now."""
@@ -81,9 +108,12 @@ class Hands:
             return work(*arguments)
         return await self.run(work, *arguments)
 
-    def _ended(self, job: Any, done: asyncio.Future[Any], large: bool) -> None:
+    def _ended(
+        self, job: Any, done: asyncio.Future[Any], over: asyncio.Future[None], large: bool
+    ) -> None:
         self._free += 1
         self._free_for_large += large
+        over.set_result(None)
         if not done.cancelled():
             fault = job.exception()
             if fault is not None:

@@ -253,6 +253,7 @@ class ServerProcess:
                 await app.state.batches.close()
             service.loop.stop()
             service.hands.close()
+            service.decoders.close()
             await self._save_ledger(app)
             app.state.store.close()
             if app.state.files is not None:

@@ -23,6 +23,7 @@ from ..speech.finding import listens
 from ..text import encode_between
 from .body import BodiesInFlight
 from .caller import named
+from .decoders import Decoders
 from .hands import Hands
 from .speech import Speech
 
@@ -79,6 +80,7 @@ class Service:
         self.loop = LoopWatch()
         """Over the event loop of this server; `run` starts it."""
         self.hands = Hands()
+        self.decoders = Decoders()
         self.bodies = BodiesInFlight()
         self._long_text = asyncio.Semaphore(1)
         self._idle = asyncio.Event()

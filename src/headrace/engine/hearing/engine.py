@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from ...base import environment
 from ...base.config import Decision, EngineOptions
 from ...base.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded, ShuttingDown
+from ...base.shares import Shares
 from ...loader import Progress
 from ...obs.tasks import TaskWatch
 from ...speech.finding import find
@@ -40,8 +41,9 @@ from .options import verify
 
 REAL_HEARING = "headrace.engine.hearing.real:opened"
 RATE = 16_000
-MOST_SECONDS = 8 * 3600.0
-"""Audio of all sounds that have not ended: 1.8 GB of samples on the disk of temporary files."""
+MOST_SECONDS = 2 * (4 * 3600 + 1)
+"""Audio of all sounds whose files are there, twice the longest with the second that a resampler may
+add: 1.8 GB of samples on the disk of temporary files. One key may take half of it."""
 HANG_SECONDS = 20.0
 """Silence after which the process is taken to hang: a turn is a slice of a window, and who speaks
 waits for it."""
@@ -52,13 +54,16 @@ WAIT_FOR_NEXT = 30.0
 class Payload:
     """A file that takes a sound's samples, seen by the process that hears; closed exactly once."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, owner: str, count: int) -> None:
+        self.path, self.owner = path, owner
+        self.count = count
+        """Samples that are counted for it."""
         self.file: BinaryIO = os.fdopen(
             os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600), "w+b"
         )
 
     def close(self) -> None:
+        """Remove the file; takes long for a large one, so never in an event loop."""
         self.file.close()
         self.path.unlink(missing_ok=True)
 
@@ -129,6 +134,12 @@ class HearingEngine:
         self._sounds: dict[str, Hearing] = {}
         self._held: list[Hearing] = []
         """Sounds whose process died, and that wait for the next."""
+        self._samples = Shares(
+            MOST_SECONDS * RATE,
+            "the sounds in work have as many seconds as are taken at a time",
+            retry_after=5.0,
+        )
+        self._removing: set[asyncio.Task[None]] = set()
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -220,17 +231,34 @@ class HearingEngine:
                 f"language {options.language!r:.20} is not known; one of {known}", param="language"
             )
 
-    def payload(self) -> Payload:
-        """Room for a sound's samples, fp32 at 16 kHz; `hear` takes it over."""
+    def payload(self, owner: str = "", count: int = 0) -> Payload:
+        """Make room for a sound's samples, fp32 at 16 kHz; `hear` takes it over, or `drop`.
+
+        `count`: samples that are expected, which count until the file is gone. Raises `Overloaded`
+        where all sounds, or those of this owner, have too many.
+        """
+        self._samples.take(owner, count)
         try:
-            return Payload(self._supervisor.folder / f"sound-{uuid.uuid4().hex}")
+            path = self._supervisor.folder / f"sound-{uuid.uuid4().hex}"
+            return Payload(path, owner, count)
         except OSError as error:
+            self._samples.give(owner, count)
             raise Overloaded(f"no room for samples: {error.strerror}", retry_after=5.0) from error
+
+    def drop(self, payload: Payload) -> None:
+        """Remove a payload, in a thread; until then its samples count."""
+        task = self.tasks.errand("payload", self._removed(payload))
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
+
+    async def _removed(self, payload: Payload) -> None:
+        await asyncio.to_thread(payload.close)
+        self._samples.give(payload.owner, payload.count)
 
     def hear(
         self, payload: Payload, count: int, options: HearOptions, request_id: str = ""
     ) -> Hearing:
-        """Have `count` samples heard. The payload is closed when the sound ends, or now where
+        """Have `count` samples heard. The payload is dropped when the sound ends, or now where
         this raises: `InvalidRequest`, `Overloaded`."""
         wanted = Hear(request_id or uuid.uuid4().hex, str(payload.path), count, options)
         try:
@@ -239,15 +267,14 @@ class HearingEngine:
             self.check(options)
             if wanted.request_id in self._sounds:
                 raise InvalidRequest("a sound with this id is in work", param="request_id")
-            seconds = sum(each.seconds for each in self._sounds.values())
-            if seconds + count / RATE > MOST_SECONDS and self._sounds:
-                raise Overloaded(
-                    f"{seconds:.0f} seconds of audio are in work, of {MOST_SECONDS:.0f} at most",
-                    retry_after=5.0,
-                )
+            if count > payload.count:
+                self._samples.take(payload.owner, count - payload.count)
+            else:
+                self._samples.give(payload.owner, payload.count - count)
+            payload.count = count
             self._supervisor.send(wanted)
         except BaseException:
-            payload.close()
+            self.drop(payload)
             raise
         hearing = self._sounds[wanted.request_id] = Hearing(self, payload, wanted)
         self._idle.clear()
@@ -255,7 +282,7 @@ class HearingEngine:
         return hearing
 
     def abort(self, request_id: str) -> int:
-        """SoundEnd the sound of a request; returns how many ended."""
+        """Abort a request's sound; return the number aborted."""
         hearing = self._sounds.get(request_id)
         if hearing is None:
             return 0
@@ -277,7 +304,7 @@ class HearingEngine:
     def _end(self, hearing: Hearing, outcome: str) -> None:
         hearing.over = True
         hearing._bell.set()
-        hearing.payload.close()
+        self.drop(hearing.payload)
         self._sounds.pop(hearing.wanted.request_id, None)
         if hearing in self._held:
             self._held.remove(hearing)
@@ -394,4 +421,6 @@ class HearingEngine:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), drain_seconds)
         self._end_all(EngineDead("the engine was closed", retry_after=2.0))
+        if self._removing:
+            await asyncio.wait(self._removing)
         await self._supervisor.close()

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from ...base.errors import EngineFault, Overloaded
-from ...engine.hearing.engine import Hearing, HearingEngine, Payload
+from ...base.errors import EngineFault, InvalidRequest
+from ...base.shares import Shares
+from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.messages import HeardSegment, HearOptions, SoundEnd
-from ...media import AudioLimits, Decoded, decode_into
-from ...obs.tasks import TaskWatch
+from ...media import RATE, REFUSALS, AudioLimits, declared, decode_into
 from ...speech.voice import USUAL_PAUSES, Pauses
-from ..caller import engine_id
+from ..caller import CALLER, engine_id
 from ..connection import EventStream, while_connected
 from ..wire import frame
 from . import answers
 from .form import AudioForm, VadFields, read_form
+from .handshake import Live
 from .languages import code_of
-from .live import Live
 
 if TYPE_CHECKING:
     from ..service import Service
 
 LIMITS = AudioLimits()
-AT_ONCE = 2
-"""Files that are decoded side by side."""
-MOST_WAITING = 64
-"""Files that wait to be decoded."""
+LONG_SECONDS, LONG_BYTES = 600.0, 1 << 18
+"""Length of a sound from which decoding it takes seconds; size, where its head says no length."""
+MOST_SESSIONS = 128
+"""Sessions of a server; one key may have half of them."""
 
 
 class HearingRoutes:
@@ -40,9 +40,7 @@ class HearingRoutes:
     def __init__(self, service: Service, engine: HearingEngine) -> None:
         self.service = service
         self.engine = engine
-        self._slots = asyncio.Semaphore(AT_ONCE)
-        self._waiting = 0
-        self._tasks = TaskWatch()
+        self._sessions = Shares(MOST_SESSIONS, "as many sessions are open as are allowed")
 
     async def transcribe(self, request: Request, task: str) -> Response:
         """Answer a form with a file, whole or as a stream."""
@@ -64,7 +62,7 @@ class HearingRoutes:
 
     def live(self, request: Request) -> Response:
         """Answer the handshake of a session."""
-        return Live(self.service, self.engine, request)
+        return Live(self.service, self.engine, request, self._sessions)
 
     async def _whole(
         self, data: bytearray, options: HearOptions, name: str
@@ -92,27 +90,25 @@ class HearingRoutes:
             hearing.cancel()
 
     async def _hearing(self, data: bytearray, options: HearOptions, name: str) -> Hearing:
-        """The sound of a file, decoded and under way."""
-        if self._waiting >= AT_ONCE + MOST_WAITING:
-            raise Overloaded(f"{self._waiting} files wait to be decoded", retry_after=2.0)
-        payload = self.engine.payload()
-        # Shielded: a child that decodes goes on for a moment when its client has left, and the
-        # payload is its to write to until then.
-        decoding = self._tasks.errand("decode", self._decoded(data, payload))
+        """Decode the sound of a file and have it heard.
+
+        The length that its head declares is counted before, and is the most that is decoded.
+        """
+        seconds, limits = declared(data), LIMITS
+        if seconds is not None:
+            if seconds > LIMITS.seconds:
+                raise InvalidRequest(REFUSALS["long"], param="file")
+            limits = replace(LIMITS, seconds=min(seconds + 1.0, LIMITS.seconds))
+        count = round((seconds or 0.0) * RATE)
+        long = seconds > LONG_SECONDS if seconds is not None else len(data) > LONG_BYTES
+        payload = self.engine.payload(CALLER.get().owner, count)
         try:
-            found = await asyncio.shield(decoding)
+            decoders = self.service.decoders
+            found = await decoders.run(decode_into, data, payload.file, limits, long=long)
         except BaseException:
-            decoding.add_done_callback(lambda done: payload.close())
+            self.engine.drop(payload)
             raise
         return self.engine.hear(payload, found.count, options, name)
-
-    async def _decoded(self, data: bytearray, payload: Payload) -> Decoded:
-        self._waiting += 1
-        try:
-            async with self._slots:
-                return await asyncio.to_thread(decode_into, data, payload.file, LIMITS)
-        finally:
-            self._waiting -= 1
 
 
 async def heard(hearing: Hearing) -> tuple[list[HeardSegment], SoundEnd]:

@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import secrets
 import time
-from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Send
 
 from ...base.errors import HeadraceError, InvalidRequest, Overloaded
 from ...base.foreign import Undecodable, any_json
 from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.messages import HeardSegment, HearOptions
-from ...engine.preload import give_back
 from ...media import RATE
 from ...obs.tasks import TaskWatch
-from ..errors import error_body, internal_error
-from ..socket import GOING_AWAY, SOCKET_KEY, Socket
-from ..wire import encode
+from ..caller import CALLER
+from ..errors import internal_error
+from ..socket import GOING_AWAY, Socket
 from . import answers
-from .agreed import Agreed
-from .pcm import Floats, Intake, decoded
+from .pcm import LATE, Intake, decoded, floats
 from .session_fields import LOGPROBS, SessionFields, of_beta
+from .spoken import SpokenTurn, write_floats
+from .telling import SESSION_SECONDS, SessionEvents
 from .turns import FRAME, TurnChange, TurnFollower
 
 if TYPE_CHECKING:
@@ -42,7 +38,6 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 300.0
 """Without an event of the client, after which a session ends."""
-SESSION_SECONDS = 3600.0
 UTTERANCE_SECONDS = 28.0
 """After which somebody who does not pause is cut: a window has 30."""
 BUFFER_SECONDS = 600.0
@@ -52,73 +47,9 @@ MOST_PENDING = 4
 FIRST_PARTIAL, PARTIAL_STEP = 0.7, 0.2
 """Seconds of new speech that are worth a pass."""
 LOOK_SECONDS = 1.0
-CLEAR_SECONDS = 5.0
-"""Between two collections of what ended sessions left: megabytes that know each other."""
-
-
-class Live(Response):
-    """The answer to a handshake: the whole session."""
-
-    cleared = 0.0
-
-    def __init__(self, service: Service, engine: HearingEngine, request: Request) -> None:
-        """Raises what keeps the session from opening."""
-        super().__init__(status_code=101)
-        del self.headers["content-length"]
-        service.check_model(request.query_params.get("model"))
-        intent = request.query_params.get("intent", "transcription")
-        if intent != "transcription":
-            raise InvalidRequest(
-                f"the intent must be transcription, not {intent[:100]!r}", param="intent"
-            )
-        engine.check_open()
-        service.enter(request.scope)
-        self._service, self._engine = service, engine
-        self._beta = "realtime" in request.headers.get("openai-beta", "")
-        self._account: Account | None = request.scope.get("headrace.account")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        socket: Socket = scope["headrace.socket"]
-        offered = [each for each in socket.subprotocols if not each.startswith(SOCKET_KEY)]
-        socket.subprotocol = "realtime" if "realtime" in offered else next(iter(offered), None)
-        await send({"type": "http.response.start", "status": 101, "headers": self.raw_headers})
-        session = LiveSession(self._service, self._engine, self._account, send, beta=self._beta)
-        self._engine.metrics.sessions.inc()
-        try:
-            await session.run(receive, socket)
-        finally:
-            self._engine.metrics.sessions.dec()
-            if time.monotonic() > Live.cleared + CLEAR_SECONDS:
-                Live.cleared = time.monotonic()
-                gc.collect()
-                give_back()
-            if not socket.lost:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class SpokenTurn:
-    """What is said from one pause to the next, and what has been told of it."""
-
-    def __init__(self, first: int, place: int) -> None:
-        self.id = f"item_{secrets.token_hex(12)}"
-        self.first = first
-        """Number of its first sample in the session."""
-        self.place = place
-        self.parts: list[Floats] = []
-        self.count = 0
-        self.heard = 0
-        """Samples that the latest pass was given."""
-        self.begun = time.monotonic()
-        self.agreed = Agreed()
-
-    def add(self, samples: Floats) -> None:
-        self.parts.append(samples)
-        self.count += len(samples)
-
-    @property
-    def samples(self) -> Floats:
-        self.parts = [np.concatenate(self.parts)] if self.parts else []
-        return self.parts[0] if self.parts else np.empty(0, np.float32)
+PIECE = 1 << 15
+"""Bytes of a message that are looked at before others have a turn of the event loop."""
+FRAME_BYTES = 2 * FRAME
 
 
 class LiveSession:
@@ -130,24 +61,29 @@ class LiveSession:
         engine: HearingEngine,
         account: Account | None,
         send: Send,
+        scope: MutableMapping[str, Any],
         *,
         beta: bool,
     ) -> None:
+        """`scope`: of its exchange, to which its samples are counted (`BodiesInFlight`)."""
         self._service, self._engine, self._account = service, engine, account
-        self._send = send
-        self._beta = beta
-        self._id = f"sess_{secrets.token_hex(12)}"
+        self._events = SessionEvents(send, beta=beta)
         self.fields = SessionFields()
-        self._sending = asyncio.Lock()
-        self._events = 0
         self._samples = 0
         """Samples of the session so far."""
         self._turns_made = 0
         self._before: str | None = None
         """Id of the item before."""
-        self._rest = np.empty(0, np.float32)
+        self._scope = scope
+        self._counted = 0
+        """Bytes of samples that are counted to the scope."""
+        self._coming = 0
+        """Most bytes that the message in hand may become."""
+        self._queued = 0
+        """Bytes of turns that are committed and not transcribed."""
+        self._rest = bytearray()
         """What is no whole frame yet."""
-        self._lead: deque[Floats] = deque()
+        self._lead = bytearray()
         """Frames before speech, as many as are kept."""
         self._turn: SpokenTurn | None = None
         self._partial: asyncio.Task[None] | None = None
@@ -161,7 +97,7 @@ class LiveSession:
         """Until the client leaves, or the server has a reason to end it."""
         finishing = asyncio.ensure_future(self._finish(socket))
         try:
-            await self._tell_session("created")
+            await self._events.session("created", self.fields.shown())
             await self._read(receive, socket)
             if not socket.lost:
                 self._commit_turn()
@@ -182,7 +118,7 @@ class LiveSession:
                 await asyncio.wait({coming}, timeout=LOOK_SECONDS)
                 now = time.monotonic()
                 if why := self._over(now - begun, now - heard):
-                    await self._tell_error(Overloaded(why, code="session_ended"))
+                    await self._events.error(Overloaded(why, code="session_ended"))
                     socket.code, socket.reason = GOING_AWAY, why
                     return
                 if not coming.done():
@@ -210,21 +146,18 @@ class LiveSession:
         return ""
 
     async def _take(self, message: Message) -> None:
-        """One event; whatever is wrong with it is told and harms nothing."""
+        """Obey one event; whatever is wrong with it is told and harms nothing."""
         event: Any = None
         try:
             if message.get("text") is None:
                 raise InvalidRequest("an event is a text message", code="invalid_event")
-            try:
-                event = any_json(message["text"])
-            except Undecodable:
-                raise InvalidRequest("the event is not valid JSON", code="invalid_json") from None
+            event = _decoded(message.pop("text"))
             if not isinstance(event, dict) or not isinstance(event.get("type"), str):
                 raise InvalidRequest("an event is an object with a type", param="type")
             await self._obey(event["type"], event)
         except HeadraceError as error:
             name = event.get("event_id") if isinstance(event, dict) else None
-            await self._tell_error(error, name if isinstance(name, str) else None)
+            await self._events.error(error, name if isinstance(name, str) else None)
 
     async def _obey(self, kind: str, event: dict[str, Any]) -> None:
         match kind:
@@ -233,11 +166,11 @@ class LiveSession:
                 if not isinstance(change, dict):
                     raise InvalidRequest("session must be an object", param="session")
                 if kind.startswith("transcription"):
-                    self._beta, change = True, of_beta(change)
-                self._update(change)
-                await self._tell_session("updated")
+                    self._events.beta, change = True, of_beta(change)
+                await self._update(change)
+                await self._events.session("updated", self.fields.shown())
             case "input_audio_buffer.append":
-                await self._append(decoded(event.get("audio")))
+                await self._append(decoded(event.pop("audio", None)))
             case "input_audio_buffer.commit":
                 if self._turn is not None:
                     self._feed(self._intake.rest(), last=True)
@@ -249,7 +182,9 @@ class LiveSession:
                 await self._commit()
             case "input_audio_buffer.clear":
                 self._drop()
-                await self._tell({"type": "input_audio_buffer.cleared"})
+                self._intake.clear()
+                self._count()
+                await self._events.tell("input_audio_buffer.cleared")
             case _:
                 raise InvalidRequest(
                     f"{kind[:100]!r} is not an event of a transcription session", param="type"
@@ -257,93 +192,137 @@ class LiveSession:
 
     # Settings
 
-    def _update(self, change: dict[str, Any]) -> None:
+    async def _update(self, change: dict[str, Any]) -> None:
         changed = self.fields.updated(change)
         said = changed.audio.input.transcription
         if said is not None:
             self._service.check_model(said.model)
         self._engine.check(HearOptions(language=changed.language))
-        fresh = changed.audio.input.format != self.fields.audio.input.format
-        fresh = (
-            fresh or changed.audio.input.turn_detection != self.fields.audio.input.turn_detection
-        )
+        before, now = self.fields.audio.input, changed.audio.input
         self.fields = changed
-        if fresh:
+        if (now.format, now.turn_detection) != (before.format, before.turn_detection):
+            if self._turn is not None:
+                self._feed(self._intake.rest(), last=True)
             self._configure(changed)
+            if before.turn_detection is None:
+                await self._look_back()
 
     def _configure(self, fields: SessionFields) -> None:
         self._intake = Intake(fields.audio.input.format.type, fields.rate)
         vad = fields.audio.input.turn_detection
         self._turns = None if vad is None else TurnFollower(vad.pauses)
         padding = 0.0 if vad is None else vad.pauses.padding
-        self._lead_frames = round(padding * RATE / FRAME) + 4
+        self._lead_bytes = (round(padding * RATE / FRAME) + 4) * FRAME_BYTES
+        if vad is None:
+            self._lead.clear()
+
+    async def _look_back(self) -> None:
+        """Find the turns in what was appended while nobody looked for them."""
+        turn = self._turn
+        if turn is None or self._turns is None:
+            return
+        self._turn, self._samples = None, turn.first
+        self._coming = len(turn.data)
+        try:
+            await self._in_pieces(turn.data, self._follow)
+        finally:
+            self._coming = 0
+            self._count()
 
     # Samples
 
     async def _append(self, data: bytes) -> None:
+        coming = self._intake.most(len(data))
+        held = self._turn.count if self._turn else 0
+        if self._turns is None and held + coming > BUFFER_SECONDS * RATE + 2 * LATE:
+            raise InvalidRequest(
+                f"the buffer takes {BUFFER_SECONDS:.0f} seconds until it is committed",
+                code="input_audio_buffer_full",
+            )
+        self._coming = 2 * coming
+        try:
+            self._count()
+            await self._in_pieces(data, self._take_in)
+        finally:
+            self._coming = 0
+            self._count()
+        self._ask()
+
+    async def _in_pieces(
+        self, data: bytes | bytearray, take: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Take samples with a turn of the event loop for others after each piece."""
+        for at in range(0, len(data), PIECE):
+            if at:
+                await asyncio.sleep(0)
+            await take(bytes(data[at : at + PIECE]))
+
+    async def _take_in(self, data: bytes) -> None:
         samples = self._intake.take(data)
         if self._turns is None:
-            held = self._turn.count if self._turn else 0
-            if held + len(samples) > BUFFER_SECONDS * RATE:
-                raise InvalidRequest(
-                    f"the buffer takes {BUFFER_SECONDS:.0f} seconds until it is committed",
-                    code="input_audio_buffer_full",
-                )
             self._feed(samples, last=True)
         else:
             await self._follow(samples)
-        self._ask()
 
-    def _feed(self, samples: Floats, *, last: bool) -> None:
-        """Samples into the turn of now, which begins with them where there is none."""
-        if last:
-            samples = np.concatenate((self._rest, samples))
-            self._rest = self._rest[:0]
+    def _count(self) -> None:
+        """Count what the session holds. Raises `Overloaded`, where a message is in hand."""
+        turn = len(self._turn.data) if self._turn is not None else 0
+        held = turn + len(self._rest) + len(self._lead) + self._queued + self._coming
+        change, bodies = held - self._counted, self._service.bodies
+        if change > 0 and self._coming:
+            bodies.take(self._scope, change)
+        elif change < 0:
+            bodies.give(self._scope, -change)
+        else:
+            return
+        self._counted = held
+
+    def _feed(self, samples: bytes, *, last: bool) -> None:
+        """Add samples to the turn of now, which begins with them if there is none."""
         if self._turn is None:
             self._turn = self._new_turn(self._samples)
-        self._turn.add(samples)
-        self._samples += len(samples)
+        before = len(self._turn.data)
+        if last:
+            self._turn.data += self._rest
+            self._rest.clear()
+        self._turn.data += samples
+        self._samples += (len(self._turn.data) - before) // 2
 
-    async def _follow(self, samples: Floats) -> None:
-        """Frame by frame: who begins to speak, who ends."""
+    async def _follow(self, samples: bytes) -> None:
+        """Look frame by frame for where somebody begins to speak, and ends."""
         assert self._turns is not None
-        samples = np.concatenate((self._rest, samples))
-        whole = len(samples) // FRAME * FRAME
-        self._rest = samples[whole:].copy()
-        for at in range(0, whole, FRAME):
-            frame = samples[at : at + FRAME]
-            change = self._turns.frame(frame)
+        self._rest += samples
+        whole = len(self._rest) // FRAME_BYTES * FRAME_BYTES
+        data = bytes(self._rest[:whole])
+        del self._rest[:whole]
+        heard = floats(data)
+        for at in range(0, whole, FRAME_BYTES):
+            frame = data[at : at + FRAME_BYTES]
+            change = self._turns.frame(heard[at // 2 : at // 2 + FRAME])
             if self._turn is None:
-                self._lead.append(frame)
+                self._lead += frame
                 self._samples += FRAME
-                while len(self._lead) > self._lead_frames:
-                    self._lead.popleft()
+                del self._lead[: -self._lead_bytes]
                 if change is TurnChange.BEGAN:
                     await self._begin()
                 continue
             self._feed(frame, last=False)
             if change is TurnChange.ENDED or self._turn.count >= UTTERANCE_SECONDS * RATE:
-                self._turns.end()
-                await self._tell(
-                    {
-                        "type": "input_audio_buffer.speech_stopped",
-                        "audio_end_ms": self._samples * 1000 // RATE,
-                        "item_id": self._turn.id,
-                    }
+                await self._events.tell(
+                    "input_audio_buffer.speech_stopped",
+                    audio_end_ms=self._samples * 1000 // RATE,
+                    item_id=self._turn.id,
                 )
                 await self._commit()
 
     async def _begin(self) -> None:
-        lead = np.concatenate(self._lead)
+        self._turn = self._new_turn(self._samples - len(self._lead) // 2)
+        self._turn.data += self._lead
         self._lead.clear()
-        self._turn = self._new_turn(self._samples - len(lead))
-        self._turn.add(lead)
-        await self._tell(
-            {
-                "type": "input_audio_buffer.speech_started",
-                "audio_start_ms": self._turn.first * 1000 // RATE,
-                "item_id": self._turn.id,
-            }
+        await self._events.tell(
+            "input_audio_buffer.speech_started",
+            audio_start_ms=self._turn.first * 1000 // RATE,
+            item_id=self._turn.id,
         )
 
     def _new_turn(self, first: int) -> SpokenTurn:
@@ -351,39 +330,31 @@ class LiveSession:
         return SpokenTurn(first, self._turns_made)
 
     def _drop(self) -> None:
-        self._turn, self._rest = None, self._rest[:0]
+        self._end_turn()
+        self._rest.clear()
+
+    def _end_turn(self) -> SpokenTurn | None:
+        """End the turn of now and return it."""
+        turn, self._turn = self._turn, None
         self._lead.clear()
         if self._turns is not None:
             self._turns.end()
-
-    def _commit_turn(self) -> SpokenTurn | None:
-        turn = self._turn
-        self._drop()
-        if turn is not None:
-            with contextlib.suppress(asyncio.QueueFull):
-                self._pending.put_nowait(turn)
         return turn
 
+    def _commit_turn(self) -> None:
+        turn = self._end_turn()
+        if turn is not None:
+            self._queued += len(turn.data)
+            with contextlib.suppress(asyncio.QueueFull):
+                self._pending.put_nowait(turn)
+
     async def _commit(self) -> None:
-        """What was said is an item of the conversation, and is to be transcribed."""
-        turn = self._turn
+        """Make the turn of now an item of the conversation, to be transcribed."""
+        turn = self._end_turn()
         assert turn is not None
-        self._drop()
+        self._queued += len(turn.data)
         before, self._before = self._before, turn.id
-        named = {"item_id": turn.id, "previous_item_id": before}
-        await self._tell({"type": "input_audio_buffer.committed", **named})
-        item = {
-            "id": turn.id,
-            "object": "realtime.item",
-            "type": "message",
-            "status": "completed",
-            "role": "user",
-            "content": [{"type": "input_audio", "transcript": None}],
-        }
-        for kind in ("created",) if self._beta else ("added", "done"):
-            await self._tell(
-                {"type": f"conversation.item.{kind}", "previous_item_id": before, "item": item}
-            )
+        await self._events.committed(turn, before)
         await self._pending.put(turn)
 
     # Words
@@ -404,7 +375,7 @@ class LiveSession:
     async def _guess(self, turn: SpokenTurn) -> None:
         turn.heard = turn.count
         try:
-            pieces = await self._heard(turn.samples, live=True)
+            pieces = await self._heard(bytes(turn.data), live=True)
         except HeadraceError:
             return  # The final pass tells what is wrong.
         text = answers.text_of(pieces)
@@ -414,27 +385,28 @@ class LiveSession:
         if len(turn.agreed.shown) + len(guess) and turn.begun:
             self._engine.metrics.partial.observe(time.monotonic() - turn.begun)
             turn.begun = 0.0
-        await self._tell_words(turn, {"delta": fresh, "unstable": guess})
+        await self._events.item("delta", turn, delta=fresh, unstable=guess)
         self._ask()
 
     async def _finish(self, socket: Socket) -> None:
         """Transcribe what was committed, one after the other, for a client that is there."""
         while (turn := await self._pending.get()) is not None:
-            if socket.lost:
-                continue
             try:
-                await self._transcribe(turn)
+                if not socket.lost:
+                    await self._transcribe(turn)
             except HeadraceError as error:
-                await self._tell_failed(turn, error)
+                await self._events.failed(turn, error)
             except (asyncio.CancelledError, OSError):
                 raise
             except Exception:  # noqa: BLE001 - the border of one item
-                await self._tell_failed(turn, internal_error())
+                await self._events.failed(turn, internal_error())
+            self._queued -= len(turn.data)
+            self._count()
 
     async def _transcribe(self, turn: SpokenTurn) -> None:
         if self._account is not None:
             self._account.check_tokens()
-        pieces = await self._heard(turn.samples, live=False)
+        pieces = await self._heard(turn.data, live=False)
         seconds = turn.count / RATE
         if self._account is not None:
             self._account.charge(answers.used(seconds, pieces))
@@ -443,32 +415,32 @@ class LiveSession:
         self._engine.metrics.rewritten.inc(wrong)
         shares = {"logprobs": answers.logprobs(pieces)} if self._logprobs else {}
         if fresh:
-            await self._tell_words(turn, {"delta": fresh, "unstable": ""})
-        await self._tell(
-            {
-                "type": "conversation.item.input_audio_transcription.completed",
-                "item_id": turn.id,
-                "content_index": 0,
-                "transcript": text,
-                "usage": answers.usage(seconds),
-                **shares,
-            }
+            await self._events.item("delta", turn, delta=fresh, unstable="")
+        await self._events.item(
+            "completed", turn, transcript=text, usage=answers.usage(seconds), **shares
         )
 
     @property
     def _logprobs(self) -> bool:
         return LOGPROBS in (self.fields.include or ())
 
-    async def _heard(self, samples: Floats, *, live: bool) -> list[HeardSegment]:
-        payload = self._engine.payload()
-        payload.file.write(samples.tobytes())
+    async def _heard(self, data: bytes | bytearray, *, live: bool) -> list[HeardSegment]:
+        count = len(data) // 2
+        payload = self._engine.payload(CALLER.get().owner, count)
+        try:
+            # Nothing ends it, and it is waited for: the file is its to write to.
+            writing = partial(write_floats, payload.file, data)
+            await self._service.hands.stoppable(writing, lambda: None, large=False)
+        except BaseException:
+            self._engine.drop(payload)
+            raise
         options = HearOptions(
             language=self.fields.language,
             prompt=self.fields.prompt,
             logprobs=self._logprobs and not live,
             live=live,
         )
-        hearing: Hearing = self._engine.hear(payload, len(samples), options)
+        hearing: Hearing = self._engine.hear(payload, count, options)
         pieces: list[HeardSegment] = []
         try:
             async for news in hearing:
@@ -477,34 +449,10 @@ class LiveSession:
             hearing.cancel()
         return pieces
 
-    # Events
 
-    async def _tell(self, event: dict[str, Any]) -> None:
-        self._events += 1
-        body = encode({"event_id": f"event_{self._id[5:17]}_{self._events}", **event})
-        async with self._sending:
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def _tell_words(self, turn: SpokenTurn, words: dict[str, str]) -> None:
-        kind = "conversation.item.input_audio_transcription.delta"
-        await self._tell({"type": kind, "item_id": turn.id, "content_index": 0, **words})
-
-    async def _tell_failed(self, turn: SpokenTurn, error: HeadraceError) -> None:
-        kind = "conversation.item.input_audio_transcription.failed"
-        await self._tell(
-            {"type": kind, "item_id": turn.id, "content_index": 0, **error_body(error)}
-        )
-
-    async def _tell_error(self, error: HeadraceError, event_id: str | None = None) -> None:
-        body = error_body(error)["error"]
-        await self._tell({"type": "error", "error": {**body, "event_id": event_id}})
-
-    async def _tell_session(self, what: str) -> None:
-        kind = "transcription_session" if self._beta else "session"
-        session = {
-            "id": self._id,
-            "object": f"realtime.{kind}",
-            "expires_at": int(time.time() + SESSION_SECONDS),
-            **self.fields.shown(),
-        }
-        await self._tell({"type": f"{kind}.{what}", "session": session})
+def _decoded(text: str) -> Any:
+    """Decode an event. Raises `InvalidRequest`, also for half a surrogate, which has no echo."""
+    try:
+        return any_json(text)
+    except Undecodable:
+        raise InvalidRequest("the event is not valid JSON", code="invalid_json") from None

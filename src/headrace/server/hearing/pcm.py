@@ -1,4 +1,4 @@
-"""Samples of a session's client, in whichever of its formats, to fp32 at 16 kHz."""
+"""Samples of a session's client, in whichever of its formats, to 16 bits at 16 kHz."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from ...base.extras import needed
 from ...media import RATE
 
 Floats = npt.NDArray[np.float32]
+FULL = np.float32(32768)
+LATE = 2048
+"""Samples that a resampler may have held back, at most."""
 PCM_RATES = (16_000, 24_000)
 
 
@@ -44,27 +47,51 @@ class Intake:
         `PackageAbsent`."""
         soxr = needed("soxr", "sessions", "audio")
         self._table = _TABLES.get(format)
+        self._rate = rate
         self._new: Any = partial(soxr.ResampleStream, rate, RATE, 1, dtype="float32")
         self._stream: Any = None if rate == RATE else self._new()
+        self._odd = b""
+        """First byte of a sample whose second has not come."""
 
-    def take(self, data: bytes) -> Floats:
-        """What can be said of the stream with these bytes: nearly all of it. Raises
-        `InvalidRequest`."""
+    def most(self, size: int) -> int:
+        """Return the most samples that can come of so many bytes."""
+        return (size if self._table is not None else size // 2 + 1) * RATE // self._rate + LATE
+
+    def take(self, data: bytes) -> bytes:
+        """Convert the next bytes of the stream: nearly all of them, samples of 16 bits."""
         if self._table is not None:
             samples: Floats = self._table[np.frombuffer(data, np.uint8)]
-        elif len(data) % 2:
-            raise InvalidRequest("pcm has two bytes a sample", param="audio", code="invalid_audio")
         else:
-            samples = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
-        return samples if self._stream is None else self._stream.resample_chunk(samples)
+            data = self._odd + data
+            whole = len(data) // 2 * 2
+            data, self._odd = data[:whole], data[whole:]
+            if self._stream is None:
+                return data
+            samples = floats(data)
+        return _of_floats(samples if self._stream is None else self._stream.resample_chunk(samples))
 
-    def rest(self) -> Floats:
-        """What was still held back; the stream begins anew."""
+    def rest(self) -> bytes:
+        """Return what a resampler still held back, which begins anew."""
         if self._stream is None:
-            return np.empty(0, np.float32)
+            return b""
         held: Floats = self._stream.resample_chunk(np.empty(0, np.float32), last=True)
         self._stream = self._new()
-        return held
+        return _of_floats(held)
+
+    def clear(self) -> None:
+        """Forget what came: the next byte is the first of a sample."""
+        self.rest()
+        self._odd = b""
+
+
+def floats(data: bytes | bytearray | memoryview) -> Floats:
+    """Convert samples of 16 bits to fp32 from -1 to 1."""
+    return np.frombuffer(data, "<i2").astype(np.float32) / FULL
+
+
+def _of_floats(samples: Floats) -> bytes:
+    whole = np.clip(np.rint(samples * FULL), -FULL, FULL - 1).astype("<i2")
+    return bytes(whole.tobytes())
 
 
 def decoded(text: Any) -> bytes:

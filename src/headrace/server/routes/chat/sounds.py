@@ -64,7 +64,7 @@ async def with_sounds(
     spans: list[InputSpan] = []
     after = 0
     for where, data in sounds:
-        samples = await service.hands.run(listener.decode, data, where)
+        samples = await service.decoders.run(listener.decode, data, where)
         name, rows = await listener.hear(samples)
         at = prompt.index(listener.place, after)
         ids += prompt[after:at]
