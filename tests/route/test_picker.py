@@ -21,9 +21,10 @@ from headrace.base.errors import HeadraceError, OptionError, PackageAbsent, TooL
 from headrace.base.text_prefixes import text_prefixes
 from headrace.engine.routing import ROUTERS
 from headrace.route import envoy_messages, ext_proc, picker
-from headrace.route.ext_proc import BodyMode, Part
+from headrace.route.asked import MAX_BODY
 from headrace.route.envoy_messages import MalformedMessage
-from headrace.route.gateway import MAX_BODY, Gateway
+from headrace.route.ext_proc import BodyMode, Part
+from headrace.route.gateway import Gateway
 from headrace.route.picker import Picked, Picker
 from headrace.route.replica import replicas_of
 from headrace.server.body import BodiesInFlight

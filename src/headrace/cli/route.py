@@ -10,7 +10,8 @@ import typer
 
 from ..base.errors import OptionError
 from ..engine.routing import ROUTERS
-from ..route.gateway import ANSWER_SECONDS, MAX_BODY
+from ..route.asked import MAX_BODY
+from ..route.gateway import ANSWER_SECONDS
 from ..route.run import route
 
 

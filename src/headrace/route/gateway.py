@@ -10,17 +10,14 @@ No body is logged. Layers of the server are around it: names, origins, request i
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import logging
 import random
 import time
 from collections.abc import Collection, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -28,50 +25,43 @@ from starlette.datastructures import Headers as HeaderView
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..base.config import ServerOptions
 from ..base.errors import HeadraceError, NotFound, Overloaded, TooLarge, Unauthorised
-from ..base.text_prefixes import NOTHING, PATHS, TextPrefixes, secret_of, text_prefixes
+from ..base.text_prefixes import TextPrefixes, secret_of
 from ..base.version import VERSION
-from ..base.weight import LIGHT, weigh
 from ..engine.routing import Prompted, Router
-from ..media import AudioLimits
 from ..obs.loopwatch import LoopWatch
 from ..obs.tasks import TaskWatch
-from ..server.body import MOST, BodiesInFlight
+from ..server.body import BodiesInFlight
 from ..server.border import Border
 from ..server.caller import BODY_SIZE, CALLER, Caller
 from ..server.connection import while_connected
 from ..server.errors import MethodNotAllowed, error_body, error_headers
 from ..server.hands import Hands
-from ..server.hearing.form import MOST_BESIDE
 from ..server.hosts import Hosts
 from ..server.meter import SECONDS, HttpMeter
 from ..server.origin import Origins
 from ..server.paths import Paths
 from ..server.refusal import last_frame
 from ..server.wire import encode
+from .asked import (
+    FORMS,
+    HEALTH,
+    MAX_BODY,
+    MOST_FORM,
+    ROUTED,
+    Asked,
+    Switches,
+    head_of,
+    looked,
+    of_connection,
+    owner_of,
+)
 from .replica import Replica
 from .resume import MOST_EVENT, MOST_KEPT, Resume
 from .upstream import Headers, ReplicaLost, ReplicaSilent, Upstream
 
 log = logging.getLogger("headrace.route")
 
-GENERATING = ("/v1/chat/completions", "/v1/completions")
-"""Routes whose streams are migrated."""
-FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
-"""Routes whose bodies are forms with a file of sound."""
-ROUTED = {
-    **dict.fromkeys(GENERATING, "POST"),
-    "/v1/messages": "POST",
-    "/v1/embeddings": "POST",
-    "/v1/rerank": "POST",
-    "/v1/score": "POST",
-    **dict.fromkeys(FORMS, "POST"),
-    "/v1/audio/speech": "POST",
-    "/v1/models": "GET",
-}
-"""Routes that any replica answers alike, and their method."""
-HEALTH = ("/health", "/v1/health/ready", "/v1/health/live")
 _ROUTES = {path: SimpleNamespace(path=path) for path in (*ROUTED, *HEALTH, "/", "/metrics")}
 """Names under which exchanges are counted: a bounded number."""
 TRIES = 3
@@ -80,89 +70,11 @@ MIGRATIONS = 2
 """Replicas' deaths that one stream survives: a request that kills what it meets ends here."""
 ELSEWHERE = (502, 503, 504)
 """Statuses for which another replica is asked."""
-MAX_BODY = ServerOptions().max_body
-"""Bytes of a body, but for forms: what is larger our servers refuse by default."""
 MOST_SENT = 256 * 2**20
 """Bytes of the events that are kept for migrations, of all streams."""
 ANSWER_SECONDS = 600.0
 """Longest silence of a replica. Our servers begin a stream within 15 s and never pause longer; an
 answer that is not streamed says nothing until it is done, and clients wait ten minutes for it."""
-_OWN = frozenset({
-    b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
-    b"upgrade", b"http2-settings", b"proxy-authorization", b"expect",
-})  # fmt: skip
-"""Headers of one connection, which are not passed on (RFC 9110, 7.6.1)."""
-
-_LEFT_OUT = _OWN | {
-    b"host", b"content-length", b"x-request-id", b"x-forwarded-host", b"x-forwarded-for",
-    b"origin", b"sec-fetch-site",
-}  # fmt: skip
-"""Headers of a request that are written anew. The last two are judged here (`Origins`): a replica
-would compare them with its own name."""
-
-
-class _Body(msgspec.Struct):
-    """Members of a body that decide over a migration."""
-
-    seed: int | None = None
-    stream: bool | None = None
-
-
-def _looked(path: str, body: bytes | bytearray, secret: bytes) -> tuple[TextPrefixes, _Body]:
-    """Read of a body the names of its prompt's beginnings, and what decides over a migration.
-
-    A body that no server of ours would take, or that is wrong, is passed on unread: the replica
-    says what is wrong with it.
-    """
-    names, read = NOTHING, _Body()
-    if len(body) > LIGHT:
-        try:
-            weigh(body).verify(MOST, "the body")
-        except TooLarge:
-            return names, read
-    if path in PATHS:
-        names = text_prefixes(body, secret)
-    if path in GENERATING:
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            read = msgspec.json.decode(body, type=_Body)
-    return names, read
-
-
-def _of_connection(headers: Headers) -> frozenset[bytes]:
-    """Names of headers that are not passed on: those of one connection, and those that its header
-    `Connection` names."""
-    named = [value for name, value in headers if name == b"connection"]
-    return _OWN | {one.strip().lower() for value in named for one in value.split(b",")}
-
-
-def _owner(scope: Scope) -> str:
-    """Name the client for its share of what is bounded: its address, or the /64 of one."""
-    host = (scope.get("client") or ("", 0))[0]
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return str(host)
-    if isinstance(address, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request as replicas get it."""
-
-    path: str
-    head: bytes
-    """Its first line and headers, but for the host's."""
-    body: bytearray
-    prefixes: Sequence[int]
-    """Names of the beginnings of its prompt."""
-    migrates: bool
-
-    def to(self, replica: Replica) -> bytes:
-        """Return the head for a replica."""
-        size = len(self.body)
-        return b"%bhost: %b\r\ncontent-length: %d\r\n\r\n" % (self.head, replica.host, size)
 
 
 class Gateway:
@@ -272,7 +184,7 @@ class Gateway:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         scope["route"] = _ROUTES.get(path)
-        CALLER.set(Caller(owner=_owner(scope)))
+        CALLER.set(Caller(owner=owner_of(scope)))
         exchange = _Exchange(path, send, self._sent)
         try:
             if path in HEALTH:
@@ -348,7 +260,7 @@ class Gateway:
             raise MethodNotAllowed(f"{path} takes {method}, not {scope['method']}")
         most = self.max_body
         if path in FORMS:
-            most = max(most, AudioLimits.bytes + MOST_BESIDE)
+            most = max(most, MOST_FORM)
         announced = HeaderView(scope=scope).get("content-length", "")
         if announced.isdigit() and int(announced) > most:
             raise _too_large(most)
@@ -368,13 +280,13 @@ class Gateway:
 
     async def look(
         self, path: str, body: bytes | bytearray, headers: Headers
-    ) -> tuple[TextPrefixes, _Body]:
+    ) -> tuple[TextPrefixes, Switches]:
         """Read a body as far as a choice needs it, beside the event loop where it is not small.
 
         Raises `Overloaded`.
         """
         BODY_SIZE.set(len(body))
-        return await self.hands.beside(_looked, path, body, secret_of(headers))
+        return await self.hands.beside(looked, path, body, secret_of(headers))
 
     async def _answer(self, scope: Scope, body: bytearray, exchange: _Exchange) -> None:
         path, headers = scope["path"], scope["headers"]
@@ -384,7 +296,7 @@ class Gateway:
             # At its end: of two members of one name the last counts.
             end = body.rindex(b"}")
             body[end:end] = b',"seed":%d' % random.getrandbits(31)
-        await self._pass(Asked(path, _head(scope), body, names.keys, migrates), exchange)
+        await self._pass(Asked(path, head_of(scope), body, names.keys, migrates), exchange)
 
     def choose(self, asked: Prompted, barred: Collection[int]) -> Replica:
         """Choose the replica of a request, none of those barred. Raises `Overloaded`."""
@@ -443,26 +355,6 @@ class Gateway:
 
     def _others(self, tried: set[int]) -> bool:
         return any(one.may_be_chosen and one.number not in tried for one in self.replicas)
-
-
-def _head(scope: Scope) -> bytes:
-    """Write a request's head for a replica, but for its host and size."""
-    given: Headers = scope["headers"]
-    path = scope["path"].encode()
-    query = b"?" + scope["query_string"] if scope["query_string"] else b""
-    lines = [b"%b %b HTTP/1.1" % (scope["method"].encode(), path + query)]
-    left_out = _LEFT_OUT | _of_connection(given)
-    lines += [b"%b: %b" % pair for pair in given if pair[0] not in left_out]
-    view = HeaderView(raw=given)
-    came = [view.get("x-forwarded-for", ""), (scope.get("client") or ("", 0))[0]]
-    for name, value in (
-        ("x-request-id", scope.get("headrace.request_id", "")),
-        ("x-forwarded-for", ", ".join(filter(None, came))),
-        ("x-forwarded-host", view.get("x-forwarded-host") or view.get("host", "")),
-    ):
-        if value:
-            lines.append(f"{name}: {value}".encode("latin-1"))
-    return b"\r\n".join(lines) + b"\r\n"
 
 
 def _too_large(most: int) -> TooLarge:
@@ -541,7 +433,7 @@ class _Exchange:
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self.begun = True
-        own = _of_connection(headers)
+        own = of_connection(headers)
         kept = [(name, value) for name, value in headers if name not in own]
         if self.resumable:  # Another replica's framing may follow.
             kept = [pair for pair in kept if pair[0] != b"content-length"]

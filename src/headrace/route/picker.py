@@ -59,7 +59,7 @@ class Picked:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._modes = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED
-        """Those that the protocol asks for, unless Envoy names others."""
+        """Modes of bodies: the protocol's, unless Envoy names others."""
         self._headers: list[tuple[bytes, bytes]] = []
         self._subset: frozenset[str] | None = None
         self._body = bytearray()

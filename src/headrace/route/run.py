@@ -14,7 +14,8 @@ from ..server.hosts import read_hosts
 from ..server.listen import http_server
 from ..server.origin import read_origins
 from ..server.run import loop_factory, take_port
-from .gateway import ANSWER_SECONDS, MAX_BODY, Gateway
+from .asked import MAX_BODY
+from .gateway import ANSWER_SECONDS, Gateway
 from .holdings import follow
 from .picker import Picker
 from .replica import replicas_of
