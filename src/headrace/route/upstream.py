@@ -95,6 +95,10 @@ class Upstream(asyncio.Protocol):
             self.abort()
         self._wake()
 
+    def on_message_begin(self) -> None:
+        if self.status:
+            raise ValueError("an answer that nobody asked for")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._named += len(name) + len(value)
         if self._named > MAX_HEAD:
@@ -103,6 +107,8 @@ class Upstream(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if not 100 <= status < 600:
+            raise ValueError("no status of HTTP")
         self._interim = 100 <= status < 200
         if self._interim:
             self.headers = []
