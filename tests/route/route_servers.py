@@ -54,6 +54,8 @@ class Mock:
     """Events of `/v1/prefixes/stream`; an empty one ends the connection."""
     holds: list[int] | None = None
     """What it tells everybody who listens, and nothing more."""
+    more: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Further headers of its answers that are not streamed."""
     listeners: int = 0
     cancelled: int = 0
     url: str = ""
@@ -116,7 +118,7 @@ class Mock:
         raise RuntimeError("this connection ends")
 
     async def _say(self, send: Send, status: int, body: bytes) -> None:
-        headers = [(b"content-length", b"%d" % len(body)), (b"x-of", self.url.encode())]
+        headers = [(b"content-length", b"%d" % len(body)), (b"x-of", self.url.encode()), *self.more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -134,6 +135,19 @@ def test_a_refusal_is_a_whole_answer() -> None:
     assert (reply.status.code, reply.body, reply.details) == (503, b"{}", "headrace_x")
     (header,) = reply.headers.set_headers
     assert (header.header.key, header.header.raw_value) == ("retry-after", b"1")
+
+
+@pytest.mark.parametrize("part", ["request_headers", "response_trailers"])
+def test_headers_are_bounded_in_bytes_and_number(part: str) -> None:
+    for headers in ({"a": "x" * 70_000}, {f"{n}": "" for n in range(1025)}):
+        with pytest.raises(HeadraceError) as refused:
+            ext_proc.read(request(part, headers=headers))
+        assert refused.value.status == 431
+    space = request("request_headers", subset=["1.2.3.4:5"] * 10_000)
+    with pytest.raises(HeadraceError):
+        ext_proc.read(space)
+    most = request(part, headers={f"{n}": "" for n in range(1024)})
+    assert len(ext_proc.read(most).headers) == 1024
 
 
 # Answers
@@ -380,6 +394,49 @@ async def test_nonsense_ends_its_own_stream() -> None:
 
 
 @on_the_loop_of_servers
+async def test_messages_are_bounded_and_large_ones_are_read_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grpc = pytest.importorskip("grpc")
+    where = []
+
+    def read(data: bytes) -> Any:
+        where.append(threading.get_ident())
+        return envoy_read(data)
+
+    envoy_read = ext_proc.read
+    monkeypatch.setattr(ext_proc, "read", read)
+    async with listening(gateway_of(2)) as (_, channel):
+        stream = opened(channel)
+        await stream.write(b"\x78\x00" * (1 << 20))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stream.read()
+        assert await stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not where
+        stream = opened(channel)
+        await stream.write(request("request_headers", headers={"a": "x" * 70_000}))
+        assert response(await stream.read()).immediate_response.status.code == 431
+        assert where.pop() != threading.get_ident()
+        stream = opened(channel)
+        await stream.write(request("request_headers", headers=CHAT, ends=True))
+        assert endpoint(response(await stream.read()), "request_headers")
+        assert where == [threading.get_ident()]
+        await stream.done_writing()
+
+
+@on_the_loop_of_servers
+async def test_one_gateway_has_a_share_of_the_bodies() -> None:
+    gateway = gateway_of(2)
+    gateway.bodies = BodiesInFlight(10_000)
+    async with listening(gateway) as (_, channel):
+        stream = opened(channel)
+        await stream.write(request("request_headers", headers=CHAT))
+        await stream.write(request("request_body", body=b"x" * 6000))
+        assert response(await stream.read()).immediate_response.status.code == 503
+        assert gateway.bodies.held == 0
+
+
+@on_the_loop_of_servers
 async def test_health_is_told_as_kubernetes_asks_for_it() -> None:
     grpc = pytest.importorskip("grpc")
     gateway = gateway_of(2)
@@ -430,6 +487,59 @@ async def test_a_folder_of_kubernetes_makes_it_tls(tmp_path: Path) -> None:
         await stream.write(request("request_headers", headers=CHAT, ends=True))
         assert endpoint(response(await stream.read()), "request_headers")
         await stream.done_writing()
+    await one.stop(0)
+
+
+def paper(folder: Path, name: str, *more: str) -> tuple[bytes, bytes]:
+    """A key and a certificate, signed by itself where no authority is named."""
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -addext subjectAltName=DNS:localhost"
+    )
+    files = ["-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.crt"]
+    subprocess.run([*command.split(), *files, *more], cwd=folder, check=True, capture_output=True)
+    return (folder / f"{name}.key").read_bytes(), (folder / f"{name}.crt").read_bytes()
+
+
+@on_the_loop_of_servers
+async def test_only_clients_of_its_authority_may_ask(tmp_path: Path) -> None:
+    """Mutual TLS; and a certificate that is changed while the picker runs is shown from then on."""
+    grpc = pytest.importorskip("grpc")
+    paper(tmp_path, "ca")
+    by = ("-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "basicConstraints=CA:FALSE")
+    paper(tmp_path, "tls", *by)
+    mine, strangers = paper(tmp_path, "mine", *by), paper(tmp_path, "stranger")
+    ca = tmp_path / "ca.crt"
+    one = Picker(gateway_of(1))
+    with pytest.raises(OptionError, match="endpoint_picker_tls"):
+        await one.start("127.0.0.1:0", None, ca)
+    with pytest.raises(OptionError, match=r"none\.crt"):
+        await one.start("127.0.0.1:0", tmp_path, tmp_path / "none.crt")
+    await one.start("127.0.0.1:0", tmp_path, ca)
+
+    async def picks(pair: tuple[bytes, bytes] | None, trusted: bytes) -> bool:
+        shown = grpc.ssl_channel_credentials(trusted, *(pair or ()))
+        options = [("grpc.ssl_target_name_override", "localhost")]
+        where = f"127.0.0.1:{one.port}"
+        async with grpc.aio.secure_channel(where, shown, options=options) as channel:
+            stream = opened(channel)
+            try:
+                await stream.write(request("request_headers", headers=CHAT, ends=True))
+                found = await stream.read()
+                await stream.done_writing()
+            except grpc.aio.AioRpcError:
+                return False
+            return bool(endpoint(response(found), "request_headers"))
+
+    assert await picks(mine, ca.read_bytes())
+    assert not await picks(None, ca.read_bytes())
+    assert not await picks(strangers, ca.read_bytes())
+    paper(tmp_path, "other")
+    (tmp_path / "tls.key").write_bytes((tmp_path / "other.key").read_bytes())
+    assert await picks(mine, ca.read_bytes()), "a key without its certificate changes nothing"
+    other = (tmp_path / "other.crt").read_bytes()
+    (tmp_path / "tls.crt").write_bytes(other)
+    assert await picks(mine, other)
+    assert not await picks(mine, ca.read_bytes())
     await one.stop(0)
 
 
