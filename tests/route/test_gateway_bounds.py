@@ -174,6 +174,8 @@ async def test_what_is_large_is_read_beside_the_loop(monkeypatch: pytest.MonkeyP
 def test_a_body_that_is_dear_to_parse_is_not_parsed() -> None:
     lists = b'{"stream":true,"messages":[' + b"[]," * 20_000 + b"0]}"
     assert asked.looked(CHAT, lists, b"") == (NOTHING, asked.Switches())
+    wide = json.dumps(body("x" * asked.MOST_READ, stream=True)).encode()
+    assert asked.looked(CHAT, wide, b"") == (NOTHING, asked.Switches())
     text = json.dumps(body("x" * 100_000, stream=True, seed=7)).encode()
     names, read = asked.looked(CHAT, text, b"")
     assert len(names.keys) > 100

@@ -41,6 +41,8 @@ MAX_BODY = ServerOptions().max_body
 """Bytes of a body, but for forms: what is larger our servers refuse by default."""
 MOST_FORM = AudioLimits().bytes + MOST_BESIDE
 """Bytes of a form at least."""
+MOST_READ = 8 * 2**20
+"""Bytes of a body that is read for its prompt: the parser holds the interpreter meanwhile."""
 _OWN = frozenset({
     b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
     b"upgrade", b"http2-settings", b"proxy-authorization", b"expect",
@@ -65,10 +67,12 @@ class Switches(msgspec.Struct):
 def looked(path: str, body: bytes | bytearray, secret: bytes) -> tuple[TextPrefixes, Switches]:
     """Read of a body the names of its prompt's beginnings, and what decides over a migration.
 
-    A body that no server of ours would take, or that is wrong, is passed on unread: the replica
-    says what is wrong with it.
+    A body that is very large, or dearer to parse than our servers allow, or wrong, is passed on
+    unread: the replica says what is wrong with it.
     """
     names, read = NOTHING, Switches()
+    if len(body) > MOST_READ:
+        return names, read
     if len(body) > LIGHT:
         try:
             weigh(body).verify(MOST, "the body")
