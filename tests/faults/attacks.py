@@ -148,10 +148,10 @@ WIDE = 30 * 2**20
 
 
 async def wide_bodies(url: str, model: str) -> list[str]:
-    """Bodies of 30 and of 8 MiB, one after the other: texts, and what is dear to parse."""
+    """Bodies of 30 and of 4 MiB, one after the other: texts, and what is dear to parse."""
     head = b'{"model":"%s","stream":true,"prompt":' % model.encode()
     ends: list[str] = []
-    for size in (WIDE, 2**23 - 2**10):
+    for size in (WIDE, 2**22 - 2**10):
         for body in (
             head + b'"' + b"a" * size + b'"}',
             head + b'"' + b"\\u0041" * (size // 6) + b'"}',

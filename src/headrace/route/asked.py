@@ -41,7 +41,7 @@ MAX_BODY = ServerOptions().max_body
 """Bytes of a body, but for forms: what is larger our servers refuse by default."""
 MOST_FORM = AudioLimits().bytes + MOST_BESIDE
 """Bytes of a form at least."""
-MOST_READ = 8 * 2**20
+MOST_READ = 4 * 2**20
 """Bytes of a body that is read for its prompt: the parser holds the interpreter meanwhile."""
 _OWN = frozenset({
     b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
