@@ -16,6 +16,7 @@ from route_servers import WORDS, Mock, gateway, mocks, on_the_loop_of_servers
 
 from headrace.base.errors import OptionError, Overloaded
 from headrace.base.text_prefixes import NOTHING
+from headrace.engine import routing
 from headrace.engine.routing import PrefixAffinity
 from headrace.obs.tasks import TaskWatch
 from headrace.route import asked, holdings
@@ -349,6 +350,22 @@ async def test_names_that_a_replica_reports_are_bounded(monkeypatch: pytest.Monk
         await until(lambda: server.listeners == 2)
         task.cancel()
         one.connections.abort()
+
+
+def test_a_replica_is_forgotten_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walking over a million names took 0.6 s, each second for a replica that was not there."""
+    monkeypatch.setattr(routing, "SLICE", 10)
+    policy = PrefixAffinity()
+    policy.told(0, range(35), [])
+    policy.told(1, range(30, 40), [])
+    assert [*policy.forget(2)] == [], "it told nothing, so nothing is looked at"
+    steps = policy.forget(0)
+    next(steps)
+    policy.told(0, range(100, 110), [])  # Only afterwards, in the gateway; it does no harm.
+    assert [*steps] == [None] * 2
+    assert not any(0 in policy._holders(key) for key in range(40))
+    assert all(1 in policy._holders(key) for key in range(30, 40))
+    assert [*policy.forget(1)] == [None]
 
 
 LONG = b"x: " + b"a" * 1000 + b"\r\n"

@@ -8,11 +8,14 @@ a trace of the live router can be decided again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 MOST_PREFIXES = 1 << 20
 """Prefixes that a policy remembers of its own choices; those seen least recently go first."""
+
+SLICE = 1 << 14
+"""Prefixes that are looked at in one go where a replica is forgotten: some milliseconds."""
 
 
 class Prompted(Protocol):
@@ -108,10 +111,16 @@ class PrefixAffinity:
                 del sent[key]
         self._lose(replica, gone)
 
-    def silent(self, replica: int) -> None:
-        """A replica tells nothing any more: what it told is forgotten."""
+    def forget(self, replica: int) -> Iterator[None]:
+        """Forget what a replica told, as it tells nothing any more; a step looks at `SLICE` names."""
+        if replica not in self._tells:
+            return
         self._tells.discard(replica)
-        self._lose(replica, [key for key in self._held if replica in self._holders(key)])
+        names = list(self._held)
+        for begin in range(0, len(names), SLICE):
+            if begin:
+                yield
+            self._lose(replica, names[begin : begin + SLICE])
 
     def _lose(self, replica: int, keys: Iterable[int]) -> None:
         known = self._held

@@ -27,8 +27,8 @@ SILENT_SECONDS = 60.0
 """Our servers say something, if only a comment, several times a minute."""
 MOST_PREFIX_EVENT = 1 << 20
 """Bytes of one event: 4,096 keys are 90 kB."""
-MOST_TOLD = 1 << 23
-"""Names that one connection may report as held and not yet as gone: 1.2 GB of this process."""
+MOST_TOLD = 1 << 22
+"""Names that one connection may report as held and not yet as gone: 600 MB of this process."""
 
 
 class _PrefixEvent(msgspec.Struct):
@@ -46,6 +46,7 @@ async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> Non
     `key`: an operator's key of the replica's, where it asks for keys.
     """
     refused = 0
+    await _forget(replica, policy)  # Where it is begun again after a fault.
     while True:
         status = 0
         try:
@@ -53,8 +54,8 @@ async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> Non
         except (ReplicaLost, TimeoutError):
             pass
         finally:
-            policy.silent(replica.number)
             replica.others, replica.tells = 0, False
+        await _forget(replica, policy)
         if status not in (0, 200, refused):
             refused = status
             log.info(
@@ -62,6 +63,12 @@ async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> Non
                 extra={"replica": replica.url, "status": status},
             )
         await asyncio.sleep(AGAIN_SECONDS if status in (0, 200) else OTHERS_SECONDS)
+
+
+async def _forget(replica: Replica, policy: PrefixAffinity) -> None:
+    """Forget what the replica reported, in steps between which requests go on."""
+    for _ in policy.forget(replica.number):
+        await asyncio.sleep(0)
 
 
 async def _listen(replica: Replica, policy: PrefixAffinity, key: str) -> int:
