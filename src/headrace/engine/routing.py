@@ -111,8 +111,13 @@ class PrefixAffinity:
                 del sent[key]
         self._lose(replica, gone)
 
+    def silent(self, replica: int) -> None:
+        """Forget what a replica told: it tells nothing any more."""
+        for _ in self.forget(replica):
+            pass
+
     def forget(self, replica: int) -> Iterator[None]:
-        """Forget what a replica told, as it tells nothing any more; a step looks at `SLICE` names."""
+        """Do as `silent` in steps, each of which looks at `SLICE` names."""
         if replica not in self._tells:
             return
         self._tells.discard(replica)
