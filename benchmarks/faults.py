@@ -27,6 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "faults"))
 
+import fault_gateway
 import fault_rows
 import fault_servers
 import mutate
@@ -42,6 +43,7 @@ NAMES = {
     "ready_again_seconds": "ready after {} s",
     "p99_ratio": "99th percentile of others × {}",
     "memory_beside_mib": "{} MiB beside",
+    "memory_mib": "{} MiB",
     "hold_seconds": "the event loop held for {} s",
 }
 
@@ -62,7 +64,7 @@ async def rows(pattern: str, folder: Path) -> list[Row]:
         with fault_rows.place(folder, runs=RUNS) as place:
             for name in names:
                 note(name, await table[name](place))
-    for name, fault in {**fault_servers.QUICK, **fault_servers.SLOW}.items():
+    for name, fault in (fault_servers.QUICK | fault_servers.SLOW | fault_gateway.QUICK).items():
         if fnmatch.fnmatch(name, pattern):
             note(name, await fault(folder))
     return done

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from fault_client import all_of, http
+from fault_client import LOST, REFUSED, all_of, http
 
 LIMIT = 600.0
 """Seconds after which an attack is given up."""
@@ -144,9 +144,73 @@ async def idle_connections(url: str, model: str) -> list[str]:
     return []
 
 
+WIDE = 30 * 2**20
+
+
+async def wide_bodies(url: str, model: str) -> list[str]:
+    """Bodies of 30 and of 4 MiB, one after the other: texts, and what is dear to parse."""
+    head = b'{"model":"%s","stream":true,"prompt":' % model.encode()
+    ends: list[str] = []
+    for size in (WIDE, 2**22 - 2**10):
+        for body in (
+            head + b'"' + b"a" * size + b'"}',
+            head + b'"' + b"\\u0041" * (size // 6) + b'"}',
+            head + b"[" + b"[]," * (size // 3) + b"0]}",
+            head + b"[" + b"1," * (size // 2) + b"0]}",
+            head + b"[" * (size // 2) + b"]" * (size // 2) + b"}",
+            head + b"0" + b"".join(b',"%d":0' % number for number in range(size // 12)) + b"}",
+        ):
+            ends += await all_of(url, [body])
+    return ends
+
+
+async def picker_messages(url: str, model: str) -> list[str]:
+    """Messages to an endpoint picker: fields of a byte, and headers without a name, 30 MiB in one
+    message and in many."""
+    import grpc  # Local: an extra.
+
+    def sized(field: int, data: bytes) -> bytes:
+        size, number = b"", len(data)
+        while number > 127:
+            size, number = size + bytes([number & 127 | 128]), number >> 7
+        return bytes([field << 3 | 2]) + size + bytes([number]) + data
+
+    def fields(size: int) -> bytes:
+        return b"\x78\x00" * (size // 2)
+
+    def headers(size: int) -> bytes:
+        return sized(2, sized(1, b"\x0a\x04\x0a\x00\x1a\x00" * (size // 6)))
+
+    async def ask(channel: Any, message: bytes) -> str:
+        stream = channel.stream_stream("/envoy.service.ext_proc.v3.ExternalProcessor/Process")()
+        try:
+            await stream.write(message)
+            said: bytes = await stream.read()
+        except grpc.aio.AioRpcError:
+            return REFUSED
+        return REFUSED if said[:1] == b"\x3a" else LOST  # The field of an answer in place of ours.
+
+    options = [("grpc.max_send_message_length", -1)]
+    ends: list[str] = []
+    async with grpc.aio.insecure_channel(url, options=options) as channel:
+        for made in (fields, headers):
+            ends.append(await ask(channel, made(WIDE)))
+            many = [made(2**20) for _ in range(30)]
+            ends += await asyncio.gather(*(ask(channel, one) for one in many))
+    return ends
+
+
 Attack = Callable[[str, str], Awaitable[list[str]]]
 ATTACKS: dict[str, Attack] = {
-    each.__name__: each for each in (forged_bodies, heavy, abandoned_schemas, idle_connections)
+    each.__name__: each
+    for each in (
+        forged_bodies,
+        heavy,
+        abandoned_schemas,
+        idle_connections,
+        wide_bodies,
+        picker_messages,
+    )
 }
 
 

@@ -60,15 +60,15 @@ async def held_loop(folder: Path) -> Row:
     row.limits["hold_seconds"] = 0.05
     with place(folder) as own:
         await all_of(own.url, [own.ask(4)])
-        row.facts["hold_before_seconds"] = await _longest_hold(own)
+        row.facts["hold_before_seconds"] = await longest_hold(own)
         attacker = await Attacker.start("heavy", own.url, own.model)
         row.count(await attacker.go())
-        row.facts["hold_seconds"] = await _longest_hold(own)
+        row.facts["hold_seconds"] = await longest_hold(own)
         return await own.serves(row)
 
 
-async def _longest_hold(own: Place) -> float:
-    """Seconds, since the start of the process."""
+async def longest_hold(own: Place) -> float:
+    """Return the seconds, since the start of the process."""
     text = (await asyncio.to_thread(httpx.get, own.server.url + "/metrics", timeout=LIMIT)).text
     name = "headrace_event_loop_longest_hold_seconds "
     return round(float(text.partition("\n" + name)[2].partition("\n")[0]), 4)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import fault_gateway
 import fault_rows
 import fault_servers
 import pytest
@@ -32,9 +33,12 @@ def test_a_fault(server: fault_rows.Place, name: str) -> None:
     assert row.facts["after"] == "answered"
 
 
-@pytest.mark.parametrize("name", fault_servers.QUICK)
+OWN = fault_servers.QUICK | fault_gateway.QUICK
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_a_fault_of_a_server_of_its_own(tmp_path: Path, name: str) -> None:
-    row = asyncio.run(fault_servers.QUICK[name](tmp_path))
+    row = asyncio.run(OWN[name](tmp_path))
     if row is None:
         pytest.skip("what this fault needs of the system is not to be had here")
     assert not row.broken(timed=False), row

@@ -8,13 +8,13 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from starlette.types import Receive, Scope, Send
 
 from headrace.base.text_prefixes import PATH_TOLD
 from headrace.engine.routing import ROUTERS, PrefixAffinity
-from headrace.route.gateway import MAX_BODY, Gateway
+from headrace.route.gateway import Gateway
 from headrace.route.holdings import follow
 from headrace.route.replica import replicas_of
 from headrace.server.listen import Listener, http_server
@@ -54,6 +54,8 @@ class Mock:
     """Events of `/v1/prefixes/stream`; an empty one ends the connection."""
     holds: list[int] | None = None
     """What it tells everybody who listens, and nothing more."""
+    more: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Further headers of its answers that are not streamed."""
     listeners: int = 0
     cancelled: int = 0
     url: str = ""
@@ -116,7 +118,7 @@ class Mock:
         raise RuntimeError("this connection ends")
 
     async def _say(self, send: Send, status: int, body: bytes) -> None:
-        headers = [(b"content-length", b"%d" % len(body)), (b"x-of", self.url.encode())]
+        headers = [(b"content-length", b"%d" % len(body)), (b"x-of", self.url.encode()), *self.more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -150,11 +152,12 @@ async def mocks(*servers: Mock) -> AsyncIterator[list[str]]:
 
 @asynccontextmanager
 async def gateway(
-    urls: list[str], policy: str = "round-robin", max_body: int = MAX_BODY, migrate: bool = True
+    urls: list[str], policy: str = "round-robin", **options: Any
 ) -> AsyncIterator[tuple[str, Gateway]]:
+    """A gateway before these servers. `options`: as `Gateway` takes them."""
     replicas = replicas_of(urls)
     router = ROUTERS[policy]()
-    app = Gateway(replicas, router, max_body=max_body, migrate=migrate)
+    app = Gateway(replicas, router, **options)
     listening = [
         asyncio.ensure_future(follow(one, router))
         for one in replicas
@@ -167,4 +170,5 @@ async def gateway(
     await asyncio.gather(*listening, return_exceptions=True)
     for one in replicas:
         assert one.outstanding == 0, "each request was counted until it ended"
-        one.connections.abort()
+    assert app.bodies.held == app._sent.held == 0, "each body was given back"
+    app.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -17,13 +19,16 @@ from hypothesis import strategies as st
 from route_servers import Mock, mocks, on_the_loop_of_servers
 
 from headrace.base.errors import HeadraceError, OptionError, PackageAbsent, TooLarge
+from headrace.base.text_prefixes import text_prefixes
 from headrace.engine.routing import ROUTERS
-from headrace.route import ext_proc, picker
+from headrace.route import envoy_messages, ext_proc, picker
+from headrace.route.asked import MAX_BODY
+from headrace.route.envoy_messages import MalformedMessage
 from headrace.route.ext_proc import BodyMode, Part
 from headrace.route.gateway import Gateway
 from headrace.route.picker import Picked, Picker
-from headrace.route.protobuf import MalformedMessage, Message, field
 from headrace.route.replica import replicas_of
+from headrace.server.body import BodiesInFlight
 
 FULL = (4, 4)
 CHAT = {":path": "/v1/chat/completions?x=1", "authorization": "Bearer k"}
@@ -33,12 +38,12 @@ def prompt(text: str) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": text * 2000}]}).encode()
 
 
-def gateway_of(count: int, policy: str = "prefix") -> Gateway:
+def gateway_of(count: int, policy: str = "prefix", max_body: int = MAX_BODY) -> Gateway:
     """A gateway before servers that nobody asks anything."""
     replicas = replicas_of([f"http://10.0.0.{n}:8000" for n in range(count)])
     for one in replicas:
         one.address = one.url.removeprefix("http://")
-    return Gateway(replicas, ROUTERS[policy]())
+    return Gateway(replicas, ROUTERS[policy](), max_body=max_body)
 
 
 def loads(gateway: Gateway) -> list[int]:
@@ -46,7 +51,15 @@ def loads(gateway: Gateway) -> list[int]:
 
 
 def asked(exchange: Picked, *messages: bytes) -> list[Any]:
-    return [response(one) for each in messages for one in exchange.answers(ext_proc.read(each))]
+    async def all_of_them() -> list[Any]:
+        return [
+            response(one)
+            for each in messages
+            for one in await exchange.answers(ext_proc.read(each))
+        ]
+
+    with asyncio.Runner() as runner:
+        return runner.run(all_of_them())
 
 
 # Messages
@@ -93,7 +106,7 @@ def test_a_subset_may_be_one_text() -> None:
 def test_bytes_that_are_no_message_are_refused_or_read(data: bytes) -> None:
     try:
         ext_proc.read(data)
-        Message(data).text(1)
+        ext_proc.asked_health(data)
     except MalformedMessage:
         return
 
@@ -124,13 +137,26 @@ def test_a_refusal_is_a_whole_answer() -> None:
     assert (header.header.key, header.header.raw_value) == ("retry-after", b"1")
 
 
+@pytest.mark.parametrize("part", ["request_headers", "response_trailers"])
+def test_headers_are_bounded_in_bytes_and_number(part: str) -> None:
+    for headers in ({"a": "x" * 70_000}, {f"{n}": "" for n in range(1025)}):
+        with pytest.raises(HeadraceError) as refused:
+            ext_proc.read(request(part, headers=headers))
+        assert refused.value.status == 431
+    space = request("request_headers", subset=["1.2.3.4:5"] * 10_000)
+    with pytest.raises(HeadraceError):
+        ext_proc.read(space)
+    most = request(part, headers={f"{n}": "" for n in range(1024)})
+    assert len(ext_proc.read(most).headers) == 1024
+
+
 # Answers
 
 
 @pytest.mark.parametrize("mode", BodyMode)
 def test_every_body_mode_gets_an_endpoint(mode: BodyMode) -> None:
     gateway = gateway_of(3)
-    exchange = Picked(Picker(gateway, 1 << 20))
+    exchange = Picked(Picker(gateway))
     body = prompt("a river ")
     begin = request("request_headers", headers=CHAT, modes=(mode, mode))
     if mode in (BodyMode.NONE, BodyMode.STREAMED):
@@ -167,7 +193,7 @@ def test_every_body_mode_gets_an_endpoint(mode: BodyMode) -> None:
 
 
 def test_a_request_may_end_with_its_headers_or_its_trailers() -> None:
-    one = Picker(gateway_of(2), 1 << 20)
+    one = Picker(gateway_of(2))
     (said,) = asked(Picked(one), request("request_headers", headers=CHAT, ends=True, modes=FULL))
     assert endpoint(said, "request_headers")
     said = asked(
@@ -193,17 +219,17 @@ def picked(one: Picker, text: str, subset: object = None) -> tuple[str, Picked]:
 
 def test_a_prefix_goes_where_it_was_and_where_it_is_said_to_be() -> None:
     gateway = gateway_of(8)
-    one = Picker(gateway, 1 << 20)
+    one = Picker(gateway)
     first = {text: picked(one, text)[0] for text in "abcd"}
     assert {text: picked(one, text)[0] for text in "abcd"} == first
-    names = picker.text_prefixes(prompt("e"), b"Bearer k").keys
+    names = text_prefixes(prompt("e"), b"Bearer k").keys
     gateway._router.told(5, names, [])  # type: ignore[attr-defined]
     assert picked(one, "e")[0] == "10.0.0.5:8000"
 
 
 def test_only_what_a_gateway_names_is_chosen() -> None:
     gateway = gateway_of(4)
-    one = Picker(gateway, 1 << 20)
+    one = Picker(gateway)
     home, _ = picked(one, "a")
     others = [r.address for r in gateway.replicas if r.address != home]
     for _ in range(6):
@@ -216,7 +242,7 @@ def test_only_what_a_gateway_names_is_chosen() -> None:
 
 def test_who_answers_nothing_is_left_alone() -> None:
     gateway = gateway_of(2, "least-loaded")
-    one = Picker(gateway, 1 << 20)
+    one = Picker(gateway)
     bad = gateway.replicas[0]
     for _ in range(12):
         where, exchange = picked(one, "a")
@@ -231,17 +257,18 @@ def test_who_answers_nothing_is_left_alone() -> None:
         picked(one, "a")
 
 
-def test_a_request_behind_its_end_is_refused() -> None:
+def test_a_request_after_its_end_is_refused() -> None:
     for again in ("request_headers", "request_body", "request_trailers"):
-        exchange = Picked(Picker(gateway_of(2), 1 << 20))
+        exchange = Picked(Picker(gateway_of(2)))
         asked(exchange, request("request_headers", ends=True))
         with pytest.raises(MalformedMessage):
             asked(exchange, request(again))
 
 
-def test_bodies_are_bounded_one_by_one_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Picker(gateway_of(2), 4096)
-    monkeypatch.setattr(picker, "MOST_HELD", 10_000)
+def test_bodies_are_bounded_one_by_one_and_together() -> None:
+    gateway = gateway_of(2, max_body=4096)
+    gateway.bodies = BodiesInFlight(10_000)
+    one = Picker(gateway)
     piece = request("request_body", body=b"x" * 3000)
     exchanges = [Picked(one) for _ in range(4)]
     for each in exchanges[:3]:
@@ -251,10 +278,10 @@ def test_bodies_are_bounded_one_by_one_and_together(monkeypatch: pytest.MonkeyPa
     assert refused.value.status == 413
     with pytest.raises(HeadraceError) as refused:
         asked(exchanges[3], piece)
-    assert refused.value.status == 429
+    assert refused.value.status == 503
     for each in exchanges:
         each.close()
-    assert one.held == 0
+    assert gateway.bodies.held == 0
 
 
 @given(
@@ -270,31 +297,30 @@ def test_bodies_are_bounded_one_by_one_and_together(monkeypatch: pytest.MonkeyPa
             request("response_headers", headers={":status": "502"}),
             request("response_body", body=b"x"),
             request("response_trailers"),
-            field(2, field(1, 7)),
+            b"\x12\x02\x08\x07",  # Headers that are a number.
         ]),
         max_size=8,
     )
 )  # fmt: skip
 def test_whatever_is_sent_nothing_is_left_behind(messages: list[bytes]) -> None:
     """Any order of messages ends in answers or a typed error, and in counts of 0."""
-    gateway = gateway_of(2)
-    one = Picker(gateway, 1500)
-    exchange = Picked(one)
+    gateway = gateway_of(2, max_body=1500)
+    exchange = Picked(Picker(gateway))
     with suppress(MalformedMessage, TooLarge):
         asked(exchange, *messages)
     assert sum(loads(gateway)) == (exchange.replica is not None)
     exchange.close()
-    assert (loads(gateway), one.held) == ([0, 0], 0)
+    assert (loads(gateway), gateway.bodies.held) == ([0, 0], 0)
 
 
 # gRPC
 
 
 @asynccontextmanager
-async def listening(gateway: Gateway, max_body: int = 1 << 20) -> AsyncIterator[tuple[Picker, Any]]:
+async def listening(gateway: Gateway) -> AsyncIterator[tuple[Picker, Any]]:
     """A picker, and a channel to it."""
     grpc = pytest.importorskip("grpc")
-    one = Picker(gateway, max_body)
+    one = Picker(gateway)
     await one.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
         yield one, channel
@@ -314,7 +340,7 @@ def opened(channel: Any) -> Any:
 @on_the_loop_of_servers
 async def test_streams_that_are_cut_give_their_load_back() -> None:
     gateway = gateway_of(3)
-    async with listening(gateway) as (one, channel):
+    async with listening(gateway) as (_, channel):
         streams = [opened(channel) for _ in range(60)]
         for number, stream in enumerate(streams):
             await stream.write(request("request_headers", headers=CHAT))
@@ -324,20 +350,20 @@ async def test_streams_that_are_cut_give_their_load_back() -> None:
                 said = response(await stream.read())
                 assert endpoint(said, "request_headers")
         assert sum(loads(gateway)) == 40
-        assert one.held == 20 * len(prompt("a"))
+        assert gateway.bodies.held == 20 * len(prompt("a"))
         for stream in streams[:50]:
             stream.cancel()
         for stream in streams[50:]:
             await stream.done_writing()
-        await until(lambda: sum(loads(gateway)) == 0 and one.held == 0)
+        await until(lambda: sum(loads(gateway)) == 0 and gateway.bodies.held == 0)
 
 
 @on_the_loop_of_servers
 async def test_a_body_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(picker, "BODY_SECONDS", 0.5)
     monkeypatch.setattr(picker, "BODY_RATE", 1 << 20)
-    gateway = gateway_of(2)
-    async with listening(gateway, 1 << 20) as (one, channel):
+    gateway = gateway_of(2, max_body=1 << 20)
+    async with listening(gateway) as (_, channel):
         for pieces, status in ((1, 408), (18, 413)):
             stream = opened(channel)
             await stream.write(request("request_headers", headers=CHAT))
@@ -346,7 +372,7 @@ async def test_a_body_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPat
             said = response(await stream.read()).immediate_response
             assert said.status.code == status
             assert json.loads(said.body)["error"]["type"] == "invalid_request_error"
-        await until(lambda: one.held == 0)
+        await until(lambda: gateway.bodies.held == 0)
 
 
 @on_the_loop_of_servers
@@ -365,6 +391,49 @@ async def test_nonsense_ends_its_own_stream() -> None:
         stream = opened(channel)
         await stream.write(request("request_headers", headers=CHAT, ends=True))
         assert endpoint(response(await stream.read()), "request_headers")
+
+
+@on_the_loop_of_servers
+async def test_messages_are_bounded_and_large_ones_are_read_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grpc = pytest.importorskip("grpc")
+    where = []
+
+    def read(data: bytes) -> Any:
+        where.append(threading.get_ident())
+        return envoy_read(data)
+
+    envoy_read = ext_proc.read
+    monkeypatch.setattr(ext_proc, "read", read)
+    async with listening(gateway_of(2)) as (_, channel):
+        stream = opened(channel)
+        await stream.write(b"\x78\x00" * (1 << 20))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stream.read()
+        assert await stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not where
+        stream = opened(channel)
+        await stream.write(request("request_headers", headers={"a": "x" * 70_000}))
+        assert response(await stream.read()).immediate_response.status.code == 431
+        assert where.pop() != threading.get_ident()
+        stream = opened(channel)
+        await stream.write(request("request_headers", headers=CHAT, ends=True))
+        assert endpoint(response(await stream.read()), "request_headers")
+        assert where == [threading.get_ident()]
+        await stream.done_writing()
+
+
+@on_the_loop_of_servers
+async def test_one_gateway_has_a_share_of_the_bodies() -> None:
+    gateway = gateway_of(2)
+    gateway.bodies = BodiesInFlight(10_000)
+    async with listening(gateway) as (_, channel):
+        stream = opened(channel)
+        await stream.write(request("request_headers", headers=CHAT))
+        await stream.write(request("request_body", body=b"x" * 6000))
+        assert response(await stream.read()).immediate_response.status.code == 503
+        assert gateway.bodies.held == 0
 
 
 @on_the_loop_of_servers
@@ -395,11 +464,11 @@ async def test_a_port_or_a_certificate_that_is_not_there_is_an_options_fault(
     async with listening(gateway_of(1)) as (one, _):
         port = one.port
         with pytest.raises(OptionError, match="cannot listen"):
-            await Picker(gateway_of(1), 1).start(f"127.0.0.1:{port}")
+            await Picker(gateway_of(1)).start(f"127.0.0.1:{port}")
         with pytest.raises(OptionError, match=r"tls\.key"):
-            await Picker(gateway_of(1), 1).start("127.0.0.1:0", tmp_path)
+            await Picker(gateway_of(1)).start("127.0.0.1:0", tmp_path)
         with pytest.raises(OptionError, match="HOST:PORT"):
-            await Picker(gateway_of(1), 1).start("9002")
+            await Picker(gateway_of(1)).start("9002")
 
 
 @on_the_loop_of_servers
@@ -408,7 +477,7 @@ async def test_a_folder_of_kubernetes_makes_it_tls(tmp_path: Path) -> None:
     command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost"
     names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", "tls.key", "-out", "tls.crt"]
     subprocess.run([*command.split(), *names], cwd=tmp_path, check=True, capture_output=True)
-    one = Picker(gateway_of(1), 1 << 20)
+    one = Picker(gateway_of(1))
     await one.start("127.0.0.1:0", tmp_path)
     trusted = grpc.ssl_channel_credentials((tmp_path / "tls.crt").read_bytes())
     names_it = [("grpc.ssl_target_name_override", "localhost")]
@@ -421,10 +490,67 @@ async def test_a_folder_of_kubernetes_makes_it_tls(tmp_path: Path) -> None:
     await one.stop(0)
 
 
-def test_without_grpc_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "grpc", None)
-    with pytest.raises(PackageAbsent, match="pip install grpc"):
-        Picker(gateway_of(1), 1)
+def paper(folder: Path, name: str, *more: str) -> tuple[bytes, bytes]:
+    """A key and a certificate, signed by itself where no authority is named."""
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -addext subjectAltName=DNS:localhost"
+    )
+    files = ["-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.crt"]
+    subprocess.run([*command.split(), *files, *more], cwd=folder, check=True, capture_output=True)
+    return (folder / f"{name}.key").read_bytes(), (folder / f"{name}.crt").read_bytes()
+
+
+@on_the_loop_of_servers
+async def test_only_clients_of_its_authority_may_ask(tmp_path: Path) -> None:
+    """Mutual TLS; and a certificate that is changed while the picker runs is shown from then on."""
+    grpc = pytest.importorskip("grpc")
+    paper(tmp_path, "ca")
+    by = ("-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "basicConstraints=CA:FALSE")
+    paper(tmp_path, "tls", *by)
+    mine, strangers = paper(tmp_path, "mine", *by), paper(tmp_path, "stranger")
+    ca = tmp_path / "ca.crt"
+    one = Picker(gateway_of(1))
+    with pytest.raises(OptionError, match="endpoint_picker_tls"):
+        await one.start("127.0.0.1:0", None, ca)
+    with pytest.raises(OptionError, match=r"none\.crt"):
+        await one.start("127.0.0.1:0", tmp_path, tmp_path / "none.crt")
+    await one.start("127.0.0.1:0", tmp_path, ca)
+
+    async def picks(pair: tuple[bytes, bytes] | None, trusted: bytes) -> bool:
+        shown = grpc.ssl_channel_credentials(trusted, *(pair or ()))
+        options = [("grpc.ssl_target_name_override", "localhost")]
+        where = f"127.0.0.1:{one.port}"
+        async with grpc.aio.secure_channel(where, shown, options=options) as channel:
+            stream = opened(channel)
+            try:
+                await stream.write(request("request_headers", headers=CHAT, ends=True))
+                found = await stream.read()
+                await stream.done_writing()
+            except grpc.aio.AioRpcError:
+                return False
+            return bool(endpoint(response(found), "request_headers"))
+
+    assert await picks(mine, ca.read_bytes())
+    assert not await picks(None, ca.read_bytes())
+    assert not await picks(strangers, ca.read_bytes())
+    paper(tmp_path, "other")
+    (tmp_path / "tls.key").write_bytes((tmp_path / "other.key").read_bytes())
+    assert await picks(mine, ca.read_bytes()), "a key without its certificate changes nothing"
+    other = (tmp_path / "other.crt").read_bytes()
+    (tmp_path / "tls.crt").write_bytes(other)
+    assert await picks(mine, other)
+    assert not await picks(mine, ca.read_bytes())
+    await one.stop(0)
+
+
+@pytest.mark.parametrize("absent", ["grpc", "google.protobuf.message_factory"])
+def test_without_its_packages_it_says_what_to_install(
+    absent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, absent, None)
+    envoy_messages._classes.cache_clear()
+    with pytest.raises(PackageAbsent, match="pip install"):
+        Picker(gateway_of(1))
 
 
 @on_the_loop_of_servers

@@ -75,9 +75,9 @@ async def before(
     fails_open: bool = False,
 ) -> AsyncIterator[Before]:
     pytest.importorskip("grpc")
-    gateway = Gateway(replicas_of(urls), ROUTERS[policy]())
+    gateway = Gateway(replicas_of(urls), ROUTERS[policy](), max_body=max_body)
     await asyncio.gather(*(one.probe() for one in gateway.replicas))
-    one = Picker(gateway, max_body)
+    one = Picker(gateway)
     await one.start("127.0.0.1:0")
     try:
         async with (
@@ -89,11 +89,10 @@ async def before(
         ):
             yield Before(url, process, gateway, one, client)
             await until(lambda: not any(r.outstanding for r in gateway.replicas))
-        assert one.held == 0
+        assert gateway.bodies.held == 0
     finally:
         await one.stop(0)
-        for replica in gateway.replicas:
-            replica.connections.abort()
+        gateway.close()
 
 
 @pytest.mark.parametrize("by", ["header", "metadata"])
@@ -227,11 +226,11 @@ async def test_hostile_bodies_are_bounded(tmp_path: Path, monkeypatch: pytest.Mo
         for pieces, status in ((huge, b"413"), (dripping, b"408")):
             found = asyncio.ensure_future(answer_to_pieces(at.url, pieces()))
             while not found.done():
-                highest = max(highest, at.picker.held)
+                highest = max(highest, at.gateway.bodies.held)
                 await asyncio.sleep(0.001)
             assert found.result().startswith(b"HTTP/1.1 " + status)
             assert b'"invalid_request_error"' in found.result()
-        assert 0 < highest <= at.picker.max_body
+        assert 0 < highest <= at.gateway.max_body
         assert len(one.bodies) == 3
 
 

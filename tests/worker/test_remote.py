@@ -97,6 +97,24 @@ def test_what_is_damaged_is_not_believed(store: SharedStore, harm: str) -> None:
     assert key(1) not in tier.exists(0)
 
 
+def test_a_value_of_another_type_harms_its_own_key_alone(store: SharedStore) -> None:
+    """A list in Redis, a folder in a bucket: that block is computed again, all others are read."""
+    tier = RemoteTier(store, "engine", 2)
+    for number in range(2):
+        tier.write(key(number), 0, TENANT, content(number), 0)
+    name = tier._name(key(1), 0, TENANT)
+    if isinstance(store, RedisStore):
+        store._redis.delete(name)
+        store._redis.rpush(name, b"x")
+    else:
+        store.forget(name)
+        store.write(f"{name}/below", b"x")
+    assert not tier.read(key(1), 0, TENANT, PARTS * SIZE, 0)
+    assert key(1) not in tier.exists(0)
+    assert tier.answers
+    assert tier.read(key(0), 0, TENANT, PARTS * SIZE, 0) == whole(0)
+
+
 class Broken:
     """A store of which nothing comes but errors."""
 
@@ -123,6 +141,25 @@ def test_a_store_that_fails_is_left_alone_for_a_while() -> None:
     tier._refused_until = 0.0
     assert not tier.write(key(1), 0, TENANT, content(1), 0)
     assert broken.calls == 2
+
+
+def test_a_store_that_fails_again_is_said_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Ill:
+        """A store that is well at times."""
+
+        ill = True
+
+        def exists(self, names: list[str]) -> list[bool]:
+            if self.ill:
+                raise ConnectionError("nobody is there")
+            return [False] * len(names)
+
+    store = Ill()
+    tier = RemoteTier(store, "engine", 1)  # type: ignore[arg-type]
+    for ill, said in ((True, 1), (True, 1), (False, 1), (True, 2)):
+        store.ill, tier._refused_until = ill, 0.0
+        seek(tier, range(1))
+        assert caplog.text.count("remote context cache fails") == said
 
 
 def test_a_server_that_is_gone_fails_soon(server: str) -> None:

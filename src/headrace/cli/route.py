@@ -10,7 +10,8 @@ import typer
 
 from ..base.errors import OptionError
 from ..engine.routing import ROUTERS
-from ..route.gateway import MAX_BODY
+from ..route.asked import MAX_BODY
+from ..route.gateway import ANSWER_SECONDS
 from ..route.run import route
 
 
@@ -22,12 +23,36 @@ def command(
     migrate: Annotated[
         bool, typer.Option(help="Streams of a dead server go on at another one.")
     ] = True,
-    max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request's body.")] = MAX_BODY,
+    max_body: Annotated[
+        int,
+        typer.Option(min=1024, help="Bytes of a request's body, as the servers' own --max-body."),
+    ] = MAX_BODY,
+    answer_seconds: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="A server that says nothing for so long, before or within an answer, is left.",
+        ),
+    ] = ANSWER_SECONDS,
+    hosts: Annotated[
+        str,
+        typer.Option(
+            help="Names under which this gateway is reached beside addresses and local names, as "
+            "in api.example.com,.example.org; without --key-file it answers under no others."
+        ),
+    ] = "",
+    cors_origins: Annotated[
+        str,
+        typer.Option(
+            help="Origins whose web pages may use this gateway, as in "
+            "https://a.example,https://b.example; none: only pages of its own origin."
+        ),
+    ] = "",
     key_file: Annotated[
         Path | None,
         typer.Option(
             help="File with an operator's key of servers that ask for keys, so that they tell what "
-            "their caches hold."
+            "their caches hold; it also guards this gateway's /metrics and list of servers."
         ),
     ] = None,
     endpoint_picker: Annotated[
@@ -40,7 +65,16 @@ def command(
     ] = "",
     endpoint_picker_tls: Annotated[
         Path | None,
-        typer.Option(help="Folder with tls.crt and tls.key; without it that port has no TLS."),
+        typer.Option(
+            help="Folder with tls.crt and tls.key, read again when they change; without it that "
+            "port has no TLS."
+        ),
+    ] = None,
+    endpoint_picker_clients: Annotated[
+        Path | None,
+        typer.Option(
+            help="CA (PEM) that certificates of the gateways that ask must come from: mutual TLS."
+        ),
     ] = None,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="For what runs, after the first signal.")
@@ -59,17 +93,21 @@ def command(
             policy=policy,
             migrate=migrate,
             max_body=max_body,
+            answer_seconds=answer_seconds,
+            hosts=hosts,
+            cors_origins=cors_origins,
             drain_seconds=drain_seconds,
             key=key_of(key_file),
             endpoint_picker=endpoint_picker,
             endpoint_picker_tls=endpoint_picker_tls,
+            endpoint_picker_clients=endpoint_picker_clients,
             announce=announce,
         )
     )
 
 
 def key_of(file: Path | None) -> str:
-    """The key that a file holds; raises `OptionError`."""
+    """Read the key that a file holds. Raises `OptionError`."""
     if file is None:
         return ""
     try:

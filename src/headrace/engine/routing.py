@@ -8,11 +8,14 @@ a trace of the live router can be decided again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 MOST_PREFIXES = 1 << 20
 """Prefixes that a policy remembers of its own choices; those seen least recently go first."""
+
+SLICE = 1 << 14
+"""Prefixes that are looked at in one go where a replica is forgotten: some milliseconds."""
 
 
 class Prompted(Protocol):
@@ -109,9 +112,20 @@ class PrefixAffinity:
         self._lose(replica, gone)
 
     def silent(self, replica: int) -> None:
-        """A replica tells nothing any more: what it told is forgotten."""
+        """Forget what a replica told: it tells nothing any more."""
+        for _ in self.forget(replica):
+            pass
+
+    def forget(self, replica: int) -> Iterator[None]:
+        """Do as `silent` in steps, each of which looks at `SLICE` names."""
+        if replica not in self._tells:
+            return
         self._tells.discard(replica)
-        self._lose(replica, [key for key in self._held if replica in self._holders(key)])
+        names = list(self._held)
+        for begin in range(0, len(names), SLICE):
+            if begin:
+                yield
+            self._lose(replica, names[begin : begin + SLICE])
 
     def _lose(self, replica: int, keys: Iterable[int]) -> None:
         known = self._held

@@ -1,8 +1,7 @@
-"""The messages of Envoy's external processing, as far as a choice of endpoints needs them.
+"""The conversation of Envoy's external processing, as far as a choice of endpoints needs it.
 
-Numbers of fields are those of `envoy/service/ext_proc/v3/external_processor.proto`; names of
-headers and metadata those of the endpoint picker protocol (Gateway API Inference Extension,
-proposal 004).
+Names of headers and metadata are those of the endpoint picker protocol (Gateway API Inference
+Extension, proposal 004).
 """
 
 from __future__ import annotations
@@ -10,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
-from .protobuf import MalformedMessage, Message, field
+from ..server.protocol import MAX_HEAD, HeadTooLarge
+from .envoy_messages import MalformedMessage, new, parsed
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 ENDPOINT = "x-gateway-destination-endpoint"
@@ -22,12 +23,17 @@ SUBSET = "x-gateway-destination-endpoint-subset"
 SUBSET_SPACE = "envoy.lb.subset_hint"
 PIECE = 60 * 1024
 """Bytes of a body in one message: Envoy asks for at most 64 kB."""
+MOST_MESSAGE = 2**20 + MAX_HEAD
+"""Bytes of a message. Envoy sends bodies in pieces of 64 kB, or whole (`BUFFERED`) up to the limit
+of its buffers, which is 1 MiB by default."""
+MOST_HEADERS = 1024
+"""Headers of a request or an answer: Envoy takes 100 by default."""
 _OVERWRITE = 2
-"""How a header is set: what a client sent under that name is not kept."""
+"""Way to set a header that keeps nothing of what a client sent under its name."""
 
 
 class Part(IntEnum):
-    """What of an exchange a message has, by its field; that of its answer is one less."""
+    """The part of an exchange that a message has, by its field; that of its answer is one less."""
 
     REQUEST_HEADERS = 2
     RESPONSE_HEADERS = 3
@@ -36,9 +42,19 @@ class Part(IntEnum):
     REQUEST_TRAILERS = 6
     RESPONSE_TRAILERS = 7
 
+    @property
+    def field(self) -> str:
+        """Name of the field of a message, and of its answer."""
+        return self.name.lower()
+
+    @property
+    def kind(self) -> str:
+        """Name of the message in that field."""
+        return f"Http{self.name.partition('_')[2].capitalize()}"
+
 
 class BodyMode(IntEnum):
-    """How Envoy sends bodies: not, as they pass, whole, or as they pass and are given back."""
+    """The way Envoy sends bodies: not, as they pass, whole, or as they pass and are given back."""
 
     NONE = 0
     STREAMED = 1
@@ -60,73 +76,109 @@ class Processing:
     subset: frozenset[str] | None
     """The addresses (`ip:port`) that may be chosen; None: any."""
     modes: tuple[BodyMode, BodyMode] | None
-    """How bodies of requests and of answers come; told in the first message, if at all."""
+    """Ways in which bodies of requests and answers come; in the first message, if at all."""
     observes: bool
     """Envoy does not wait for an answer and would not heed it."""
 
 
 def read(data: bytes) -> Processing:
-    """A message from Envoy. Raises `MalformedMessage`."""
-    message = Message(data)
-    part = next((part for part in Part if message.has(part)), None)
+    """Read a message from Envoy. Raises `MalformedMessage` and `HeadTooLarge`."""
+    message = parsed("ProcessingRequest", data)
+    part = next((part for part in Part if message.HasField(part.field)), None)
     if part is None:
         raise MalformedMessage("the message has no part of a request or an answer")
-    inner = message.message(part)
-    headers, body = [], b""
-    if part in (Part.REQUEST_BODY, Part.RESPONSE_BODY):
-        body = inner.bytes(1)
-        ends = bool(inner.number(2))
-    else:
-        for one in inner.message(1).messages(1):
-            headers.append((one.bytes(1).lower(), one.bytes(3) or one.bytes(2)))
-        ends = bool(inner.number(3))
-    subset = None
-    hint = message.message(8).entry(SUBSET_SPACE)
-    if hint is not None and (value := hint.entry(SUBSET)) is not None:
-        texts = [value.text(3), *(one.text(3) for one in value.message(6).messages(1))]
-        named = (address.strip() for text in texts for address in text.split(","))
-        subset = frozenset(address for address in named if address)
+    packed = getattr(message, part.field)
+    has_body = part in (Part.REQUEST_BODY, Part.RESPONSE_BODY)
+    if len(data) - len(packed) * has_body > MAX_HEAD:
+        raise HeadTooLarge(f"the headers of the message are larger than {MAX_HEAD} bytes")
+    inner = parsed(part.kind, packed)
+    headers: list[tuple[bytes, bytes]] = []
+    if not has_body:
+        given = inner.headers.headers
+        if len(given) > MOST_HEADERS:
+            raise HeadTooLarge(f"the message has more than {MOST_HEADERS} headers")
+        headers = [(one.key.lower(), one.raw_value or one.value) for one in given]
+    ends = part not in (Part.REQUEST_TRAILERS, Part.RESPONSE_TRAILERS) and inner.end_of_stream
     modes = None
-    if message.has(11):
-        told = message.message(11)
+    if message.HasField("protocol_config"):
+        told = message.protocol_config
         try:
-            modes = BodyMode(told.number(1)), BodyMode(told.number(2))
+            modes = BodyMode(told.request_body_mode), BodyMode(told.response_body_mode)
         except ValueError:
             raise MalformedMessage("a body mode is unknown") from None
-    return Processing(part, headers, body, ends, subset, modes, bool(message.number(10)))
+    body = inner.body if has_body else b""
+    return Processing(
+        part, headers, body, ends, _subset(message), modes, message.observability_mode
+    )
+
+
+def _subset(message: Any) -> frozenset[str] | None:
+    """Return the addresses that a message allows; None: it says nothing of them."""
+    for space in message.metadata_context.filter_metadata:
+        if space.key == SUBSET_SPACE and SUBSET in space.value.fields:
+            value = space.value.fields[SUBSET]
+            texts = [value.string_value, *(one.string_value for one in value.list_value.values)]
+            named = (address.strip() for text in texts for address in text.split(","))
+            return frozenset(address for address in named if address)
+    return None
 
 
 def nothing_changed(part: Part) -> bytes:
-    """The answer to a part: go on with it as it is."""
-    return field(part - 1, b"")
+    """Answer a part: go on with it as it is."""
+    message = new("ProcessingResponse")
+    getattr(message, part.field).SetInParent()
+    return _bytes(message)
 
 
 def given_back(part: Part, body: bytes, ends: bool) -> Iterator[bytes]:
-    """A body, or what there is of it, as Envoy wants it back (`FULL_DUPLEX_STREAMED`)."""
+    """Send a body, or what there is of it, as Envoy wants it back (`FULL_DUPLEX_STREAMED`)."""
     for begin in range(0, max(len(body), 1 if ends else 0), PIECE):
-        piece = field(1, body[begin : begin + PIECE])
+        message = new("ProcessingResponse")
+        piece = getattr(message, part.field).response.body_mutation.streamed_response
+        piece.body = body[begin : begin + PIECE]
         if ends and begin + PIECE >= len(body):
-            piece += field(2, 1)
-        # Body answer → common answer → body mutation → streamed answer.
-        yield field(part - 1, field(1, field(3, field(3, piece))))
+            piece.end_of_stream = True
+        yield _bytes(message)
 
 
 def chosen(part: Part, address: str) -> bytes:
-    """The answer to a request's headers or body: its endpoint, as a header and as metadata."""
-    common = field(2, _headers({ENDPOINT: address})) + field(5, 1)  # The route is looked up again.
-    value = field(1, ENDPOINT) + field(2, field(3, address))
-    space = field(1, ENDPOINT_SPACE) + field(2, field(5, field(1, value)))
-    return field(part - 1, field(1, common)) + field(8, field(1, space))
+    """Answer a request's headers or body: its endpoint, as a header and as metadata."""
+    message = new("ProcessingResponse")
+    common = getattr(message, part.field).response
+    _set(common.header_mutation, {ENDPOINT: address})
+    common.clear_route_cache = True  # The route is looked up again.
+    message.dynamic_metadata.get_or_create_struct(ENDPOINT_SPACE)[ENDPOINT] = address
+    return _bytes(message)
 
 
 def refused(status: int, headers: Mapping[str, str], body: bytes, details: str) -> bytes:
-    """The answer that Envoy is to give in place of any server. `details`: for its access log."""
-    reply = field(1, field(1, status)) + field(2, _headers(headers))
-    return field(7, reply + field(3, body) + field(5, details))
+    """Answer in place of any server. `details`: for Envoy's access log."""
+    message = new("ProcessingResponse")
+    reply = message.immediate_response
+    reply.status.code, reply.body, reply.details = status, body, details
+    _set(reply.headers, headers)
+    return _bytes(message)
 
 
-def _headers(headers: Mapping[str, str]) -> bytes:
-    return b"".join(
-        field(1, field(1, field(1, name) + field(3, value)) + field(3, _OVERWRITE))
-        for name, value in headers.items()
-    )
+def asked_health(data: bytes) -> str:
+    """Read which service's health is asked for. Raises `MalformedMessage`."""
+    return str(parsed("HealthCheckRequest", data).service)
+
+
+def health(status: int) -> bytes:
+    """Answer a question about health."""
+    message = new("HealthCheckResponse")
+    message.status = status
+    return _bytes(message)
+
+
+def _set(mutation: Any, headers: Mapping[str, str]) -> None:
+    mutation.SetInParent()
+    for name, value in headers.items():
+        one = mutation.set_headers.add(append_action=_OVERWRITE)
+        one.header.key, one.header.raw_value = name.encode(), value.encode()
+
+
+def _bytes(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data

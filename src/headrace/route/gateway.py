@@ -1,98 +1,80 @@
 """The gateway: one address before several servers.
 
-A request's body is read whole, within a bound, so that it can be sent again; an answer is passed on
-as it comes. Until the first byte of an answer a lost or full replica costs the client nothing but
-time; after it, a stream of chat or completions goes on elsewhere (`resume`). Only routes whose
-answers depend on the request alone are passed on. No body is logged.
+A request's body is read whole, within bounds (its own, its client's share, and one over all), so
+that it can be sent again; an answer is passed on as it comes. Until the first byte of an answer a
+lost or full replica costs the client nothing but time; after it, a stream of chat or completions
+goes on elsewhere (`resume`). Only routes whose answers depend on the request alone are passed on.
+No body is logged. Layers of the server are around it: names, origins, request ids, counts.
 """
 
 from __future__ import annotations
 
-import asyncio
+import hmac
 import logging
 import random
-from collections.abc import Awaitable, Collection, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, MutableMapping, Sequence
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
-import msgspec
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
-from starlette.types import Receive, Scope, Send
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.datastructures import Headers as HeaderView
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..base.errors import HeadraceError, NotFound, Overloaded, TooLarge
-from ..base.foreign import Undecodable, json_reader
-from ..base.text_prefixes import NOTHING, PATHS, secret_of, text_prefixes
+from ..base.errors import HeadraceError, NotFound, Overloaded, TooLarge, Unauthorised
+from ..base.text_prefixes import TextPrefixes, secret_of
+from ..base.version import VERSION
 from ..engine.routing import Prompted, Router
+from ..obs.loopwatch import LoopWatch
+from ..obs.tasks import TaskWatch
+from ..server.body import BodiesInFlight
+from ..server.border import Border
+from ..server.caller import BODY_SIZE, CALLER, Caller
+from ..server.connection import while_connected
 from ..server.errors import MethodNotAllowed, error_body, error_headers
+from ..server.hands import Hands
+from ..server.hosts import Hosts
+from ..server.meter import SECONDS, HttpMeter
+from ..server.origin import Origins
 from ..server.paths import Paths
 from ..server.refusal import last_frame
 from ..server.wire import encode
+from .asked import (
+    FORMS,
+    HEALTH,
+    MAX_BODY,
+    MOST_FORM,
+    ROUTED,
+    Asked,
+    Switches,
+    head_of,
+    looked,
+    of_connection,
+    owner_of,
+)
 from .replica import Replica
-from .resume import MOST_KEPT, Resume
-from .upstream import Headers, ReplicaLost, Upstream
+from .resume import MOST_EVENT, MOST_KEPT, Resume
+from .upstream import Headers, ReplicaLost, ReplicaSilent, Upstream
 
 log = logging.getLogger("headrace.route")
 
-GENERATING = ("/v1/chat/completions", "/v1/completions")
-"""Routes whose streams are migrated."""
-ROUTED = {
-    **dict.fromkeys(GENERATING, "POST"),
-    "/v1/messages": "POST",
-    "/v1/embeddings": "POST",
-    "/v1/rerank": "POST",
-    "/v1/score": "POST",
-    "/v1/audio/transcriptions": "POST",
-    "/v1/audio/translations": "POST",
-    "/v1/audio/speech": "POST",
-    "/v1/models": "GET",
-}
-"""Routes that any replica answers alike, and their method."""
-HEALTH = ("/health", "/v1/health/ready", "/v1/health/live")
+_ROUTES = {path: SimpleNamespace(path=path) for path in (*ROUTED, *HEALTH, "/", "/metrics")}
+"""Names under which exchanges are counted: a bounded number."""
 TRIES = 3
 """Replicas that one request is sent to before its first byte."""
 MIGRATIONS = 2
 """Replicas' deaths that one stream survives: a request that kills what it meets ends here."""
 ELSEWHERE = (502, 503, 504)
 """Statuses for which another replica is asked."""
-MAX_BODY = 32 * 2**20
-_OWN = frozenset({
-    b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
-    b"upgrade", b"http2-settings", b"proxy-authorization", b"expect",
-})  # fmt: skip
-"""Headers of one connection, which are not passed on (RFC 9110, 7.6.1)."""
-
-_LEFT_OUT = _OWN | {b"host", b"content-length"}
-
-
-class _Body(msgspec.Struct):
-    """What the gateway reads of a body, beside its prompt."""
-
-    seed: int | None = None
-    stream: bool | None = None
-
-
-_generating = json_reader(_Body)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request as replicas get it."""
-
-    path: str
-    head: bytes
-    """Its first line and headers, but for the host's."""
-    body: bytes
-    prefixes: Sequence[int]
-    """Names of the beginnings of its prompt."""
-    migrates: bool
-
-    def to(self, replica: Replica) -> bytes:
-        return b"%bhost: %b\r\ncontent-length: %d\r\n\r\n%b" % (
-            self.head,
-            replica.host,
-            len(self.body),
-            self.body,
-        )
+MOST_SENT = 256 * 2**20
+"""Bytes of the events that are kept for migrations, of all streams."""
+ANSWER_SECONDS = 600.0
+"""Longest silence of a replica. Our servers begin a stream within 15 s and never pause longer; an
+answer that is not streamed says nothing until it is done, and clients wait ten minutes for it."""
 
 
 class Gateway:
@@ -105,17 +87,35 @@ class Gateway:
         *,
         migrate: bool = True,
         max_body: int = MAX_BODY,
+        answer_seconds: float = ANSWER_SECONDS,
+        key: str = "",
+        hosts: frozenset[str] = frozenset(),
+        origins: frozenset[str] = frozenset(),
     ) -> None:
         """`migrate`: streams of a dead replica go on elsewhere; a request without a seed gets one
-        for that. `max_body`: bytes of a request's body."""
+        for that. `max_body`: bytes of a request's body, but for forms of sound. `answer_seconds`:
+        longest silence of a replica. `key`: an operator's key of the replicas, where they ask for
+        keys: then it opens this gateway's metrics, too, and a name proves nothing. `hosts`: names
+        that the gateway has in addition to addresses and local names. `origins`: other origins
+        whose pages may use it."""
         self.replicas = replicas
+        self.max_body = max_body
         self._router = router
         self._migrate = migrate
-        self._max_body = max_body
+        self._seconds = answer_seconds
+        self._key = key
         self.draining = False
-        self._registry = CollectorRegistry()
+        self.meter = HttpMeter()
+        self.tasks = TaskWatch(lambda name: self.meter.failed("habit"))
+        """Probes, and what follows the replicas' reports."""
+        self.loop = LoopWatch(on_beat=self.meter.late)
+        self.hands = Hands()
+        self.bodies = BodiesInFlight()
+        """Bodies of this port and of the picker's."""
+        self._sent = BodiesInFlight(MOST_SENT)
+        registry = self.meter.registry
         self._counts = {
-            name: Counter(f"headrace_route_{name}", text, ["replica"], registry=self._registry)
+            name: Counter(f"headrace_route_{name}", text, ["replica"], registry=registry)
             for name, text in (
                 ("requests", "Requests that a replica was given."),
                 ("lost", "Exchanges that ended with the connection to the replica."),
@@ -127,8 +127,19 @@ class Gateway:
             for name, counter in self._counts.items()
             for one in replicas
         }
-        self._registry.register(self)
-        self._paths = Paths(self._serve)
+        begun = Histogram(
+            "headrace_route_first_byte_seconds",
+            "Seconds from a request to the first byte of the replica's answer.",
+            ["replica"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._begun = {one.number: begun.labels(one.url) for one in replicas}
+        registry.register(self)
+        layers: ASGIApp = Origins(Paths(self._serve), origins, self.meter.refused)
+        if hosts or not key:
+            layers = Hosts(layers, hosts, self.meter.refused)
+        self._layers = Border(layers, self, self.meter)
 
     def collect(self) -> list[GaugeMetricFamily]:
         """The gauges, as prometheus_client asks for them."""
@@ -157,22 +168,40 @@ class Gateway:
         return not self.draining and any(one.may_be_chosen for one in self.replicas)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._paths(scope, receive, send)
+        await self._layers(scope, receive, send)
+
+    def leave(self, scope: MutableMapping[str, Any]) -> None:
+        """The exchange of this scope has ended."""
+        self.bodies.give(scope)
+
+    def close(self) -> None:
+        """End all that was begun, but for exchanges."""
+        self.loop.stop()
+        self.hands.close()
+        for replica in self.replicas:
+            replica.connections.abort()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        exchange = _Exchange(path, send)
+        scope["route"] = _ROUTES.get(path)
+        CALLER.set(Caller(owner=owner_of(scope)))
+        exchange = _Exchange(path, send, self._sent)
         try:
             if path in HEALTH:
                 await self._health(path, send)
             elif path == "/metrics":
-                await _reply(send, 200, generate_latest(self._registry), b"text/plain")
+                self._check_operator(scope)
+                await _reply(send, 200, self._metrics(), CONTENT_TYPE_PLAIN_0_0_4.encode())
+            elif path == "/":
+                await _reply(send, 200, encode(self._about(scope)), b"application/json")
             else:
-                asked = await self._read(scope, receive)
-                if asked is not None:
-                    await self._while_connected(receive, self._pass(asked, exchange))
+                body = await self._read(scope, receive)
+                await while_connected(receive, self._answer(scope, body, exchange))
         except HeadraceError as error:
+            self.meter.refused(error)
             await exchange.end_with(error)
+        finally:
+            exchange.close()
 
     async def _health(self, path: str, send: Send) -> None:
         lives = path.endswith("/live")
@@ -180,79 +209,97 @@ class Gateway:
         body = {"object": "health.response", "status": word, "message": word}
         await _reply(send, 200 if lives or self.ready else 503, encode(body), b"application/json")
 
-    async def _read(self, scope: Scope, receive: Receive) -> Asked | None:
-        """The request; None where its client left before its end. Raises `HeadraceError`."""
+    def _check_operator(self, scope: Scope) -> None:
+        """Raise `Unauthorised` where there is a key and the request does not show it."""
+        shown = secret_of(scope["headers"]).rpartition(b" ")[2]
+        if self._key and not hmac.compare_digest(shown, self._key.encode()):
+            raise Unauthorised("this route needs the operator's key of --key-file")
+
+    def _metrics(self) -> bytes:
+        meter = self.meter
+        meter.draining.set(self.draining)
+        meter.in_work.set(sum(one.outstanding for one in self.replicas))
+        meter.longest_hold.set(self.loop.longest)
+        return generate_latest(meter.registry)
+
+    def _about(self, scope: Scope) -> dict[str, Any]:
+        """Describe the gateway; where there is a key, its replicas only to those who show it."""
+        about: dict[str, Any] = {
+            "object": "gateway",
+            "message": "a gateway before servers that speak OpenAI's interface",
+            "version": VERSION,
+            "status": "ready" if self.ready else "not ready",
+            "routes": [f"{method} {path}" for path, method in ROUTED.items()],
+        }
+        with suppress(Unauthorised):
+            self._check_operator(scope)
+            about["replicas"] = [
+                {
+                    "url": one.url,
+                    "state": one.state,
+                    "outstanding": one.outstanding,
+                    "reports_its_cache": one.tells,
+                    "only_prompts": one.prefills,
+                }
+                for one in self.replicas
+            ]
+        return about
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytearray:
+        """Read the body. Raises `HeadraceError`, and `ClientDisconnect` where its client left
+        before its end."""
         path = scope["path"]
         method = ROUTED.get(path)
         if method is None:
             raise NotFound(
-                f"{path} is not routed; what keeps state in one server is asked of that server",
+                f"there is no {path[:200]} here; files, batches and stored responses are asked of "
+                "the server that has them, and / lists what a gateway passes on",
                 code="route_not_found",
             )
         if scope["method"] != method:
             raise MethodNotAllowed(f"{path} takes {method}, not {scope['method']}")
-        parts, size = [], 0
+        most = self.max_body
+        if path in FORMS:
+            most = max(most, MOST_FORM)
+        announced = HeaderView(scope=scope).get("content-length", "")
+        if announced.isdigit() and int(announced) > most:
+            raise _too_large(most)
+        body = bytearray()
         more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return None
-            size += len(message.get("body", b""))
-            if size > self._max_body:
-                raise TooLarge(f"the body is larger than {self._max_body} bytes")
-            parts.append(message.get("body", b""))
+                raise ClientDisconnect
+            part = message.get("body", b"")
+            if len(body) + len(part) > most:
+                raise _too_large(most)
+            self.bodies.take(scope, len(part))
+            body += part
             more = message.get("more_body", False)
-        body = b"".join(parts)
-        query = b"?" + scope["query_string"] if scope["query_string"] else b""
-        head = b"%b %b HTTP/1.1\r\n" % (method.encode(), path.encode() + query)
-        head += b"".join(
-            b"%b: %b\r\n" % (name, value)
-            for name, value in scope["headers"]
-            if name not in _LEFT_OUT
-        )
-        migrates, prefixes = False, NOTHING
-        if path in PATHS:
-            prefixes = text_prefixes(body, secret_of(scope["headers"]))
-        if path in GENERATING:
-            try:
-                read = _generating(body)
-            except Undecodable:
-                read = _Body()  # What is wrong with it the replica says.
-            migrates = self._migrate and bool(read.stream)
-            start = body.find(b"{") + 1
-            if migrates and read.seed is None and b'"seed"' not in body and start:
-                seed = random.getrandbits(31)
-                body = b'%b"seed":%d,%b' % (body[:start], seed, body[start:])
-            elif migrates and read.seed is None:
-                migrates = False
-        return Asked(path, head, body, prefixes.keys, migrates)
+        return body
 
-    async def _while_connected(self, receive: Receive, work: Awaitable[None]) -> None:
-        """Do the work unless the client leaves: then the replica's connection ends with it."""
-        working = asyncio.current_task()
-        assert working is not None
-        left = False
+    async def look(
+        self, path: str, body: bytes | bytearray, headers: Headers
+    ) -> tuple[TextPrefixes, Switches]:
+        """Read a body as far as a choice needs it, beside the event loop where it is not small.
 
-        async def watch() -> None:
-            nonlocal left
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            left = True
-            working.cancel()
+        Raises `Overloaded`.
+        """
+        BODY_SIZE.set(len(body))
+        return await self.hands.beside(looked, path, body, secret_of(headers))
 
-        watcher = asyncio.ensure_future(watch())
-        try:
-            await work
-        except asyncio.CancelledError:
-            if not left:
-                raise
-            working.uncancel()
-        finally:
-            watcher.cancel()
-            await asyncio.wait({watcher})
+    async def _answer(self, scope: Scope, body: bytearray, exchange: _Exchange) -> None:
+        path, headers = scope["path"], scope["headers"]
+        names, read = await self.look(path, body, headers)
+        migrates = self._migrate and bool(read.stream)
+        if migrates and read.seed is None:
+            # At its end: of two members of one name the last counts.
+            end = body.rindex(b"}")
+            body[end:end] = b',"seed":%d' % random.getrandbits(31)
+        await self._pass(Asked(path, head_of(scope), body, names.keys, migrates), exchange)
 
     def choose(self, asked: Prompted, barred: Collection[int]) -> Replica:
-        """The replica for a request, none of those with these numbers. Raises `Overloaded`."""
+        """Choose the replica of a request, none of those barred. Raises `Overloaded`."""
         able = [one for one in self.replicas if one.may_be_chosen and one.number not in barred]
         if not able:
             raise Overloaded("no server is ready for this request", retry_after=1)
@@ -272,7 +319,11 @@ class Gateway:
                 self.count("requests", replica)
                 connection: Upstream | None = None
                 try:
-                    connection = await replica.ask(asked.to(replica))
+                    begin = time.perf_counter()
+                    connection = await replica.ask(
+                        asked.to(replica), asked.body, seconds=self._seconds
+                    )
+                    self._begun[replica.number].observe(time.perf_counter() - begin)
                     status = connection.status
                     refused = status != 200 if resume else status in ELSEWHERE and not last
                     if refused and self._others(tried):
@@ -284,18 +335,20 @@ class Gateway:
                         self.count("migrations", replica)
                     await exchange.relay(connection, asked.migrates, resume)
                     return
-                except ReplicaLost:
+                except ReplicaLost as lost:
                     replica.failed()
                     self.count("lost", replica)
                     if not exchange.begun:
-                        if last or not self._others(tried):
+                        # What one took so long over is not begun at another.
+                        if last or isinstance(lost, ReplicaSilent) or not self._others(tried):
                             raise
                         continue
                     deaths += 1
                     if not exchange.resumable or deaths > MIGRATIONS or not self._others(tried):
                         raise
                     log.warning("a stream goes on elsewhere", extra={"lost": replica.url})
-                    resume = Resume(bytes(exchange.sent))
+                    # Beside the loop: up to 8 MiB of events are read again.
+                    resume = await self.hands.run(Resume, bytes(exchange.sent))
                 finally:
                     if connection is not None:
                         replica.connections.give_back(connection)
@@ -304,13 +357,20 @@ class Gateway:
         return any(one.may_be_chosen and one.number not in tried for one in self.replicas)
 
 
-class _Exchange:
-    """What one client has been sent."""
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"the body is larger than the {most} bytes that are allowed (--max-body)")
 
-    def __init__(self, path: str, send: Send) -> None:
+
+class _Exchange:
+    """The part of an answer that one client has been sent."""
+
+    def __init__(self, path: str, send: Send, kept: BodiesInFlight) -> None:
+        """`kept`: bounds the events of all streams."""
         self._path = path
         self._send = send
         self._streams = False
+        self._all = kept
+        self._held: dict[str, Any] = {}
         self.begun = False
         self.sent = bytearray()
         """The events of a stream that can be migrated."""
@@ -329,7 +389,7 @@ class _Exchange:
         rest = b""
         data = first
         while data:
-            if self.resumable:
+            if self.resumable or resume is not None:
                 rest += data
                 end = rest.rfind(b"\n\n") + 2
                 data, rest = (rest[:end], rest[end:]) if end > 1 else (b"", rest)
@@ -338,26 +398,49 @@ class _Exchange:
                 if resume is not None:
                     data = b"".join(resume.news(event) for event in data.split(b"\n\n"))
                 self._keep(data)
+                if len(rest) > MOST_EVENT:
+                    if resume is not None:
+                        raise ReplicaLost("the replica's event does not end")
+                    self._forget()
+                    data, rest = data + rest, b""
             if data:
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
             data = await connection.part()
         await self._send({"type": "http.response.body", "body": rest, "more_body": False})
 
     def _keep(self, data: bytes) -> None:
+        """Keep what was sent for a migration, as long as there is room."""
+        if not self.resumable:
+            return
+        try:
+            self._all.take(self._held, len(data))
+        except Overloaded:
+            self._forget()
+            return
         self.sent += data
         if len(self.sent) > MOST_KEPT:
-            self.resumable = False
-            self.sent.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Give a migration up."""
+        self.resumable = False
+        self.close()
+
+    def close(self) -> None:
+        """Give back the room of what was kept."""
+        self.sent.clear()
+        self._all.give(self._held)
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self.begun = True
-        kept = [(name, value) for name, value in headers if name not in _OWN]
+        own = of_connection(headers)
+        kept = [(name, value) for name, value in headers if name not in own]
         if self.resumable:  # Another replica's framing may follow.
             kept = [pair for pair in kept if pair[0] != b"content-length"]
         await self._send({"type": "http.response.start", "status": status, "headers": kept})
 
     async def end_with(self, error: HeadraceError) -> None:
-        """The error as the answer, or as the end of the answer that has begun."""
+        """Send the error as the answer, or as the end of the answer that has begun."""
         if not self.begun:
             headers = [(k.encode(), v.encode()) for k, v in error_headers(error).items()]
             body = encode(error_body(error))
@@ -365,12 +448,11 @@ class _Exchange:
         elif self._streams:
             body = last_frame(self._path, error)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
-        else:
-            raise error  # uvicorn closes the connection: the body is seen to be cut.
+        # Else nothing: uvicorn closes the connection, and the body is seen to be cut.
 
 
 def _died(events: bytes) -> bool:
-    """Is one of these events the word that the engine behind the replica is dead?"""
+    """Find out whether one of these events says that the replica's engine is dead."""
     return b'data: {"error":' in events and b'"engine_dead"' in events
 
 

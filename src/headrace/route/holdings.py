@@ -1,13 +1,14 @@
-"""What a replica's cache holds and how much it has to do, as it tells a router that listens.
+"""A replica's reports of what its cache holds and how much it has to do.
 
-One connection a replica, for as long as it lasts: what it told ends with it, and begins anew with
-the next. Order and completeness are TCP's, so there is no gap to look for.
+One connection a replica, for as long as it lasts: what was reported ends with it, and begins again
+with the next. Order and completeness are TCP's, so there is no gap to look for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Annotated
 
 import msgspec
 
@@ -22,70 +23,91 @@ log = logging.getLogger("headrace.route")
 AGAIN_SECONDS = 1.0
 """After a connection that ended."""
 OTHERS_SECONDS = 30.0
-"""After a server that tells nothing: another's, or one that wants an operator's key."""
+"""After a server that reports nothing: another maker's, or one that wants an operator's key."""
 SILENT_SECONDS = 60.0
 """Our servers say something, if only a comment, several times a minute."""
 MOST_PREFIX_EVENT = 1 << 20
 """Bytes of one event: 4,096 keys are 90 kB."""
+MOST_TOLD = 1 << 22
+"""Names that one connection may report as held and not yet as gone: 600 MB of this process."""
 
 
 class _PrefixEvent(msgspec.Struct):
     held: list[int]
     gone: list[int]
-    in_work: int
+    in_work: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 _PREFIX_EVENT = json_reader(_PrefixEvent)
 
 
 async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> None:
-    """Tell the policy what the replica tells, for as long as the gateway runs. `key`: an operator's
-    key of the replica's, where it asks for keys."""
+    """Pass the replica's reports to the policy, for as long as the gateway runs.
+
+    `key`: an operator's key of the replica's, where it asks for keys.
+    """
     refused = 0
+    await _forget(replica, policy)  # Where it is begun again after a fault.
     while True:
         status = 0
         try:
             status = await _listen(replica, policy, key)
-        except (ReplicaLost, TimeoutError, Undecodable):
+        except (ReplicaLost, TimeoutError):
             pass
         finally:
-            policy.silent(replica.number)
             replica.others, replica.tells = 0, False
+        await _forget(replica, policy)
         if status not in (0, 200, refused):
             refused = status
             log.info(
-                "the replica does not tell what it holds",
+                "the replica does not report what it holds",
                 extra={"replica": replica.url, "status": status},
             )
         await asyncio.sleep(AGAIN_SECONDS if status in (0, 200) else OTHERS_SECONDS)
 
 
+async def _forget(replica: Replica, policy: PrefixAffinity) -> None:
+    """Forget what the replica reported, in steps between which requests go on."""
+    for _ in policy.forget(replica.number):
+        await asyncio.sleep(0)
+
+
 async def _listen(replica: Replica, policy: PrefixAffinity, key: str) -> int:
-    """One connection, to its end; returns the status of its answer. Raises `ReplicaLost`,
-    `TimeoutError` and what msgspec raises for what is no event."""
+    """Follow one connection to its end; return the status of its answer. Raises `ReplicaLost` and
+    `TimeoutError`."""
     head = f"GET {PATH_TOLD} HTTP/1.1\r\nhost: ".encode() + replica.host
     if key:
         head += b"\r\nauthorization: Bearer " + key.encode()
-    connection = await replica.ask(head + b"\r\n\r\n")
+    connection = await replica.ask(head + b"\r\n\r\n", seconds=SILENT_SECONDS)
+    held = 0
     try:
         if connection.status != 200:
             return connection.status
         rest = b""
-        while True:
-            async with asyncio.timeout(SILENT_SECONDS):
-                part = await connection.part()
-            if not part:
-                return connection.status
+        while part := await connection.part():
             *events, rest = (rest + part).split(b"\n\n")
             if len(rest) > MOST_PREFIX_EVENT:
                 raise ReplicaLost("the replica's event does not end")
             for event in events:
                 _, found, data = event.partition(b"data: ")
-                if found:
-                    told = _PREFIX_EVENT(data)
-                    policy.told(replica.number, told.held, told.gone)
-                    replica.tells = True
-                    replica.others = max(0, told.in_work - replica.outstanding)
+                if not found:
+                    continue
+                told = _read(data)
+                held += len(told.held) - len(told.gone)
+                if held > MOST_TOLD:
+                    raise ReplicaLost(f"the replica reports more than {MOST_TOLD} names")
+                policy.told(replica.number, told.held, told.gone)
+                replica.tells = True
+                replica.others = max(0, told.in_work - replica.outstanding)
+        return connection.status
     finally:
         connection.abort()
         replica.connections.give_back(connection)
+
+
+def _read(data: bytes) -> _PrefixEvent:
+    """Decode an event. Raises `ReplicaLost`."""
+    try:
+        return _PREFIX_EVENT(data)
+    except Undecodable:
+        raise ReplicaLost("the replica's event is damaged") from None

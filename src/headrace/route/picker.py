@@ -3,8 +3,9 @@
 Envoy, or whatever speaks its external processing, opens a stream of gRPC for each request and sends
 headers and body; the answer names an endpoint, chosen by the same policy from the same replicas as
 those of our own gateway (Gateway API Inference Extension, proposal 004). The stream lasts as long
-as the exchange, so a request counts until its stream ends, however it ends. Bodies are bounded in
-bytes, in time, and all together; none is logged.
+as the exchange, so a request counts until its stream ends, however it ends. Messages are bounded,
+and bodies in bytes, in time, and together with those of the gateway's port; none is logged. What is
+not small is read beside the event loop.
 """
 
 from __future__ import annotations
@@ -17,25 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import HeadraceError, OptionError, RateLimited, TooLarge
+from ..base.errors import HeadraceError, OptionError, TooLarge
 from ..base.extras import needed
-from ..base.text_prefixes import PATHS, secret_of, text_prefixes
+from ..server.caller import BODY_SIZE, CALLER, Caller
 from ..server.errors import error_body, error_headers
 from ..server.paths import versioned
 from ..server.protocol import BODY_RATE, BODY_SECONDS
 from ..server.wire import encode
 from . import ext_proc
+from .envoy_messages import MalformedMessage, new
 from .ext_proc import BodyMode, Part, Processing
 from .gateway import ELSEWHERE, Gateway
-from .protobuf import MalformedMessage, Message, field
+from .picker_tls import Certificates
 from .replica import Replica
 
 log = logging.getLogger("headrace.route")
 
-MOST_HELD = 1 << 30
-"""Bytes of all requests that have not come whole."""
 KEEPALIVE_MS = 20_000
-"""After so long without a word a gateway is asked whether it is there; its requests end if not."""
+"""Silence of a gateway after which it is asked whether it is there; its requests end if not."""
 HEALTH_SERVICES = ("", "liveness", "readiness", ext_proc.SERVICE)
 SERVING, NOT_SERVING = 1, 2
 
@@ -59,26 +59,28 @@ class Picked:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._modes = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED
-        """What the protocol asks for, unless Envoy tells others."""
+        """Modes of bodies: the protocol's, unless Envoy names others."""
         self._headers: list[tuple[bytes, bytes]] = []
         self._subset: frozenset[str] | None = None
         self._body = bytearray()
+        self._held: dict[str, Any] = {}
+        """Its share of all bodies that have not come whole."""
         self._counted = ExitStack()
         self.replica: Replica | None = None
-        """Where it goes; None: its request has not come whole."""
+        """The one that gets it; None: its request has not come whole."""
 
     @property
     def seconds(self) -> float | None:
-        """Within which its request has to be whole, from its begin; None: it is."""
+        """Time from its begin within which its request has to be whole; None: it is."""
         return None if self.replica is not None else BODY_SECONDS + len(self._body) / BODY_RATE
 
     def close(self) -> None:
-        """Its end: it counts no more."""
+        """End it: it counts no more."""
         self._drop()
         self._counted.close()
 
-    def answers(self, told: Processing) -> list[bytes]:
-        """What is to be said to one message. Raises `HeadraceError`: that is the answer then."""
+    async def answers(self, told: Processing) -> list[bytes]:
+        """Answer one message. Raises `HeadraceError`: that is the answer then."""
         part = told.part
         if told.modes is not None:
             self._modes = told.modes
@@ -86,25 +88,25 @@ class Picked:
             return self._answered(told)
         if self.replica is not None:
             if part is Part.REQUEST_HEADERS or self._modes[0] is BodyMode.FULL_DUPLEX_STREAMED:
-                raise MalformedMessage("the request goes on behind its end")
+                raise MalformedMessage("the request goes on after its end")
             return [ext_proc.nothing_changed(part)]
         if part is Part.REQUEST_HEADERS:
             self._headers, self._subset = told.headers, told.subset
         elif part is Part.REQUEST_BODY:
             self._keep(told.body)
         if self._modes[0] is BodyMode.FULL_DUPLEX_STREAMED:
-            return self._duplex(told)
+            return await self._duplex(told)
         at_headers = told.ends or self._modes[0] in (BodyMode.NONE, BodyMode.STREAMED)
         if part is Part.REQUEST_BODY or (part is Part.REQUEST_HEADERS and at_headers):
-            return [ext_proc.chosen(part, self._choose())]
+            return [ext_proc.chosen(part, await self._choose())]
         return [ext_proc.nothing_changed(part)]
 
-    def _duplex(self, told: Processing) -> list[bytes]:
-        """Nothing until the request is whole; then its headers, body and trailers in turn."""
+    async def _duplex(self, told: Processing) -> list[bytes]:
+        """Answer nothing until the request is whole; then headers, body and trailers in turn."""
         if not told.ends and told.part is not Part.REQUEST_TRAILERS:
             return []
         body = bytes(self._body)
-        said = [ext_proc.chosen(Part.REQUEST_HEADERS, self._choose())]
+        said = [ext_proc.chosen(Part.REQUEST_HEADERS, await self._choose())]
         if told.part is not Part.REQUEST_HEADERS:
             said += ext_proc.given_back(Part.REQUEST_BODY, body, told.part is Part.REQUEST_BODY)
         if told.part is Part.REQUEST_TRAILERS:
@@ -112,24 +114,21 @@ class Picked:
         return said
 
     def _keep(self, piece: bytes) -> None:
-        picker = self._picker
-        if len(self._body) + len(piece) > picker.max_body:
-            raise TooLarge(f"the body is larger than {picker.max_body} bytes")
-        if picker.held + len(piece) > MOST_HELD:
-            raise RateLimited("too many requests are on their way", retry_after=1)
-        picker.held += len(piece)
+        gateway = self._picker.gateway
+        if len(self._body) + len(piece) > gateway.max_body:
+            raise TooLarge(f"the body is larger than {gateway.max_body} bytes")
+        gateway.bodies.take(self._held, len(piece))
         self._body += piece
 
     def _drop(self) -> None:
-        self._picker.held -= len(self._body)
+        self._picker.gateway.bodies.give(self._held)
         self._body = bytearray()
 
-    def _choose(self) -> str:
-        """The endpoint. From here on the request counts."""
+    async def _choose(self) -> str:
+        """Choose the endpoint. From here on the request counts. Raises `Overloaded`."""
         path = dict(self._headers).get(b":path", b"").decode(errors="replace")
-        names: Sequence[int] = ()
-        if versioned(path.partition("?")[0]) in PATHS:
-            names = text_prefixes(self._body, secret_of(self._headers)).keys
+        path = versioned(path.partition("?")[0])
+        names, _ = await self._picker.gateway.look(path, self._body, self._headers)
         self._drop()
         gateway, subset = self._picker.gateway, self._subset
         barred = {
@@ -137,7 +136,7 @@ class Picked:
             for one in gateway.replicas
             if not one.address or (subset is not None and one.address not in subset)
         }
-        self.replica = gateway.choose(_Beginnings(names), barred)
+        self.replica = gateway.choose(_Beginnings(names.keys), barred)
         self._counted.enter_context(self.replica.taken())
         gateway.count("requests", self.replica)
         return self.replica.address
@@ -162,28 +161,33 @@ _ELSEWHERE = frozenset(b"%d" % status for status in ELSEWHERE)
 class Picker:
     """The gRPC services: external processing, and health as Kubernetes asks for it."""
 
-    def __init__(self, gateway: Gateway, max_body: int) -> None:
-        """`max_body`: bytes of a request's body."""
+    def __init__(self, gateway: Gateway) -> None:
+        """Raise `PackageAbsent` where gRPC or protobuf is not installed."""
         self.gateway = gateway
-        self.max_body = max_body
-        self.held = 0
-        """Bytes of requests that have not come whole."""
         self._grpc = needed("grpc", "endpoint pickers", "picker")
+        new("ProcessingResponse")  # Else the first request would find that protobuf is absent.
         self._server: Any = None
         self.port = 0
-        """Where it listens."""
+        """The port at which it listens."""
 
-    async def start(self, address: str, tls: Path | None = None) -> None:
-        """Listen at `HOST:PORT`. `tls`: a folder with `tls.crt` and `tls.key`, as
-        Kubernetes mounts them. Raises `OptionError`."""
+    async def start(
+        self, address: str, tls: Path | None = None, clients: Path | None = None
+    ) -> None:
+        """Listen at `HOST:PORT`. `tls`: a folder with `tls.crt` and `tls.key`, as Kubernetes
+        mounts them. `clients`: the CA that certificates of clients must come from. Raises
+        `OptionError`."""
         grpc = self._grpc
         host, _, number = address.rpartition(":")
         if not host or not number.isdecimal():
             raise OptionError("endpoint_picker must be HOST:PORT", param="endpoint_picker")
+        if clients is not None and tls is None:
+            raise OptionError(
+                "endpoint_picker_clients needs endpoint_picker_tls", param="endpoint_picker_clients"
+            )
         server = grpc.aio.server(
             options=(
                 ("grpc.so_reuseport", 0),  # Two pickers on one port would both seem to listen.
-                ("grpc.max_receive_message_length", self.max_body + (1 << 20)),
+                ("grpc.max_receive_message_length", ext_proc.MOST_MESSAGE),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
                 ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),  # Else a minute, whatever is above.
@@ -202,8 +206,7 @@ class Picker:
             if tls is None:
                 self.port = server.add_insecure_port(address)
             else:
-                pair = (tls / "tls.key").read_bytes(), (tls / "tls.crt").read_bytes()
-                credentials = grpc.ssl_server_credentials([pair])
+                credentials = Certificates(grpc, tls, clients).credentials()
                 self.port = server.add_secure_port(address, credentials)
         except OSError as error:
             fault = f"cannot read {error.filename}"
@@ -222,6 +225,7 @@ class Picker:
             await self._server.stop(seconds)
 
     async def _process(self, _requests: Any, context: Any) -> None:
+        CALLER.set(Caller(owner=context.peer().rpartition(":")[0]))
         exchange = Picked(self)
         begin = asyncio.get_running_loop().time()
         try:
@@ -232,10 +236,11 @@ class Picker:
                         data = await context.read()
                     if data is self._grpc.aio.EOF:
                         return
-                    told = ext_proc.read(data)
+                    BODY_SIZE.set(len(data))
+                    told = await self.gateway.hands.beside(ext_proc.read, data)
                     if told.observes:
-                        return  # Whoever only looks on heeds no choice.
-                    said, last = exchange.answers(told), False
+                        return  # A gateway that only looks on heeds no choice.
+                    said, last = await exchange.answers(told), False
                 except TimeoutError:
                     said, last = (
                         [_refusal(BodyLate("the request's body did not come whole in time"))],
@@ -253,16 +258,16 @@ class Picker:
             exchange.close()
 
     async def _check(self, data: bytes, context: Any) -> bytes:
-        """The health of a service: `liveness` is that of this process, all others mean that
-        requests are taken."""
+        """Answer for the health of a service: `liveness` is that of this process, all others mean
+        that requests are taken."""
         try:
-            service = Message(data).text(1)
+            service = ext_proc.asked_health(data)
         except MalformedMessage as error:
             await context.abort(self._grpc.StatusCode.INVALID_ARGUMENT, error.message)
         if service not in HEALTH_SERVICES:
             await context.abort(self._grpc.StatusCode.NOT_FOUND, "no service of this name")
         serves = service == "liveness" or self.gateway.ready
-        return field(1, SERVING if serves else NOT_SERVING)
+        return ext_proc.health(SERVING if serves else NOT_SERVING)
 
 
 def _refusal(error: HeadraceError) -> bytes:

@@ -1,4 +1,4 @@
-"""A replica as the gateway sees it: its load, its health, and how long it is left alone.
+"""The gateway's view of a replica: its load, its health, and how long it is left alone.
 
 Health is asked once in `PROBE_SECONDS`. A replica that says 503 gets nothing new and keeps what it
 has, which is how one is drained. One that nobody can connect to, or that has said nothing for
@@ -18,7 +18,7 @@ import msgspec
 
 from ..base.errors import OptionError
 from ..base.foreign import Undecodable, json_reader
-from .upstream import Connections, ReplicaLost, Upstream
+from .upstream import Connections, Headers, ReplicaLost, Upstream
 
 PROBE_SECONDS = 0.5
 LATE_SECONDS = 2.0
@@ -39,34 +39,47 @@ class _HealthReply(msgspec.Struct):
     role: str = "both"
 
 
+_health_reply = json_reader(_HealthReply)
+
+
 class Replica:
     """One server behind the gateway."""
 
     def __init__(self, number: int, url: str) -> None:
-        """Raises `OptionError` where the address is none."""
+        """Raise `OptionError` where `url` is no address, or holds a user or password."""
         parts = urlsplit(url if "//" in url else f"http://{url}")
         try:
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:
             port = 0
+        name = parts.netloc.rpartition("@")[2]
+        shown = f"{parts.scheme}://{name}"
         if parts.scheme not in ("http", "https") or not parts.hostname or not port:
-            raise OptionError(f"{url!r} is not an http address", param="servers")
+            raise OptionError(f"{shown!r} is not an http address", param="servers")
+        if name != parts.netloc:  # What nobody sends nobody needs, and addresses are shown.
+            raise OptionError(
+                f"servers must name addresses without user and password, as in {shown}; clients "
+                "send their own",
+                param="servers",
+            )
         self.number = number
-        self.url = f"{parts.scheme}://{parts.netloc}"
-        self.host = parts.netloc.rpartition("@")[2].encode()
+        self.url = shown
+        self.host = name.encode()
         self.address = ""
-        """Where its last probe was answered, as `ip:port`: a name may come to mean another host."""
+        """Address (`ip:port`) that answered its last probe: a name may move to another host."""
         self.connections = Connections(parts.hostname, port, parts.scheme == "https")
         self.outstanding = 0
         """Requests of this gateway that have not ended."""
         self.others = 0
-        """Requests that others sent it, as far as it tells (`holdings`)."""
+        """Requests that others sent it, by its own report (`holdings`)."""
         self.tells = False
-        """Does it tell what its cache holds?"""
+        """It reports what its cache holds."""
         self.ready = True
-        """What its last probe said; before the first, that it may be tried."""
+        """The answer of its last probe; before the first it may be tried."""
+        self.problem = ""
+        """The reason why it is not ready."""
         self.prefills = False
-        """Is it there to compute prompts for others? Then it answers only where nobody else can."""
+        """It computes prompts for other servers, so it answers only where no other can."""
         self._refused = 0
         self._heard = time.monotonic()
         self._failures = 0
@@ -74,7 +87,7 @@ class Replica:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Counts a request, however it ends."""
+        """Count a request, however it ends."""
         self.outstanding += 1
         try:
             yield
@@ -95,6 +108,13 @@ class Replica:
             return True
         return time.monotonic() >= self._closed_until and not self.outstanding
 
+    @property
+    def state(self) -> str:
+        """Ready, or the reason why nothing is sent."""
+        if not self.ready:
+            return f"not ready: {self.problem}"
+        return "ready" if self.may_be_chosen else f"left alone after {self._failures} losses"
+
     def failed(self) -> None:
         """An exchange was lost. Those lost while its circuit is open are of the same death."""
         if self._failures >= FAILURES and time.monotonic() < self._closed_until:
@@ -107,20 +127,23 @@ class Replica:
         """An exchange got its answer."""
         self._failures = 0
 
-    async def ask(self, request: bytes) -> Upstream:
-        """The connection on which an answer has begun. Raises `ReplicaLost`.
+    async def ask(
+        self, head: bytes, body: bytes | bytearray = b"", *, seconds: float | None = None
+    ) -> Upstream:
+        """Send a request; return the connection on which its answer has begun.
 
         A kept connection that closed as the request went out says nothing of the replica: the same
-        goes once more over a new one.
+        goes once more over a new one. `seconds`: longest silence of the replica, before the
+        answer's head and within it. Raises `ReplicaLost`.
         """
         for new in (False, True):
             connection = await self.connections.take(new=new)
             kept = connection.used
             try:
-                await connection.ask(request)
+                await connection.ask(head, body, seconds=seconds)
             except BaseException as error:
                 self.connections.give_back(connection)
-                if isinstance(error, ReplicaLost) and kept and not new:
+                if isinstance(error, ReplicaLost) and kept and not new and not connection.silent:
                     continue
                 raise
             return connection
@@ -135,46 +158,61 @@ class Replica:
                 body, peer = b"", connection.peer
                 try:
                     while part := await connection.part():
-                        body = (body + part)[:MOST_HEALTH]
+                        body = (body + part)[: MOST_HEALTH + 1]
                 finally:
                     self.connections.give_back(connection)
-            self.address = peer or self.address
-            self.prefills = _role(body) == "prefill"
-            # Some servers have no such route: whoever answers 404 is there.
-            self.ready = connection.status < 300 or connection.status == 404
-            self._refused = 0
-            self._heard = time.monotonic()
-        except ReplicaLost:
-            self.ready = False
+        except ReplicaLost as lost:
+            self.ready, self.problem = False, lost.message
             self._refused += 1
             if self._refused == REFUSED:
                 self.connections.abort()
+            return
         except TimeoutError:
             silent = time.monotonic() - self._heard
-            self.ready = self.ready and silent < BUSY_SECONDS
+            if silent >= BUSY_SECONDS:
+                self.ready, self.problem = False, "its health is not answered"
             if silent > SILENT_SECONDS:
                 self.connections.abort()
+            return
+        self.address = peer or self.address
+        self._refused = 0
+        self._heard = time.monotonic()
+        self._believe(connection.status, _is_json(connection.headers), body)
+
+    def _believe(self, status: int, json: bool, body: bytes) -> None:
+        """Take what an answer of `/health` says: its status, and in JSON its role."""
+        role, problem = "both", ""
+        # Some servers have no such route: one that answers 404 is there.
+        if status >= 300 and status != 404:
+            problem = f"its health has the status {status}"
+        elif len(body) <= MOST_HEALTH:
+            try:
+                role = _health_reply(body).role
+            except Undecodable as error:
+                # JSON that says something else is that of another maker's server.
+                if json and body and not error.well_formed:
+                    problem = "its health is damaged JSON"
+        self.prefills = role == "prefill"
+        self.ready, self.problem = not problem, problem
 
     async def watch(self) -> None:
-        """Probe for as long as the gateway runs."""
-        while True:
-            await self.probe()
-            await asyncio.sleep(PROBE_SECONDS)
+        """Probe for as long as the gateway runs. A replica that is not probed is not ready."""
+        try:
+            while True:
+                await self.probe()
+                await asyncio.sleep(PROBE_SECONDS)
+        except Exception as fault:
+            self.ready, self.problem = False, f"its probes ended by {type(fault).__name__}"
+            raise
 
 
-_health = json_reader(_HealthReply)
-
-
-def _role(body: bytes) -> str:
-    """What an answer of `/health` says of a prefill/decode split."""
-    try:
-        return _health(body).role
-    except Undecodable:
-        return "both"  # Another's server says whatever it likes.
+def _is_json(headers: Headers) -> bool:
+    kinds = [value for name, value in headers if name == b"content-type"]
+    return any(b"json" in kind.lower() for kind in kinds)
 
 
 def replicas_of(urls: Sequence[str]) -> list[Replica]:
-    """The replicas at these addresses. Raises `OptionError`: none, twice the same, no address."""
+    """Return the replicas at these addresses. Raises `OptionError`."""
     found = [Replica(number, url) for number, url in enumerate(urls)]
     if not found:
         raise OptionError("servers must name at least one address", param="servers")

@@ -13,10 +13,14 @@ from typing import Any
 import msgspec
 
 from ..base.errors import HeadraceError
-from ..base.foreign import Undecodable, any_json
+from ..base.foreign import Undecodable, json_reader
 
 MOST_KEPT = 8 * 2**20
 """Bytes of a stream's events that are kept for a migration; a longer one is not migrated."""
+MOST_EVENT = 1 << 20
+"""Bytes of one event: a stream with a longer one is not migrated."""
+MOST_DEPTH = 64
+"""Levels of an event: it is walked by recursion."""
 END = b"data: [DONE]"
 _APPENDED = frozenset(
     {"content", "reasoning_content", "reasoning", "refusal", "text", "arguments", "token_ids"}
@@ -28,10 +32,11 @@ _ADDRESS = ("index", "type")
 """Fields that say which part a delta belongs to: kept, whatever was sent before."""
 
 Path = tuple[str | int, ...]
+_object = json_reader(dict[str, Any])
 
 
 class Diverged(HeadraceError):
-    """The other replica's text is not the one that the client has."""
+    """The other replica's text is not the one that the client has, or is no stream at all."""
 
     status = 502
     type = "overloaded_error"
@@ -39,14 +44,14 @@ class Diverged(HeadraceError):
 
 
 class Resume:
-    """What a client has of a stream, and what of the same stream from elsewhere is new to it."""
+    """The part of a stream that a client has: filters it from the same stream of elsewhere."""
 
     def __init__(self, sent: bytes) -> None:
-        """`sent`: the whole events that the client was given."""
+        """`sent`: the whole events that the client was given. Raises `Diverged`."""
         self._had: dict[Path, Any] = {}
-        """All that was sent of appended fields, the first value of the others."""
+        """Everything that was sent of appended fields, the first value of the others."""
         self._came: dict[Path, int] = {}
-        """How much of each appended field has come again."""
+        """Length of each appended field that has come again."""
         self._head: dict[str, Any] = {}
         self._usage = False
         for event in sent.split(b"\n\n"):
@@ -57,12 +62,15 @@ class Resume:
             self._usage = self._usage or (not value.get("choices") and "usage" in value)
             for path, leaf in _leaves(value):
                 if _appended(path, leaf):
-                    self._had[path] = self._had[path] + leaf if path in self._had else leaf
+                    had = self._had.setdefault(path, type(leaf)())
+                    if type(had) is not type(leaf):
+                        raise Diverged("a replica's event changes the type of a field")
+                    self._had[path] = had + leaf
                 else:
                     self._had.setdefault(path, leaf)
 
     def news(self, event: bytes) -> bytes:
-        """The part of an event that the client has not; empty where it has all of it.
+        """Return the part of an event that the client has not; empty where it has all of it.
 
         `event`: without the blank line at its end; the result has it. Raises `Diverged`.
         """
@@ -75,7 +83,7 @@ class Resume:
             return b"" if self._usage else _frame(value)
         kept = []
         for choice in choices:
-            index = choice.get("index", 0)
+            index = _index(choice)
             left = self._left((index,), choice)
             if left is not None:
                 kept.append({"index": index, **_nothing(choice), **left})
@@ -85,7 +93,7 @@ class Resume:
         return _frame(value)
 
     def _left(self, path: Path, value: Any) -> Any:
-        """What of a value is new; None where nothing is."""
+        """Return the new part of a value; None where there is none."""
         if isinstance(value, dict):
             left = {}
             for key, one in value.items():
@@ -95,7 +103,7 @@ class Resume:
                 return None
             return {key: value[key] for key in _ADDRESS if key in value} | left
         if isinstance(value, list) and path[-1] == "tool_calls":
-            calls = [self._left((*path, one.get("index", 0)), one) for one in value]
+            calls = [self._left((*path, _index(one)), one) for one in value]
             return [one for one in calls if one is not None] or None
         if value is None:
             return None
@@ -112,7 +120,7 @@ class Resume:
 
 
 def _nothing(choice: dict[str, Any]) -> dict[str, Any]:
-    """The fields that clients read of every choice, as they are where there is nothing new."""
+    """Return the fields that clients read of every choice, as where there is nothing new."""
     empty = {"delta": {}, "text": ""}
     return {key: empty.get(key) for key in choice if key in empty or choice[key] is None}
 
@@ -122,7 +130,7 @@ def _appended(path: Path, leaf: Any) -> bool:
 
 
 def _leaves(value: dict[str, Any]) -> list[tuple[Path, Any]]:
-    """Paths and values below the choices of an event, but for what is null."""
+    """List paths and values below the choices of an event, but for what is null."""
     found: list[tuple[Path, Any]] = []
 
     def walk(path: Path, one: Any) -> None:
@@ -132,25 +140,45 @@ def _leaves(value: dict[str, Any]) -> list[tuple[Path, Any]]:
                     walk((*path, key), below)
         elif isinstance(one, list) and path[-1] == "tool_calls":
             for call in one:
-                walk((*path, call.get("index", 0)), call)
+                walk((*path, _index(call)), call)
         elif one is not None:
             found.append((path, one))
 
     for choice in value.get("choices") or ():
-        walk((choice.get("index", 0),), choice)
+        walk((_index(choice),), choice)
     return found
 
 
+def _index(one: Any) -> int:
+    """Return the index of a choice or of a tool's call. Raises `Diverged` where it is neither."""
+    index = one.get("index", 0) if isinstance(one, dict) else None
+    if not isinstance(index, int):
+        raise Diverged("a replica's event has something else than a choice or a call")
+    return index
+
+
+def _depth(value: Any, left: int = MOST_DEPTH) -> None:
+    """Raise `Diverged` where a value nests deeper than an event of a stream does."""
+    if not left:
+        raise Diverged("a replica's event nests too deep")
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for one in below:
+        _depth(one, left - 1)
+
+
 def _value(event: bytes) -> dict[str, Any] | None:
-    """The object of an event; None where it has none."""
+    """Return the object of an event; None where it has none. Raises `Diverged`."""
     text = event.lstrip(b"\n")
     if not text.startswith(b"data: {"):
         return None
     try:
-        found = any_json(text[6:])
+        found = _object(text[6:])
     except Undecodable:
         raise Diverged("a replica's event is not JSON") from None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found.get("choices"), list | None):
+        raise Diverged("a replica's event has choices that are no list")
+    _depth(found)
+    return found
 
 
 def _frame(value: dict[str, Any]) -> bytes:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from ..base.errors import OptionError
 from ..engine.routing import ROUTERS, PrefixAffinity
-from ..obs.tasks import TaskWatch
+from ..server.hosts import read_hosts
 from ..server.listen import http_server
+from ..server.origin import read_origins
 from ..server.run import loop_factory, take_port
-from .gateway import MAX_BODY, Gateway
+from .asked import MAX_BODY
+from .gateway import ANSWER_SECONDS, Gateway
 from .holdings import follow
 from .picker import Picker
 from .replica import replicas_of
@@ -29,18 +31,21 @@ def route(
     policy: str = "prefix",
     migrate: bool = True,
     max_body: int = MAX_BODY,
+    answer_seconds: float = ANSWER_SECONDS,
     drain_seconds: float = 30.0,
     key: str = "",
+    hosts: str = "",
+    cors_origins: str = "",
     endpoint_picker: str = "",
     endpoint_picker_tls: Path | None = None,
+    endpoint_picker_clients: Path | None = None,
     announce: Callable[[str], None] = print,
 ) -> int:
-    """Serve until a signal; returns the exit status.
+    """Serve until a signal; return the exit status.
 
     On the first signal the port closes and what runs has `drain_seconds` to end; a second one ends
-    it at once. `key`: an operator's key of the servers, where they ask for keys and are to tell
-    what their caches hold. `endpoint_picker`: HOST:PORT at which other gateways may ask where a
-    request is to go (`picker`). Raises `OptionError` and `PackageAbsent`.
+    it at once. `endpoint_picker`: HOST:PORT at which other gateways may ask where a request is to
+    go (`picker`). Further options are those of `Gateway`. Raises `OptionError` and `PackageAbsent`.
     """
     if policy not in ROUTERS:
         raise OptionError(
@@ -48,43 +53,54 @@ def route(
         )
     replicas = replicas_of(servers)
     router = ROUTERS[policy]()
-    gateway = Gateway(replicas, router, migrate=migrate, max_body=max_body)
-    picker = Picker(gateway, max_body) if endpoint_picker else None
+    gateway = Gateway(
+        replicas,
+        router,
+        migrate=migrate,
+        max_body=max_body,
+        answer_seconds=answer_seconds,
+        key=key,
+        hosts=read_hosts(hosts),
+        origins=read_origins(cors_origins),
+    )
+    picker = Picker(gateway) if endpoint_picker else None
     listener = take_port(host, port)
 
     async def serve() -> int:
-        server = http_server(gateway, None, None, backlog=BACKLOG, last_words=drain_seconds)
-        loop, tasks = asyncio.get_running_loop(), TaskWatch()
+        server = http_server(
+            gateway, None, gateway.meter, backlog=BACKLOG, last_words=drain_seconds
+        )
+        loop, tasks = asyncio.get_running_loop(), gateway.tasks
         stops: list[asyncio.Task[None]] = []
 
         def signalled() -> None:
             if picker is not None:
                 seconds = 0.0 if gateway.draining else drain_seconds
-                stops.append(tasks.errand("stop", picker.stop(seconds)))
+                stops.append(tasks.errand("picker", picker.stop(seconds)))
             server.force_exit = gateway.draining
             gateway.draining = server.should_exit = True
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled)
-        watching = [tasks.keep(f"replica {one.number}", one.watch) for one in replicas]
+        gateway.loop.start()
+        watching = [tasks.keep(f"probes-{one.number}", one.watch) for one in replicas]
         if isinstance(router, PrefixAffinity):
             watching += [
-                tasks.keep(f"prefixes {one.number}", partial(follow, one, router, key))
+                tasks.keep(f"reports-{one.number}", partial(follow, one, router, key))
                 for one in replicas
             ]
-        if picker is not None:
-            await picker.start(endpoint_picker, endpoint_picker_tls)
-            announce(f"endpoints are picked on port {picker.port}")
-        name, taken = listener.getsockname()[:2]
-        announce(f"ready: {len(replicas)} servers by {policy} on http://{name}:{taken}")
         try:
+            if picker is not None:
+                await picker.start(endpoint_picker, endpoint_picker_tls, endpoint_picker_clients)
+                announce(f"endpoints are picked on port {picker.port}")
+            name, taken = listener.getsockname()[:2]
+            announce(f"ready: {len(replicas)} servers by {policy} on http://{name}:{taken}")
             await server.serve(sockets=[listener])
             await asyncio.gather(*stops)
         finally:
             for one in watching:
                 one.cancel()
-            for replica in replicas:
-                replica.connections.abort()
+            gateway.close()
         return 0
 
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections import deque
 from contextlib import suppress
 from typing import cast
@@ -17,7 +18,7 @@ import httptools
 from ..base.errors import HeadraceError
 
 MAX_HEAD = 64 * 1024
-"""Bytes of an answer's head."""
+"""Bytes of an answer's head, and of its trailers."""
 AHEAD = 256 * 1024
 """Bytes of an answer that may wait here for the client."""
 CONNECT_SECONDS = 2.0
@@ -35,10 +36,24 @@ class ReplicaLost(HeadraceError):
     code = "replica_lost"
 
 
+class ReplicaSilent(ReplicaLost):
+    """The replica took the request and said nothing for as long as it may."""
+
+    status = 504
+    type = "timeout_error"
+    code = "replica_silent"
+
+
 class Upstream(asyncio.Protocol):
     """One connection to a replica."""
 
     def __init__(self) -> None:
+        self._seconds: float | None = None
+        """Longest silence of the replica in this exchange."""
+        self._heard = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.silent = False
+        """It ended by the replica's silence."""
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._parts: deque[bytes] = deque()
@@ -48,7 +63,7 @@ class Upstream(asyncio.Protocol):
         self._interim = False
         self._sized = False
         self._lasts = False
-        self._before = 0
+        self._before = self._named = 0
         self.status = 0
         """The status of the answer; 0: its head is not complete."""
         self.headers: Headers = []
@@ -63,11 +78,13 @@ class Upstream(asyncio.Protocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.closed = True
+        self._disarm()
         if self.status and not self._sized:
             self.complete = True  # Its end was the connection's (RFC 9112, 6.3).
         self._wake()
 
     def data_received(self, data: bytes) -> None:
+        self._heard = time.monotonic()
         if not self.status:
             self._before += len(data)
         try:
@@ -78,11 +95,20 @@ class Upstream(asyncio.Protocol):
             self.abort()
         self._wake()
 
+    def on_message_begin(self) -> None:
+        if self.status:
+            raise ValueError("an answer that nobody asked for")
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._named += len(name) + len(value)
+        if self._named > MAX_HEAD:
+            raise ValueError("the trailers do not end")  # A head that does not is seen before.
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if not 100 <= status < 600:
+            raise ValueError("no status of HTTP")
         self._interim = 100 <= status < 200
         if self._interim:
             self.headers = []
@@ -101,7 +127,7 @@ class Upstream(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.complete = not self._interim
-        # Asked here: behind the message the parser has forgotten how its length was told.
+        # Asked here: after the message the parser has forgotten how its length was given.
         self._lasts = self._sized and self._parser.should_keep_alive()
 
     def _wake(self) -> None:
@@ -115,28 +141,61 @@ class Upstream(asyncio.Protocol):
         finally:
             self._waiter = None
 
-    async def ask(self, request: bytes) -> None:
-        """Send a request and wait for the head of its answer. Raises `ReplicaLost`."""
+    async def ask(
+        self, head: bytes, body: bytes | bytearray = b"", *, seconds: float | None = None
+    ) -> None:
+        """Send a request and wait for the head of its answer. Raises `ReplicaLost`.
+
+        `seconds`: longest silence of the replica, until the answer is complete; None: any.
+        """
         self.status, self.headers, self.complete = 0, [], False
         self._sized = self._lasts = False
-        self._before = 0
+        self._before = self._named = 0
         self._parser = httptools.HttpResponseParser(self)
         if self._transport is None or self.closed:
             raise ReplicaLost("the replica closed the connection")
-        self._transport.write(request)
+        self._disarm()
+        self._seconds, self._heard = seconds, time.monotonic()
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._late)
+        self._transport.write(head)
+        if body:
+            self._transport.write(body)  # As it is: joined to the head it would be copied.
         while not self.status:
             if self.closed:
-                raise ReplicaLost("the replica closed the connection before it answered")
+                raise self._lost("closed the connection before it answered")
             await self._wait()
 
+    def _late(self) -> None:
+        """End the connection where nothing came for `_seconds`; else look again then."""
+        assert self._seconds is not None
+        # Nothing can come while the client reads nothing.
+        quiet = 0.0 if self._paused else time.monotonic() - self._heard
+        if quiet < self._seconds:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._seconds - quiet, self._late)
+            return
+        self.silent = True
+        self.abort()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _lost(self, what: str) -> ReplicaLost:
+        if self.silent:
+            return ReplicaSilent(f"the replica said nothing for {self._seconds:g} seconds")
+        return ReplicaLost(f"the replica {what}")
+
     async def part(self) -> bytes:
-        """All of the body that is here; empty at its end. Raises `ReplicaLost`."""
+        """Return all of the body that is here; empty at its end. Raises `ReplicaLost`."""
         while not self._parts:
             if self.complete:
                 self.used = True
                 return b""
             if self.closed:
-                raise ReplicaLost("the replica closed the connection within its answer")
+                raise self._lost("closed the connection within its answer")
             await self._wait()
         data = b"".join(self._parts)
         self._parts.clear()
@@ -158,9 +217,14 @@ class Upstream(asyncio.Protocol):
     def reusable(self) -> bool:
         return self.complete and self.used and self._lasts and not self.closed and not self._parts
 
+    def rest(self) -> None:
+        """Wait for the next exchange: silence is no fault meanwhile."""
+        self._disarm()
+
     def abort(self) -> None:
         """End it at once: the replica sees that nobody reads, and cancels."""
         self.closed = True
+        self._disarm()
         if self._transport is not None:
             self._transport.abort()
         self._wake()
@@ -176,7 +240,7 @@ class Connections:
         self._open: set[Upstream] = set()
 
     async def take(self, *, new: bool = False) -> Upstream:
-        """A connection; raises `ReplicaLost`."""
+        """Return a connection, kept or new. Raises `ReplicaLost`."""
         while self._idle and not new:
             kept = self._idle.pop()
             if not kept.closed:
@@ -188,8 +252,8 @@ class Connections:
                 _, made = await loop.create_connection(
                     Upstream, self._host, self._port, ssl=self._tls
                 )
-        except (OSError, TimeoutError):
-            raise ReplicaLost(f"{self._host}:{self._port} cannot be reached") from None
+        except (OSError, TimeoutError, UnicodeError):  # The last of a name that is none.
+            raise ReplicaLost("the replica cannot be reached") from None
         self._open.add(made)
         return made
 
@@ -197,6 +261,7 @@ class Connections:
         """Keep it where its answer is complete; else end it."""
         self._open.discard(one)
         if one.reusable and len(self._idle) < KEPT:
+            one.rest()
             self._idle.append(one)
         else:
             one.abort()

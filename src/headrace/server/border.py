@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -20,7 +21,6 @@ from .errors import error_response, internal_error
 
 if TYPE_CHECKING:
     from .meter import HttpMeter
-    from .service import Service
 
 log = logging.getLogger("headrace.server")
 
@@ -36,10 +36,18 @@ def request_id(headers: Headers) -> str:
     return uuid.uuid4().hex
 
 
+class Exchanges(Protocol):
+    """The owner of what an exchange holds: a service, or a gateway."""
+
+    draining: bool
+
+    def leave(self, scope: MutableMapping[str, Any]) -> None: ...
+
+
 class Border:
     """Outermost ASGI layer. Counts, names and logs every exchange; nothing escapes it."""
 
-    def __init__(self, app: ASGIApp, service: Service, meter: HttpMeter) -> None:
+    def __init__(self, app: ASGIApp, service: Exchanges, meter: HttpMeter) -> None:
         self._app = app
         self._service = service
         self._meter = meter

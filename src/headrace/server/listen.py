@@ -52,6 +52,7 @@ def http_server(
         access_log=False,
         log_level="warning",
         server_header=False,
+        proxy_headers=False,  # Else who connects from this host says whose address it has.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(last_words),
         backlog=backlog,

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -18,6 +24,9 @@ from ..obs.threads import THREADS
 if TYPE_CHECKING:
     from .accounts import Account
     from .served_profile import ServedProfile
+
+# Else each series has a second one, `_created`, which nobody asks for.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 480.0)
 

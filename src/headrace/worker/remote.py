@@ -34,7 +34,7 @@ class SharedStore(Protocol):
 
     def exists(self, names: list[str]) -> list[bool]: ...
     def read(self, name: str, most: int) -> bytes:
-        """At most so many bytes; empty where there is nothing."""
+        """Return at most so many bytes; empty where there is nothing, or nothing with bytes."""
 
     def write(self, name: str, data: bytes) -> None: ...
     def forget(self, folder: str) -> None:
@@ -73,6 +73,7 @@ class RemoteTier:
         except Exception as refused:  # noqa: BLE001 - a library's own
             self._refused(refused)
             return [False] * len(wanted)
+        self._answered()
         for (key, group, _), there in zip(wanted, found, strict=True):
             if there:
                 self._note(key, group)
@@ -83,6 +84,7 @@ class RemoteTier:
         if self.answers:
             try:
                 data = self._store.read(self._name(key, group, tenant), HEAD_BYTES + size + 1)
+                self._answered()
             except Exception as refused:  # noqa: BLE001
                 self._refused(refused)
         if len(data) != HEAD_BYTES + size:
@@ -107,6 +109,7 @@ class RemoteTier:
         except Exception as refused:  # noqa: BLE001
             self._refused(refused)
             return False
+        self._answered()
         self._note(key, group)
         return True
 
@@ -137,6 +140,10 @@ class RemoteTier:
         if len(known) > MOST_KNOWN:
             del known[next(iter(known))]
 
+    def _answered(self) -> None:
+        """Say it again when the store fails the next time."""
+        self._said = False
+
     def _refused(self, refused: Exception) -> None:
         self._refused_until = time.monotonic() + _TRY_AGAIN
         if not self._said:
@@ -154,6 +161,8 @@ class RedisStore:
     def __init__(self, url: str) -> None:
         with needing(f"{urlsplit(url).scheme}:// needs", "cache", param="context_cache_remote"):
             import redis
+
+        self._reply_error = redis.ResponseError
         self._redis: Any = redis.Redis.from_url(
             url, socket_timeout=SECONDS, socket_connect_timeout=SECONDS
         )
@@ -165,8 +174,13 @@ class RedisStore:
         return [bool(there) for there in pipeline.execute()]
 
     def read(self, name: str, most: int) -> bytes:
-        # A range, so that nobody's value is longer than the block.
-        return bytes(self._redis.getrange(name, 0, most - 1))
+        try:
+            # A range, so that nobody's value is longer than the block.
+            return bytes(self._redis.getrange(name, 0, most - 1))
+        except self._reply_error as fault:
+            if not str(fault).startswith("WRONGTYPE"):
+                raise
+            return b""  # A list, or another value that is no string: of this key alone.
 
     def write(self, name: str, data: bytes) -> None:
         self._redis.set(name, data)
@@ -208,7 +222,7 @@ class ObjectStore:
     def read(self, name: str, most: int) -> bytes:
         try:
             return bytes(self._files.cat_file(f"{self._root}/{name}", start=0, end=most))
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return b""
 
     def write(self, name: str, data: bytes) -> None:
