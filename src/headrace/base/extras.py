@@ -1,4 +1,4 @@
-"""Packages that an installation may lack, extras of this one: PyTorch (ADR 0074), the factory's.
+"""Packages that an installation may lack, extras of this one: PyTorch (ADR 0004), the factory's.
 
 Whoever computes on tensors imports it where it does so; a border above says who wanted it.
 """
