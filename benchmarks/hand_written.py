@@ -1,4 +1,4 @@
-"""What is written by hand against the libraries that could stand in its place (ADR 0262).
+"""What is written by hand against the libraries that could stand in its place (ADR 0073).
 
     python benchmarks/hand_written.py [--json FILE]
 

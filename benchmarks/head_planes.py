@@ -4,7 +4,7 @@ Run: `python benchmarks/head_planes.py [--rows 1 2 4 8] [--random] [--json FILE]
 
 The default model answers prompts. Each of its decoding steps is run several times in turns, with
 the head in panels of Q8_0 (`plain`), in two planes of which both are read (`planes`), and with
-bounds first (`bounds`, ADR 0077): as a greedy step, and with logits as a step that draws. `left`
+bounds first (`bounds`, ADR 0024): as a greedy step, and with logits as a step that draws. `left`
 are the panels that can hold the token of a row, `together` those of all rows of a step, which are
 read whole. With `--random` the prompts are no text, and the model knows less what to say.
 """

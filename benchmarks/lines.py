@@ -1,7 +1,7 @@
-"""Lines of Python and C++ of files, as ADR 0262 counts them: all, and without blank ones, comments
-and docstrings.
+"""Count lines of Python and C++ files: all, and without blank lines, comments and docstrings.
 
-Run: python benchmarks/lines.py [FILE[:NAME,NAME...] ...]; without files those of ADR 0262. NAME is
+Run: python benchmarks/lines.py [FILE[:NAME,NAME...] ...]; without files the parts written by hand
+(ADR 0073). NAME is
 a class or function of the module: only these are counted.
 """
 

@@ -35,7 +35,7 @@ FRAME = 20
 """Tokens that the model's chat template puts around a question."""
 ROUNDS = 8
 """Courses of the chances, of which the median counts."""
-PARTS = {"alone": 3, "eight, going on": 3, "eight, one wave, after ADR 0298": 1}
+PARTS = {"alone": 3, "eight, going on": 3, "eight, one wave, learnt prices": 1}
 """Measured with the prices of today → prompts for each that runs."""
 
 

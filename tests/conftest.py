@@ -25,7 +25,7 @@ from headrace.base.hardware import sum_in_one_order
 os.environ.setdefault("HEADRACE_CHECK", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Before PyTorch and NumPy are loaded: as many workers as cores, each with a team of OpenMP threads
-# that spin until the other's let go of a core, took seven times as long (ADR 0265).
+# that spin until the other's let go of a core, took seven times as long (ADR 0074).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if os.environ.get("TEXT_LIBRARY_UNDER_TEST"):  # test_native_sanitized: one of another build

@@ -1,4 +1,4 @@
-"""What every message to a user looks like: one clause, as ADR 0266 says.
+"""What every message to a user looks like: one clause, as ADR 0075 says.
 
 It stands behind `error: ` on the command line, as `message` in the body of an HTTP error, behind
 the class of an exception and in a line of the log, often with the name of a file or a field in

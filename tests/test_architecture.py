@@ -280,7 +280,7 @@ def unseen(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def test_no_task_and_no_thread_ends_unseen() -> None:
     """Every task is started by `obs.tasks.TaskWatch` and every thread by `obs.threads.ThreadWatch`,
-    which see its end; what a function starts for itself it awaits or joins (ADR 0175)."""
+    which see its end; what a function starts for itself it awaits or joins (ADR 0006)."""
     wrong = [
         f"{module}:{line} {what}"
         for module, tree in modules()

@@ -349,7 +349,7 @@ async def dear_bodies(place: Place) -> Row:
 
 
 FIXED = 32.0
-"""MiB that one request may take beside four times its body (ADR 0250)."""
+"""MiB that one request may take beside four times its body (ADR 0052)."""
 
 
 async def memory_of_a_body(place: Place) -> Row:

@@ -146,7 +146,7 @@ def test_greedy(served: Worker, reference: Worker) -> None:
 def test_perplexity(served: Worker, reference: Worker) -> None:
     """Over windows of different text it is that of the reference but for `BOUND`.
 
-    What differs is the rounding of activations to int8 in groups of 32 (ADR 0070), and KV in
+    What differs is the rounding of activations to int8 in groups of 32 (ADR 0021), and KV in
     bfloat16. A single window says little: any change of a sum's order moves it by 0.3 %.
     """
     tokenizer = load_tokenizer(open_model(DEFAULT_MODEL).tokenizer)
@@ -191,7 +191,7 @@ def test_perplexity_of_keys_and_values_in_codes(
     coded: str, bound: float, plain_means: torch.Tensor
 ) -> None:
     """It is that of fp32 KV but for the bound, and for three standard errors of the windows: with
-    the biases of Qwen2.5's keys in the codes it is 2.6 % above (ADR 0336)."""
+    the biases of Qwen2.5's keys in the codes it is 2.6 % above (ADR 0017)."""
     off = means(coded) - plain_means
     noise = float(off.std() / math.sqrt(len(off)))
     print(f"{100 * math.expm1(off.mean()):+.3f} %, standard error {100 * noise:.3f} %")

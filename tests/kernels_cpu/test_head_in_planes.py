@@ -54,7 +54,7 @@ def programs(
 
 def greedy(program: CpuProgram, batch: object) -> np.ndarray:
     """The tokens. Afterwards the head's lower bounds are those of the last step with bounds, NaN of
-    the threads that were not in it: on busy cores a part of the team is put aside (ADR 0253)."""
+    the threads that were not in it: on busy cores a part of the team is put aside (ADR 0023)."""
     lower = np.empty((0, 0)) if program._head is None else program._head.head.lower
     before = lower.copy()
     lower.fill(np.nan)

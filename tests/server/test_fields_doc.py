@@ -23,7 +23,7 @@ ROUTES: dict[str, dict[str, type[Body]]] = {
 HEAD = """# Fields that are hints, and fields that are refused
 
 Made from the schemas by `python tests/server/test_fields_doc.py`; a test holds it to them. The rule
-is ADR 0180: a hint that cannot be seen in the answer is accepted; what would change the answer and
+is ADR 0047: a hint that cannot be seen in the answer is accepted; what would change the answer and
 is not done here is an error that names it, except at the values that mean "off" (null always does).
 All other fields of a request are in `/openapi.json`; unknown ones are errors. Unknown keys inside
 messages, their parts, calls and tools are left out and counted

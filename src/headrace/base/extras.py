@@ -1,6 +1,6 @@
 """Packages that an installation may lack, extras of this one, and the command that installs them.
 
-A module that computes on tensors imports PyTorch where it does so (ADR 0074); a border above names
+A module that computes on tensors imports PyTorch where it does so (ADR 0004); a border above names
 what needed it. The command names packages of the index, never this one: it compiles nothing, and no
 other project can answer to it.
 """

@@ -143,7 +143,7 @@ def _stat(path: Path, key: str) -> int:
 def sum_in_one_order() -> None:
     """Ask MKL for sums that do not depend on a product's rows and threads, where it must be asked.
 
-    It must be before the first product of the process (ADR 0320).
+    It must be before the first product of the process (ADR 0018).
     """
     facts = cpu()
     if "Intel" in facts.name:

@@ -1,7 +1,7 @@
 """What requests held that has no effect, counted by where it stood, for the metrics.
 
 Nothing is left out in silence: what is not counted here is an error, or listed as inert in the
-API's document (ADR 0180).
+API's document (ADR 0047).
 """
 
 from __future__ import annotations

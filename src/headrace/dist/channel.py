@@ -7,7 +7,7 @@ end belongs to one thread.
 
 Plain sockets and no messaging library: a library with threads of its own wakes two of them for each
 message, and on a machine whose cores all decode, each wake-up is taken from the next step
-(docs/adr/0215).
+(docs/adr/0073).
 """
 
 from __future__ import annotations

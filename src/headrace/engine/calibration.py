@@ -1,6 +1,6 @@
 """A machine's ceilings at its first start, in about half a second, so that metrics mean something.
 
-ADR 0086. Rougher than `headrace roofline --calibrate`, which replaces it, and than `--measure`,
+ADR 0065. Rougher than `headrace roofline --calibrate`, which replaces it, and than `--measure`,
 which fits the efficiencies to real steps.
 """
 

@@ -56,7 +56,7 @@ LONGER = (1536, 2048, 3072, 4096)
 """More of them, where a layer of so many tokens takes longer to launch than to compute."""
 LAUNCHED = 7e10
 """Weights of a layer times tokens, at most, so that it does: 0.4 ms, which an H200's host took for
-a layer call by call, at 55 % of its bf16 rate (ADR 0394). 4,700 tokens of a 0.5B, 320 of an 8B."""
+a layer call by call, at 55 % of its bf16 rate (ADR 0030). 4,700 tokens of a 0.5B, 320 of an 8B."""
 MIXED_ENTRIES = 256
 VERIFIED = 128
 """Rows of logits that graphs have room for at least, where drafts are verified."""

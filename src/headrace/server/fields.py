@@ -1,6 +1,6 @@
 """What the bodies of requests have in common: strictness, sampling fields, inert fields.
 
-A field of a request is one of (ADR 0180): supported; *inert* (a hint that cannot be seen in the
+A field of a request is one of (ADR 0047): supported; *inert* (a hint that cannot be seen in the
 answer: accepted, and listed with the reason in docs/fields.md); *unsupported* (it would change the
 answer and is not done here: accepted only at the values that mean "off", else an error that names
 it); unknown (an error: it may be a misspelt one). Inside messages, their parts, calls and tools,

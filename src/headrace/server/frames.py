@@ -2,7 +2,7 @@
 
 A token of a stream would wake its exchange's task, which carries it through two iterators and the
 layers around the routes. On a machine whose cores all compute, all of that is taken from the next
-step, once for each stream (docs/adr/0225). What lies on the way changes no part of a body, so a
+step, once for each stream (docs/adr/0046). What lies on the way changes no part of a body, so a
 frame may go past it.
 """
 

@@ -3,7 +3,7 @@
 Whatever takes time by what a client sent (weighing and writing out its messages, tokenising,
 checking a grammar) runs here. A few threads do it, and owners take turns: a thousand long texts of
 one key delay another's by one. Work for large bodies is never in all threads at once, so what is
-small waits for nothing large, of whichever owner (ADR 0220). What nobody waits for any more is not
+small waits for nothing large, of whichever owner (ADR 0052). What nobody waits for any more is not
 begun.
 """
 

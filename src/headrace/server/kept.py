@@ -4,7 +4,7 @@ The parent computes nothing and takes no connection, so what kills the other (me
 library, an operator's `kill -9`) leaves it. Connections that come meanwhile wait in the port's
 queue, which is the parent's too. The child is a fork: at that moment there is one thread and no
 model, so it costs milliseconds and shares what was imported. When the first child serves, the
-parent imports what a server needs, so that the next one answers at once (ADR 0236).
+parent imports what a server needs, so that the next one answers at once (ADR 0048).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     role = "user"
     requests_per_minute = 60
 
-A key is 32 random bytes, so one round of SHA-256 is enough: there is nothing to guess (ADR 0063).
+A key is 32 random bytes, so one round of SHA-256 is enough: there is nothing to guess (ADR 0053).
 """
 
 from __future__ import annotations

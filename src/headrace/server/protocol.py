@@ -1,7 +1,7 @@
 """Connections that hold nothing for long: bounds on heads, on silence and on their number.
 
 uvicorn's protocol takes a head of any size, and waits for ever for a client that sends nothing,
-half a head, half a body, or does not read its answer (ADR 0130). This one ends each of these, and
+half a head, half a body, or does not read its answer (ADR 0051). This one ends each of these, and
 answers what is no HTTP in the shape of every other error. It keeps the body of a request that
 would like another protocol (`Upgrade: h2c`, Java's default client), and a few places for probes.
 """

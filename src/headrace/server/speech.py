@@ -25,7 +25,7 @@ class Speech:
     """Takes the special tokens out of others' texts."""
     counts_reasoning: bool = False
     """Are the marks one token each? Then reasoning can be limited to a number of tokens
-    (`engine.input`, ADR 0103)."""
+    (`engine.input`, ADR 0058)."""
 
     @classmethod
     def of(cls, engine: ServingEngine, template: str | None) -> Speech:

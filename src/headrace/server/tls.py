@@ -22,7 +22,7 @@ class _Newest(ssl.SSLContext):
     """The context that a listener holds for life: each connection is made by `current`.
 
     A context that serves cannot be changed safely: loading a certificate drops its key before
-    the new key is known to be good, and a CA that was loaded is trusted for ever (ADR 0170).
+    the new key is known to be good, and a CA that was loaded is trusted for ever (ADR 0053).
     """
 
     current: ssl.SSLContext

@@ -32,7 +32,7 @@ def literal(text: str, special: Mapping[str, int]) -> str:
 def json_value(schema: Mapping[str, Any], *, lenient: bool = False, compact: bool = False) -> str:
     """A JSON value of this schema. `lenient`: keywords that are not supported are read over.
     `compact`: without white space. That costs fewest tokens, but a model that would go on with a
-    token like `[` and a new line is left with `[]` (ADR 0181).
+    token like `[` and a new line is left with `[]` (ADR 0058).
     """
     guidance: dict[str, Any] = (
         {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}

@@ -13,7 +13,7 @@ process. Here every value that a template makes is weighed and every loop turn i
 - *output*: everything written, also inside macros, adds up to at most `MAX_WRITTEN`.
 
 That holds for what Python does between two steps, not for what C does in one of them. So a
-rendering is *small* or not (ADR 0173): a small one runs where it is asked for, within a time of
+rendering is *small* or not (ADR 0055): a small one runs where it is asked for, within a time of
 milliseconds, small values, and the operations whose cost grows with their values and no faster;
 at the first sign of anything else it raises `Elsewhere`, and the whole is done in a process that
 can be killed (`text.renderer`).

@@ -6,7 +6,7 @@ until no neighbours form a piece; a character that is no piece becomes its UTF-8
 
 Written here and not handed to `tokenizers`, which wants a ranked list of merges: for a vocabulary
 of 262,144 pieces there are half a million, and making and loading them takes two seconds at every
-start, against a tenth of a second for this. See `docs/adr/0020`.
+start, against a tenth of a second for this. See `docs/adr/0035`.
 """
 
 from __future__ import annotations

@@ -347,7 +347,7 @@ async def test_tokens_of_what_is_ended_are_charged(tmp_path: Path, how: str) -> 
             await asyncio.sleep(0.01)
         runner = app.state.batches
         if how == "shutdown":
-            # It will be done again, and is charged then (ADR 0132).
+            # It will be done again, and is charged then (ADR 0049).
             await runner.close()
             assert totals.completion_tokens == totals.requests == 0
         else:

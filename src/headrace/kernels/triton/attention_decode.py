@@ -18,8 +18,8 @@ else is in it (the deterministic mode has one kernel for all entries instead).
 Codes. An 8-bit cache halves the bytes, and then instructions bind: at 4.8 TB/s each of an H200's
 528 schedulers has 790 slots for 4 KiB. Widened to bf16 the loop took 1,068 and 128 conversions at
 an eighth of the rate; as fp16 (`quantise.from_codes`) it takes 360 (machine code of sm_90). Keys
-become fp16 behind the exchange of operands, so that only their codes pass through it (ADR 0321).
-What is left is waiting, for block numbers, scales and copies in turn (`docs/tried/gpu.md`).
+become fp16 behind the exchange of operands, so that only their codes pass through it (ADR 0031).
+What is left is waiting, for block numbers, scales and copies in turn (`docs/tried/kernels.md`).
 
 Latents. Of latent attention all H heads share one key of 64 + 512 numbers, whose latent is the
 value too: 1,152 bytes a token in bf16 and 2,176 · H operations, 30 operations a byte with the 16

@@ -29,7 +29,7 @@ def matrix_product(a, b, accumulator, interpreted: tl.constexpr):
 @triton.jit
 def few_product(a, b, accumulator, interpreted: tl.constexpr):
     """`matrix_product` of few rows of `a`: where they are fewer than the 16 of the instruction's
-    first side, they are its second, which has 8 (ADR 0380)."""
+    first side, they are its second, which has 8 (ADR 0031)."""
     if a.shape[0] < 16:
         turned = matrix_product(tl.trans(b), tl.trans(a), tl.trans(accumulator), interpreted)
         found = tl.trans(turned)

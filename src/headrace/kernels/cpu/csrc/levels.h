@@ -20,7 +20,7 @@ const Kernels* choose_kernels(const char* wish);
 
 // How this processor likes its weights fetched. `few`: one and two rows, which read at full speed, ask
 // for the lines, too. `near`: into L1, else into L2 (of dense weights, those of one and two rows
-// alone). Measured: ADRs 0382, 0409.
+// alone). Measured: docs/tried/kernels.md.
 struct Fetching {
   bool few, near;
 };

@@ -14,7 +14,7 @@
 //
 // The sense of the barrier is a phase number that only grows. Threads of the team are not pinned:
 // as many of them as there are cores in the affinity mask find their cores by themselves, and a
-// pinned one would wait behind a stranger's thread while another core idles (ADR 0071).
+// pinned one would wait behind a stranger's thread while another core idles (ADR 0023).
 //
 // After a fork the child has no threads but the caller's: the team notices by its process id and
 // starts new ones.
