@@ -1,13 +1,15 @@
 """How far the CPU kernels are from a model's file: log-probabilities beside the reference's.
 
-    python benchmarks/kernel_distance.py [--json FILE] [--models NAME ...] [--peer PYTHON]
+    python benchmarks/kernel_distance.py [--json FILE] [--table FILE] [--models NAME ...]
+        [--peer PYTHON]
 
 The reference has the file's weights exactly, activations and KV in float32. The text is prose: of
 four chapters of Python's language reference (`pydoc_data.topics`) the first `--tokens` ids each.
 Of every token but a text's first counts |log p − the reference's log p|, in nat: mean, p99 and the
 largest; then how far the mean of −log p is off, in per cent, and how many greedy choices differ.
 Each type of KV at the best level, each level with the default's KV, and llama.cpp on the same file
-(`--peer`: the Python of an environment with cyllama).
+(`--peer`: the Python of an environment with cyllama). `--table` writes the result between the marks
+of a page.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ TOPICS = ("objects", "naming", "import", "customization")
 TOKENS, BLOCK = 400, 16
 KV = ("float32", "float16", "bfloat16", "int8", "k8v4")
 DEFAULT_KV = "bfloat16"
+BEGIN, END = "<!-- kernel_distance -->", "<!-- /kernel_distance -->"
 PEER = Path(__file__).parent / "peers" / "llama_cpp_logits.py"
 
 Floats = npt.NDArray[np.float64]
@@ -151,9 +154,28 @@ def distances(model: str, tokens: int, peer: str | None) -> dict[str, Any]:
     }
 
 
+def as_table(found: dict[str, dict[str, Any]]) -> str:
+    """Levels that give what the best one gives are one row with it."""
+    lines = ["| | mean | p99 | largest | NLL | greedy choices |", "|---|--:|--:|--:|--:|--:|"]
+    for model, one in found.items():
+        lines.append(f"| **{model}**, NLL {one['nll']:.3f} | | | | | of {one['tokens']:,} |")
+        rows: dict[str, dict[str, float]] = one["distances"]
+        served = rows[f"KV {DEFAULT_KV}"]
+        for name, row in rows.items():
+            if name.startswith("level") and row == served:
+                continue
+            lines.append(
+                f"| {name.replace(DEFAULT_KV, f'{DEFAULT_KV} (default)')} | {row['mean']:.4f} "
+                f"| {row['p99']:.2f} | {row['largest']:.2f} | {row['nll, %']:+.2f} % "
+                f"| {row['greedy']} |"
+            )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--peer", metavar="PYTHON")
@@ -161,6 +183,10 @@ def main() -> None:
     found = {model: distances(model, options.tokens, options.peer) for model in options.models}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
+    if options.table:
+        head, _, rest = options.table.read_text().partition(BEGIN)
+        _, _, tail = rest.partition(END)
+        options.table.write_text(f"{head}{BEGIN}\n\n{as_table(found)}\n\n{END}{tail}")
 
 
 if __name__ == "__main__":

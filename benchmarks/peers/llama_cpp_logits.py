@@ -10,10 +10,19 @@ import sys
 import numpy as np
 from cyllama.llama import llama_cpp
 
+
+class Model(llama_cpp.LlamaModel):
+    """With what cyllama 0.2.18 asks of it in `get_logits_ith`."""
+
+    @property
+    def n_vocab(self) -> int:
+        return self.get_vocab().n_vocab
+
+
 llama_cpp.disable_logging()
 llama_cpp.ggml_backend_load_all()
 texts = json.load(sys.stdin)
-model = llama_cpp.LlamaModel(sys.argv[1], llama_cpp.LlamaModelParams())
+model = Model(sys.argv[1], llama_cpp.LlamaModelParams())
 params = llama_cpp.LlamaContextParams()
 params.n_ctx = params.n_batch = params.n_ubatch = max(map(len, texts))
 params.n_threads = params.n_threads_batch = 1  # Two spin against each other where cores are shared.
