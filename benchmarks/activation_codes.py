@@ -22,8 +22,8 @@ from kernel_distance import Said, distance, said_by, started, texts
 from headrace.base.config import DEFAULT_MODEL
 from headrace.kernels import reference
 
-Codes = Callable[[torch.Tensor], torch.Tensor]
-"""The numbers that codes of these stand for."""
+Codes = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""The numbers that codes of these stand for; given what size each channel has in another text."""
 KINDS = ("q, k, v", "output", "gate and up", "down", "head")
 NORMED = ("q, k, v", "gate and up", "head")
 """Products of what a norm gives: its channels differ, whatever the token."""
@@ -31,28 +31,41 @@ SMALLER = 20.0
 """Per cent that groups of 16 add to a unit: a conversion and a multiplication more to ten."""
 
 
-def eight(x: torch.Tensor, group: int = 32) -> torch.Tensor:
+def eight(x: torch.Tensor, sizes: torch.Tensor, group: int = 32) -> torch.Tensor:
     """Codes of eight bits, a scale for each `group`: with 32 what the kernels have."""
     groups = x.unflatten(-1, (-1, group))
     scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
     return ((groups / scale).round() * scale).flatten(-2)
 
 
-def eight_of_sixteen(x: torch.Tensor) -> torch.Tensor:
-    return eight(x, 16)
+def eight_of_sixteen(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    return eight(x, sizes, 16)
 
 
-def sixteen(x: torch.Tensor) -> torch.Tensor:
+def sixteen(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """Codes of eight bits, and what they leave out in such codes again."""
-    high = eight(x)
-    return high + eight(x - high)
+    high = eight(x, sizes)
+    return high + eight(x - high, sizes)
 
 
-def even(x: torch.Tensor) -> torch.Tensor:
-    """The error of eight bits where no number of a group stands out: of 32 normal ones the largest
-    is 2.1. What leaving out, scaling or turning channels can reach at best."""
+def shifted(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Codes of eight bits of channels that stand out in their groups divided by up to 8: a weight's
+    code of four bits leaves room for a multiplication by as much."""
+    groups = sizes.unflatten(-1, (-1, 32))
+    apart = groups / (1.5 * groups.median(-1, keepdim=True).values)
+    by = apart.clamp(min=1).log2().ceil().clamp(max=3).exp2().flatten()
+    return eight(x / by, sizes) * by
+
+
+LARGEST = 2.39
+"""Root mean square of the largest of 32 normal numbers."""
+
+
+def even(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """The error of eight bits as if no number of a group stood out: what splitting, scaling or
+    turning channels can reach at best."""
     groups = x.unflatten(-1, (-1, 32))
-    size = groups.square().mean(-1, keepdim=True).sqrt() * (2.1 / 127 / 12**0.5)
+    size = groups.square().mean(-1, keepdim=True).sqrt() * (LARGEST / 127 / 12**0.5)
     return (groups + torch.randn_like(groups) * size).flatten(-2)
 
 
@@ -63,6 +76,7 @@ class Products:
         self._layers, self._plain = layers, reference.product
         self._places: dict[int, int] = {}
         self.operations = dict.fromkeys(KINDS, 0)
+        self.sizes: dict[int, torch.Tensor] = {}
         self.codes: dict[str, Codes] = {}
 
     def __call__(self, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
@@ -71,7 +85,9 @@ class Products:
         kind = KINDS[place % 4] if place < 4 * self._layers else "head"
         if not self.codes:
             self.operations[kind] += x.shape[0] * matrix.numel()
-        return self._plain(self.codes[kind](x) if kind in self.codes else x, matrix)
+            self.sizes[place] = x.square().mean(0).sqrt()
+            return self._plain(x, matrix)
+        return self._plain(self.codes[kind](x, self.sizes[place]), matrix)
 
 
 def choices() -> Iterator[tuple[str, dict[str, Codes], dict[str, float]]]:
@@ -79,7 +95,8 @@ def choices() -> Iterator[tuple[str, dict[str, Codes], dict[str, float]]]:
     served: dict[str, Codes] = dict.fromkeys(KINDS, eight)
     yield "8 bits in groups of 32 (served)", served, {}
     yield "groups of 16", dict.fromkeys(KINDS, eight_of_sixteen), dict.fromkeys(KINDS, SMALLER)
-    yield "no number stands out in its group", dict.fromkeys(KINDS, even), {}
+    yield "channels that stand out shifted", dict.fromkeys(KINDS, shifted), {}
+    yield "as if no number stood out in its group", dict.fromkeys(KINDS, even), {}
     for kinds in (("head",), ("down",), NORMED, (*NORMED, "down"), KINDS):
         more = dict.fromkeys(kinds, 100.0)
         yield f"16 bits: {'; '.join(kinds)}", served | dict.fromkeys(kinds, sixteen), more
@@ -87,11 +104,12 @@ def choices() -> Iterator[tuple[str, dict[str, Codes], dict[str, float]]]:
 
 def tried(model: str, tokens: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    given = texts(model, tokens)[:2]
+    *given, _, other = texts(model, tokens)
     worker = started(model, "ref", "float32", tokens)
     products = Products(worker.arch.layers)
     reference.product = products
     wanted: Said = said_by(worker, given)
+    said_by(worker, [other])
     operations = products.operations
     found = {}
     for name, codes, more in choices():
