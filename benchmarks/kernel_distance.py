@@ -54,7 +54,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Said(NamedTuple):
-    """Of each token of the texts but their first."""
+    """Answers of one engine for each token of the texts but their first."""
 
     chosen: Floats
     """Its log-probability."""
