@@ -83,9 +83,9 @@ def test_smollm2_equals_the_tokenizers_library() -> None:
     )
     smollm2 = load_tokenizer(metadata)
     for text in [*TEXTS, *(f"<|im_start|>user\n{text}<|im_end|>\n" for text in PLAIN)]:
-        assert smollm2.encode(text) == reference.encode(text, add_special_tokens=False).ids, text[
-            :80
-        ]
+        found = smollm2.encode(text)
+        assert found == reference.encode(text, add_special_tokens=False).ids, text[:80]
+        assert smollm2.decode(found, skip_special=False) == text
 
 
 def test_qwen_template(qwen_files: ModelFiles, qwen: Tokenizer) -> None:
