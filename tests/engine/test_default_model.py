@@ -1,4 +1,4 @@
-"""The default model through both faces, end to end."""
+"""The default model, and a small one of another family, through both faces, end to end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headrace.worker.draft_model import DraftModel
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
+MODELS = (DEFAULT_MODEL, "smollm2-135m")
 OPTIONS: dict[str, Any] = {
-    "model": DEFAULT_MODEL,
     "device": "cpu",
     "kv_memory": "256MiB",
     "max_context": 2048,
@@ -35,9 +35,14 @@ CHATS = [
 ]
 
 
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(**OPTIONS) as opened:
+def llm(model: str) -> Iterator[LLM]:
+    with LLM(model, **OPTIONS) as opened:
         yield opened
 
 
@@ -45,6 +50,7 @@ def greedy(tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=tokens)
 
 
+@pytest.mark.parametrize("model", [DEFAULT_MODEL], indirect=True)
 def test_answers_that_a_person_would_accept(llm: LLM) -> None:
     outputs = llm.chat(CHATS, greedy(80))
     texts = [output.outputs[0].text for output in outputs]
@@ -59,14 +65,14 @@ def test_answers_that_a_person_would_accept(llm: LLM) -> None:
     assert outputs[0].outputs[0].stop_reason is None
 
 
-def test_the_same_alone_and_among_others_in_both_faces(llm: LLM) -> None:
+def test_the_same_alone_and_among_others_in_both_faces(model: str, llm: LLM) -> None:
     alone = [llm.chat(chat, greedy(40))[0].outputs[0].token_ids for chat in CHATS]
     among = llm.chat([*CHATS, *CHATS, *CHATS], greedy(40))
     for place, output in enumerate(among):
         assert output.outputs[0].token_ids == alone[place % len(CHATS)]
 
     async def run() -> list[list[int]]:
-        async with await AsyncEngine.start(**OPTIONS) as engine:
+        async with await AsyncEngine.start(model=model, **OPTIONS) as engine:
             assert engine.template is not None
             prompts = [engine.tokenizer.encode(engine.template.render(chat)) for chat in CHATS]
             answers = await asyncio.gather(*(engine.generate(p, greedy(40)) for p in prompts))
@@ -77,7 +83,9 @@ def test_the_same_alone_and_among_others_in_both_faces(llm: LLM) -> None:
     assert asyncio.run(run()) == alone
 
 
-def test_its_own_draft_model_is_always_right(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_own_draft_model_is_always_right(
+    model: str, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Greedy and drawn; at real prices nothing would be drafted."""
 
     class Free(StepPrices):
@@ -92,7 +100,7 @@ def test_its_own_draft_model_is_always_right(llm: LLM, monkeypatch: pytest.Monke
         SamplingParams(temperature=0.8, seed=5, top_p=0.9, max_tokens=48, n=2),
     ]
     wanted = [llm.chat(CHATS, one) for one in samplings]
-    with LLM(**OPTIONS, speculate="draft", draft_model=DEFAULT_MODEL) as drafting:
+    with LLM(model, **OPTIONS, speculate="draft", draft_model=model) as drafting:
         for one, plain in zip(samplings, wanted, strict=True):
             found = drafting.chat(CHATS, one)
             assert [each.outputs for each in found] == [each.outputs for each in plain]

@@ -252,8 +252,9 @@ def test_minilm_is_its_reference() -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_the_default_model_embeds() -> None:
-    with LLM(max_sequences=4, max_context=512) as llm:
+@pytest.mark.parametrize("model", ["qwen2.5-coder-0.5b", "smollm2-135m"])
+def test_a_model_that_writes_embeds(model: str) -> None:
+    with LLM(model, max_sequences=4, max_context=512) as llm:
         same, other = llm.score(
             "def add(a, b): return a + b",
             ["def plus(x, y): return x + y", "The weather in Lisbon was warm."],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.config import DEFAULT_MODEL
 from headrace.base.errors import PackageAbsent
 from headrace.kernels.cpu.library import LibraryAbsent, load
 from tiny import encoder
@@ -25,7 +26,6 @@ import sys
 from pathlib import Path
 sys.modules["torch"] = None  # From here on its import fails, as if it were not installed.
 from headrace import LLM, SamplingParams
-from headrace.base.config import DEFAULT_MODEL
 from headrace.base.request import Request
 from headrace.base.spec import RequestSpec
 from headrace.text.grammar import from_choice
@@ -33,7 +33,8 @@ from headrace.text.grammar import from_choice
 everything = dict(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2,
                   presence_penalty=0.3, frequency_penalty=0.3, logit_bias={7: 2.0}, min_tokens=4,
                   logprobs=3, prompt_logprobs=2, seed=1)
-with LLM(DEFAULT_MODEL, max_context=512, max_sequences=4) as llm:
+model, hidden = sys.argv[1:]
+with LLM(model, max_context=512, max_sequences=4) as llm:
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     prompts = ["def fibonacci(n):", "The capital of France is", "1, 2, 3,"]
     alone = [llm.generate([prompt], greedy)[0].outputs[0].token_ids for prompt in prompts]
@@ -47,7 +48,7 @@ with LLM(DEFAULT_MODEL, max_context=512, max_sequences=4) as llm:
     long = llm.generate([{"prompt_token_ids": list(range(100, 400))}], greedy)[0]
     assert len(long.outputs[0].token_ids) == 24
     vector, = llm.embed(["a sentence"])
-    assert len(vector.vector) == 896
+    assert len(vector.vector) == int(hidden)
 
     core = llm._built.core
     form = from_choice(["yes", "no"], "choice")
@@ -66,8 +67,10 @@ assert sys.modules["torch"] is None
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_everything_but_adapters() -> None:
-    done = subprocess.run([sys.executable, "-c", SERVE], capture_output=True, text=True)
+@pytest.mark.parametrize(("model", "hidden"), [(DEFAULT_MODEL, 896), ("smollm2-135m", 576)])
+def test_everything_but_adapters(model: str, hidden: int) -> None:
+    command = [sys.executable, "-c", SERVE, model, str(hidden)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

@@ -1,4 +1,5 @@
-"""The default model on the CPU kernels against the reference on dequantised weights."""
+"""The default model, and a small one of another family, on the CPU kernels against the reference on
+dequantised weights."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ BOUND = 0.003
 error of 0.051 % over the windows, and three of these more."""
 
 
-def start(kernels: str, panels: Path | None = None, kv_dtype: str = "auto") -> Worker:
-    files = open_model(DEFAULT_MODEL)
+def start(model: str, kernels: str, panels: Path | None = None, kv_dtype: str = "auto") -> Worker:
+    files = open_model(model)
     options = WorkerOptions(
         kernels=kernels, rows=1, step_tokens=ROOM, max_context=ROOM, kv_dtype=kv_dtype
     )
@@ -113,25 +114,30 @@ def surprises(worker: Worker, tokens: list[int]) -> torch.Tensor:
     return logits.logsumexp(-1).double() - chosen.double()
 
 
+@pytest.fixture(scope="module", params=[DEFAULT_MODEL, "smollm2-135m"])
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def served() -> Iterator[Worker]:
-    worker = start("cpu")
+def served(model: str) -> Iterator[Worker]:
+    worker = start(model, "cpu")
     yield worker
     worker.close()
 
 
 @pytest.fixture(scope="module")
-def reference() -> Iterator[Worker]:
-    worker = start("ref")
+def reference(model: str) -> Iterator[Worker]:
+    worker = start(model, "ref")
     yield worker
     worker.close()
 
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_greedy(served: Worker, reference: Worker) -> None:
+def test_greedy(model: str, served: Worker, reference: Worker) -> None:
     """64 greedy tokens are those of the reference."""
-    prompt = load_tokenizer(open_model(DEFAULT_MODEL).tokenizer).encode(PROMPT)
+    prompt = load_tokenizer(open_model(model).tokenizer).encode(PROMPT)
     tokens = greedy(served, prompt, 64)
     ours = all_logits(served, tokens)
     # A decoded row has the bits of the prefilled one.
@@ -143,6 +149,7 @@ def test_greedy(served: Worker, reference: Worker) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # 150 s of processor time, most of it the reference's.
+@pytest.mark.parametrize("model", [DEFAULT_MODEL], indirect=True)
 def test_perplexity(served: Worker, reference: Worker) -> None:
     """Over windows of different text it is that of the reference but for `BOUND`.
 
@@ -169,30 +176,31 @@ def test_perplexity(served: Worker, reference: Worker) -> None:
     assert abs(math.expm1(moved)) < BOUND
 
 
-def means(kv_dtype: str) -> torch.Tensor:
+def means(model: str, kv_dtype: str) -> torch.Tensor:
     """The mean surprise of each window, with keys and values of this type."""
-    tokenizer = load_tokenizer(open_model(DEFAULT_MODEL).tokenizer)
+    tokenizer = load_tokenizer(open_model(model).tokenizer)
     texts = [window(kind, module) for kind, modules in WINDOWS.items() for module in modules]
-    worker = start("cpu", kv_dtype=kv_dtype)
+    worker = start(model, "cpu", kv_dtype=kv_dtype)
     windows = [surprises(worker, tokenizer.encode(text)[:ROOM]) for text in texts]
     worker.close()
     return torch.stack(windows).mean(1)
 
 
 @pytest.fixture(scope="module")
-def plain_means() -> torch.Tensor:
-    return means("float32")
+def plain_means(model: str) -> torch.Tensor:
+    return means(model, "float32")
 
 
 @pytest.mark.model
 @pytest.mark.slow
+@pytest.mark.parametrize("model", [DEFAULT_MODEL], indirect=True)
 @pytest.mark.parametrize(("coded", "bound"), [("int8", BOUND), ("k8v4", 0.01)])
 def test_perplexity_of_keys_and_values_in_codes(
-    coded: str, bound: float, plain_means: torch.Tensor
+    model: str, coded: str, bound: float, plain_means: torch.Tensor
 ) -> None:
     """It is that of fp32 KV but for the bound, and for three standard errors of the windows: with
     the biases of Qwen2.5's keys in the codes it is 2.6 % above (ADR 0017)."""
-    off = means(coded) - plain_means
+    off = means(model, coded) - plain_means
     noise = float(off.std() / math.sqrt(len(off)))
     print(f"{100 * math.expm1(off.mean()):+.3f} %, standard error {100 * noise:.3f} %")
     assert math.expm1(off.mean()) < bound + 3 * noise
@@ -201,20 +209,18 @@ def test_perplexity_of_keys_and_values_in_codes(
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_kept_weights_give_the_same_tokens(tmp_path: Path) -> None:
+def test_kept_weights_give_the_same_tokens(model: str, tmp_path: Path) -> None:
     """64 greedy tokens and every logit: packed at the start, written, and mapped."""
     tokens: list[int] = []
     logits = torch.empty(0)
     for panels, where in ((None, ""), (tmp_path, "packed"), (tmp_path, "kept")):
-        worker = start("cpu", panels)
+        worker = start(model, "cpu", panels)
         decisions = {each.name: each for each in worker.facts.kernels}
         assert ("panels" in decisions) == (panels is not None)
         if panels is not None:
             assert decisions["panels"].value in ("mapped", "copied")
         if not tokens:
-            tokens = greedy(
-                worker, load_tokenizer(open_model(DEFAULT_MODEL).tokenizer).encode(PROMPT), 64
-            )
+            tokens = greedy(worker, load_tokenizer(open_model(model).tokenizer).encode(PROMPT), 64)
             logits = all_logits(worker, tokens)
         else:
             assert greedy(worker, tokens[:-64], 64) == tokens, where

@@ -22,7 +22,7 @@ from lowered import lines, summary
 from headrace.base.config import DEFAULT_MODEL
 
 FROZEN = Path(__file__).with_name("frozen_records.json")
-WHOLE = {"default": DEFAULT_MODEL, "gemma": "gemma-3-270m"}
+WHOLE = {"default": DEFAULT_MODEL, "smollm2": "smollm2-135m", "gemma": "gemma-3-270m"}
 
 
 def frozen() -> dict[str, Any]:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.model
             {"Q5_0", "Q8_0", "Q6_K", "Q4_K"},
             ("<|im_end|>", "<|endoftext|>"),
         ),
+        ("smollm2-135m", "llama", {"Q4_1", "Q8_0"}, ("<|im_end|>", "<|endoftext|>")),
         ("gemma-3-270m", "gemma3", {"Q5_0", "Q8_0", "Q6_K", "Q4_K"}, ("<eos>", "<end_of_turn>")),
     ],
 )
@@ -37,7 +38,7 @@ def test_a_catalog_model(name: str, family: str, kinds: set[str], ends: tuple[st
     tokens = files.tokenizer["tokenizer.ggml.tokens"]
     assert len(tokens) == files.arch.vocab_size
     assert tuple(tokens[i] for i in files.eos_ids) == ends
-    assert (files.chat_template is not None) == (family == "qwen2")
+    assert (files.chat_template is None) == (family == "gemma3")
     weights = dict(load_weights(files))
     assert set(weights) == set(describe(files.arch).tensors())
     seen: set[str] = set()

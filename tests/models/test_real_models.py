@@ -68,6 +68,11 @@ def gemma_config(arch: ModelArch) -> transformers.Gemma3TextConfig:
     )
 
 
+def llama_config(arch: ModelArch) -> transformers.LlamaConfig:
+    rope = {"rope_type": "default", "rope_theta": arch.rope.theta}
+    return transformers.LlamaConfig(**common(arch), rope_parameters=rope)
+
+
 def qwen_config(arch: ModelArch) -> transformers.Qwen2Config:
     rope = {"rope_type": "default", "rope_theta": arch.rope.theta}
     return transformers.Qwen2Config(**common(arch), rope_parameters=rope)
@@ -92,7 +97,11 @@ def common(arch: ModelArch) -> dict:
 
 @pytest.fixture(
     scope="module",
-    params=[("qwen2.5-coder-0.5b", qwen_config), ("gemma-3-270m", gemma_config)],
+    params=[
+        ("qwen2.5-coder-0.5b", qwen_config),
+        ("smollm2-135m", llama_config),
+        ("gemma-3-270m", gemma_config),
+    ],
     ids=lambda param: param[0],
 )
 def real(request):

