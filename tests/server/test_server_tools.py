@@ -119,6 +119,45 @@ async def test_one_call_alone_where_no_more_are_wanted() -> None:
     assert json.loads(text) == {"city": "Bern", "days": 2}
 
 
+BROKEN = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 2'
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "arguments", "content"),
+    [
+        (BROKEN, "tool_calls", {"city": "Bern", "days": 2}, None),
+        (BROKEN + ",}}\n</tool_call>", "tool_calls", {"city": "Bern", "days": 2}, None),
+        (BROKEN + " oops}}\n</tool_call>", "tool_calls", {"city": "Bern", "days": 2}, None),
+        (BROKEN[:-23], "stop", None, BROKEN[:-23]),
+    ],
+)
+async def test_arguments_are_json_or_the_call_is_content(
+    answer: str, reason: str, arguments: dict[str, Any] | None, content: str | None
+) -> None:
+    choice = (await ask(answer, tools=TOOLS)).json()["choices"][0]
+    chunks = events(await ask(answer, tools=TOOLS, stream=True))
+    assert [choice["finish_reason"], chunks[-1]["choices"][0]["finish_reason"]] == [reason] * 2
+    for message in (choice["message"], assembled(chunks)):
+        calls = [json.loads(c["function"]["arguments"]) for c in message.get("tool_calls", ())]
+        assert calls == ([] if arguments is None else [arguments])
+        assert (message["content"] or None) == content
+
+
+@pytest.mark.parametrize("extra", [{}, {"logprobs": True}, {"n": 2}])
+@pytest.mark.parametrize("most", [3, 70, 110, 400])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+async def test_the_chunk_with_the_end_has_nothing_else(
+    tools: Any, most: int, extra: dict[str, Any]
+) -> None:
+    """What is flushed with the end comes in a chunk before, in text as in calls."""
+    for answer in (ANSWER, "Hello", BROKEN):
+        asked = {"tools": tools, "max_tokens": most, "stream": True} | extra
+        chunks = events(await ask(answer, **asked))
+        last = [one["choices"][0] for one in chunks if one["choices"][0]["finish_reason"]]
+        assert len(last) == extra.get("n", 1)
+        assert [one["delta"] for one in last] == [{}] * len(last)
+
+
 async def test_a_call_that_is_cut_says_length() -> None:
     choice = (await ask(ANSWER, tools=TOOLS, max_tokens=110)).json()["choices"][0]
     assert choice["finish_reason"] == "length"

@@ -473,6 +473,25 @@ def test_strict_schema_that_cannot_be_held_is_refused() -> None:
     assert tool_grammar(DIALECTS["hermes"], [Tool("f", schema)], ToolChoice("required"))
 
 
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "given", [{}, {"parameters": None}, {"parameters": {}}, {"parameters": {"type": "object"}}]
+)
+def test_a_tool_without_parameters_takes_none(
+    given: dict[str, Any], strict: bool, name: str, admits: Admits, byte_level: Tokenizer
+) -> None:
+    """As OpenAI's interface says; one with an open schema takes any."""
+    function = {"name": "now", "strict": strict, **given}
+    tools = read_tools([{"type": "function", "function": function}])
+    dialect = DIALECTS[name]
+    for choice in (ToolChoice("required"), ToolChoice("named", "now")):
+        source = tool_grammar(dialect, tools, choice, special=byte_level.special_tokens)
+        assert admits(source, dialect.format.write([("now", "{}")]))
+        some = dialect.format.write([("now", '{"a": "b"}')])
+        assert admits(source, some) == bool(given.get("parameters"))
+
+
 def test_reading_tools_and_choice() -> None:
     raw = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}]
     tools = read_tools(raw)
