@@ -34,13 +34,13 @@ def body(**more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400} | more
 
 
-async def ask(answer: str, **more: Any) -> httpx.Response:
+async def ask(answer: str, *, path: str = CHAT, **more: Any) -> httpx.Response:
     engine = FakeEngine(answer=answer, template=TEMPLATE)
     engine.once = True
     app = create_app(engine)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        return await client.post(CHAT, json=body(**more))
+        return await client.post(path, json=body(**more) if path == CHAT else more)
 
 
 def assembled(chunks: list[Any]) -> dict[str, Any]:
@@ -141,6 +141,50 @@ async def test_arguments_are_json_or_the_call_is_content(
         calls = [json.loads(c["function"]["arguments"]) for c in message.get("tool_calls", ())]
         assert calls == ([] if arguments is None else [arguments])
         assert (message["content"] or None) == content
+
+
+async def test_a_call_that_breaks_off_in_every_interface() -> None:
+    """The same arguments, whole and streamed, and the end of a turn that calls."""
+    expected = {"city": "Bern", "days": 2}
+    function = TOOLS[0]["function"]
+    anthropic = {
+        "path": "/v1/messages",
+        "max_tokens": 400,
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"name": "weather", "input_schema": function["parameters"]}],
+    }
+    reply = (await ask(BROKEN, **anthropic)).json()
+    assert [block["input"] for block in reply["content"]] == [expected]
+    assert reply["stop_reason"] == "tool_use"
+    told = (await ask(BROKEN, **anthropic, stream=True)).text
+    parts = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: ")]
+    deltas = [part["delta"].get("partial_json", "") for part in parts if "delta" in part]
+    assert json.loads("".join(deltas)) == expected
+
+    responses = {
+        "path": "/v1/responses",
+        "input": "hi",
+        "tools": [{"type": "function", **function}],
+    }
+    reply = (await ask(BROKEN, **responses)).json()
+    assert [json.loads(item["arguments"]) for item in reply["output"]] == [expected]
+    assert [item["status"] for item in reply["output"]] == ["completed"]
+    assert reply["status"] == "completed"
+    told = (await ask(BROKEN, **responses, stream=True)).text
+    parts = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
+    deltas = [p["delta"] for p in parts if p["type"] == "response.function_call_arguments.delta"]
+    assert json.loads("".join(deltas)) == expected
+
+    ollama = {
+        "path": "/api/chat",
+        "model": "fake",
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": TOOLS,
+    }
+    for stream in (False, True):
+        lines = (await ask(BROKEN, **ollama, stream=stream)).text.splitlines()
+        found = [json.loads(line)["message"].get("tool_calls", ()) for line in lines]
+        assert [c["function"]["arguments"] for calls in found for c in calls] == [expected]
 
 
 @pytest.mark.parametrize("extra", [{}, {"logprobs": True}, {"n": 2}])
