@@ -570,7 +570,7 @@ def test_strict_schema_that_cannot_be_held_is_refused() -> None:
 def test_a_tool_without_parameters_takes_none(
     given: dict[str, Any], strict: bool, name: str, admits: Admits, byte_level: Tokenizer
 ) -> None:
-    """As OpenAI's interface says; one with an open schema takes any."""
+    """OpenAI's interface says so; a tool with an open schema takes any."""
     function = {"name": "now", "strict": strict, **given}
     tools = read_tools([{"type": "function", "function": function}])
     dialect = DIALECTS[name]

@@ -222,7 +222,7 @@ def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, st
     packed = (yield from read_text()).strip() or "{}"
     try:
         value = json.loads(packed, parse_constant=refuse_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # Half characters are none.
+        json.dumps(value, ensure_ascii=False).encode()  # An escaped half of a character fails.
     except (ValueError, RecursionError):
         raise Malformed("arguments that are no JSON") from None
     if not isinstance(value, dict):

@@ -76,7 +76,8 @@ def as_json(text: str, *, literals: bool = False) -> str:
     body = PYTHON.get(body, body)
     try:
         value = json.loads(body, parse_constant=refuse_constant)
-    except (ValueError, RecursionError):
+        dumped(value)
+    except (ValueError, RecursionError, Malformed):
         if literals:
             try:
                 return dumped(literal_value(parsed(body)))
@@ -124,7 +125,7 @@ def dumped(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Malformed("a value that JSON does not have") from None
     return text
 
