@@ -85,5 +85,5 @@ class Automaton:
 
 @lru_cache(256)
 def automaton_of(patterns: tuple[str, ...]) -> Automaton:
-    """The automaton of these patterns, one for all who ask."""
+    """Return the automaton of these patterns, shared by all callers."""
     return Automaton(patterns)

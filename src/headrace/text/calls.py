@@ -85,7 +85,7 @@ class Calls:
         self.committed = True
 
     def settle(self) -> None:
-        """Take what was read up to here for part of the calls that have ended."""
+        """Count the text read up to here to the calls that have ended."""
         self.committed = True
 
     def end(self, *, complete: bool = True) -> None:
@@ -109,7 +109,7 @@ class Calls:
 
 
 def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generator[None, str, None]:
-    """A call as an object, after its opening brace: `{"name": …, "arguments": {…}}`.
+    """Read a call as an object, after its opening brace: `{"name": …, "arguments": {…}}`.
 
     Keys in any order; others (`id`, `type`) are read over. Arguments stream as soon as the name is
     known. Arguments given as a string of JSON are unpacked. `certain`: the dialect's markers say
@@ -202,7 +202,7 @@ def read_list(calls: Calls, *, certain: bool) -> Generator[None, str, None]:
 
 
 def read_named(calls: Calls, name: str, call_id: str | None = None) -> Generator[None, str, None]:
-    """The arguments of a call whose name came before them."""
+    """Read the arguments of a call whose name came before them."""
     calls.begin()
     char = yield from skip_space()
     if char != "{":
@@ -213,7 +213,7 @@ def read_named(calls: Calls, name: str, call_id: str | None = None) -> Generator
 
 
 def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, str, None]:
-    """An object, or one packed in a string, which then comes to the sink as a whole."""
+    """Read an object, or one packed in a string, which then comes to the sink as a whole."""
     if char == "{":
         yield from read_object(char, Writer(sink))
         return
@@ -231,7 +231,7 @@ def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, st
 
 
 def read_text() -> Generator[None, str, str]:
-    """A string's value, after its opening quote."""
+    """Read a string, after its opening quote; return its value."""
     parts: list[str] = []
     yield from read_string(parts.append)
     return str(json.loads(f'"{"".join(parts)}"'))
@@ -262,9 +262,11 @@ def read_either(one: str, other: str, char: str) -> Generator[None, str, bool]:
 def read_to(
     stops: tuple[str, ...], sink: Callable[[str], None], char: str | None = None
 ) -> Generator[None, str, str]:
-    """A text of any length to the first of `stops`, which is read and returned; the text goes to
-    the sink while it comes, but for what may be the beginning of a stop. `char`: its first
-    character where that was read already."""
+    """Read a text of any length to the first of `stops`; return that stop.
+
+    The text goes to the sink while it comes, but for a possible beginning of a stop. `char`: its
+    first character where that was read already.
+    """
     automaton, state, held = automaton_of(stops), 0, ""
     while True:
         if char is None:

@@ -19,7 +19,7 @@ from .reasoning import ReasoningMarks
 from .sentences import admits_nothing
 
 CODE = "invalid_grammar"
-"""Code of the error that tells of a form that cannot be enforced."""
+"""Error code of a form that cannot be enforced."""
 MAX_SOURCE = 256 * 1024
 """Characters of a schema or grammar."""
 MAX_REGEX = 16_384
@@ -288,7 +288,8 @@ def verified(source: str, where: str, *, shift: int | None = None) -> str:
 
 
 def _with_sentence(source: str, where: str) -> str:
-    """A verified grammar, if a text can follow it. Of JSON schemas llguidance itself says so."""
+    """Return a verified grammar; raise `InvalidRequest` if no text matches it. JSON schemas need
+    no such test: llguidance refuses those that nothing matches."""
     if admits_nothing(source):
         raise InvalidRequest(
             f"{where} cannot be enforced: there is no text that matches it", param=where, code=CODE

@@ -26,7 +26,7 @@ PYTHON = {"True": "true", "False": "false", "None": "null"}
 _ENDS = SPACES + ",]}"
 _SCALAR_STARTS = "-0123456789tfnTFN"
 _UNKNOWN = "\\ufffd"
-"""Instead of half a character."""
+"""U+FFFD, in place of half a character."""
 _HEX = "0123456789abcdefABCDEF"
 _CLOSING = {"{": "}", "[": "]", '"': '"'}
 
@@ -51,12 +51,12 @@ class Writer:
         self._sink = sink
         self._held = ""
         self._closers: list[str] = []
-        """The ends of all that is open."""
+        """Closing brackets and quotes of everything that is open."""
         self._sent = 0
-        """Number of these whose beginning was passed on."""
+        """Number of them whose beginning was passed on."""
 
     def hold(self, text: str) -> None:
-        """Pass this on before the next value."""
+        """Keep a text, and pass it on before the next value."""
         self._held += text
 
     def drop(self) -> None:
@@ -97,7 +97,7 @@ def ignore(text: str) -> None:
 
 
 def escaped(text: str) -> str:
-    """Text as it stands between the quotes of JSON."""
+    """Escape a text as it stands between the quotes of JSON."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -109,7 +109,7 @@ def skip_space(char: str = " ") -> Reader:
 
 
 def read_literal(text: str, char: str | None = None) -> Generator[None, str, None]:
-    """Exactly this text; `char` is its first character where that was read already."""
+    """Read exactly this text. `char`: its first character where that was read already."""
     for expected in text:
         if char is None:
             char = yield
@@ -121,10 +121,10 @@ def read_literal(text: str, char: str | None = None) -> Generator[None, str, Non
 def read_string(
     sink: Callable[[str], None], ends: tuple[str, ...] = ()
 ) -> Generator[None, str, None]:
-    """A string, after its opening quote, to its closing quote, which is left out.
+    """Read a string, after its opening quote, to its closing quote, which is left out.
 
-    The sink gets characters and whole escapes. `ends`: marks that are not of a string where they
-    follow a new line that is not escaped: there its closing quote is missing.
+    The sink gets characters and whole escapes. `ends`: marks before which a closing quote is
+    missing, if a new line that is not escaped stands before them.
     """
     held = high = ""
     char = yield
@@ -154,7 +154,7 @@ def read_string(
 
 
 def _read_escape() -> Generator[None, str, tuple[str, str]]:
-    """An escape, after its backslash, and the character that follows it."""
+    """Read an escape, after its backslash; return it and the character that follows it."""
     char = yield
     if char in '"\\/bfnrt':
         return "\\" + char, (yield)
@@ -170,7 +170,8 @@ def _read_escape() -> Generator[None, str, tuple[str, str]]:
 
 
 def _joined(high: str, escape: str) -> tuple[str, str]:
-    """(text to pass on, first half of a character); `high`: a first half before the escape."""
+    """Join the halves of a character; return the text to pass on and a first half to keep. `high`:
+    a first half before the escape."""
     half = escape[2:4].lower() if len(escape) == 6 else ""
     if "d8" <= half < "dc":
         return (_UNKNOWN if high else ""), escape
@@ -180,7 +181,7 @@ def _joined(high: str, escape: str) -> tuple[str, str]:
 
 
 def read_value(char: str, writer: Writer, depth: int = 0, ends: tuple[str, ...] = ()) -> Reader:
-    """Any value that starts with `char`. Takes the character after it and returns it."""
+    """Read any value that starts with `char`; return the character after it."""
     if char == '"':
         writer.open(char)
         writer.write("")
@@ -230,8 +231,8 @@ def refuse_constant(text: str) -> Any:
 def read_object(
     char: str, writer: Writer, depth: int = 0, ends: tuple[str, ...] = ()
 ) -> Generator[None, str, None]:
-    """An object or a list, from its opening bracket `char` to its closing one. `ends`: as
-    `read_string` has them."""
+    """Read an object or a list, from its opening bracket `char` to its closing one. `ends`: see
+    `read_string`."""
     if depth > MAX_DEPTH:
         raise Malformed("nested too deeply")
     keyed = char == "{"
@@ -265,7 +266,7 @@ def read_object(
 
 
 def _space_to(sink: Callable[[str], None]) -> Reader:
-    """Spaces, which go to the sink, and the first character that is none, which does not."""
+    """Pass spaces to the sink; return the first character that is none."""
     char = yield
     while char in SPACES:
         sink(char)

@@ -65,13 +65,13 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def closed(tool: Tool) -> bool:
-    """Does the tool take the parameters that it declares and no others?"""
+    """Return whether the tool takes no parameters but those that it declares."""
     return tool.parameters.get("additionalProperties") is False
 
 
 def as_json(text: str, *, literals: bool = False) -> str:
-    """Text between tags as JSON: what can be read as a value that is no string, else a string.
-    `literals`: Python's are read too."""
+    """Convert text between tags to JSON: a value that is no string if it reads as one, else a
+    string. `literals`: Python's literals are read too."""
     body = text.strip()
     body = PYTHON.get(body, body)
     try:
@@ -88,7 +88,7 @@ def as_json(text: str, *, literals: bool = False) -> str:
 
 
 def parsed(text: str) -> ast.expr:
-    """Python's expression; nothing is evaluated. Raises `Malformed`."""
+    """Parse a Python expression; nothing is evaluated. Raises `Malformed`."""
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -96,7 +96,7 @@ def parsed(text: str) -> ast.expr:
 
 
 def literal_value(node: ast.expr) -> Any:
-    """The value of one of Python's literals; raises `Malformed` for all else."""
+    """Return the value of a Python literal; raise `Malformed` for all else."""
     match node:
         case ast.Constant(value=str() as text):
             # A character that JSON escapes as two surrogates is one.
@@ -121,7 +121,7 @@ def _key(node: ast.expr | None) -> str:
 
 
 def dumped(value: Any) -> str:
-    """A value as JSON; raises `Malformed` where JSON does not have it."""
+    """Write a value as JSON; raise `Malformed` where JSON does not have it."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()

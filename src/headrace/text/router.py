@@ -26,13 +26,13 @@ from .tools import Tool
 HELD_SPACES = 64
 """So many spaces before a call or the end of reasoning are dropped; more are passed on."""
 MAX_PENDING = 65_536
-"""Longest text that is read as a call before it is certain, or left out behind one that broke."""
+"""Longest text that is read as a call before it is certain, or left out after one that broke."""
 MAX_BEHIND = 64
 """Longest text that is left out between a whole call and the mark with which it ends."""
 
 
 _REMAINS = "}])\"',;"
-"""What closes JSON, and is nothing to show where it closes it twice."""
+"""Characters that close JSON; alone after a call they are not shown."""
 
 
 class StreamRouter:
@@ -82,7 +82,7 @@ class StreamRouter:
         self._pending: list[str] = []
         self._calls_before = 0
         self._broke = False
-        """Did the call break before `_skip`?"""
+        """Had the call before `_skip` broken off?"""
         self._state: Callable[[str, list[Event]], str] = self._start
         if in_reasoning and reasoning is not None:
             self._enter_reasoning()
@@ -107,7 +107,8 @@ class StreamRouter:
         return _merge(events)
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """What was held back, at the end of the text; `cut`: a limit ended it."""
+        """Return the events of what was held back, at the end of the text. `cut`: a limit ended it;
+        then a call that is not whole stays open."""
         events: list[Event] = []
         while self._reader is not None:
             text = self._give_up(events, ended=True, cut=cut)
@@ -262,7 +263,7 @@ class StreamRouter:
         self._state = self._content
 
     def _give_up(self, events: list[Event], *, ended: bool = False, cut: bool = False) -> str:
-        """The section is no call, or not to its end: what is pending, to be read as content."""
+        """End a section that is no call, or no whole one; return the text to be read as content."""
         calls = self.calls
         if ended:
             self._end_reader(events)
@@ -299,12 +300,12 @@ class StreamRouter:
         self._commit(events)
 
     def _ends(self) -> Automaton:
-        """Finds what ends the rest of a call."""
+        """Return the finder of the marks at which the rest of a call ends."""
         return automaton_of((*self.calls.ends, *(self._openers.patterns if self._openers else ())))
 
     def _skip(self, text: str, events: list[Event]) -> str:
-        """The rest of a call, which is dropped if the mark with which calls end comes soon; else it
-        is content."""
+        """Read the rest of a call: drop it up to the mark with which calls end, if that comes
+        within the bound; else it is content."""
         room = (MAX_PENDING if self._broke else MAX_BEHIND) - len(self._held)
         self._seek, read, found = self._ends().scan(self._seek, text[:room])
         self._held += text[:read]

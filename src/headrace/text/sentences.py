@@ -1,5 +1,5 @@
-"""What llguidance takes and can never be followed: grammars without a sentence, and patterns of
-property names that leave no name.
+"""Demands that llguidance takes although nothing can meet them: grammars without a sentence, and
+patterns of property names that leave no name.
 
 Both are tried on a matcher whose tokens are single bytes, with a bound on the work.
 """
@@ -22,7 +22,7 @@ MAX_NAMES = 4_096
 LIMITS: Mapping[str, int] = {"max_lexer_states": 5_000}
 WHITE = frozenset(b" \t\r\n")
 _DEAD = "NoExtensionBias"
-"""What llguidance says where no token may follow."""
+"""llguidance's word for a place where no token may follow."""
 
 
 @cache
@@ -41,8 +41,8 @@ def _matcher(source: str) -> Any:
 
 
 def _next(matcher: Any) -> tuple[int, ...] | None:
-    """The bytes that may come next; None where the matcher gave up for another reason than that
-    there are none."""
+    """Return the bytes that may come next; None if the matcher gave up for another reason than
+    that there are none."""
     mask = b"" if matcher.is_error() else bytes(matcher.compute_bitmask())
     if matcher.is_error():
         return () if str(matcher.get_error()).startswith(_DEAD) else None
@@ -57,10 +57,10 @@ def _listed(mask: bytes) -> tuple[int, ...]:
 
 
 def admits_nothing(source: str) -> bool:
-    """Is it sure that a grammar has no sentence?
+    """Return whether it is sure that a grammar has no sentence.
 
-    All beginnings are followed, up to the bounds. Of several kinds of white space that leave the
-    same choice one is followed. A grammar that needs the model's own tokens is not tried.
+    All beginnings are followed, up to the bounds. Where several kinds of white space leave the
+    same choice, one of them is followed. A grammar that needs the model's own tokens is not tried.
     """
     waiting = [_matcher(source)]
     for _ in range(MAX_STEPS):
@@ -86,10 +86,10 @@ def admits_nothing(source: str) -> bool:
 
 
 def without_idle_patterns(schema: Mapping[str, Any]) -> Any:
-    """A schema without the `patternProperties` that name no property beside those that are listed.
+    """Remove the `patternProperties` that match no name but listed ones.
 
-    llguidance offers a further property for each pattern, and none can be begun. What the pattern
-    demands of a listed property is demanded of it by `allOf`.
+    llguidance would offer a further property for each of them, which no name can begin. `allOf`
+    demands of the listed property what the pattern demands of it.
     """
     left = MAX_PATTERNS
 
@@ -121,7 +121,7 @@ def without_idle_patterns(schema: Mapping[str, Any]) -> Any:
 
 @lru_cache(256)
 def _idle(pattern: str, listed: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The listed names that a pattern matches, where it matches no others; else None."""
+    """Return the listed names that a pattern matches; None if it matches others too."""
     every = _matcher(_json({"type": "string", "pattern": pattern}))
     names = () if every.is_error() else tuple(name for name in listed if _follows(every, name))
     exact = {
@@ -143,7 +143,7 @@ def _idle(pattern: str, listed: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    """A grammar of this schema without white space."""
+    """Make the grammar of a schema, without white space."""
     guidance = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
     return "start: %json " + json.dumps({**schema, "x-guidance": guidance})
 

@@ -16,7 +16,7 @@ NAME = r"^[A-Za-z0-9_./:@-]{1,128}$"
 name of a server to those of its tools. None of them means anything in a dialect or in JSON."""
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
-"""Parameters of a tool that was offered without any: OpenAI's interface says that it takes none."""
+"""Parameters of a tool that is offered without any: OpenAI's interface says that it takes none."""
 
 ChoiceKind = Literal["auto", "none", "required", "named"]
 

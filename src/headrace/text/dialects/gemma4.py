@@ -107,7 +107,7 @@ def read(opener: str, calls: Calls) -> SectionReader:
 
 
 def _read_object(writer: Writer, depth: int) -> Generator[None, str, None]:
-    """After the opening brace."""
+    """Read an object, after its opening brace."""
     writer.open("{")
     char = yield from skip_space()
     comma = ""
@@ -127,7 +127,7 @@ def _read_object(writer: Writer, depth: int) -> Generator[None, str, None]:
 
 
 def _read_list(writer: Writer, depth: int) -> Generator[None, str, None]:
-    """After the opening bracket."""
+    """Read a list, after its opening bracket."""
     writer.open("[")
     char = yield from skip_space()
     comma = ""
@@ -152,7 +152,7 @@ def _read_comma(comma: str, char: str) -> Reader:
 
 
 def _read_value(writer: Writer, char: str, depth: int) -> Reader:
-    """Returns the next character behind it that is no space."""
+    """Read a value that begins with `char`; return the next character that is no space."""
     if depth > MAX_DEPTH:
         raise Malformed("nested too deeply")
     if char == "<":

@@ -126,7 +126,7 @@ def _read_arguments() -> Generator[None, str, str]:
 
 
 def _parsed(text: str) -> str:
-    """Named arguments as a JSON object: literals alone, nothing is evaluated."""
+    """Convert named arguments to a JSON object: literals alone, nothing is evaluated."""
     call = parsed(f"_({text.strip()})")
     if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
         raise Malformed("arguments without names")

@@ -26,7 +26,7 @@ from .dialect import CallFormat, Dialect, Value
 FLAG = "IS_TEXT"
 """Stands for true or false in a tag that says whether its value is text."""
 _MAX_TAGS = 64
-"""Parameters of a tool whose tags are looked for in values; of a tool with more, any tag is."""
+"""Parameters of a tool up to which a value ends only at their tags, else at any tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def reader(form: TaggedFormat, main: str) -> Callable[[str, Calls], SectionReade
 
 
 def _read_tags(tags: Sequence[str]) -> Reader:
-    """These, with any space around them; returns what follows."""
+    """Read tags with any space around them; return the character that follows."""
     char = yield from skip_space()
     for tag in tags:
         yield from read_literal(tag, char)
@@ -151,7 +151,7 @@ def _read_tags(tags: Sequence[str]) -> Reader:
 
 
 def _read_name(after: str, char: str) -> Generator[None, str, tuple[str, str]]:
-    """(name of a tool, first character behind it that is not of what ends it)"""
+    """Read a tool's name; return it and the first character after its end."""
     name = ""
     while char not in ((after[0],) if after else ("<", *SPACES)):
         name += char
@@ -165,7 +165,7 @@ def _read_name(after: str, char: str) -> Generator[None, str, tuple[str, str]]:
 
 
 def _name(text: str) -> str:
-    """A name between two tags; raises `Malformed` for one that holds a tag or a further line."""
+    """Strip a name between two tags; raise `Malformed` if it holds a tag or a further line."""
     name = text.strip()
     if "<" in name or "\n" in name:
         raise Malformed("a name that does not end")
@@ -175,7 +175,7 @@ def _name(text: str) -> str:
 def _read_arguments(
     form: TaggedFormat, calls: Calls, name: str, char: str
 ) -> Generator[None, str, None]:
-    """What stands between the call's name and its end, which is read too."""
+    """Read a call from its name to its end."""
     start, _, behind = form.key.partition("KEY")
     behind, flagged, last_tag = behind.partition(FLAG)
     first, *more = start.split()
@@ -219,8 +219,11 @@ def _read_arguments(
 
 
 def _strays(start: str, stop: str, tool: Tool | None) -> dict[str, str]:
-    """Tags of parameters that end a value before its own end, with their names where they hold
-    them: those of what the tool declares, so that others may stand in a text."""
+    """Return the tags of parameters at which a value ends without its own end, with their names.
+
+    These are the tags of the declared parameters, so that a text may hold others. A tool that
+    declares none has the beginning of any tag, without a name.
+    """
     declared = tool.parameters.get("properties") if tool else None
     if isinstance(declared, Mapping) and 0 < len(declared) <= _MAX_TAGS:
         return {start + name + stop: name for name in declared}
@@ -228,22 +231,22 @@ def _strays(start: str, stop: str, tool: Tool | None) -> dict[str, str]:
 
 
 def _stops(form: TaggedFormat, strays: Sequence[str]) -> tuple[str, ...]:
-    """What ends a value: its end, or where that is missing a stray tag; each also with the new line
-    before it that is not of the value."""
+    """Return all ends of a value: its own and the stray tags, each also with the new line before
+    it, which is not of the value."""
     closer = form.value_end.strip()
     lines = [f"\n{each}" for each in ((closer, *strays) if form.padded else strays)]
     return (closer, *strays, *lines)
 
 
 def _read_further(tags: Sequence[str]) -> Generator[None, str, None]:
-    """These, with any space before them."""
+    """Read tags with any space before them."""
     for tag in tags:
         char = yield from skip_space()
         yield from read_literal(tag, char)
 
 
 def _read_key(stop: str, char: str) -> Generator[None, str, str]:
-    """A name from its first character on to what stands behind it, which is read too."""
+    """Read a name from its first character to `stop`, which is read too."""
     key = char
     while not key.endswith(stop):
         key += yield
@@ -255,8 +258,8 @@ def _read_key(stop: str, char: str) -> Generator[None, str, str]:
 def _read_value(
     form: TaggedFormat, writer: Writer, kind: Written, stops: tuple[str, ...]
 ) -> Generator[None, str, str]:
-    """A value to the first of `stops`, which is returned; of padding one new line on either side
-    goes."""
+    """Read a value to the first of `stops`; return that stop. Padding loses one new line on either
+    side."""
     char = yield
     first = None if form.padded and char == "\n" else char
     if kind == "text":

@@ -117,7 +117,7 @@ class _Telling:
         return Large(_opening(self._chat, self._head, delta), self.news(_, delta))
 
     def news(self, _: int, delta: OutputDelta) -> bytes:
-        """The events of one delta; none where it brings no text."""
+        """Make the events of one delta; none where it brings no text."""
         chat, index = self._chat, delta.index
         chat.usage.count(0, delta)
         opening = b""

@@ -14,7 +14,7 @@ from .schema import Block, CountBody, MessagesBody, Turn
 def to_chat(
     body: CountBody, *, counts_reasoning: bool = False, beginning: bool = False
 ) -> ChatBody:
-    """The same conversation as a chat body. Raises `InvalidRequest` naming the block.
+    """Convert a conversation into a chat body. Raises `InvalidRequest` naming the block.
 
     The answer continues a last message of the assistant's. `counts_reasoning`: the model's
     reasoning can be limited to a number of tokens. `beginning`: the conversation goes on after
@@ -69,7 +69,8 @@ def to_chat(
 
 
 def _continued(body: CountBody, messages: list[dict[str, Any]], where: str) -> dict[str, Any]:
-    """What makes the answer continue the last message; one without content is left out."""
+    """Return the chat fields by which the answer continues the last message. Remove that message
+    if it is empty. Raises `InvalidRequest` where it cannot be continued."""
     last = messages[-1]
     text = last["content"] or ""
     if "tool_calls" in last:
