@@ -245,6 +245,51 @@ async def test_marks_say_what_is_created_in_the_cache() -> None:
     assert usage["input_tokens"] == whole - 3, "what the engine had cached"
 
 
+ASKED = {"role": "user", "content": "What is the capital of France?"}
+TEXT = {"type": "text", "text": "Par"}
+USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "Rain"}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
+
+
+@pytest.mark.parametrize("path", [PATH, PATH + "/count_tokens"])
+@pytest.mark.parametrize(
+    ("written", "prompt"),
+    [
+        ("Par", "<user>What is the capital of France?<assistant>Par"),
+        ([TEXT, {"type": "text", "text": "is"} | MARK], "<assistant>Paris"),
+        ([THOUGHT, TEXT], "<assistant>Par"),
+        ("", "<user>What is the capital of France?"),
+        ([], "<user>What is the capital of France?"),
+    ],
+)
+async def test_the_answer_continues_a_last_message_of_the_assistant(
+    written: Any, prompt: str, path: str
+) -> None:
+    engine = FakeEngine(answer="is.", template=TEMPLATE)
+    engine.once = True
+    seen: list[str] = []
+    encode = engine.tokenizer.encode
+    engine.tokenizer.encode = lambda text, **more: seen.append(text) or encode(text, **more)  # type: ignore[method-assign]
+    transport = httpx.ASGITransport(app=create_app(engine))  # type: ignore[arg-type]
+    given = body(messages=[ASKED, {"role": "assistant", "content": written}])
+    if path != PATH:
+        del given["max_tokens"]
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        reply = await client.post(path, json=given)
+    assert reply.status_code == 200, reply.text
+    assert seen[-1].endswith(prompt)
+    if path == PATH:
+        assert reply.json()["content"] == [{"type": "text", "text": "is."}]
+
+
+async def test_a_mark_inside_earlier_turns_of_the_assistant() -> None:
+    """The conversation up to there is no beginning of an answer."""
+    turn = {"role": "assistant", "content": [TEXT | MARK, USE]}
+    usage, whole = await retained(messages=[ASKED, turn, {"role": "user", "content": [RESULT]}])
+    assert 0 < usage["cache_creation_input_tokens"] < whole
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -256,6 +301,17 @@ async def test_marks_say_what_is_created_in_the_cache() -> None:
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"colour": 1}, "colour"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"messages": [ASKED, {"role": "assistant", "content": "Par "}]}, "messages.1"),
+        ({"messages": [ASKED, {"role": "assistant", "content": [TEXT, USE]}]}, "tool_result"),
+        ({"messages": [ASKED, {"role": "assistant", "content": [RESULT]}]}, "tool_result"),
+        ({"messages": [ASKED, {"role": "assistant", "content": [THOUGHT]}]}, "thinking"),
+        (
+            {
+                "messages": [ASKED, {"role": "assistant", "content": "{"}],
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            },
+            "output_config",
+        ),
     ],
     ids=str,
 )

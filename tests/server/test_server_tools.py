@@ -35,13 +35,13 @@ def body(**more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400} | more
 
 
-async def ask(answer: str, **more: Any) -> httpx.Response:
+async def ask(answer: str, *, path: str = CHAT, **more: Any) -> httpx.Response:
     engine = FakeEngine(answer=answer, template=TEMPLATE)
     engine.once = True
     app = create_app(engine)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        return await client.post(CHAT, json=body(**more))
+        return await client.post(path, json=body(**more) if path == CHAT else more)
 
 
 def assembled(chunks: list[Any]) -> dict[str, Any]:
@@ -118,6 +118,89 @@ async def test_one_call_alone_where_no_more_are_wanted() -> None:
     assert [each["name"] for each in deltas if "name" in each] == ["weather"]
     text = "".join(each.get("arguments", "") for each in deltas)
     assert json.loads(text) == {"city": "Bern", "days": 2}
+
+
+BROKEN = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 2'
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "arguments", "content"),
+    [
+        (BROKEN, "tool_calls", {"city": "Bern", "days": 2}, None),
+        (BROKEN + ",}}\n</tool_call>", "tool_calls", {"city": "Bern", "days": 2}, None),
+        (BROKEN + " oops}}\n</tool_call>", "tool_calls", {"city": "Bern", "days": 2}, None),
+        (BROKEN[:-23], "stop", None, BROKEN[:-23]),
+    ],
+)
+async def test_arguments_are_json_or_the_call_is_content(
+    answer: str, reason: str, arguments: dict[str, Any] | None, content: str | None
+) -> None:
+    choice = (await ask(answer, tools=TOOLS)).json()["choices"][0]
+    chunks = events(await ask(answer, tools=TOOLS, stream=True))
+    assert [choice["finish_reason"], chunks[-1]["choices"][0]["finish_reason"]] == [reason] * 2
+    for message in (choice["message"], assembled(chunks)):
+        calls = [json.loads(c["function"]["arguments"]) for c in message.get("tool_calls", ())]
+        assert calls == ([] if arguments is None else [arguments])
+        assert (message["content"] or None) == content
+
+
+async def test_a_call_that_breaks_off_in_every_interface() -> None:
+    """The same arguments, whole and streamed, and the end of a turn that calls."""
+    expected = {"city": "Bern", "days": 2}
+    function = TOOLS[0]["function"]
+    anthropic = {
+        "path": "/v1/messages",
+        "max_tokens": 400,
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"name": "weather", "input_schema": function["parameters"]}],
+    }
+    reply = (await ask(BROKEN, **anthropic)).json()
+    assert [block["input"] for block in reply["content"]] == [expected]
+    assert reply["stop_reason"] == "tool_use"
+    told = (await ask(BROKEN, **anthropic, stream=True)).text
+    parts = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: ")]
+    deltas = [part["delta"].get("partial_json", "") for part in parts if "delta" in part]
+    assert json.loads("".join(deltas)) == expected
+
+    responses = {
+        "path": "/v1/responses",
+        "input": "hi",
+        "tools": [{"type": "function", **function}],
+    }
+    reply = (await ask(BROKEN, **responses)).json()
+    assert [json.loads(item["arguments"]) for item in reply["output"]] == [expected]
+    assert [item["status"] for item in reply["output"]] == ["completed"]
+    assert reply["status"] == "completed"
+    told = (await ask(BROKEN, **responses, stream=True)).text
+    parts = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
+    deltas = [p["delta"] for p in parts if p["type"] == "response.function_call_arguments.delta"]
+    assert json.loads("".join(deltas)) == expected
+
+    ollama = {
+        "path": "/api/chat",
+        "model": "fake",
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": TOOLS,
+    }
+    for stream in (False, True):
+        lines = (await ask(BROKEN, **ollama, stream=stream)).text.splitlines()
+        found = [json.loads(line)["message"].get("tool_calls", ()) for line in lines]
+        assert [c["function"]["arguments"] for calls in found for c in calls] == [expected]
+
+
+@pytest.mark.parametrize("extra", [{}, {"logprobs": True}, {"n": 2}])
+@pytest.mark.parametrize("most", [3, 70, 110, 400])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+async def test_the_chunk_with_the_end_has_nothing_else(
+    tools: Any, most: int, extra: dict[str, Any]
+) -> None:
+    """What is flushed with the end comes in a chunk before, in text as in calls."""
+    for answer in (ANSWER, "Hello", BROKEN):
+        asked = {"tools": tools, "max_tokens": most, "stream": True} | extra
+        chunks = events(await ask(answer, **asked))
+        last = [one["choices"][0] for one in chunks if one["choices"][0]["finish_reason"]]
+        assert len(last) == extra.get("n", 1)
+        assert [one["delta"] for one in last] == [{}] * len(last)
 
 
 async def test_a_call_that_is_cut_says_length() -> None:

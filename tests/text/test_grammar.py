@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 from llguidance import LLMatcher
 from vocabularies import byte_level_metadata
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.ignored import all_ignored
-from headrace.text import DIALECTS, StreamRouter, Tokenizer, load_tokenizer
+from headrace.text import DIALECTS, StreamRouter, Tokenizer, load_tokenizer, sentences
 from headrace.text import grammar as grammar_module
 from headrace.text.dialects.gemma4 import QUOTE
 from headrace.text.dialects.pythonic import LFM2
@@ -31,6 +32,11 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
+
+
+DEAD = r"D: /b[^\s\S]/"
+"""A terminal that nothing matches."""
+IMPOSSIBLE = {"type": "object", "properties": {"a": False}, "required": ["a"]}
 
 
 class Admits:
@@ -206,6 +212,22 @@ def test_structural_tag(admits: Admits) -> None:
         ({"choice": [3]}, "choice"),
         ({"lark": "start: nothing"}, "grammar"),
         ({"lark": "%%%"}, "grammar"),
+        ({"regex": r"a[^\s\S]b"}, "no text that matches"),
+        ({"lark": f'start: "a" D\n{DEAD}'}, "no text that matches"),
+        ({"lark": f'start: "{{" W D\nW: /[ \\t\\n]{{0,20}}/\n{DEAD}'}, "no text that matches"),
+        ({"lark": f'start: "ab" D | "cd" D\n{DEAD}'}, "no text that matches"),
+        ({"lark": 'root ::= "a" [^\\x00-\\U0010FFFF]'}, "grammar"),
+        ({"json_schema": {"type": "string", "pattern": r"a[^\s\S]b"}}, "structured_outputs.json"),
+        ({"json_schema": IMPOSSIBLE}, "structured_outputs.json"),
+        (
+            {
+                "structural_tag": {
+                    "structures": [{"begin": "<a>", "schema": IMPOSSIBLE, "end": "</a>"}],
+                    "triggers": ["<a>"],
+                }
+            },
+            "structured_outputs.structural_tag",
+        ),
         ({"structural_tag": {"structures": [], "triggers": []}}, "structural_tag"),
         ({"structural_tag": {"structures": [{"begin": "x"}], "triggers": ["y"]}}, "begin"),
         ({"json_schema": {}, "regex": "a"}, "structured_outputs"),
@@ -215,6 +237,73 @@ def test_refused_before_work_starts(arguments: dict[str, Any], param: str) -> No
     with pytest.raises(InvalidRequest) as caught:
         from_guided(**arguments)
     assert param in (caught.value.param or "") + caught.value.message
+    if "cannot be enforced" in caught.value.message:
+        assert caught.value.param
+        assert caught.value.code == "invalid_grammar"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f'start: "ab" D | "cd" "e"\n{DEAD}',  # One way is enough.
+        'start: "a" <[1000]>\n',  # A token of the model's own.
+        "start: /[a-z]{300}/\n",
+        'start: "" | "a"\n',
+    ],
+)
+def test_a_grammar_with_a_sentence_is_taken(source: str) -> None:
+    assert from_guided(lark=source)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("patterns", "good", "bad"),
+    [
+        ({"^score$": {"type": "integer"}}, [{"score": 5}], [{"score": 3}]),
+        ({"^score$": {"maximum": 7}}, [{"score": 5}], [{"score": 10}, {"score": 5, "a": 1}]),
+        ({"^(score|größe)$": {"minimum": 6}}, [{"score": 10, "größe": 6}], [{"score": 5}]),
+        ({"^s": {"maximum": 7}}, [{"score": 5, "s2": 1.5}], [{"score": 10}, {"score": 5, "s2": 8}]),
+        ({r"a[^\s\S]": {}}, [{"score": 5}], [{"score": 5, "a": 1}]),
+        ({"^score$": {}, "^x": {}}, [{"score": 5, "x": "y"}], [{"score": 5, "y": 1}]),
+    ],
+)
+def test_patterns_beside_listed_names(
+    patterns: Any, good: Any, bad: Any, strict: bool, admits: Admits
+) -> None:
+    """Both are demanded, and where a pattern leaves no further name none is offered."""
+    schema = {
+        "type": "object",
+        "properties": {"score": {"type": "integer", "multipleOf": 5}, "größe": {"type": "number"}},
+        "required": ["score"],
+        "additionalProperties": False,
+        "patternProperties": patterns,
+    }
+    form = {"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}}
+    tool = Tool("add", schema, strict=strict)
+    called = tool_grammar(DIALECTS["hermes"], [tool], ToolChoice("required"))
+    source = from_response_format(form)
+    for value, right in [*((one, True) for one in good), *((one, False) for one in bad)]:
+        jsonschema_agrees = jsonschema.Draft202012Validator(schema).is_valid(value)
+        assert jsonschema_agrees == right
+        text = json.dumps(value, ensure_ascii=False)
+        assert admits(source, text) == right, text
+        assert admits(called, DIALECTS["hermes"].format.write([("add", text)])) == right, text
+    # Behind all listed names no further one is begun that cannot be ended.
+    matcher = LLMatcher(admits.foreign, str(source), log_level=0)
+    ids = admits.tokenizer.encode(f'{{"score": {good[0]["score"]}, "größe": 6, ')
+    if matcher.try_consume_tokens(ids) == len(ids):
+        matcher.compute_bitmask()
+        assert not matcher.is_error()
+
+
+def test_patterns_are_tried_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(sentences, "_idle", lambda pattern, names: seen.append(pattern))
+    schema = {"properties": {"a": {}}, "patternProperties": {"^a$": {}, "^b": {}}}
+    sentences.without_idle_patterns({"anyOf": [schema] * 100})
+    assert len(seen) == sentences.MAX_PATTERNS
+    sentences.without_idle_patterns({**schema, "properties": {"a" * sentences.MAX_NAMES + "a": {}}})
+    assert len(seen) == sentences.MAX_PATTERNS
 
 
 @pytest.mark.parametrize(
@@ -471,6 +560,25 @@ def test_strict_schema_that_cannot_be_held_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="zip"):
         tool_grammar(DIALECTS["hermes"], [Tool("f", schema, strict=True)], ToolChoice("auto"))
     assert tool_grammar(DIALECTS["hermes"], [Tool("f", schema)], ToolChoice("required"))
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "given", [{}, {"parameters": None}, {"parameters": {}}, {"parameters": {"type": "object"}}]
+)
+def test_a_tool_without_parameters_takes_none(
+    given: dict[str, Any], strict: bool, name: str, admits: Admits, byte_level: Tokenizer
+) -> None:
+    """OpenAI's interface says so; a tool with an open schema takes any."""
+    function = {"name": "now", "strict": strict, **given}
+    tools = read_tools([{"type": "function", "function": function}])
+    dialect = DIALECTS[name]
+    for choice in (ToolChoice("required"), ToolChoice("named", "now")):
+        source = tool_grammar(dialect, tools, choice, special=byte_level.special_tokens)
+        assert admits(source, dialect.format.write([("now", "{}")]))
+        some = dialect.format.write([("now", '{"a": "b"}')])
+        assert admits(source, some) == bool(given.get("parameters"))
 
 
 def test_reading_tools_and_choice() -> None:

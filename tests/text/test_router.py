@@ -189,7 +189,158 @@ def test_any_text_at_any_cut(name: str | None, data: st.DataObject) -> None:
         pieces += [*dialect.openers, *dialect.markers, dialect.format.end, dialect.format.close]
         pieces += [dialect.format.begin_call("add"), dialect.format.write([("add", '{"a": 2}')])]
     text = "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=8)))
-    every_cut(text, dialect, reasoning=data.draw(st.sampled_from([None, THINK])))
+    sound(text, every_cut(text, dialect, reasoning=data.draw(st.sampled_from([None, THINK]))))
+
+
+def sound(text: str, message: Message) -> None:
+    """Arguments are objects, and nothing of the text is told twice."""
+    for _, arguments, _ in message.calls:
+        assert isinstance(json.loads(arguments), dict), arguments
+    rest = iter(text)
+    assert all(char in rest for char in message.content), message.content
+
+
+LOG = Tool(
+    "log",
+    {
+        "type": "object",
+        "properties": {
+            "note": {"type": "string"},
+            "day": {"type": "integer"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "any": {},
+        },
+    },
+)
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_call_that_is_written_badly(name: str, data: st.DataObject) -> None:
+    """Whole calls with a stretch left out, doubled or replaced: arguments are objects all the same,
+    also where the tool is known by its name alone."""
+    dialect = DIALECTS[name]
+    given = {"note": 'a "b"\n</x>', "day": 3, "tags": ["c", "d"], "any": {"e": None}}
+    text = dialect.format.write([("log", json.dumps(given)), ("log", '{"day": 4}')])
+    for _ in range(data.draw(st.integers(1, 2))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 12)))
+        new = data.draw(st.sampled_from(["", "", text[start:end] * 2, "\n", "<", '"', "}", "'"]))
+        text = text[:start] + new + text[end:]
+    text = text[: data.draw(st.integers(len(text) // 2, len(text)))]
+    for tools in ({"log": LOG}, {"log": Tool("log")}):
+        sound(text, every_cut(text, dialect, tools=tools))
+
+
+CODER = "<tool_call>\n<function=log>\n"
+BADLY = [
+    # A value ends at the next tag, at the end of the call or at that of the text.
+    (
+        "qwen3_coder",
+        CODER + "<parameter=note>\nhello\n</function>\n</tool_call>",
+        {"note": "hello"},
+    ),
+    (
+        "qwen3_coder",
+        CODER + "<parameter=day>\n3\n</parameter>\n<parameter=note\noops\n</parameter>\n"
+        "</function>\n</tool_call>",
+        {"day": 3},
+    ),
+    ("qwen3_coder", CODER + "<parameter=day>\n3", {"day": 3}),
+    ("qwen3_coder", CODER + "<parameter=day>\n3\n</para", {"day": 3}),
+    ("qwen3_coder", CODER + "<parameter=note>\nhello", {"note": "hello"}),
+    ("qwen3_coder", CODER + "<parameter=tags>\n[1, 2", None),
+    (
+        "qwen3_coder",
+        CODER + "<parameter=note>\nhello\n<parameter=day>\n3\n</parameter>\n</function>\n"
+        "</tool_call>",
+        {"note": "hello", "day": 3},
+    ),
+    (
+        "qwen3_coder",
+        CODER + "<parameter=note>\n<parameter=x>\n</parameter>\n</function>\n</tool_call>",
+        {"note": "<parameter=x>"},
+    ),
+    (
+        "qwen3_coder",
+        CODER + "<parameter=tags>\n['a', 'b']\n</parameter>\n</function>\n</tool_call>",
+        {"tags": ["a", "b"]},
+    ),
+    ("qwen3_coder", CODER + "<parameter=day>\n3\n</parameter>\n</tool_call>", {"day": 3}),
+    (
+        "glm47",
+        "<tool_call>log<arg_key>note</arg_key><arg_value>a<arg_key>day</arg_key><arg_value>3"
+        "</tool_call>",
+        {"note": "a", "day": 3},
+    ),
+    (
+        "minimax",
+        '<minimax:tool_call>\n<invoke name="log">\n<parameter name="note"><parameter name="x"/>'
+        '<parameter name="day">3\n</invoke>\n</minimax:tool_call>',
+        {"note": '<parameter name="x"/>', "day": 3},
+    ),
+    (
+        "dsml",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="log">\n<｜DSML｜parameter name="note" '
+        'string="true">3<｜DSML｜parameter name="day" string="false">3</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
+        {"note": "3", "day": 3},
+    ),
+    # JSON that ends too early, or holds what JSON does not have.
+    (
+        "hermes",
+        '<tool_call>\n{"name": "log", "arguments": {"note": "a}\n</tool_call>',
+        {"note": "a}"},
+    ),
+    ("hermes", '<tool_call>\n{"name": "log", "arguments": {"day": 3,}}\n</tool_call>', {"day": 3}),
+    ("hermes", '<tool_call>\n{"name": "log", "arguments": {"day": 3', {"day": 3}),
+    ("hermes", '<tool_call>\n{"name": "log", "arguments": {"day": 3}\n</tool_call>', {"day": 3}),
+    ("hermes", '<tool_call>\n{"name": "log", "arguments": {"day": 3}}}\n</tool_call>', {"day": 3}),
+    ("hermes", '<tool_call>\n{"name": "log", "arguments": {"day": 3}}}', {"day": 3}),
+    ("hermes", '<tool_call>\n{"name": "log", "arguments": {"any": True}}', {"any": True}),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "log", "arguments": {"note": "a\n\tb </tool_call> \\d \\ud83dx"}}\n'
+        "</tool_call>",
+        {"note": "a\n\tb </tool_call> \\d \ufffdx"},
+    ),
+    ("hermes", '<tool_call>\n{"name": "log", "arguments": {"day": 3, "note', {"day": 3}),
+    ("hermes", '<tool_call>\n{"name": "log", "arguments": {', None),
+    (
+        "deepseek_v31",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>log<｜tool▁sep｜>{"day": 3',
+        {"day": 3},
+    ),
+    ("gemma4", '<|tool_call>call:log{note:<|"|>hel', {"note": "hel"}),
+    ("gemma4", "<|tool_call>call:log{day:3", {"day": 3}),
+    ("lfm2", "<|tool_call_start|>[log(day=3", None),
+    ("generic", '{"name": "log", "arguments": {"note": "hel', {"note": "hel"}),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "arguments"), BADLY)
+def test_the_right_reading_of_a_bad_call(
+    name: str, text: str, arguments: dict[str, Any] | None
+) -> None:
+    """The call with what it says, and nothing of its frame as content; or content as written."""
+    message = every_cut(text, DIALECTS[name], tools={"log": LOG})
+    sound(text, message)
+    if arguments is None:
+        assert (message.content, message.calls) == (text, [])
+    else:
+        assert [json.loads(call[1]) for call in message.calls] == [arguments]
+        assert message.content == ""
+
+
+@pytest.mark.parametrize("name", ["deepseek", "deepseek_v31", "kimi", "minimax", "dsml", "hermes"])
+def test_a_call_behind_a_broken_one_is_read(name: str) -> None:
+    dialect = DIALECTS[name]
+    text = dialect.format.write([("log", '{"note": "a", "day": 3}'), ("log", '{"note": "b"}')])
+    place = text.index("day") - 3
+    message = every_cut(text[:place] + " oops " + text[place:], dialect, tools={"log": LOG})
+    assert [json.loads(call[1]) for call in message.calls][1:] == [{"note": "b"}]
+    assert message.content == ""
 
 
 @pytest.mark.parametrize("name", sorted({*DIALECTS} - {"harmony"}))  # Whose heads are no content.
@@ -213,15 +364,22 @@ def test_no_dialect_is_plain_content() -> None:
 def test_a_call_cut_off_in_its_arguments_ends_incomplete() -> None:
     text = '<tool_call>\n{"name": "add", "arguments": {"a": [1, '
     message = every_cut(text, DIALECTS["hermes"])
-    assert message.calls == [["add", '{"a": [1, ', False]]
+    assert message.calls == [["add", '{"a": [1]}', False]]
     assert message.content == ""
+    router = StreamRouter(DIALECTS["hermes"], tools=TOOLS)
+    message = Message()
+    message.take([*router.feed(text), *router.finish(cut=True)])
+    assert message.calls == [["add", '{"a": [1, ', False]], "a limit leaves it open"
 
 
 def test_a_call_that_breaks_off_leaves_the_rest_as_content() -> None:
     text = '<tool_call>\n{"name": "add", "arguments": {"a": oops}} and so on'
+    assert every_cut(text, DIALECTS["hermes"]).result() == (text, "", [])
+    text = '<tool_call>\n{"name": "add", "arguments": {"b": 1, "a": oops}} and so on'
     message = every_cut(text, DIALECTS["hermes"])
-    assert message.calls[0][2] is False
-    assert message.content == "oops}} and so on"
+    assert message.calls == [["add", '{"b": 1}', False]]
+    assert message.content == '"a": oops}} and so on'
+    assert every_cut(text + "</tool_call>So.", DIALECTS["hermes"]).content == "So."
 
 
 def test_missing_closing_marker_is_forgiven() -> None:
@@ -308,7 +466,8 @@ def test_what_is_no_call_is_not_held_back(text: str) -> None:
 
 def test_nothing_of_a_plain_call_is_shown_first() -> None:
     router = StreamRouter(DIALECTS["hermes"], tools=NAMES)
-    events = [event for char in BARE[2][0] for event in router.feed(char)]
+    text = BARE[2][0].replace("1", '"some text"')
+    events = [event for char in text for event in router.feed(char)]
     assert isinstance(events[0], ToolCallStart)
     assert not [event for event in events if isinstance(event, ContentDelta)]
     # Its arguments stream.
@@ -326,12 +485,23 @@ def test_wrappers_that_hermes_models_make_up(tag: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "streamed"),
-    [("123", '{"a": 123'), ("-1.5e", '{"a": -1.5e'), ("tru", '{"a": tru'), ('"x', '{"a": "x')],
+    [
+        ("123", '{"a": 123}'),
+        ("true", '{"a": true}'),
+        ('"x', '{"a": "x"}'),
+        ('"x\\u00e', '{"a": "x"}'),
+        ('{"b": [1, {"c"', '{"a": {"b": [1]}}'),
+        ('3, "b": -1.5e', '{"a": 3}'),
+        ('3, "b": tru', '{"a": 3}'),
+        ("-1.5e", None),
+        ("{", None),
+    ],
 )
-def test_a_call_cut_inside_a_value_keeps_its_beginning(written: str, streamed: str) -> None:
+def test_a_call_that_ends_inside_a_value_is_closed(written: str, streamed: str | None) -> None:
     text = '<tool_call>\n{"name": "add", "arguments": {"a": ' + written
     message = every_cut(text, DIALECTS["hermes"])
-    assert message.result() == ("", "", [("add", streamed, False)])
+    expected = [] if streamed is None else [("add", streamed, False)]
+    assert message.result() == ("" if streamed else text, "", expected)
 
 
 def test_the_beginning_of_a_call_is_not_shown_where_a_limit_cut_it() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class Automaton:
@@ -80,3 +81,9 @@ class Automaton:
     def held(self, state: int) -> int:
         """Characters at the end of the text that may be the beginning of a pattern."""
         return self._depth[state]
+
+
+@lru_cache(256)
+def automaton_of(patterns: tuple[str, ...]) -> Automaton:
+    """Return the automaton of these patterns, shared by all callers."""
+    return Automaton(patterns)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping
-from functools import cache
+from collections.abc import Callable, Generator, Mapping, Sequence
 
-from .automaton import Automaton
+from .automaton import automaton_of
 from .events import ToolCallArguments, ToolCallEnd, ToolCallStart
 from .jsonstream import (
     Malformed,
+    Writer,
     ignore,
     read_object,
     read_string,
@@ -30,10 +30,10 @@ EARLY_KEYS = ("id", "type", "index")
 
 
 class Calls:
-    """Collects the events of the calls in one message.
+    """The events of the calls in one message.
 
-    Its rule: once `start` was called, what was read so far is a call and can no longer become
-    content; a reader therefore calls it only when it is certain.
+    A call is reported with the first of its arguments. From then on it is a call and can no longer
+    become content; where it breaks off, what was reported is closed, so that it is JSON.
     """
 
     def __init__(
@@ -42,13 +42,16 @@ class Calls:
         known: Mapping[str, Tool] | None = None,
         *,
         held: bool = False,
+        ends: tuple[str, ...] = (),
     ) -> None:
         """`known`: the tools on offer by name, where a text is a call only if it names one.
-        `held`: a grammar holds the answer, so that calls have the one form that it knows.
+        `held`: a grammar holds the answer, so that calls have the one form that it knows. `ends`:
+        the dialect's marks that end calls.
         """
         self._new_id = new_id
         self.known = known
         self.held = held
+        self.ends = ends
         self.events: list[ToolCallStart | ToolCallArguments | ToolCallEnd] = []
         self.count = 0
         """Calls that have ended."""
@@ -58,6 +61,10 @@ class Calls:
         """Is what is being read a further call, though maybe not certain yet?"""
         self.committed = False
         """Has something been reported since the router looked last?"""
+        self.writer = Writer(ignore)
+        """Takes the arguments of the call that is open."""
+        self._start: ToolCallStart | None = None
+        """The open call's event that is not reported yet."""
 
     def begin(self) -> None:
         self.begun = True
@@ -66,16 +73,19 @@ class Calls:
         assert not self.open
         if not name or len(name) > MAX_NAME:
             raise Malformed("a call without a name")
-        self.events.append(ToolCallStart(self.count, call_id or self._new_id(), name))
-        self.open = self.begun = self.committed = True
+        self._start = ToolCallStart(self.count, call_id or self._new_id(), name)
+        self.writer = Writer(self._arguments)
+        self.open = self.begun = True
 
-    def arguments(self, text: str) -> None:
-        assert self.open
+    def _arguments(self, text: str) -> None:
+        if self._start is not None:
+            self.events.append(self._start)
+            self._start = None
         self.events.append(ToolCallArguments(self.count, text))
         self.committed = True
 
     def settle(self) -> None:
-        """What was read up to here belongs to the calls that have ended."""
+        """Count the text read up to here to the calls that have ended."""
         self.committed = True
 
     def end(self, *, complete: bool = True) -> None:
@@ -85,9 +95,21 @@ class Calls:
         self.committed = True
         self.count += 1
 
+    def break_off(self, *, close: bool) -> bool:
+        """End a call that is not whole; return whether it was reported. `close`: complete the JSON
+        of its arguments; else report them as far as they go."""
+        if self.open:
+            self.writer.break_off(close=close)
+            self.open = self._start is None
+        reported, self._start = self.open, None
+        if reported:
+            self.end(complete=False)
+        self.begun = False
+        return reported
+
 
 def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generator[None, str, None]:
-    """A call as an object, after its opening brace: `{"name": …, "arguments": {…}}`.
+    """Read a call as an object, after its opening brace: `{"name": …, "arguments": {…}}`.
 
     Keys in any order; others (`id`, `type`) are read over. Arguments stream as soon as the name is
     known. Arguments given as a string of JSON are unpacked. `certain`: the dialect's markers say
@@ -123,27 +145,23 @@ def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generat
             if not certain and calls.known is not None and name not in calls.known:
                 raise Malformed("not the name of a tool")
             if seen:
-                calls.start(name)
-                calls.arguments("".join(early))
-                calls.end()
+                _add(calls, name, early)
             char = yield
         elif key in ARGUMENT_KEYS and not seen:
             seen = True
             if name is None:
                 yield from read_arguments(char, early.append)
-            else:
-                if char == "{":
-                    calls.start(name)
-                    yield from read_arguments(char, calls.arguments)
-                else:
-                    # Packed in a string: no call before it is unpacked.
-                    yield from read_arguments(char, early.append)
-                    calls.start(name)
-                    calls.arguments("".join(early))
+            elif char == "{":
+                calls.start(name)
+                yield from read_object(char, calls.writer, ends=calls.ends)
                 calls.end()
+            else:
+                # Packed in a string: no call before it is unpacked.
+                yield from read_arguments(char, early.append)
+                _add(calls, name, early)
             char = yield
         else:
-            char = yield from read_value(char, ignore)
+            char = yield from read_value(char, Writer(ignore))
         char = yield from skip_space(char)
         if char == "}":
             break
@@ -153,9 +171,14 @@ def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generat
     if name is None or not (seen or certain):
         raise Malformed("no call")
     if not seen:
-        calls.start(name)
-        calls.arguments("{}")
-        calls.end()
+        _add(calls, name, ["{}"])
+
+
+def _add(calls: Calls, name: str, arguments: Sequence[str]) -> None:
+    """Report a call that is whole."""
+    calls.start(name)
+    calls.writer.write("".join(arguments))
+    calls.end()
 
 
 def _may_come_early(key: str, calls: Calls) -> bool:
@@ -179,26 +202,27 @@ def read_list(calls: Calls, *, certain: bool) -> Generator[None, str, None]:
 
 
 def read_named(calls: Calls, name: str, call_id: str | None = None) -> Generator[None, str, None]:
-    """The arguments of a call whose name came before them."""
+    """Read the arguments of a call whose name came before them."""
     calls.begin()
     char = yield from skip_space()
     if char != "{":
         raise Malformed("arguments that are no object")
     calls.start(name.strip(), call_id)
-    yield from read_object(char, calls.arguments)
+    yield from read_object(char, calls.writer, ends=calls.ends)
     calls.end()
 
 
 def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, str, None]:
-    """An object, or one packed in a string, which then comes to the sink as a whole."""
+    """Read an object, or one packed in a string, which then comes to the sink as a whole."""
     if char == "{":
-        yield from read_object(char, sink)
+        yield from read_object(char, Writer(sink))
         return
     if char != '"':
         raise Malformed("arguments that are no object")
     packed = (yield from read_text()).strip() or "{}"
     try:
         value = json.loads(packed, parse_constant=refuse_constant)
+        json.dumps(value, ensure_ascii=False).encode()  # An escaped half of a character fails.
     except (ValueError, RecursionError):
         raise Malformed("arguments that are no JSON") from None
     if not isinstance(value, dict):
@@ -207,15 +231,10 @@ def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, st
 
 
 def read_text() -> Generator[None, str, str]:
-    """A string's value, after its opening quote."""
+    """Read a string, after its opening quote; return its value."""
     parts: list[str] = []
     yield from read_string(parts.append)
-    text = str(json.loads('"' + "".join(parts)))
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise Malformed("a lone surrogate") from None
-    return text
+    return str(json.loads(f'"{"".join(parts)}"'))
 
 
 def read_until(stop: str, limit: int) -> Generator[None, str, str]:
@@ -242,11 +261,13 @@ def read_either(one: str, other: str, char: str) -> Generator[None, str, bool]:
 
 def read_to(
     stops: tuple[str, ...], sink: Callable[[str], None], char: str | None = None
-) -> Generator[None, str, None]:
-    """A text of any length to the first of `stops`, which is read and left out; the text goes to
-    the sink while it comes, but for what may be the beginning of a stop. `char`: its first
-    character where that was read already."""
-    automaton, state, held = _automaton(stops), 0, ""
+) -> Generator[None, str, str]:
+    """Read a text of any length to the first of `stops`; return that stop.
+
+    The text goes to the sink while it comes, but for a possible beginning of a stop. `char`: its
+    first character where that was read already.
+    """
+    automaton, state, held = automaton_of(stops), 0, ""
     while True:
         if char is None:
             char = yield
@@ -257,10 +278,5 @@ def read_to(
             sink(held[: len(held) - keep])
             held = held[len(held) - keep :]
         if found:
-            return
+            return found
         char = None
-
-
-@cache
-def _automaton(patterns: tuple[str, ...]) -> Automaton:
-    return Automaton(patterns)

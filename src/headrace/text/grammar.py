@@ -16,7 +16,10 @@ from headrace.base.ignored import ignored
 
 from .lark import TEXT, grammar, joined, json_value, literal
 from .reasoning import ReasoningMarks
+from .sentences import admits_nothing
 
+CODE = "invalid_grammar"
+"""Error code of a form that cannot be enforced."""
 MAX_SOURCE = 256 * 1024
 """Characters of a schema or grammar."""
 MAX_REGEX = 16_384
@@ -161,7 +164,7 @@ def _without_bad_patterns(value: Any) -> Any:
 def from_regex(pattern: Any, where: str) -> str:
     """A regular expression that the whole answer matches (no look-around)."""
     _text(pattern, where, MAX_REGEX)
-    return verified(_regex_source(pattern), where)
+    return _with_sentence(verified(_regex_source(pattern), where), where)
 
 
 def from_choice(choices: Any, where: str) -> str:
@@ -188,8 +191,8 @@ def from_lark(source: Any, where: str) -> str:
             param=where,
         )
     if source.lstrip().startswith("%"):
-        return verified(source, where, shift=0)
-    return verified(f"%llguidance {{}}\n{source}", where, shift=1)
+        return _with_sentence(verified(source, where, shift=0), where)
+    return _with_sentence(verified(f"%llguidance {{}}\n{source}", where, shift=1), where)
 
 
 _LARK_START = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:))")
@@ -280,7 +283,17 @@ def verified(source: str, where: str, *, shift: int | None = None) -> str:
     failed, messages = _check(source)
     if failed:
         problem = _readable(messages[0], shift) if messages else "not valid"
-        raise InvalidRequest(f"{where} cannot be enforced: {problem[:500]}", param=where)
+        raise InvalidRequest(f"{where} cannot be enforced: {problem[:500]}", param=where, code=CODE)
+    return source
+
+
+def _with_sentence(source: str, where: str) -> str:
+    """Return a verified grammar; raise `InvalidRequest` if no text matches it. JSON schemas need
+    no such test: llguidance refuses those that nothing matches."""
+    if admits_nothing(source):
+        raise InvalidRequest(
+            f"{where} cannot be enforced: there is no text that matches it", param=where, code=CODE
+        )
     return source
 
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .sentences import without_idle_patterns
+
 Rules = list[tuple[str, str]]
 """Names of rules, with their bodies."""
 TEXT = r"/(.|\n)*/"
@@ -41,7 +43,9 @@ def json_value(schema: Mapping[str, Any], *, lenient: bool = False, compact: boo
     )
     if lenient:
         guidance["lenient"] = True
-    return "%json " + json.dumps({**schema, "x-guidance": guidance}, ensure_ascii=False)
+    if "patternProperties" in (text := json.dumps(schema, ensure_ascii=False)):
+        text = json.dumps(without_idle_patterns(schema), ensure_ascii=False)
+    return f'%json {text[:-1]}{", " if schema else ""}"x-guidance": {json.dumps(guidance)}}}'
 
 
 def joined(outer: str, parts: Mapping[str, str]) -> str:

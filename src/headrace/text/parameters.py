@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from .jsonstream import refuse_constant
+from .jsonstream import PYTHON, Malformed, refuse_constant
 from .tools import Tool
 
 Written = Literal["text", "json", "either"]
 """How a value is written: as text, as JSON, or as text that is JSON where it reads as such."""
 _MAX_DEPTH = 16
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_WORDS = {"true": True, "false": False, "null": None}
+"""JSON's words, which models write among Python's."""
 
 
 def written(tool: Tool | None, name: str) -> Written:
@@ -62,20 +64,70 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     return schema
 
 
-def as_json(text: str) -> str:
-    """Text between tags as JSON: what can be read as a value that is no string, else a string."""
+def closed(tool: Tool) -> bool:
+    """Return whether the tool takes no parameters but those that it declares."""
+    return tool.parameters.get("additionalProperties") is False
+
+
+def as_json(text: str, *, literals: bool = False) -> str:
+    """Convert text between tags to JSON: a value that is no string if it reads as one, else a
+    string. `literals`: Python's literals are read too."""
     body = text.strip()
-    body = _PYTHON.get(body, body)
+    body = PYTHON.get(body, body)
     try:
         value = json.loads(body, parse_constant=refuse_constant)
-    except (ValueError, RecursionError):
+        dumped(value)
+    except (ValueError, RecursionError, Malformed):
+        if literals:
+            try:
+                return dumped(literal_value(parsed(body)))
+            except Malformed:
+                pass
         return json.dumps(text, ensure_ascii=False)
     return json.dumps(text, ensure_ascii=False) if isinstance(value, str) else body
 
 
-def escaped(text: str) -> str:
-    """Text as it stands between the quotes of JSON."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+def parsed(text: str) -> ast.expr:
+    """Parse a Python expression; nothing is evaluated. Raises `Malformed`."""
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Malformed("a text that Python does not read") from None
+
+
+def literal_value(node: ast.expr) -> Any:
+    """Return the value of a Python literal; raise `Malformed` for all else."""
+    match node:
+        case ast.Constant(value=str() as text):
+            # A character that JSON escapes as two surrogates is one.
+            return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case ast.Constant(value=None | bool() | int() | float()):
+            return node.value
+        case ast.Name(id=word) if word in _WORDS:
+            return _WORDS[word]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [literal_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {_key(key): literal_value(one) for key, one in zip(keys, values, strict=True)}
+    raise Malformed("an argument that is no literal")
+
+
+def _key(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return str(literal_value(node))
+    raise Malformed("a key that is no text")
+
+
+def dumped(value: Any) -> str:
+    """Write a value as JSON; raise `Malformed` where JSON does not have it."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, RecursionError):
+        raise Malformed("a value that JSON does not have") from None
+    return text
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:

@@ -4,26 +4,35 @@
 
 Text that may be the beginning of a marker is held back, nothing else but the spaces around
 reasoning and calls, which belong to neither side. Text that looks like a call and is none becomes
-content, as it was written. What comes out does not depend on how the text is cut.
+content, as it was written. Where a call breaks off that was reported, its arguments are closed, and
+what follows is left out up to the mark with which the call ends. What comes out does not depend on
+how the text is cut.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 
-from .automaton import Automaton
+from .automaton import Automaton, automaton_of
 from .bare import FIRST, read_bare
 from .calls import Calls, SectionReader
 from .dialects.dialect import Dialect, long_id
 from .events import ContentDelta, Event, ReasoningDelta, ToolCallArguments
-from .jsonstream import SPACES, Malformed
+from .jsonstream import SPACES, Ended, Malformed
 from .reasoning import ReasoningMarks
 from .tools import Tool
 
 HELD_SPACES = 64
 """So many spaces before a call or the end of reasoning are dropped; more are passed on."""
 MAX_PENDING = 65_536
-"""Longest text that is read as a call before it is certain."""
+"""Longest text that is read as a call before it is certain, or left out after one that broke."""
+MAX_BEHIND = 64
+"""Longest text that is left out between a whole call and the mark with which it ends."""
+
+
+_REMAINS = "}])\"',;"
+"""Characters that close JSON; alone after a call they are not shown."""
 
 
 class StreamRouter:
@@ -45,7 +54,12 @@ class StreamRouter:
         markers that are special tokens, which are never shown as content. `held`: a grammar holds
         the calls (`toolgrammar`), so that only the forms that it knows are looked for.
         """
-        self.calls = Calls(new_id or (dialect.new_id if dialect else long_id), tools, held=held)
+        self.calls = Calls(
+            new_id or (dialect.new_id if dialect else long_id),
+            tools,
+            held=held,
+            ends=dialect.closers if dialect else (),
+        )
         self.reasoning_tokens = 0
         """Tokens of the parts that were reasoning, as counted by `feed`. Of a part that was so in
         parts, the same share as of its characters: news that waited comes as one."""
@@ -53,7 +67,7 @@ class StreamRouter:
         self._marks = reasoning
         self._hidden = hidden
         openers = dialect.openers + (() if held else dialect.wrappers) if dialect else ()
-        self._openers = Automaton(openers) if openers else None
+        self._openers = automaton_of(openers) if openers else None
         self._closer = Automaton([reasoning.close]) if reasoning else None
         self._seek = 0
         """State of the automaton at work."""
@@ -67,6 +81,8 @@ class StreamRouter:
         self._bare = False
         self._pending: list[str] = []
         self._calls_before = 0
+        self._broke = False
+        """Had the call before `_skip` broken off?"""
         self._state: Callable[[str, list[Event]], str] = self._start
         if in_reasoning and reasoning is not None:
             self._enter_reasoning()
@@ -91,13 +107,17 @@ class StreamRouter:
         return _merge(events)
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """What was held back, at the end of the text; `cut`: a limit ended it."""
+        """Return the events of what was held back, at the end of the text. `cut`: a limit ended it;
+        then a call that is not whole stays open."""
         events: list[Event] = []
         while self._reader is not None:
             text = self._give_up(events, ended=True, cut=cut)
             while text:
                 text = self._state(text, events)
         held, self._held = self._held, ""
+        if self._state == self._skip:
+            held = held[: len(held) - self._ends().held(self._seek)]
+            held = held.lstrip(SPACES) if held.strip(SPACES + _REMAINS) else ""
         if self.in_reasoning:
             _add(events, ReasoningDelta, held.rstrip(SPACES))
         elif held.strip(SPACES) or not (self.calls.count or self._drop_space):
@@ -215,6 +235,9 @@ class StreamRouter:
                 self._enter_reasoning()
                 return rest
             except Malformed:
+                if calls.committed:
+                    self._commit(events)
+                    self._pending = [char]
                 return self._give_up(events) + text[place + 1 :]
             if calls.committed:
                 self._commit(events)
@@ -240,30 +263,61 @@ class StreamRouter:
         self._state = self._content
 
     def _give_up(self, events: list[Event], *, ended: bool = False, cut: bool = False) -> str:
-        """The section is no call, or not to its end: what is pending, to be read as content."""
+        """End a section that is no call, or no whole one; return the text to be read as content."""
         calls = self.calls
-        self._commit(events)
+        if ended:
+            self._end_reader(events)
         opener, pending = self._opener, "".join(self._pending)
-        if calls.open:
-            if ended and pending:
-                # The digits of a number (or the letters of a word) that is not complete.
-                calls.arguments(pending)
-                pending = ""
-            calls.end(complete=False)
-            self._commit(events)
-        elif cut and self._certain and (calls.begun or not pending.strip(SPACES)):
+        certain, begun = self._certain, calls.begun
+        before = calls.count
+        broke = calls.break_off(close=not cut)
+        self._commit(events)
+        if broke:
+            pending = "" if ended else pending
+        elif cut and certain and (begun or not pending.strip(SPACES)):
             # The beginning of a call, as a marker or another says: nothing for anybody to read.
             opener = pending = ""
-        elif ended and calls.count > self._calls_before and not calls.begun:
+        elif ended and before > self._calls_before and not begun:
             # Only the closing marker is missing, or a part of it.
             pending = ""
-        calls.begun = False
+        leaves = broke or (before > self._calls_before and not begun)
+        leaves = leaves and not (ended or self._bare) and bool(calls.ends)
         self._leave_section()
+        if leaves:
+            self._broke = broke
+            self._state = self._skip
         if opener and opener.strip(SPACES) not in self._hidden:
             # The spaces before it were kept back for a call: there is none.
             self._drop_space = False
             _add(events, ContentDelta, opener)
         return pending
+
+    def _end_reader(self, events: list[Event]) -> None:
+        """Tell the reader that the text has ended: a value that it holds may be whole."""
+        assert self._reader is not None
+        with contextlib.suppress(Ended, Malformed, StopIteration):
+            self._reader.throw(Ended())
+        self._commit(events)
+
+    def _ends(self) -> Automaton:
+        """Return the finder of the marks at which the rest of a call ends."""
+        return automaton_of((*self.calls.ends, *(self._openers.patterns if self._openers else ())))
+
+    def _skip(self, text: str, events: list[Event]) -> str:
+        """Read the rest of a call: drop it up to the mark with which calls end, if that comes
+        within the bound; else it is content."""
+        room = (MAX_PENDING if self._broke else MAX_BEHIND) - len(self._held)
+        self._seek, read, found = self._ends().scan(self._seek, text[:room])
+        self._held += text[:read]
+        if found is None and read < room:
+            return ""
+        rest, self._held, self._seek = self._held, "", 0
+        self._state = self._content
+        if found in self.calls.ends:
+            rest = ""
+        elif found is not None and self._broke:
+            rest = found
+        return rest + text[read:]
 
 
 def _without_tail(text: str) -> str:

@@ -15,6 +15,9 @@ NAME = r"^[A-Za-z0-9_./:@-]{1,128}$"
 """Names of tools: longer than OpenAI's 64 characters, and with the marks by which agents join the
 name of a server to those of its tools. None of them means anything in a dialect or in JSON."""
 
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
+"""Parameters of a tool that is offered without any: OpenAI's interface says that it takes none."""
+
 ChoiceKind = Literal["auto", "none", "required", "named"]
 
 
@@ -22,7 +25,7 @@ ChoiceKind = Literal["auto", "none", "required", "named"]
 class Tool:
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """JSON schema of the arguments; empty: any object."""
+    """JSON schema of the arguments."""
     description: str = ""
     strict: bool = False
     """Arguments must follow the schema, held by grammar."""
@@ -63,7 +66,7 @@ def _tool(entry: Any, where: str) -> Tool:
             f"'@', not {name!r:.200}",
             param=f"{where}.function.name",
         )
-    parameters = function.get("parameters") or {}
+    parameters = function.get("parameters") or NO_PARAMETERS
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise InvalidRequest(
             f"{where}.function.parameters must be a JSON schema of an object",

@@ -396,6 +396,8 @@ def check(matcher: Any) -> None:
     """Raise what a matcher has to complain of."""
     if matcher.is_error():
         words = str(matcher.get_error()).split("\n")[0]
+        if words.startswith("NoExtension"):
+            words = DEAD_END
         raise GrammarFault(words[:300] or "the matcher gave up")
 
 

@@ -13,8 +13,9 @@ FENCE = "```"
 
 
 def read(opener: str, calls: Calls) -> SectionReader:
-    char = yield from skip_space()
-    yield from read_literal(ONE_BEGIN, char)
+    if opener == ALL_BEGIN:
+        char = yield from skip_space()
+        yield from read_literal(ONE_BEGIN, char)
     while True:
         calls.begin()
         head = yield from read_until(SEPARATOR, MAX_NAME)
@@ -46,7 +47,8 @@ DEEPSEEK = Dialect(
         close=ALL_END,
         quoted=False,
     ),
-    openers=(ALL_BEGIN,),
+    openers=(ALL_BEGIN, ONE_BEGIN),
+    closers=(ALL_END,),
     markers=_MARKERS,
     marks=(ALL_BEGIN, SEPARATOR, FENCE + "json"),
 )
@@ -61,7 +63,8 @@ DEEPSEEK_V31 = Dialect(
         close=ALL_END,
         quoted=False,
     ),
-    openers=(ALL_BEGIN,),
+    openers=(ALL_BEGIN, ONE_BEGIN),
+    closers=(ALL_END,),
     markers=_MARKERS,
     marks=(ALL_BEGIN, SEPARATOR),
 )

@@ -78,6 +78,8 @@ class Dialect:
     wrappers: tuple[str, ...] = ()
     """Further openers that models of this dialect write untaught: behind one stands a call only
     where it names a tool on offer."""
+    closers: tuple[str, ...] = ()
+    """Texts with which calls end. The rest of a call that broke off is left out up to there."""
     markers: frozenset[str] = field(default_factory=frozenset)
     """Texts that must survive detokenising, also where they are special tokens."""
     marks: tuple[str, ...] = ()

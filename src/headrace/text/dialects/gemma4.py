@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..calls import MAX_NAME, Calls, SectionReader, read_to, read_until
-from ..jsonstream import MAX_DEPTH, Malformed, Reader, read_literal, skip_space
+from ..jsonstream import MAX_DEPTH, Ended, Malformed, Reader, Writer, read_literal, skip_space
 from ..lark import TEXT, Rules, json_value, listed, literal
-from ..parameters import as_json, choices, escaped, properties, resolved
+from ..parameters import as_json, choices, closed, properties, resolved
 from ..tools import Tool
 from .dialect import CallFormat, Dialect, Value
 
@@ -39,6 +39,8 @@ class Gemma4Format(CallFormat):
         ]
         if parts:
             return name, [*listed(name, parts, '","'), *rules.found.items()]
+        if closed(tool):
+            return '""', []
         rules.value({})
         return '(g_pair ("," g_pair)*)?', list(rules.found.items())
 
@@ -97,16 +99,16 @@ def read(opener: str, calls: Calls) -> SectionReader:
     yield from read_literal("call:", char)
     name = yield from read_until("{", MAX_NAME)
     calls.start(name.strip())
-    yield from _read_object(calls, 0)
+    yield from _read_object(calls.writer, 0)
     calls.end()
     char = yield from skip_space()
     yield from read_literal(CLOSE, char)
     return None
 
 
-def _read_object(calls: Calls, depth: int) -> Generator[None, str, None]:
-    """After the opening brace."""
-    calls.arguments("{")
+def _read_object(writer: Writer, depth: int) -> Generator[None, str, None]:
+    """Read an object, after its opening brace."""
+    writer.open("{")
     char = yield from skip_space()
     comma = ""
     while char != "}":
@@ -118,23 +120,23 @@ def _read_object(calls: Calls, depth: int) -> Generator[None, str, None]:
             yield from read_literal(":", char)
         else:
             key = char + (yield from read_until(":", MAX_NAME))
-        calls.arguments(f"{comma}{json.dumps(key.strip(), ensure_ascii=False)}: ")
+        writer.hold(f"{comma}{json.dumps(key.strip(), ensure_ascii=False)}: ")
         comma = ", "
-        char = yield from _read_value(calls, (yield from skip_space()), depth + 1)
-    calls.arguments("}")
+        char = yield from _read_value(writer, (yield from skip_space()), depth + 1)
+    writer.close()
 
 
-def _read_list(calls: Calls, depth: int) -> Generator[None, str, None]:
-    """After the opening bracket."""
-    calls.arguments("[")
+def _read_list(writer: Writer, depth: int) -> Generator[None, str, None]:
+    """Read a list, after its opening bracket."""
+    writer.open("[")
     char = yield from skip_space()
     comma = ""
     while char != "]":
         char = yield from _read_comma(comma, char)
-        calls.arguments(comma)
+        writer.hold(comma)
         comma = ", "
-        char = yield from _read_value(calls, char, depth + 1)
-    calls.arguments("]")
+        char = yield from _read_value(writer, char, depth + 1)
+    writer.close()
 
 
 def _read_comma(comma: str, char: str) -> Reader:
@@ -149,26 +151,32 @@ def _read_comma(comma: str, char: str) -> Reader:
     return char
 
 
-def _read_value(calls: Calls, char: str, depth: int) -> Reader:
-    """Returns the next character behind it that is no space."""
+def _read_value(writer: Writer, char: str, depth: int) -> Reader:
+    """Read a value that begins with `char`; return the next character that is no space."""
     if depth > MAX_DEPTH:
         raise Malformed("nested too deeply")
     if char == "<":
         yield from read_literal(QUOTE[1:])
-        calls.arguments('"')
-        yield from read_to((QUOTE,), lambda text: calls.arguments(escaped(text)))
-        calls.arguments('"')
+        yield from read_to((QUOTE,), writer.text)
+        writer.text("")
+        writer.close()
         return (yield from skip_space())
     if char in "{[":
-        yield from (_read_object if char == "{" else _read_list)(calls, depth)
+        yield from (_read_object if char == "{" else _read_list)(writer, depth)
         return (yield from skip_space())
     scalar = ""
-    while char not in ",}]":
-        scalar += char
-        if len(scalar) > MAX_NAME:
-            raise Malformed("a number is too long")
-        char = yield
-    calls.arguments(as_json(scalar.strip()))
+    try:
+        while char not in ",}]":
+            scalar += char
+            if len(scalar) > MAX_NAME:
+                raise Malformed("a number is too long")
+            char = yield
+    except Ended:
+        value = as_json(scalar.strip())
+        if not value.startswith('"'):
+            writer.write(value)
+        raise
+    writer.write(as_json(scalar.strip()))
     return char
 
 
@@ -177,6 +185,7 @@ GEMMA4 = Dialect(
     read=read,
     format=Gemma4Format(),
     openers=(OPEN,),
+    closers=(CLOSE,),
     markers=frozenset([OPEN, CLOSE, QUOTE]),
     marks=(OPEN, QUOTE),
 )

@@ -59,6 +59,7 @@ HARMONY = Dialect(
         quoted=False,
     ),
     openers=(CHANNEL, START, END, CALL, RETURN, BARE),
+    closers=(CALL, END, RETURN),
     markers=frozenset([START, CHANNEL, MESSAGE, CONSTRAIN, CALL, END, RETURN]),
     marks=(START + "assistant", CHANNEL + "commentary", CALL),
     head=CHANNEL + "final" + MESSAGE,

@@ -31,6 +31,7 @@ HERMES = Dialect(
     ),
     openers=(OPEN,),
     wrappers=("<tools>", "<function_call>"),
+    closers=(CLOSE, "</tools>", "</function_call>"),
     markers=frozenset([OPEN, CLOSE]),
     marks=(OPEN, CLOSE),
 )

@@ -12,8 +12,9 @@ ARGUMENTS = "<|tool_call_argument_begin|>"
 
 
 def read(opener: str, calls: Calls) -> SectionReader:
-    char = yield from skip_space()
-    yield from read_literal(ONE_BEGIN, char)
+    if opener == ALL_BEGIN:
+        char = yield from skip_space()
+        yield from read_literal(ONE_BEGIN, char)
     while True:
         calls.begin()
         call_id = (yield from read_until(ARGUMENTS, MAX_NAME)).strip()
@@ -36,7 +37,8 @@ KIMI = Dialect(
         close=ALL_END,
         quoted=False,
     ),
-    openers=(ALL_BEGIN,),
+    openers=(ALL_BEGIN, ONE_BEGIN),
+    closers=(ALL_END,),
     markers=frozenset([ALL_BEGIN, ALL_END, ONE_BEGIN, ONE_END, ARGUMENTS]),
     marks=(ALL_BEGIN, ARGUMENTS),
 )

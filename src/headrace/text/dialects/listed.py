@@ -59,6 +59,7 @@ COMMAND = Dialect(
         close="\n]" + ACTION_END,
     ),
     openers=(ACTION,),
+    closers=(ACTION_END,),
     markers=frozenset([ACTION, ACTION_END]),
     marks=(ACTION, ACTION_END),
 )
@@ -74,6 +75,7 @@ PHI4 = Dialect(
         close="]" + TOOL_CALL_END,
     ),
     openers=(TOOL_CALL,),
+    closers=(TOOL_CALL_END,),
     markers=frozenset([TOOL_CALL, TOOL_CALL_END]),
     marks=("<|tool|>", "<|/tool|>"),
 )
@@ -89,6 +91,7 @@ NEMOTRON = Dialect(
         close="]" + NEMOTRON_END,
     ),
     openers=(NEMOTRON_CALL,),
+    closers=(NEMOTRON_END,),
     markers=frozenset([NEMOTRON_CALL, NEMOTRON_END]),
     marks=(NEMOTRON_CALL,),
 )

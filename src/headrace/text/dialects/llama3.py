@@ -35,6 +35,7 @@ LLAMA3 = Dialect(
     read=read,
     format=CallFormat(begin='{"name": "NAME", "parameters": ', end="}", separator="; "),
     openers=(TAG, FUNCTION),
+    closers=("</function>",),
     markers=frozenset([TAG]),
     marks=("<|start_header_id|>", '"parameters": '),
 )

@@ -12,12 +12,10 @@ from typing import Any
 from ..calls import MAX_NAME, Calls, SectionReader
 from ..jsonstream import MAX_DEPTH, SPACES, Malformed, read_literal, skip_space
 from ..lark import Rules, json_value, listed, literal
-from ..parameters import properties
+from ..parameters import closed, dumped, literal_value, parsed, properties
 from ..tools import Tool
 from .dialect import CallFormat, Dialect, Value
 
-_WORDS = {"true": True, "false": False, "null": None}
-"""JSON's words, which models write among Python's."""
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -40,6 +38,8 @@ class PythonicFormat(CallFormat):
         ]
         if parts:
             return name, listed(name, parts, '", "')
+        if closed(tool):
+            return '""', []
         free = f'/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" {json_value({})}'
         return f'({name} ("," " " {name})*)?', [(name, free)]
 
@@ -74,7 +74,7 @@ def reader(close: str) -> Callable[[str, Calls], SectionReader]:
             name = yield from _read_name(char)
             arguments = _parsed((yield from _read_arguments()))
             calls.start(name)
-            calls.arguments(arguments)
+            calls.writer.write(arguments)
             calls.end()
             char = yield from skip_space()
             if char == ",":
@@ -126,48 +126,16 @@ def _read_arguments() -> Generator[None, str, str]:
 
 
 def _parsed(text: str) -> str:
-    """Named arguments as a JSON object: literals alone, nothing is evaluated."""
-    try:
-        call = ast.parse(f"_({text.strip()})", mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise Malformed("arguments that Python does not read") from None
+    """Convert named arguments to a JSON object: literals alone, nothing is evaluated."""
+    call = parsed(f"_({text.strip()})")
     if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
         raise Malformed("arguments without names")
     given = {}
     for one in call.keywords:
         if one.arg is None:
             raise Malformed("arguments without names")
-        given[one.arg] = _literal(one.value)
-    try:
-        text = json.dumps(given, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except ValueError:
-        raise Malformed("a value that JSON does not have") from None
-    return text
-
-
-def _literal(node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=str() as text):
-            # A character that JSON escapes as two surrogates is one.
-            return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        case ast.Constant(value=None | bool() | int() | float()):
-            return node.value
-        case ast.Name(id=word) if word in _WORDS:
-            return _WORDS[word]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_literal(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {_key(key): _literal(one) for key, one in zip(keys, values, strict=True)}
-    raise Malformed("an argument that is no literal")
-
-
-def _key(node: ast.expr | None) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return str(_literal(node))
-    raise Malformed("a key that is no text")
+        given[one.arg] = literal_value(one.value)
+    return dumped(given)
 
 
 def _dialect(name: str, form: PythonicFormat, marks: Sequence[str]) -> Dialect:
@@ -177,6 +145,7 @@ def _dialect(name: str, form: PythonicFormat, marks: Sequence[str]) -> Dialect:
         read=reader(close),
         format=form,
         openers=(opener,),
+        closers=(close,),
         markers=frozenset([opener, close]),
         marks=tuple(marks),
     )

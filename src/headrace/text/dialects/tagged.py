@@ -17,14 +17,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..calls import MAX_NAME, Calls, SectionReader, read_either, read_to
-from ..jsonstream import SPACES, Malformed, Reader, read_literal, skip_space
+from ..jsonstream import SPACES, Ended, Malformed, Reader, Writer, read_literal, skip_space
 from ..lark import TEXT, Rules, literal
-from ..parameters import as_json, choices, escaped, properties, resolved, written
+from ..parameters import Written, as_json, choices, closed, properties, resolved, written
 from ..tools import Tool
 from .dialect import CallFormat, Dialect, Value
 
 FLAG = "IS_TEXT"
 """Stands for true or false in a tag that says whether its value is text."""
+_MAX_TAGS = 64
+"""Parameters of a tool up to which a value ends only at their tags, else at any tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class TaggedFormat(CallFormat):
         if parts:
             sequence = " ".join(one if required else f"({one})?" for one, required in parts)
             return sequence, list(rules.items())
+        if closed(tool):
+            return '""', []
         before, _, behind = self.key.partition("KEY")
         heads = behind.partition(FLAG)
         flag = f'("true" | "false") {literal(heads[2], special)}' if heads[1] else ""
@@ -138,7 +142,7 @@ def reader(form: TaggedFormat, main: str) -> Callable[[str, Calls], SectionReade
 
 
 def _read_tags(tags: Sequence[str]) -> Reader:
-    """These, with any space around them; returns what follows."""
+    """Read tags with any space around them; return the character that follows."""
     char = yield from skip_space()
     for tag in tags:
         yield from read_literal(tag, char)
@@ -147,7 +151,7 @@ def _read_tags(tags: Sequence[str]) -> Reader:
 
 
 def _read_name(after: str, char: str) -> Generator[None, str, tuple[str, str]]:
-    """(name of a tool, first character behind it that is not of what ends it)"""
+    """Read a tool's name; return it and the first character after its end."""
     name = ""
     while char not in ((after[0],) if after else ("<", *SPACES)):
         name += char
@@ -157,69 +161,122 @@ def _read_name(after: str, char: str) -> Generator[None, str, tuple[str, str]]:
     if after:
         yield from read_literal(after, char)
         char = yield
-    return name.strip(), char
+    return _name(name), char
+
+
+def _name(text: str) -> str:
+    """Strip a name between two tags; raise `Malformed` if it holds a tag or a further line."""
+    name = text.strip()
+    if "<" in name or "\n" in name:
+        raise Malformed("a name that does not end")
+    return name
 
 
 def _read_arguments(
     form: TaggedFormat, calls: Calls, name: str, char: str
 ) -> Generator[None, str, None]:
-    """What stands between the call's name and its end, which is read too."""
+    """Read a call from its name to its end."""
     start, _, behind = form.key.partition("KEY")
     behind, flagged, last_tag = behind.partition(FLAG)
     first, *more = start.split()
+    stop, *tags = behind.split()
     end, *closing = form.end.split()
     tool = calls.known.get(name) if calls.known else None
-    comma = ""
-    calls.arguments("{")
+    strays = {} if calls.held else _strays(start, stop, tool)
+    stops = _stops(form, () if calls.held else (*strays, end))
+    writer = calls.writer
+    writer.open("{")
+    comma = found = ""
     while True:
-        char = yield from skip_space(char)
-        if not (yield from read_either(first, end, char)):
+        if not found:
+            char = yield from skip_space(char)
+            found = first if (yield from read_either(first, end, char)) else end
+            if found == first and more:
+                char = yield from _read_tags(more)
+            elif found == first:
+                char = yield
+        elif found == start:
+            char = yield
+        if found == end:
             break
-        char = (yield from _read_tags(more)) if more else (yield)
-        key = yield from _read_key(behind.split(), char)
+        key = strays.get(found) or (yield from _read_key(stop, char))
+        yield from _read_further(tags)
         kind = written(tool, key)
         if flagged:
-            flag = yield from _read_key(last_tag.split(), (yield))
+            flag_stop, *further = last_tag.split()
+            flag = yield from _read_key(flag_stop, (yield))
+            yield from _read_further(further)
             kind = "text" if flag == "true" else "json"
-        calls.arguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
+        writer.hold(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
         comma = ", "
-        if kind == "text":
-            calls.arguments('"')
-            yield from _read_value(form, lambda text: calls.arguments(escaped(text)))
-            calls.arguments('"')
-        else:
-            parts: list[str] = []
-            yield from _read_value(form, parts.append)
-            calls.arguments(as_json("".join(parts)))
-        char = yield
+        found = yield from _read_value(form, writer, kind, stops)
+        if found == form.value_end.strip():
+            char, found = (yield), ""
     # The call is whole: what closes its frame may be missing.
-    calls.arguments("}")
+    writer.close()
     calls.end()
-    for tag in closing:
+    yield from _read_further(closing)
+
+
+def _strays(start: str, stop: str, tool: Tool | None) -> dict[str, str]:
+    """Return the tags of parameters at which a value ends without its own end, with their names.
+
+    These are the tags of the declared parameters, so that a text may hold others. A tool that
+    declares none has the beginning of any tag, without a name.
+    """
+    declared = tool.parameters.get("properties") if tool else None
+    if isinstance(declared, Mapping) and 0 < len(declared) <= _MAX_TAGS:
+        return {start + name + stop: name for name in declared}
+    return {start: ""}
+
+
+def _stops(form: TaggedFormat, strays: Sequence[str]) -> tuple[str, ...]:
+    """Return all ends of a value: its own and the stray tags, each also with the new line before
+    it, which is not of the value."""
+    closer = form.value_end.strip()
+    lines = [f"\n{each}" for each in ((closer, *strays) if form.padded else strays)]
+    return (closer, *strays, *lines)
+
+
+def _read_further(tags: Sequence[str]) -> Generator[None, str, None]:
+    """Read tags with any space before them."""
+    for tag in tags:
         char = yield from skip_space()
         yield from read_literal(tag, char)
 
 
-def _read_key(tags: Sequence[str], char: str) -> Generator[None, str, str]:
-    """A text from its first character on to what stands behind it, which is read too."""
-    stop, *closing = tags
+def _read_key(stop: str, char: str) -> Generator[None, str, str]:
+    """Read a name from its first character to `stop`, which is read too."""
     key = char
     while not key.endswith(stop):
         key += yield
         if len(key) > MAX_NAME + len(stop):
             raise Malformed("a name that does not end")
-    for tag in closing:
-        char = yield from skip_space()
-        yield from read_literal(tag, char)
-    return key[: -len(stop)].strip()
+    return _name(key[: -len(stop)])
 
 
-def _read_value(form: TaggedFormat, sink: Callable[[str], None]) -> Generator[None, str, None]:
-    """A value to its closing tag; of padding one new line on either side goes."""
-    closer = form.value_end.strip()
-    stops = ("\n" + closer, closer) if form.padded else (closer,)
+def _read_value(
+    form: TaggedFormat, writer: Writer, kind: Written, stops: tuple[str, ...]
+) -> Generator[None, str, str]:
+    """Read a value to the first of `stops`; return that stop. Padding loses one new line on either
+    side."""
     char = yield
-    yield from read_to(stops, sink, None if form.padded and char == "\n" else char)
+    first = None if form.padded and char == "\n" else char
+    if kind == "text":
+        found = yield from read_to(stops, writer.text, first)
+        writer.text("")
+        writer.close()
+        return found.strip("\n")
+    parts: list[str] = []
+    try:
+        found = yield from read_to(stops, parts.append, first)
+    except Ended:
+        value = as_json("".join(parts), literals=kind == "json")
+        if value != '""' and (kind == "either" or not value.startswith('"')):
+            writer.write(value)
+        raise
+    writer.write(as_json("".join(parts), literals=kind == "json"))
+    return found.strip("\n")
 
 
 def _dialect(
@@ -231,14 +288,18 @@ def _dialect(
     wrappers: tuple[str, ...] = (),
 ) -> Dialect:
     """`tokens`: what may be a special token beside the frame's two ends."""
-    opener = (form.open or form.begin.partition("NAME")[0]).split()[0]
+    heads = form.begin.partition("NAME")[0].split()
+    opener = form.open.strip() or heads[0]
     closer = (form.close or form.end).split()[-1]
+    if form.open:
+        wrappers = (*wrappers, heads[0])
     return Dialect(
         name=name,
         read=reader(form, opener),
         format=form,
         openers=(opener,),
         wrappers=wrappers,
+        closers=(closer,),
         markers=frozenset([opener, closer, *tokens]),
         marks=marks,
     )

@@ -117,7 +117,7 @@ class _Telling:
         return Large(_opening(self._chat, self._head, delta), self.news(_, delta))
 
     def news(self, _: int, delta: OutputDelta) -> bytes:
-        """The events of one delta; none where it brings no text."""
+        """Make the events of one delta; none where it brings no text."""
         chat, index = self._chat, delta.index
         chat.usage.count(0, delta)
         opening = b""
@@ -132,10 +132,11 @@ class _Telling:
         parts = self._choices[index]
         chunks = parts.take(delta)
         chat.usage.reasoning = sum(parts.reasoning_tokens for parts in self._choices)
-        # What belongs to the tokens goes with the first chunk, the end with the last.
+        # What belongs to the tokens goes with the first chunk; the end has a chunk of its own, as
+        # clients expect.
         last = delta.finish_reason is not None
-        if not chunks and (last or not self._plain):
-            chunks = [{}]
+        if last or not (chunks or self._plain):
+            chunks = [*chunks, {}]
         return opening + b"".join(
             frame(
                 _chunk(

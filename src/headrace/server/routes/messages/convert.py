@@ -11,10 +11,14 @@ from ..chat.schema import ChatBody
 from .schema import Block, CountBody, MessagesBody, Turn
 
 
-def to_chat(body: CountBody, *, counts_reasoning: bool = False) -> ChatBody:
-    """The same conversation as a chat body. Raises `InvalidRequest` naming the block.
+def to_chat(
+    body: CountBody, *, counts_reasoning: bool = False, beginning: bool = False
+) -> ChatBody:
+    """Convert a conversation into a chat body. Raises `InvalidRequest` naming the block.
 
-    `counts_reasoning`: the model's reasoning can be limited to a number of tokens.
+    The answer continues a last message of the assistant's. `counts_reasoning`: the model's
+    reasoning can be limited to a number of tokens. `beginning`: the conversation goes on after
+    these messages, so no answer follows them.
     """
     messages: list[dict[str, Any]] = []
     if body.system:
@@ -23,6 +27,8 @@ def to_chat(body: CountBody, *, counts_reasoning: bool = False) -> ChatBody:
     for place, turn in enumerate(body.messages):
         messages += _turn(turn, f"messages.{place}")
     chat: dict[str, Any] = {"messages": messages, "model": body.model}
+    if body.messages[-1].role == "assistant" and not beginning:
+        chat |= _continued(body, messages, f"messages.{len(body.messages) - 1}")
     if body.tools:
         chat["tools"] = [
             {
@@ -60,6 +66,38 @@ def to_chat(body: CountBody, *, counts_reasoning: bool = False) -> ChatBody:
             "stream": body.stream,
         }
     return converted(chat, ChatBody)
+
+
+def _continued(body: CountBody, messages: list[dict[str, Any]], where: str) -> dict[str, Any]:
+    """Return the chat fields by which the answer continues the last message. Remove that message
+    if it is empty. Raises `InvalidRequest` where it cannot be continued."""
+    last = messages[-1]
+    text = last["content"] or ""
+    if "tool_calls" in last:
+        raise InvalidRequest(
+            f"{where} has a tool_use block: a message with its tool_result must come after it",
+            param=where,
+        )
+    if text != text.rstrip():
+        raise InvalidRequest(
+            f"{where} is continued by the answer, so it must not end with white space", param=where
+        )
+    if text:
+        config = body.output_config
+        if body.output_format or (config and config.format):
+            raise InvalidRequest(
+                f"{where} is continued by the answer, which cannot begin the form that "
+                "output_config demands: end with a message of the user",
+                param=where,
+            )
+        return {"continue_final_message": True}
+    if "reasoning_content" in last:
+        raise InvalidRequest(
+            f"{where} is continued by the answer, so it must not end with a thinking block",
+            param=where,
+        )
+    messages.pop()
+    return {}
 
 
 def _choice(body: CountBody) -> dict[str, Any]:

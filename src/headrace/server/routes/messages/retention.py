@@ -33,7 +33,8 @@ async def retain(service: Service, body: CountBody, chat: Chat) -> None:
     for seconds, cut in marks.items():
         tokens = len(chat.prompt)
         if cut is not None:
-            part = Chat(service, await service.hands.beside(lambda cut=cut: to_chat(cut)), "")
+            begun = await service.hands.beside(lambda cut=cut: to_chat(cut, beginning=True))
+            part = Chat(service, begun, "")
             try:
                 await part.tokenise(counts=True)
             except HeadraceError:
