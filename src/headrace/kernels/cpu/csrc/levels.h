@@ -4,15 +4,16 @@
 
 namespace hr {
 
-extern const Kernels k_neon;
-extern const Kernels k_dotprod;
-extern const Kernels k_avx2;
-extern const Kernels k_avx512;
-extern const Kernels k_vnni;
-extern const Kernels k_bf16;
-extern const Kernels k_amx;           // where the assembler knew it
-extern const Kernels k_amx_rounded;   // the same
-extern const Kernels k_amx_emulated;  // in test builds
+// Each where it was compiled in.
+#define HR_LEVEL_OF(name) \
+  namespace name {        \
+  extern const Kernels kernels; \
+  }
+HR_LEVEL_OF(neon) HR_LEVEL_OF(dotprod)
+HR_LEVEL_OF(avx2) HR_LEVEL_OF(avx512) HR_LEVEL_OF(vnni) HR_LEVEL_OF(bf16)
+HR_LEVEL_OF(rounded) HR_LEVEL_OF(amx) HR_LEVEL_OF(amx_rounded)
+HR_LEVEL_OF(amx_emulated)  // in test builds
+#undef HR_LEVEL_OF
 
 // The table of the best level that this CPU runs; `wish` ("avx2" …) chooses it, null: the best.
 // Null when an x86 CPU has not even AVX2, or any not what was wished for.
