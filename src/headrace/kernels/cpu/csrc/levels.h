@@ -15,9 +15,13 @@ HR_LEVEL_OF(rounded) HR_LEVEL_OF(amx) HR_LEVEL_OF(amx_rounded)
 HR_LEVEL_OF(amx_emulated)  // in test builds
 #undef HR_LEVEL_OF
 
-// The table of the best level that this CPU runs; `wish` ("avx2" …) chooses it, null: the best.
-// Null when an x86 CPU has not even AVX2, or any not what was wished for.
+// The table of the best level that was built and runs here; `wish` ("avx2" …) chooses it, null: the
+// best. Null when there is none.
 const Kernels* choose_kernels(const char* wish);
+
+// Why a level does not serve.
+enum LevelState { kServes, kNotBuilt, kNotHere, kNoLevel };
+LevelState state_of(const char* name);
 
 // How this processor likes its weights fetched. `few`: one and two rows, which read at full speed, ask
 // for the lines, too. `near`: into L1, else into L2 (of dense weights, those of one and two rows
