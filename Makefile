@@ -16,11 +16,12 @@ EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 # Hundreds of processes start in a run: each is a quarter quicker with bytecode that was kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu bench-speech bench-speculation gpu-dry gpu-compile gpu-bench clean
+.PHONY: help run levels test check coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu bench-speech bench-speculation gpu-dry gpu-compile gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       install, run every test that CI runs"
+	@echo "make levels     compile the CPU kernels for every processor of this family, in place"
 	@echo "make check      format, lint, types, ranks, unit and property tests (under four minutes on two cores)"
 	@echo "make coverage   lines that the tests of make check run; fails below FLOOR, 81 per cent"
 	@echo "make explore    the property tests with examples that were never tried"
@@ -37,22 +38,40 @@ help:
 	@echo "make gpu-compile  compiled alone, by two versions of Triton: what CI adds to make test"
 	@echo "make clean      remove the environment and what was built"
 
-$(VENV)/.installed: pyproject.toml CMakeLists.txt
+$(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --progress-bar on --upgrade pip
+	@touch $@
+
+# Compiled in place by a step of its own, which says how far it is; pip would be silent. Without a
+# compiler the package is installed all the same.
+BUILD := $(BIN)/python src/headrace/kernels/cpu/build.py
+CSRC := $(wildcard src/headrace/kernels/cpu/csrc/* src/headrace/text/csrc/*)
+$(VENV)/.compiled: CMakeLists.txt $(CSRC) | $(VENV)/.made
+	@command -v cmake >/dev/null || $(BIN)/pip install --quiet --progress-bar on cmake
+	@if $(BUILD); then touch $@; \
+	    else echo "the slower reference kernels serve: headrace explain"; fi
+
+# pip installs packages and compiles nothing.
+EDITABLE := install --progress-bar on --config-settings=wheel.cmake=false --editable
+$(VENV)/.installed: pyproject.toml | $(VENV)/.compiled
 	$(if $(EXTRAS),$(BIN)/pip install --progress-bar on "$(TORCH)")
-	$(BIN)/pip install --progress-bar on --editable ".$(EXTRAS)"
+	$(BIN)/pip $(EDITABLE) ".$(EXTRAS)"
 	@touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
 	$(BIN)/pip install --progress-bar on "$(TORCH)"
-	$(BIN)/pip install --quiet --progress-bar on --editable ".[test]"
+	$(BIN)/pip --quiet $(EDITABLE) ".[test]"
 	@touch $@
+
+# Every level of the kernels, for the tests that compare them.
+levels: $(VENV)/.tested
+	$(BUILD) --levels all
 
 run: $(VENV)/.installed
 	$(BIN)/headrace serve $(MODEL) --port $(PORT)
 
-test: $(VENV)/.tested check
+test: levels check
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile \
 	    -m "(slow or model) and not gpu"
 

@@ -50,7 +50,9 @@ def build(folder: Path, *, sanitize: str = "", output: Path = HERE, levels: str 
     configured = subprocess.run(command, capture_output=True, text=True)
     if configured.returncode:
         raise NotBuilt(f"cmake cannot configure {ROOT}: {configured.stderr.strip()}")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     count = {"host": 1, "all": ALL}.get(levels, levels.count(";") + 1)
     seconds = max(10, (count * SECONDS + 10) // cores)
     say(f"compiling the CPU kernels: about {seconds} s on {cores} cores, unless they are kept")

@@ -55,6 +55,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_sizeof": (c_int64, [c_int32]),
     "hr_level": (ctypes.c_char_p, [ctypes.c_char_p]),
     "hr_level_state": (c_int32, [ctypes.c_char_p]),
+    "hr_built": (ctypes.c_char_p, []),
     "hr_amx_refused": (ctypes.c_char_p, []),
     "hr_team_new": (c_void_p, [c_int32, ctypes.c_char_p]),
     "hr_team_free": (None, [c_void_p]),
@@ -114,7 +115,9 @@ def _opened(file: Path) -> ctypes.CDLL:
     except OSError as error:
         raise LibraryAbsent(f"{file} cannot be loaded: {error}") from error
     except AttributeError as error:
-        raise LibraryStale(f"{file} is of other sources ({error}); {BUILD} builds it anew") from error
+        raise LibraryStale(
+            f"{file} is of other sources ({error}); {BUILD} builds it anew"
+        ) from error
     if library.hr_version() != VERSION or any(
         library.hr_sizeof(index) != ctypes.sizeof(mirror) for index, mirror in enumerate(MIRRORED)
     ):
@@ -165,6 +168,12 @@ def refused(wish: str) -> str | None:
     if state == _NOT_HERE:
         return f"the CPU has no {wish}"
     return f"there is no level {wish}" if state else None
+
+
+def unbuilt() -> list[str]:
+    """Name the levels that other processors of this family may need and this library lacks."""
+    built = load().hr_built().decode().split()
+    return [name for name in LEVELS if name not in built]
 
 
 def tiles_refused() -> str | None:

@@ -52,6 +52,10 @@ void each_level(Found found) {
 
 }  // namespace
 
+#define HR_EACH(level) #level " "
+extern const char* const built_levels = HR_BUILT;
+#undef HR_EACH
+
 const Kernels* choose_kernels(const char* wish) {
   const bool best = !wish || !*wish;
   const Kernels* chosen = nullptr;

@@ -23,6 +23,9 @@ const Kernels* choose_kernels(const char* wish);
 enum LevelState { kServes, kNotBuilt, kNotHere, kNoLevel };
 LevelState state_of(const char* name);
 
+// The names of those that were built, each with a blank behind it.
+extern const char* const built_levels;
+
 // How this processor likes its weights fetched. `few`: one and two rows, which read at full speed, ask
 // for the lines, too. `near`: into L1, else into L2 (of dense weights, those of one and two rows
 // alone). Measured: ADRs 0382, 0409.
