@@ -44,8 +44,8 @@ $(VENV)/.made:
 	@touch $@
 
 # Compiled in place by a step of its own, which says how far it is; pip would be silent. Without a
-# compiler the package is installed all the same.
-BUILD := $(BIN)/python src/headrace/kernels/cpu/build.py
+# compiler the package is installed all the same. Its own `make` has no part in this one's jobs.
+BUILD := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(BIN)/python src/headrace/kernels/cpu/build.py
 CSRC := $(wildcard src/headrace/kernels/cpu/csrc/* src/headrace/text/csrc/*)
 $(VENV)/.compiled: CMakeLists.txt $(CSRC) | $(VENV)/.made
 	@command -v cmake >/dev/null || $(BIN)/pip install --quiet --progress-bar on cmake

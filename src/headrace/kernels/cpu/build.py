@@ -16,10 +16,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TEXT = HERE.parents[1] / "text"
 ROOT = HERE.parents[3]
-TOOLS = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
-"""Where CMake may be: in this environment too, active or not."""
 SECONDS = 55
-"""Of one core, to compile a level (GCC 12, Zen 4)."""
+"""Time of one core to compile a level (GCC 12, Zen 4)."""
 ALL = 4
 """Levels of x86-64 that are compiled whole."""
 _BUILDING = re.compile(r"(\[.*?\]) Building CXX object (?:.*/)?(\w+)\.dir/.*/(\w+)\.cpp\.o")
@@ -37,13 +35,14 @@ def build(folder: Path, *, sanitize: str = "", output: Path = HERE, levels: str 
     `host`, `all`, or names with semicolons (`HEADRACE_KERNELS` in CMakeLists.txt). Raises
     `NotBuilt`.
     """
-    cmake = shutil.which("cmake", path=TOOLS)
+    beside = shutil.which("cmake", path=Path(sys.executable).parent)  # this environment's
+    cmake = shutil.which("cmake") or beside
     if cmake is None:
         raise NotBuilt("cmake is not installed: `pip install cmake` brings it")
     if not (ROOT / "CMakeLists.txt").exists():
         raise NotBuilt(f"{ROOT} is not a source checkout: install the package instead")
     folder.mkdir(parents=True, exist_ok=True)
-    command = [cmake, "-S", str(ROOT), "-B", str(folder)]
+    command = [cmake, "-S", str(ROOT), "-B", str(folder), f"-DPython3_EXECUTABLE={sys.executable}"]
     command += [f"-DHEADRACE_SANITIZE={sanitize}", f"-DHEADRACE_KERNELS={levels}"]
     command += [f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={output}"]
     command += [f"-DHEADRACE_TEXT_OUTPUT={TEXT if output == HERE else output}"]

@@ -59,9 +59,13 @@ def parted(command: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def key(command: list[str], source: Path) -> str:
-    """Digest a command, its compiler, its source and all headers beside that and in its folders."""
-    compiler = subprocess.run([command[0], "--version"], capture_output=True).stdout
-    digest = hashlib.sha256(compiler + "\0".join(command).encode())
+    """Digest a command, its compiler, its source and all headers beside that and in its folders.
+
+    A compiler is what it says of itself behind its name: one build calls it c++, another g++.
+    """
+    version = subprocess.run([command[0], "--version"], capture_output=True).stdout
+    compiler = version.partition(b" ")[2]
+    digest = hashlib.sha256(compiler + "\0".join(command[1:]).encode())
     folders = {source.parent, *(Path(word[2:]) for word in command if word.startswith("-I"))}
     files = [file for folder in sorted(folders) for file in sorted(folder.glob("*.h"))]
     for file in (source, *files):

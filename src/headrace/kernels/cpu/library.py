@@ -157,7 +157,7 @@ def level(wish: str | None = None) -> str | None:
 
 
 _NOT_BUILT, _NOT_HERE = 1, 2
-"""Of what `hr_level_state` returns."""
+"""Two of the answers of `hr_level_state`."""
 
 
 def refused(wish: str) -> str | None:
