@@ -16,12 +16,13 @@ EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 # Hundreds of processes start in a run: each is a quarter quicker with bytecode that was kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all check static types quick paths steady coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu bench-speech bench-speculation gpu-dry gpu-compile gpu-bench clean
+.PHONY: help run levels test test-all check static types quick paths steady coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu bench-speech bench-speculation gpu-dry gpu-compile gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       install, run what CI runs: make check and one real path of every ability"
 	@echo "make test-all   everything: an hour or two; before a release, and once a week on a schedule"
+	@echo "make levels     compile the CPU kernels for every processor of this family, in place"
 	@echo "make check      format, lint, types, ranks, unit and property tests (under four minutes on two cores)"
 	@echo "make steady     the tests of make check TIMES times, quiet or beside BUSY=1: which fall by luck"
 	@echo "make coverage   lines that the tests of make check run; fails below FLOOR, 81 per cent"
@@ -39,17 +40,35 @@ help:
 	@echo "make gpu-compile  compiled alone, by two versions of Triton: part of make test-all"
 	@echo "make clean      remove the environment and what was built"
 
-$(VENV)/.installed: pyproject.toml CMakeLists.txt
+$(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --progress-bar on --upgrade pip
+	@touch $@
+
+# Compiled in place by a step of its own, which says how far it is; pip would be silent. Without a
+# compiler the package is installed all the same. Its own `make` has no part in this one's jobs.
+BUILD := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL $(BIN)/python src/headrace/kernels/cpu/build.py
+CSRC := $(wildcard src/headrace/kernels/cpu/csrc/* src/headrace/text/csrc/*)
+$(VENV)/.compiled: CMakeLists.txt $(CSRC) | $(VENV)/.made
+	@command -v cmake >/dev/null || $(BIN)/pip install --quiet --progress-bar on cmake
+	@if $(BUILD); then touch $@; \
+	    else echo "the slower reference kernels serve: headrace explain"; fi
+
+# pip installs packages and compiles nothing.
+EDITABLE := install --progress-bar on --config-settings=wheel.cmake=false --editable
+$(VENV)/.installed: pyproject.toml | $(VENV)/.compiled
 	$(if $(EXTRAS),$(BIN)/pip install --progress-bar on "$(TORCH)")
-	$(BIN)/pip install --progress-bar on --editable ".$(EXTRAS)"
+	$(BIN)/pip $(EDITABLE) ".$(EXTRAS)"
 	@touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
 	$(BIN)/pip install --progress-bar on "$(TORCH)"
-	$(BIN)/pip install --quiet --progress-bar on --editable ".[test]"
+	$(BIN)/pip --quiet $(EDITABLE) ".[test]"
 	@touch $@
+
+# Every level of the kernels, for the tests that compare them.
+levels: $(VENV)/.tested
+	$(BUILD) --levels all
 
 run: $(VENV)/.installed
 	$(BIN)/headrace serve $(MODEL) --port $(PORT)
@@ -61,7 +80,7 @@ QUICK := not slow and not model and not gpu
 test: $(VENV)/.tested
 	$(MAKE) --jobs 2 static types paths
 
-test-all: $(VENV)/.tested
+test-all: levels
 	$(MAKE) static types
 	$(PYTEST) -m "not gpu"
 	$(MAKE) gpu-compile

@@ -35,7 +35,8 @@ BLOCK, BLOCKS, THREADS = 16, 2400, 2
 
 def team_of(file: Path) -> Team:
     """Threads that run the records of this build."""
-    library.FILE, library.SOURCES = file, file.with_suffix(".csrc")  # whichever it was built from
+    library.FILE = library.INSTALLED = file
+    library.SOURCES = file.with_suffix(".csrc")  # whichever it was built from
     library.load.cache_clear()
     return Team(THREADS)
 

@@ -29,7 +29,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if os.environ.get("TEXT_LIBRARY_UNDER_TEST"):  # test_native_sanitized: one of another build
-    textlibrary.FILE = Path(os.environ["TEXT_LIBRARY_UNDER_TEST"])
+    textlibrary.FILE = textlibrary.INSTALLED = Path(os.environ["TEXT_LIBRARY_UNDER_TEST"])
 
 # A test's oracle may be the first to multiply in its process.
 sum_in_one_order()

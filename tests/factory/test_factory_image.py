@@ -101,6 +101,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     document = {"packages": {HERE: [["pool/python_amd64.deb", sha256(package)]]}}
     (folder / "debian.json").write_text(json.dumps(document))
     monkeypatch.setattr(image, "PINNED", folder / "debian.json")
+    monkeypatch.setattr(image, "unbuilt", list)  # a checkout may have this machine's level alone
     return folder
 
 
@@ -291,6 +292,18 @@ def test_an_image_without_kernels_is_refused(
     if given == "wheel":
         write_wheel(inputs / name, {**files, str(kernels.relative_to(bare.parent)): b"code"})
     build(tmp_path / "store", inputs)
+
+
+def test_an_image_of_one_machines_kernels_is_refused(
+    tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable install has the level of its machine; an image may run on any."""
+    monkeypatch.setattr(image, "unbuilt", lambda: ["avx2"])
+    with pytest.raises(
+        InvalidRequest, match=r"lacks the kernels of avx2, .* --levels all`"
+    ) as caught:
+        build(tmp_path / "store", inputs)
+    assert caught.value.param == "wheels"
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/passwd", "a/../../out"])

@@ -15,7 +15,7 @@ from headrace.kernels.cpu.operators import CpuOperators
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "kernels")]
 
 if os.environ.get("KERNELS_UNDER_TEST"):  # `make sanitize`, test_amx: a library of another build
-    library.FILE = Path(os.environ["KERNELS_UNDER_TEST"])
+    library.FILE = library.INSTALLED = Path(os.environ["KERNELS_UNDER_TEST"])
 ONLY = os.environ.get("KERNELS_LEVEL_UNDER_TEST")
 LEVELS = (ONLY,) if ONLY else library.LEVELS
 
@@ -35,9 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(params=LEVELS, scope="session")
 def ops(request: pytest.FixtureRequest) -> CpuOperators:
     """Operators of two threads at one level."""
-    if library.level(request.param) is None:
-        assert not ONLY, f"the library under test has no level {ONLY}"
-        pytest.skip(f"this CPU has no {request.param}")
+    why = library.refused(request.param)
+    if why is not None:
+        assert not ONLY, f"the library under test has no level {ONLY}: {why}"
+        pytest.skip(why)
     return CpuOperators(2, request.param)
 
 

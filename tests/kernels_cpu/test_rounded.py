@@ -6,7 +6,6 @@ bit, whatever its rows, panels and threads, so that rows and cuts of a prompt ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -173,9 +172,3 @@ def test_the_level_serves_by_name_only(rounding: CpuOperators) -> None:
     assert CpuBackend().decisions()[0].value == library.level() != library.PAIRS
     assert PairsBackend().decisions()[0].value == library.PAIRS
     assert library.PAIRS not in library.LEVELS
-
-
-def test_a_start_says_that_the_processor_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    real: Callable[[str | None], str | None] = library.level
-    monkeypatch.setattr(library, "level", lambda wish=None: None if wish else real(None))
-    assert library.refused(library.PAIRS) == "the CPU, or the compiler, has no avx512-bf16"

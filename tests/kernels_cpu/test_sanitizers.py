@@ -70,8 +70,9 @@ def compiler_name() -> str | None:
 def checked_build(target: str, sanitizers: str, level: str, folder: Path) -> Path:
     """The folder with `target` in it; skips where it cannot be."""
     needed = "bf16" if level in BESIDE else level
-    if library.level(needed) is None:
-        pytest.skip(f"this CPU has no {needed}")
+    why = library.refused(needed)
+    if why and "not built" not in why:
+        pytest.skip(why)
     reason = missing(sanitizers, folder)
     if reason is not None:
         pytest.skip(reason)

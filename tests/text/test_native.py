@@ -196,12 +196,13 @@ def test_a_library_that_cannot_be_used_says_why(
     """One line with the reason, where the other library steps in."""
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"no library")
-    for name, value, words in (
-        ("FILE", broken, "broken.so cannot be loaded: "),
-        ("VERSION", 0, "belongs to another version of Headrace"),
+    for changes, words in (
+        ({"FILE": broken, "INSTALLED": broken}, "broken.so cannot be loaded: "),
+        ({"VERSION": 0}, "belongs to another version of Headrace"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(textlibrary, name, value)
+            for name, value in changes.items():
+                patch.setattr(textlibrary, name, value)
             textlibrary.library.cache_clear()
             try:
                 served = load_tokenizer(byte_level_metadata()).served

@@ -87,12 +87,20 @@ def absence() -> str | None:
 
 
 def _load(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
-    file = FILE if FILE.exists() else INSTALLED
-    if not file.exists():
-        raise TextLibraryAbsent(
-            "our own library was not built (no C++ compiler at install time?); "
-            "`python -m headrace.kernels.cpu.build` builds it in place"
-        )
+    absent: TextLibraryAbsent | None = None
+    for file in (FILE, INSTALLED):
+        if file.exists():
+            try:
+                return _opened(file, kind)
+            except TextLibraryAbsent as error:  # the other one may be of a later build
+                absent = absent or error
+    raise absent or TextLibraryAbsent(
+        "our own library was not built (no C++ compiler at install time?); "
+        "`python -m headrace.kernels.cpu.build` builds it in place"
+    )
+
+
+def _opened(file: Path, kind: type[ctypes.CDLL]) -> ctypes.CDLL:
     try:
         loaded = kind(str(file))
         for name, (result, arguments) in _SIGNATURES.items():

@@ -26,7 +26,7 @@ import httpx
 
 from ..base.errors import DownloadError, InvalidRequest, ModelFileError
 from ..base.version import VERSION
-from ..kernels.cpu.library import FILE
+from ..kernels.cpu.library import BUILD_ALL, FILE, unbuilt
 from .attest import CONFIG_TYPE, attestation, provenance
 from .bytecode import compiled, unpacked
 from .checks import need
@@ -201,6 +201,12 @@ class ImageBuild:
                 f"{wheels[0].name if wheels else 'what is installed here'} has no CPU kernels, and "
                 "an image without them serves nothing; `python -m headrace.kernels.cpu.build` "
                 "builds them, `make wheels` whole wheels",
+                param="wheels",
+            )
+        if not wheels and (lacking := unbuilt()):
+            raise InvalidRequest(
+                f"what is installed here lacks the kernels of {', '.join(lacking)}, which other "
+                f"processors need; {BUILD_ALL} builds them, `make wheels` whole wheels",
                 param="wheels",
             )
         return found

@@ -1,47 +1,82 @@
-"""Builds the libraries in place, for a source checkout: `python -m headrace.kernels.cpu.build`."""
+"""Builds the libraries in place, for a source checkout: `python -m headrace.kernels.cpu.build`.
+
+It stands on the standard library alone, so that `make run` calls it before anything is installed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 TEXT = HERE.parents[1] / "text"
 ROOT = HERE.parents[3]
+SECONDS = 55
+"""Time of one core to compile a level (GCC 12, Zen 4)."""
+ALL = 4
+"""Levels of x86-64 that are compiled whole."""
+_BUILDING = re.compile(r"(\[.*?\]) Building CXX object (?:.*/)?(\w+)\.dir/.*/(\w+)\.cpp\.o")
+_SILENT = re.compile(r"\[.*?\] |Consolidate compiler|Scanning dependencies|ninja: no work to do")
 
 
-def build(folder: Path, *, sanitize: str = "", output: Path = HERE) -> Path:
-    """Configure and build in `folder`; → the library of the kernels, in `output`.
+class NotBuilt(Exception):
+    """Why there is no library, as half a sentence."""
 
-    That of byte-level BPE goes to its own package, or to another `output` beside it.
+
+def build(folder: Path, *, sanitize: str = "", output: Path = HERE, levels: str = "host") -> Path:
+    """Configure and build in `folder`; return the path of the kernels' library, in `output`.
+
+    That of byte-level BPE goes to its own package, or to another `output` beside it. `levels`:
+    `host`, `all`, or names with semicolons (`HEADRACE_KERNELS` in CMakeLists.txt). Raises
+    `NotBuilt`.
     """
-    if shutil.which("cmake") is None:
-        sys.exit("cmake is not installed: `pip install cmake` brings it")
+    beside = shutil.which("cmake", path=Path(sys.executable).parent)  # this environment's
+    cmake = shutil.which("cmake") or beside
+    if cmake is None:
+        raise NotBuilt("cmake is not installed: `pip install cmake` brings it")
     if not (ROOT / "CMakeLists.txt").exists():
-        sys.exit(f"{ROOT} is not a source checkout: install the package instead")
+        raise NotBuilt(f"{ROOT} is not a source checkout: install the package instead")
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        [
-            "cmake",
-            "-S",
-            str(ROOT),
-            "-B",
-            str(folder),
-            f"-DHEADRACE_SANITIZE={sanitize}",
-            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={output}",
-            f"-DHEADRACE_TEXT_OUTPUT={TEXT if output == HERE else output}",
-        ],
-        check=True,
-        stdout=subprocess.DEVNULL,
+    command = [cmake, "-S", str(ROOT), "-B", str(folder), f"-DPython3_EXECUTABLE={sys.executable}"]
+    command += [f"-DHEADRACE_SANITIZE={sanitize}", f"-DHEADRACE_KERNELS={levels}"]
+    command += [f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={output}"]
+    command += [f"-DHEADRACE_TEXT_OUTPUT={TEXT if output == HERE else output}"]
+    configured = subprocess.run(command, capture_output=True, text=True)
+    if configured.returncode:
+        raise NotBuilt(f"cmake cannot configure {ROOT}: {configured.stderr.strip()}")
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    subprocess.run(
-        ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 1)], check=True
-    )
+    count = {"host": 1, "all": ALL}.get(levels, levels.count(";") + 1)
+    seconds = max(10, (count * SECONDS + 10) // cores)
+    say(f"compiling the CPU kernels: about {seconds} s on {cores} cores, unless they are kept")
+    command = [cmake, "--build", str(folder), "--parallel", str(cores)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            progress(line.rstrip())
+    if running.returncode:
+        raise NotBuilt(f"cmake --build {folder} failed")
     return output / "_headrace_cpu.so"
+
+
+def progress(line: str) -> None:
+    """Print a line of CMake's in fewer words: `[3/23] kernels: bf16 attention_codes`."""
+    if found := _BUILDING.match(line):
+        count, target, source = found.groups()
+        of, _, part = target.removeprefix("headrace_").partition("_")
+        say(f"{count} {of}: {part} {source}".replace(":  ", ": "))
+    elif not _SILENT.match(line):
+        say(line)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 def main() -> None:
@@ -49,8 +84,15 @@ def main() -> None:
     parser.add_argument("--sanitize", default="", help='"address,undefined" or "thread"')
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "cpu")
     parser.add_argument("--output", type=Path, default=HERE)
+    parser.add_argument(
+        "--levels", default="host", help="host (what serves on this processor), all, or a;b"
+    )
     arguments = parser.parse_args()
-    print(build(arguments.folder, sanitize=arguments.sanitize, output=arguments.output))
+    wishes = {"sanitize": arguments.sanitize, "levels": arguments.levels}
+    try:
+        print(build(arguments.folder, output=arguments.output, **wishes))
+    except NotBuilt as why:
+        sys.exit(f"the CPU kernels were not built: {why}")
 
 
 if __name__ == "__main__":

@@ -45,12 +45,17 @@ PAIRS, TILES, ROUNDED = "avx512-bf16", "amx", "amx-bf16"
 _NAMES = {"AMD64": "x86_64", "amd64": "x86_64", "arm64": "aarch64"}
 LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
 """Levels of this processor; none where there are no kernels for it."""
+BUILD = "`python -m headrace.kernels.cpu.build`"
+BUILD_ALL = "`python -m headrace.kernels.cpu.build --levels all`"
+"""What builds in place, in a source checkout. An editable install has the level of its machine."""
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_version": (c_int32, []),
     "hr_sources": (ctypes.c_char_p, []),
     "hr_sizeof": (c_int64, [c_int32]),
     "hr_level": (ctypes.c_char_p, [ctypes.c_char_p]),
+    "hr_level_state": (c_int32, [ctypes.c_char_p]),
+    "hr_built": (ctypes.c_char_p, []),
     "hr_amx_refused": (ctypes.c_char_p, []),
     "hr_team_new": (c_void_p, [c_int32, ctypes.c_char_p]),
     "hr_team_free": (None, [c_void_p]),
@@ -77,37 +82,46 @@ class LibraryAbsent(Exception):
 
 
 class LibraryStale(LibraryAbsent):
-    """The library is there, and was not built from the sources that lie here: its records may mean
-    something else, and its KV lie in another way, without an error."""
+    """A library that was not built from the sources that lie here: its records may mean something
+    else, and its KV lie in another way, without an error."""
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, checked against this file and the sources. Raises `LibraryAbsent`."""
+    """Load the library and check it against this file and the sources. Raises `LibraryAbsent`."""
     if not LEVELS:
         raise LibraryAbsent(
             f"the CPU kernels are for {' and '.join(LEVELS_OF)}, this is {platform.machine()}"
         )
-    file = FILE if FILE.exists() else INSTALLED
-    if not file.exists():
-        raise LibraryAbsent(
-            "the CPU kernels were not built (no C++ compiler at install time?); "
-            "`python -m headrace.kernels.cpu.build` builds them in place"
-        )
+    absent: LibraryAbsent | None = None
+    for file in (FILE, INSTALLED):
+        if file.exists():
+            try:
+                return _opened(file)
+            except LibraryAbsent as error:  # the other one may be of a later build
+                absent = absent or error
+    raise absent or LibraryAbsent(
+        f"the CPU kernels were not built (no C++ compiler at install time?); {BUILD} builds them "
+        "in place"
+    )
+
+
+def _opened(file: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(file))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as error:
+    except OSError as error:
         raise LibraryAbsent(f"{file} cannot be loaded: {error}") from error
+    except AttributeError as error:
+        raise LibraryStale(
+            f"{file} is of other sources ({error}); {BUILD} builds it anew"
+        ) from error
     if library.hr_version() != VERSION or any(
         library.hr_sizeof(index) != ctypes.sizeof(mirror) for index, mirror in enumerate(MIRRORED)
     ):
-        raise LibraryStale(
-            f"{file} belongs to another version of Headrace; "
-            "`python -m headrace.kernels.cpu.build` builds it anew"
-        )
+        raise LibraryStale(f"{file} belongs to another version of Headrace; {BUILD} builds it anew")
     built_from = library.hr_sources().decode()
     if SOURCES.is_dir() and built_from != (here := digest_of(SOURCES)):
         raise LibraryStale(
@@ -115,12 +129,17 @@ def load() -> ctypes.CDLL:
             "the last build failed, or none came after the last change; install the package again"
         )
     if library.hr_level(None) is None:
-        raise LibraryAbsent("this CPU lacks AVX2, FMA or F16C")
+        if library.hr_level_state(LEVELS[0].encode()) == _NOT_HERE:
+            raise LibraryAbsent("this CPU lacks AVX2, FMA or F16C")
+        raise LibraryAbsent(
+            f"{file} was built for another processor, whose level this CPU lacks; {BUILD} builds "
+            "it for this one"
+        )
     return library
 
 
 def digest_of(folder: Path) -> str:
-    """What `hr_sources` says of a library that is built from a folder: CMakeLists.txt makes it."""
+    """Digest the sources in a folder as CMakeLists.txt does for `hr_sources`."""
     files = sorted(file for file in folder.iterdir() if file.suffix in (".cpp", ".h"))
     digests = "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
     return hashlib.sha256(digests.encode()).hexdigest()[:16]
@@ -137,17 +156,34 @@ def level(wish: str | None = None) -> str | None:
     return name.decode() if name else None
 
 
+_NOT_BUILT, _NOT_HERE = 1, 2
+"""Two of the answers of `hr_level_state`."""
+
+
 def refused(wish: str) -> str | None:
-    """Why a level without tiles does not serve here, as half a sentence; None: it does."""
-    return None if level(wish) else f"the CPU, or the compiler, has no {wish}"
+    """Say why a level without tiles does not serve here, as half a sentence; None if it does."""
+    state = load().hr_level_state(wish.encode())
+    if state == _NOT_BUILT:
+        return f"level {wish} was not built; {BUILD_ALL} builds it"
+    if state == _NOT_HERE:
+        return f"the CPU has no {wish}"
+    return f"there is no level {wish}" if state else None
+
+
+def unbuilt() -> list[str]:
+    """Name the levels that other processors of this family may need and this library lacks."""
+    built = load().hr_built().decode().split()
+    return [name for name in LEVELS if name not in built]
 
 
 def tiles_refused() -> str | None:
-    """Why level `TILES` cannot serve here, as half a sentence; None: it can.
+    """Say why level `TILES` cannot serve here, as half a sentence; None if it can.
 
     On x86-64 the first call in a process asks Linux for the permission to use tiles.
     """
     why = load().hr_amx_refused()
+    if why and load().hr_level_state(TILES.encode()) == _NOT_BUILT:
+        return refused(TILES)
     return why.decode(errors="replace") if why else None
 
 
@@ -163,7 +199,8 @@ class Team:
         self._run = self._library.hr_run
         handle = self._library.hr_team_new(threads, level.encode() if level else None)
         if not handle:
-            raise LibraryAbsent(f"no team of {threads} threads at level {level or 'best'}")
+            why = refused(level) if level else None
+            raise LibraryAbsent(why or f"no team of {threads} threads at level {level or 'best'}")
         self.handle: int = handle
         self.threads: int = self._library.hr_team_threads(handle)
         chosen = self._library.hr_level(level.encode() if level else None)

@@ -29,7 +29,7 @@
 // fetched into L2 meanwhile, also across the items of a thread.
 #pragma once
 #include "attention_room.h"
-#include "rope.h"
+#include "entries.h"
 
 namespace {
 
@@ -166,7 +166,8 @@ void add_sinks(const HrAttention& op, const Item& item, bool joined, const Scrat
   }
 }
 
-template <class T>
+// kCoarse: of KV in codes, as `op.coarse` says.
+template <class T, bool kCoarse>
 void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, const Item& item,
             const Item* behind, const hr::Work& work) {
   const HrKv& kv = op.kv;
@@ -239,8 +240,7 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
 #define HR_CASE(M)                                                                             \
   case M:                                                                                      \
     if constexpr (T::wide == 4)                                                                \
-      (op.coarse ? code_rows<M, true> : code_rows<M, false>)(                                  \
-          &u, op.softcap, window, position, start, size, next, s.p);                           \
+      code_rows<M, kCoarse>(&u, op.softcap, window, position, start, size, next, s.p);         \
     else                                                                                       \
       advance<T, M>(&u, &units[side], op.softcap, window, position, start, size, next, s.p);   \
     break;
@@ -262,13 +262,12 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
   give_results(op, item, s.sums[0]);
 }
 
-void op_attention(const HrAttention& op, const hr::Work& work) {
+template <class T, bool kCoarse = false>
+HR_INLINE void attention(const HrAttention& op, const hr::Work& work) {
   const HrStep& step = *work.step;
   const Wanted wanted(op, step);
   const auto compute = [&](const Item& item, const Item* behind) {
-    if (in_codes(op.kv.kind)) attend<Codes>(op, step, wanted, item, behind, work);
-    else if (op.kv.kind == HR_BF16) attend<Pairs>(op, step, wanted, item, behind, work);
-    else attend<Floats>(op, step, wanted, item, behind, work);
+    attend<T, kCoarse>(op, step, wanted, item, behind, work);
   };
   int64_t mine = work.next(), number = 0;
   Item held{};  // taken, and not yet computed

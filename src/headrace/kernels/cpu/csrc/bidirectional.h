@@ -12,6 +12,7 @@
 // other queries are in the tile, or on which other entries are in the step.
 #pragma once
 #include "chain.h"
+#include "entries.h"
 #include "tails.h"
 #include "work.h"
 
@@ -22,17 +23,6 @@ constexpr int64_t kQueries = 16 * kTallest;  // of an item, at most
 HR_INLINE int64_t up16(int64_t n) { return (n + 15) / 16 * 16; }
 
 HR_INLINE int64_t parts_of(int64_t length) { return (length + kQueries - 1) / kQueries; }
-
-hr::Room bidirectional_room(const HrBidirectional& op, const HrStep& step) {
-  int64_t longest = 0;
-  for (int32_t b = 0; b < step.b; ++b) {
-    const int64_t length = step.query_starts[b + 1] - step.query_starts[b];
-    if (length > longest) longest = length;
-  }
-  const int64_t wide = up16(longest);
-  const int64_t size = up16(op.head_dim);
-  return {4 * (wide * (op.head_dim + size + kTallest) + kTallest * size), 0};
-}
 
 // One head of one entry, laid out for a thread: its part of the work space.
 struct OneHead {
@@ -111,7 +101,22 @@ void attend_tile(const HrBidirectional& op, int64_t rows, const float* q, float*
                    f_mul(f_load(head.mixed + m * all + e), f_set(share[m])), size - e);
 }
 
-void op_bidirectional(const HrBidirectional& op, const hr::Work& work) {
+}  // namespace
+
+namespace hr::HR_NAME {
+
+Room bidirectional_room(const HrBidirectional& op, const HrStep& step) {
+  int64_t longest = 0;
+  for (int32_t b = 0; b < step.b; ++b) {
+    const int64_t length = step.query_starts[b + 1] - step.query_starts[b];
+    if (length > longest) longest = length;
+  }
+  const int64_t wide = up16(longest);
+  const int64_t size = up16(op.head_dim);
+  return {4 * (wide * (op.head_dim + size + kTallest) + kTallest * size), 0};
+}
+
+void bidirectional(const HrBidirectional& op, const Work& work) {
   const HrStep& step = *work.step;
   const int64_t size = op.head_dim, width = op.heads * size;
   int64_t before = 0, laid = -1;  // items of the entries before `b`; head that is laid out
@@ -148,4 +153,4 @@ void op_bidirectional(const HrBidirectional& op, const hr::Work& work) {
   }
 }
 
-}  // namespace
+}  // namespace hr::HR_NAME

@@ -11,6 +11,7 @@
 // fp32 operations a cycle and core on Zen 4 (one fma of 512 bits), twice that where there are two.
 #pragma once
 #include "chain.h"
+#include "entries.h"
 #include "levels.h"
 #include "target.h"
 
@@ -72,3 +73,12 @@ void dense_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t 
 }
 
 }  // namespace
+
+// Into a translation unit: products of one kind.
+#define HR_DENSE(K)                                                                        \
+  namespace hr::HR_NAME {                                                                  \
+  void panels_##K(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first,     \
+                  int64_t last) {                                                          \
+    dense_panels<HR_##K>(op, part, rows, first, last);                                     \
+  }                                                                                        \
+  }

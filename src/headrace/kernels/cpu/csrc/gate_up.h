@@ -13,14 +13,12 @@ namespace {
 // sums[32 · i + 16 · p + lane] of one unit of 32 outputs, rows [row, row + m).
 void unit_sums(const HrQuantised& x, const HrPart& part, int64_t unit, int64_t row, int m,
                int pass, int passes, float* sums) {
-#define HR_KIND(Q) \
-  case HR_##Q: return pass_rows<Q>(x, part, 2 * unit, 2, row, m, pass, passes, sums, 32);
+#define HR_EACH(Q) \
+  case HR_##Q: return hr::HR_NAME::unit_##Q(x, part, unit, row, m, pass, passes, sums);
   switch (part.kind) {
-    HR_KIND(Q4_0) HR_KIND(Q4_1) HR_KIND(Q5_0) HR_KIND(Q5_1)
-    HR_KIND(Q8_0) HR_KIND(Q4_K) HR_KIND(Q5_K) HR_KIND(Q6_K) HR_KIND(MXFP4)
-    HR_KIND(INT4) HR_KIND(INT8)
+    HR_CODED_KINDS(HR_EACH)
   }
-#undef HR_KIND
+#undef HR_EACH
 }
 
 // gate: overwritten with the products.

@@ -1,41 +1,82 @@
-// The choice among levels: by CPUID on x86-64, by what Linux says of the CPU (AT_HWCAP) on aarch64.
+// The choice among levels. HR_BUILT names those that were compiled in: HR_EACH(avx2) …
 #include "levels.h"
 
 #include <string.h>
 
+#include "here.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
-
-#include "tiles_allowed.h"
-#elif defined(__aarch64__)
-#include <sys/auxv.h>
-#else
-#error "there are levels for x86-64 and aarch64 only"
 #endif
 
 namespace hr {
-
-extern const Kernels k_rounded;
-
 namespace {
 
 struct Level {
-  const Kernels* kernels;
-  bool runs;        // on this CPU
-  bool only_named;  // never the best
+  const char* name;
+  const Kernels* kernels;   // null: it was not built
+  bool runs;                // on this CPU
+  bool only_named = false;  // never the best
 };
 
-// The first of `levels`, the best one first, that runs here and is wished for.
-template <int N>
-const Kernels* first_of(const Level (&levels)[N], const char* wish) {
-  const bool best = !wish || !*wish;
-  for (const Level& level : levels)
-    if (level.runs && (best ? !level.only_named : !strcmp(level.kernels->name, wish)))
-      return level.kernels;
+const Kernels* built(const char* name) {
+#define HR_EACH(level) \
+  if (!strcmp(name, #level)) return &level::kernels;
+  HR_BUILT
+#undef HR_EACH
   return nullptr;
 }
 
+// To each level of this family of processors, the best one first, until one is `found`.
+template <class Found>
+void each_level(Found found) {
+  const Here here;
+  const Level levels[] = {
+#if defined(__x86_64__)
+      {"amx-emulated", built("amx_emulated"), here.bf16, true},
+      {"amx", built("amx"), here.tiles(), true},
+      {"amx-bf16", built("amx_rounded"), here.tiles(), true},
+      {"avx512-bf16", built("rounded"), here.bf16, true},
+      {"bf16", built("bf16"), here.bf16},
+      {"vnni", built("vnni"), here.vnni},
+      {"avx512", built("avx512"), here.avx512},
+      {"avx2", built("avx2"), here.avx2},
+#else
+      {"dotprod", built("dotprod"), here.dotprod},
+      {"neon", built("neon"), true},
+#endif
+  };
+  for (const Level& level : levels)
+    if (found(level)) return;
+}
+
 }  // namespace
+
+#define HR_EACH(level) #level " "
+extern const char* const built_levels = HR_BUILT;
+#undef HR_EACH
+
+const Kernels* choose_kernels(const char* wish) {
+  const bool best = !wish || !*wish;
+  const Kernels* chosen = nullptr;
+  each_level([&](const Level& level) {
+    if (!level.kernels || !level.runs || (best ? level.only_named : strcmp(level.name, wish) != 0))
+      return false;
+    chosen = level.kernels;
+    return true;
+  });
+  return chosen;
+}
+
+LevelState state_of(const char* name) {
+  LevelState state = kNoLevel;
+  each_level([&](const Level& level) {
+    if (strcmp(level.name, name)) return false;
+    state = !level.runs ? kNotHere : level.kernels ? kServes : kNotBuilt;
+    return true;
+  });
+  return state;
+}
 
 #if defined(__x86_64__)
 
@@ -52,49 +93,15 @@ Fetching fetching_here() {
 
 extern const Fetching fetching = fetching_here();
 
-const Kernels* choose_kernels(const char* wish) {
-  __builtin_cpu_init();  // the builtin also checks that the system saves the registers
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl");
-  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
-  const Level levels[] = {
-#if defined(HR_TEST_AMX)
-      {&k_amx_emulated, bf16, true},
-#endif
-#if defined(HR_HAVE_AMX)
-      {&k_amx, bf16 && !tiles_refused(), true},
-      {&k_amx_rounded, bf16 && !tiles_refused(), true},
-#endif
-      {&k_rounded, bf16, true},
-      {&k_bf16, bf16, false}, {&k_vnni, vnni, false}, {&k_avx512, avx512, false},
-      {&k_avx2, avx2, false}};
-  return first_of(levels, wish);
-}
-
 const char* amx_refused() {
   if (const char* why = tiles_refused()) return why;
-  __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx512bf16")) return "beside AMX the CPU lacks AVX512-BF16";
-  return nullptr;
+  if (!Here().bf16) return "beside AMX the CPU lacks AVX512-BF16";
+  return built("amx") ? nullptr : "the level was not built";
 }
 
 #else
 
 extern const Fetching fetching = {false, false};
-
-const Kernels* choose_kernels(const char* wish) {
-  [[maybe_unused]] constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
-  const Level levels[] = {
-#if defined(HR_HAVE_DOTPROD)
-      {&k_dotprod, (getauxval(AT_HWCAP) & kDotProducts) != 0, false},
-#endif
-      {&k_neon, true, false}};
-  return first_of(levels, wish);
-}
 
 const char* amx_refused() { return "it is for x86-64"; }
 

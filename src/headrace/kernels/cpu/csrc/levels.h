@@ -4,19 +4,27 @@
 
 namespace hr {
 
-extern const Kernels k_neon;
-extern const Kernels k_dotprod;
-extern const Kernels k_avx2;
-extern const Kernels k_avx512;
-extern const Kernels k_vnni;
-extern const Kernels k_bf16;
-extern const Kernels k_amx;           // where the assembler knew it
-extern const Kernels k_amx_rounded;   // the same
-extern const Kernels k_amx_emulated;  // in test builds
+// Each where it was compiled in.
+#define HR_LEVEL_OF(name) \
+  namespace name {        \
+  extern const Kernels kernels; \
+  }
+HR_LEVEL_OF(neon) HR_LEVEL_OF(dotprod)
+HR_LEVEL_OF(avx2) HR_LEVEL_OF(avx512) HR_LEVEL_OF(vnni) HR_LEVEL_OF(bf16)
+HR_LEVEL_OF(rounded) HR_LEVEL_OF(amx) HR_LEVEL_OF(amx_rounded)
+HR_LEVEL_OF(amx_emulated)  // in test builds
+#undef HR_LEVEL_OF
 
-// The table of the best level that this CPU runs; `wish` ("avx2" …) chooses it, null: the best.
-// Null when an x86 CPU has not even AVX2, or any not what was wished for.
+// The table of the best level that was built and runs here; `wish` ("avx2" …) chooses it, null: the
+// best. Null when there is none.
 const Kernels* choose_kernels(const char* wish);
+
+// Why a level does not serve.
+enum LevelState { kServes, kNotBuilt, kNotHere, kNoLevel };
+LevelState state_of(const char* name);
+
+// The names of those that were built, each with a blank behind it.
+extern const char* const built_levels;
 
 // How this processor likes its weights fetched. `few`: one and two rows, which read at full speed, ask
 // for the lines, too. `near`: into L1, else into L2 (of dense weights, those of one and two rows

@@ -98,6 +98,13 @@ HR_API const char* hr_level(const char* wish) {
 // Why the AMX level is not the best here, as half a sentence.
 HR_API const char* hr_amx_refused() { return hr::amx_refused(); }
 
+// Why a level does not serve: 0, it does; 1, it was not built; 2, this CPU lacks it; 3, there is none
+// of that name.
+HR_API int32_t hr_level_state(const char* name) { return hr::state_of(name); }
+
+// The levels that were built, with blanks between them.
+HR_API const char* hr_built() { return hr::built_levels; }
+
 HR_API void* hr_team_new(int32_t threads, const char* wish) {
   const hr::Kernels* kernels = hr::choose_kernels(wish);
   if (!kernels || threads < 1 || threads > 256) return nullptr;

@@ -36,12 +36,12 @@ void run(const HrRecord& record, const hr::Work& work) {
     if (width_in_blocks(op.linear))
       return best_by(op, work, [&](const HrLinear& linear) { Dense::linear(linear, work); });
   }
-  hr::k_bf16.run(record, work);
+  hr::bf16::kernels.run(record, work);
 }
 
 template <class Dense>
 hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
-  hr::Room room = hr::k_bf16.scratch(record, step, threads);
+  hr::Room room = hr::bf16::kernels.scratch(record, step, threads);
   int64_t in = 0;
   if (record.code == HR_OP_LINEAR) in = width_in_blocks(*static_cast<const HrLinear*>(record.op));
   if (record.code == HR_OP_BEST)
@@ -51,10 +51,10 @@ hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
 }
 
 // Both ceilings are asked of the vector units, as at the other levels.
-double integer_peak(int64_t iterations) { return hr::k_bf16.integer_peak(iterations); }
+double integer_peak(int64_t iterations) { return hr::bf16::kernels.integer_peak(iterations); }
 
 uint64_t read_stream(const uint8_t* data, int64_t bytes) {
-  return hr::k_bf16.read_stream(data, bytes);
+  return hr::bf16::kernels.read_stream(data, bytes);
 }
 
 // The level's table. Kernels are per translation unit (simd.h says why).

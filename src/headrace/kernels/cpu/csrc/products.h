@@ -6,8 +6,8 @@
 // rows' own codes of that pass.
 #pragma once
 #include "dense.h"
+#include "entries.h"
 #include "panel.h"
-#include "target.h"
 
 namespace {
 
@@ -27,37 +27,16 @@ HR_INLINE int64_t run_of(const HrPart& part, int64_t rows, int threads) {
   return run < 1 ? 1 : run;
 }
 
-template <class Q>
-void quantised_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first,
-                      int64_t last) {
-  alignas(64) float sums[kWide * HR_PANEL * kGroup];
-  const int passes = passes_of(rows);
-  for (int64_t panel = first; panel < last; panel += kGroup) {
-    const int count = static_cast<int>(last - panel < kGroup ? last - panel : kGroup);
-    int64_t row = 0;
-    for (int pass = 0; pass < passes; ++pass) {
-      const int m = rows_of_pass(rows - row);
-      pass_rows<Q>(op.x, part, panel, count, row, m, pass, passes, sums, HR_PANEL * kGroup);
-      for (int i = 0; i < m; ++i, ++row)
-        for (int p = 0; p < count; ++p)
-          finish(target_of(part, row, panel + p), f_load(sums + (i * kGroup + p) * HR_PANEL));
-    }
-  }
-}
-
 void part_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first,
                  int64_t last) {
-#define HR_KIND(Q) \
-  case HR_##Q: return quantised_panels<Q>(op, part, rows, first, last);
+#define HR_EACH(K) \
+  case HR_##K: return hr::HR_NAME::panels_##K(op, part, rows, first, last);
   switch (part.kind) {
-    HR_KIND(Q4_0) HR_KIND(Q4_1) HR_KIND(Q5_0) HR_KIND(Q5_1) HR_KIND(Q8_0) HR_KIND(Q4_K)
-    HR_KIND(Q5_K) HR_KIND(Q6_K) HR_KIND(Q8_0_PLANES) HR_KIND(MXFP4) HR_KIND(INT4) HR_KIND(INT8)
-    case HR_F32: return dense_panels<HR_F32>(op, part, rows, first, last);
-    case HR_F16: return dense_panels<HR_F16>(op, part, rows, first, last);
-    case HR_BF16: return dense_panels<HR_BF16>(op, part, rows, first, last);
-    case HR_E4M3: return dense_panels<HR_E4M3>(op, part, rows, first, last);
+    HR_CODED_KINDS(HR_EACH)
+    HR_EACH(Q8_0_PLANES)
+    HR_DENSE_KINDS(HR_EACH)
   }
-#undef HR_KIND
+#undef HR_EACH
 }
 
 // body(part, first, last) for the runs of panels [first, last) that fall to this thread.

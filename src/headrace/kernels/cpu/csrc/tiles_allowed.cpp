@@ -21,10 +21,7 @@ constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
 constexpr uint32_t kTileStates = 3u << 17;   // XTILECFG and XTILEDATA
 
 const char* ask(char* room, size_t size) {
-#if !defined(HR_HAVE_AMX)
-  (void)room, (void)size;
-  return "this build's assembler did not know AMX";
-#elif !defined(__x86_64__) || !defined(__linux__)
+#if !defined(__x86_64__) || !defined(__linux__)
   (void)room, (void)size;
   return "tiles are asked for on Linux on x86-64 only";
 #else

@@ -1,17 +1,18 @@
-// One ISA level's table of kernels. Included by kernels_avx2.cpp, kernels_avx512.cpp,
-// kernels_vnni.cpp and kernels_bf16.cpp, each compiled with the flags of its level.
-#pragma once
-#include "attention.h"
-#include "bidirectional.h"
+// One ISA level's table of kernels, and its operators that are small to compile. Compiled once for
+// each level, with its flags, its number (HR_LEVEL) and its name (HR_NAME).
+#include "attention_room.h"
 #include "draw.h"
+#include "entries.h"
 #include "experts.h"
 #include "gate_up.h"
 #include "head.h"
 #include "latent.h"
+#include "levels.h"
 #include "lora.h"
 #include "pack.h"
 #include "products.h"
 #include "recurrence.h"
+#include "rope.h"
 #include "rows.h"
 
 namespace {
@@ -27,6 +28,12 @@ void op_embed(const HrEmbed& op, const hr::Work& work) {
                    op.y + n * op.y_stride);
 }
 
+void op_attention(const HrAttention& op, const hr::Work& work) {
+  if (!in_codes(op.kv.kind)) return hr::HR_NAME::attention_floats(op, work);
+  if (op.coarse) return hr::HR_NAME::attention_coarse(op, work);
+  hr::HR_NAME::attention_codes(op, work);
+}
+
 void run(const HrRecord& record, const hr::Work& work) {
   switch (record.code) {
     case HR_OP_EMBED: return op_embed(*static_cast<const HrEmbed*>(record.op), work);
@@ -39,7 +46,7 @@ void run(const HrRecord& record, const hr::Work& work) {
     case HR_OP_ACTIVATE: return op_gated<false>(*static_cast<const HrGated*>(record.op), work);
     case HR_OP_LAYER_NORM: return op_layer_norm(*static_cast<const HrLayerNorm*>(record.op), work);
     case HR_OP_BIDIRECTIONAL:
-      return op_bidirectional(*static_cast<const HrBidirectional*>(record.op), work);
+      return hr::HR_NAME::bidirectional(*static_cast<const HrBidirectional*>(record.op), work);
     case HR_OP_GATE_UP: return op_gate_up(*static_cast<const HrGateUp*>(record.op), work);
     case HR_OP_HEADS: return op_heads(*static_cast<const HrHeads*>(record.op), work);
     case HR_OP_COLUMNS: return op_columns(*static_cast<const HrColumns*>(record.op), work);
@@ -68,7 +75,7 @@ hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
     return attention_room(*static_cast<const HrAttention*>(record.op), step, threads);
   if (record.code == HR_OP_ROPE) return {9 * static_cast<const HrRope*>(record.op)->kv.head_dim, 0};
   if (record.code == HR_OP_BIDIRECTIONAL)
-    return bidirectional_room(*static_cast<const HrBidirectional*>(record.op), step);
+    return hr::HR_NAME::bidirectional_room(*static_cast<const HrBidirectional*>(record.op), step);
   if (record.code == HR_OP_BOUND)
     return {bound_scratch(*static_cast<const HrHead*>(record.op)), 0};
   if (record.code == HR_OP_DRAW || record.code == HR_OP_SAMPLE) return {kDrawScratch, 0};
@@ -111,3 +118,10 @@ uint64_t read_stream(const uint8_t* data, int64_t bytes) {
 }
 
 }  // namespace
+
+#define HR_TEXT(name) #name
+#define HR_TEXT_OF(name) HR_TEXT(name)
+
+namespace hr::HR_NAME {
+extern const Kernels kernels{HR_TEXT_OF(HR_NAME), run, scratch_of, integer_peak, read_stream};
+}

@@ -1,0 +1,43 @@
+// Products of one kind of codes: what HR_CODED(kind) puts into a translation unit (entries.h).
+#pragma once
+#include "entries.h"
+#include "panel.h"
+#include "target.h"
+
+namespace {
+
+template <class Q>
+void quantised_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first,
+                      int64_t last) {
+  alignas(64) float sums[kWide * HR_PANEL * kGroup];
+  const int passes = passes_of(rows);
+  for (int64_t panel = first; panel < last; panel += kGroup) {
+    const int count = static_cast<int>(last - panel < kGroup ? last - panel : kGroup);
+    int64_t row = 0;
+    for (int pass = 0; pass < passes; ++pass) {
+      const int m = rows_of_pass(rows - row);
+      pass_rows<Q>(op.x, part, panel, count, row, m, pass, passes, sums, HR_PANEL * kGroup);
+      for (int i = 0; i < m; ++i, ++row)
+        for (int p = 0; p < count; ++p)
+          finish(target_of(part, row, panel + p), f_load(sums + (i * kGroup + p) * HR_PANEL));
+    }
+  }
+}
+
+}  // namespace
+
+#define HR_PANELS(Q)                                                                           \
+  namespace hr::HR_NAME {                                                                      \
+  void panels_##Q(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first,         \
+                  int64_t last) {                                                              \
+    quantised_panels<Q>(op, part, rows, first, last);                                          \
+  }                                                                                            \
+  }
+#define HR_CODED(Q)                                                                            \
+  HR_PANELS(Q)                                                                                 \
+  namespace hr::HR_NAME {                                                                      \
+  void unit_##Q(const HrQuantised& x, const HrPart& part, int64_t unit, int64_t row, int m,    \
+                int pass, int passes, float* sums) {                                           \
+    pass_rows<Q>(x, part, 2 * unit, 2, row, m, pass, passes, sums, 32);                        \
+  }                                                                                            \
+  }
