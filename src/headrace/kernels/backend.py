@@ -36,8 +36,8 @@ class Shelf(Protocol):
         data: npt.NDArray[Any],
         replace: Callable[[npt.NDArray[Any]], None],
     ) -> bool:
-        """Take what was packed. True: `data` may go, nobody reads it, and `replace` will get the
-        same bytes; False: only if they come to lie on the shelf."""
+        """Take packed weights. True: `data` may be freed; it is read no more, and `replace` will
+        get the same bytes. False: `replace` gets them only if they do come to lie on the shelf."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,12 +80,12 @@ class Model:
 
     @property
     def labels(self) -> bool:
-        """Has it a head that is asked for chosen rows (`logits`)?"""
+        """Whether it has a head that is asked for chosen rows (`logits`)."""
         return "labels" in self.graph.outputs
 
     @property
     def indices(self) -> set[str]:
-        """What its tables are read by: `EmbedSpec.index`."""
+        """Index arrays by which its tables are read: see `EmbedSpec.index`."""
         specs = (node.spec for node in self.graph.nodes)
         return {spec.index for spec in specs if isinstance(spec, EmbedSpec)}
 
