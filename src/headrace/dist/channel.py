@@ -309,7 +309,7 @@ class Channel(_End):
 
     @property
     def lost(self) -> bool:
-        """Has the other end gone? Seen by receiving."""
+        """Whether the other end has gone, as seen by receiving."""
         return self._socket is None and self._listener is None
 
     def watch(self, descriptor: int) -> None:
@@ -321,7 +321,8 @@ class Channel(_End):
         ever).
 
         The list is empty if none came, or if a watched descriptor woke it. Raises `Undecodable` for
-        data that is not a message."""
+        data that is not a message.
+        """
         if not self._frames:
             self._wait(timeout)
         messages: list[Any] = []

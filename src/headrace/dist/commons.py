@@ -2,7 +2,8 @@
 
 It is a file of the system's memory without a name (`memfd`), handed down by its descriptor:
 /dev/shm has 64 MB in most containers. Ranks take the same rooms in the same order, so that the n-th
-room of one is the n-th room of all. Pages have memory once they are written."""
+room of one is the n-th room of all. Pages have memory once they are written.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Signs of life between processes: a process that is gone, stopped or cut off is noticed.
 
 A closed connection is seen at once. A host without power, a stopped process and a network that
-swallows packets close nothing: they are known by their silence."""
+swallows packets close nothing: they are known by their silence.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Wake:
 
 @dataclass(slots=True)
 class AnyBell:
-    """Rings when one of several does."""
+    """Bell that rings when one of several does."""
 
     _bells: Sequence[Bell]
     _before: Callable[[], None] = lambda: None

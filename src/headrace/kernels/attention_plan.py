@@ -7,7 +7,8 @@ Entries of few tokens get *pieces* of the KV: about as many as keep the device b
 lengths. The others are *chunks*, among which the programs of a tile find theirs.
 
 A line holds everything that its kernel would otherwise look up, so it costs one read and no more.
-In the buffers of a graph, lines after a list's end are zero: nothing to do."""
+In the buffers of a graph, lines after a list's end are zero: nothing to do.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from .arrays import Array
 
 PROGRAMS = 1056
 """Pieces times KV heads that a device gets in addition to one piece per entry: eight for each of
-132 multiprocessors, each of which runs four at a time."""
+132 multiprocessors; four of the eight run at a time."""
 SHORTEST = 128
 """Fewest tokens of a piece: shorter ones are mostly start-up, end and a partial result to add. Cuts
 fall at multiples of it; it is a multiple of every tile."""

@@ -481,7 +481,8 @@ def _next(sizes: list[int], size: int) -> int | None:
 def null_step(tokens: int, cache: KvCache, max_context: int, *, decodes: int = 0) -> StepBatch:
     """Make a warm-up step of `tokens` tokens that reads and writes the null block only.
 
-    `decodes`: number of tokens that are each the last of a context of the greatest length."""
+    `decodes`: number of tokens that are each the last of a context of the greatest length.
+    """
     device, block_size = cache.first.k.device, cache.first.block_size
     rest = tokens - decodes
     chunks = [max_context] * (rest // max_context)

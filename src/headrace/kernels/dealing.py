@@ -36,8 +36,8 @@ class Dealing:
             self.set(owners)
 
     def forget(self) -> None:
-        """Behind a step that failed, in which ranks may have come to different places, and behind
-        steps that were nobody's."""
+        """Reset the costs: after a failed step, when ranks may have come to different places, and
+        after warm-up steps."""
         for went in self.went:
             went[:] = 0
 
@@ -50,7 +50,8 @@ class Dealing:
     def better(self) -> list[list[int]] | None:
         """Return a map by which the busiest ranks would have had less work lately, or None.
 
-        The costliest expert goes to the rank that has least, and so on (Graham 1969)."""
+        The costliest expert goes to the rank that has least, and so on (Graham 1969).
+        """
         dealt, before, after = [], 0, 0
         for went, owners in zip(self.went, self.owners, strict=True):
             sums, new = [0] * self.ranks, [0] * len(went)

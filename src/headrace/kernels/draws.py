@@ -2,7 +2,8 @@
 
 They hold for arrays in the host's memory (numpy) and on a device (torch) alike, so without torch.
 `kernels.sampling` defines the filters and their order; `kernels.host_sampling` computes them for
-arrays of the host."""
+arrays of the host.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class DrawParameters:
     zero.
 
     A row that takes its most likely token (the smallest id among equals) has temperature 1, min_p 1
-    and the uniform number 0."""
+    and the uniform number 0.
+    """
 
     temperature: Any
     """fp32."""

@@ -1,7 +1,8 @@
 """`kernels.sampling` in numpy for logits in the host's memory; the definitions are there.
 
 It goes row by row and touches no more of a row than is needed: at 152,000 tokens a row is 600 kB,
-so each pass over it costs more than the calls around it."""
+so each pass over it costs more than the calls around it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Execution of a graph's nodes one by one over a backend's operators.
 
 It knows only the length of arrays. It drops each value after its last reader: else a prompt of
-8,000 tokens would hold every layer's values."""
+8,000 tokens would hold every layer's values.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,8 @@ class Model:
         are [R, V] of the sampled rows, or [0, 0] for a model without a head over a vocabulary. A
         graph's output `states`, if it has one, has as many rows as hidden.
 
-        `adding` is called after each product and may add to it; `times` around each node."""
+        `adding` is called after each product and may add to it; `times` around each node.
+        """
         if not self.generates:
             (hidden,) = self._run("every", ops, batch, cache, adding, times)
             return hidden, hidden[:0, :0]

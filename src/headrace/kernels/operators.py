@@ -353,7 +353,8 @@ class Operators(Protocol):
         V].
 
         Tokens are walked one by one in fp32, so that it does not matter how a prompt was cut.
-        Drafts do not enter the state: their inputs lie in `StateLayer.tail`."""
+        Drafts do not enter the state: their inputs lie in `StateLayer.tail`.
+        """
         ...
 
     def route(

@@ -2,7 +2,8 @@
 
 A `Program` is a model bound to its operators and its KV. Every backend has `CallByCall`: operator
 after operator. The other programs use it for steps beyond their limits, so that no program ever
-refuses a step."""
+refuses a step.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[Fp32, Fp32]:
     """Return cos and sin of every position, [positions, rotated / 2] each, fp32.
 
     For "long", one table of factors is chosen for all positions, by their largest number: a written
-    key stays as it is, and no answer depends on where a prompt was cut."""
+    key stays as it is, and no answer depends on where a prompt was cut.
+    """
     rotated = rope.rotated(head_dim)
     frequencies = inverse_frequencies(rope, rotated)
     if rope.kind == "long":

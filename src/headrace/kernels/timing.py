@@ -3,7 +3,8 @@
 A step that runs operator by operator (`CallByCall`) is watched: a mark of the device's clock before
 and after each operator. A GPU's marks are events in its stream. So the time between two of them is
 the kernels' time and, if the host launches more slowly than they run, the wait for the launch: an
-eager step's time, not a replayed graph's. The CPU's library times its own (`cpu.timing`)."""
+eager step's time, not a replayed graph's. The CPU's library times its own (`cpu.timing`).
+"""
 
 from __future__ import annotations
 

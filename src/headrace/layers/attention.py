@@ -67,7 +67,8 @@ def latent_attention(to: Description, layer: int, x: Value, at: str, mla: Mla) -
     latent of their own. One latent and one rotated key part per token are all that is cached.
 
     Two matrices unpack a head's keys and values. `k_b_proj` [rank, plain part of q and k] brings q
-    into the latent space; the other one is `v_b_proj` [values, rank]."""
+    into the latent space; the other one is `v_b_proj` [values, rank].
+    """
     arch = to.arch
     spec = LatentSpec(
         layer, arch.heads, mla.kv_rank, mla.rope_dim, mla.nope_dim, mla.v_dim, arch.scale, arch.rope

@@ -38,7 +38,7 @@ class Scheme:
 def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
     """Return the scheme of a `config.json`, or None if its weights are dense.
 
-    Raises `UnsupportedModel` naming the key and what is supported.
+    Raises `UnsupportedModel` naming the key and the supported values.
     """
     outer = Fields(config, "config.json")
     found = outer.mapping("quantization_config")

@@ -3,7 +3,8 @@
 The chance that a token is accepted, given that all before it were, is a Bernoulli trial. Its mean
 under a Beta prior is (prior + accepted) / (strength + tried). Three levels share their counts: a
 cell (drafter, matched length, position) has its row (drafter, matched length) as prior. A row has a
-text drafter's chance before any trial."""
+text drafter's chance before any trial.
+"""
 
 from __future__ import annotations
 

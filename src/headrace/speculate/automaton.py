@@ -84,12 +84,11 @@ class SuffixAutomaton:
         self, context: Context[int], most: int, ends: int, shortest: int, least: float
     ) -> tuple[list[int], int, float]:
         """Walk from a context, shortened until something followed it, to the token that followed
-        most often (of equals the one that did last), and on.
+        most often (the latest among equals), and on.
 
-        → (at most `most` tokens, tokens of the context, how many of those are expected to hold).
-        There are none where the context has less than `shortest` tokens, and none behind the place
-        where the path's frequency falls below `least`. `ends`: occurrences of the context that
-        nothing follows yet.
+        Returns (at most `most` tokens, tokens of the context, expected number of tokens that hold).
+        The path is empty if the context has fewer than `shortest` tokens. It ends where the path's
+        frequency falls below `least`. `ends`: occurrences of the context that nothing follows yet.
         """
         at, out = array("i", context), array("i", bytes(4 * most))
         given = self._handle, at.buffer_info()[0], ends, shortest, most, least

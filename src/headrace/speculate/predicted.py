@@ -3,7 +3,8 @@
 OpenAI's `prediction`: a client that has a file edited sends the file as it is, and most of the
 answer is a copy. If the answer departs, the drafter looks for the place at which it comes back.
 That is after the nearest token ahead that equals the last one (a replacement or a deletion), or
-after a longer run anywhere (an insertion or a move)."""
+after a longer run anywhere (an insertion or a move).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class PredictedDrafter:
             return
         places = self._runs.get(self._last)
         if places:
-            # The nearest place ahead; if there is none, the nearest before.
+            # The nearest place ahead, else the nearest before.
             self._at = next((place for place in places if place >= at), places[-1])
             self._matched, self._lost = RUN, False
             self.kept += 1

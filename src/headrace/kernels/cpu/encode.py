@@ -29,7 +29,8 @@ class Encoder:
     """Encoder that narrows weights on a thread pool: the same numbers give the same bytes.
 
     Raises `ModelFileError` for numbers that are not finite, or too large for a scale in half
-    precision."""
+    precision.
+    """
 
     def __init__(self, team: Team) -> None:
         self._team = team
@@ -52,7 +53,8 @@ class Encoder:
         """Return the scale [n] of each group [n, g] for codes of -half … half - 1; g is 16, 32, 64
         or 128.
 
-        A scale may be negative: the weight of the largest magnitude takes the code -half."""
+        A scale may be negative: the weight of the largest magnitude takes the code -half.
+        """
         groups = np.ascontiguousarray(groups)
         scales = np.empty(len(groups), np.float32)
         given = address(groups), groups.size, groups.shape[1], half, address(scales)

@@ -9,13 +9,14 @@ The rules follow from each value's readers:
 * a product and an activation that is its only reader are one record;
 * a scaled value stays in place;
 * a sum and the norm right after it are one record;
-* an attention of which only the sampled rows are read computes no others.
+* an attention whose sampled rows alone are read computes no others.
 
 Values never change, memory does: a sum takes the place of its residual, and queries that of q in
 qkv. Values in one place are one *storage*, which lives from its first value to the last reader.
 
 If ranks share a model and an `exchange` makes a value whole, each rank's part of it lies in that
-rank's columns of the whole value, which is in memory of all ranks."""
+rank's columns of the whole value, which is in memory of all ranks.
+"""
 
 from __future__ import annotations
 

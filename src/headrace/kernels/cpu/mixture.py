@@ -100,7 +100,8 @@ class Placed:
     each.
 
     `take` gives memory of all ranks. Each rank makes a part of the columns between up and down; or,
-    if whole experts are `dealt` out to ranks, the results of its experts."""
+    if whole experts are `dealt` out to ranks, the results of its experts.
+    """
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _LEAST, _SMALL = 32, 256
 
 @dataclass(slots=True)
 class NarrowWeight:
-    """A matrix that is to be blocks of `kind`, made only where no panels of it are kept."""
+    """Matrix that is to be blocks of `kind`, made only if no panels of it are kept."""
 
     kind: str
     source: DenseWeight | BlockWeight

@@ -1,7 +1,8 @@
 """The operators one by one: each call builds its records and runs them at once.
 
 The model's step uses `program` instead. Prompt log-probabilities, tests and steps beyond a
-program's limits go this way. Arrays of both kinds go in; results are of the kind of the inputs."""
+program's limits go this way. Arrays of both kinds go in; results are of the kind of the inputs.
+"""
 
 from __future__ import annotations
 

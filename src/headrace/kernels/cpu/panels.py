@@ -96,7 +96,8 @@ class Packer:
     """Packer of one model's weights into few regions of huge pages; it finds kept ones on a shelf.
 
     Regions are shared by weights: one region of 2 MiB pages for each of the small matrices of a
-    layer would waste more than half of the default model's size."""
+    layer would waste more than half of the default model's size.
+    """
 
     def __init__(self, team: Team, shelf: Shelf | None = None) -> None:
         self._team, self._shelf = team, shelf

@@ -54,7 +54,8 @@ def compile_program(
     """Compile the step of `plain`'s model to records; None: something in it has no record.
 
     It may use the buffers of `beside`: then the results of either are valid until the next call of
-    either."""
+    either.
+    """
     try:
         return CpuProgram(operators, plain, limits, variant, beside)
     except Unrecordable:
@@ -65,7 +66,8 @@ class CpuProgram:
     """A model's step as one call of the library. See `Program`.
 
     A step has one of three ends after the same records: logits; the most likely tokens, without
-    logits, by the bounds of the head; or logits and tokens by rules."""
+    logits, by the bounds of the head; or logits and tokens by rules.
+    """
 
     host = lowered = True
 

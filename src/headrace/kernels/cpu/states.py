@@ -16,7 +16,7 @@ from .state_records import HrConv, HrMultiply, HrRecurrence
 def multiply(
     x: Matrix, gate: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised, rows: int
 ) -> Emitted:
-    """x · act(gate), of as many rows as `rows` says."""
+    """Emit x · act(gate), for the rows that `rows` names."""
     number = ACTIVATIONS[activation]
     return records.MULTIPLY, HrMultiply(*x, *gate, *(y or (None, 0)), q, size, number, rows, 0)
 

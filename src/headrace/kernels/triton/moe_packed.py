@@ -24,7 +24,7 @@ from .unpack import unpack_step
 
 @triton.jit
 def _finish(total, other, factors, outs, out, assignment, real, y, GATE: tl.constexpr):
-    """What is done once to the whole input's sums [OUTS, ROWS]."""
+    """Finish the sums [OUTS, ROWS] of the whole input, once."""
     out_mask = out < outs
     total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
     if GATE != "":
@@ -150,8 +150,8 @@ def grouped_packed(
     """x [assignments / shared, in] → [assignments, out], or with an `activation`, for a table of
     gate over up [2 · I, in], act(gate) · up [assignments, I].
 
-    `tickets`, see `split.make_tickets`: the input may be split, which the result's rounding follows
-    then. Tiles are of `config.rows` rows.
+    `tickets`, see `split.make_tickets`: the input may be split, which is then part of the result's
+    rounding. Tiles are of `config.rows` rows.
     """
     width = table.shape[1]
     outs = table.shape[0] // 2 if activation else table.shape[0]

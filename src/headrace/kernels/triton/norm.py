@@ -123,7 +123,7 @@ def rms_norm_codes(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """→ (codes [N, D] in fp8 or int8, scales fp32, residual + x).
 
-    Scales are [N, 1], or [N, ceil(D / group)] for groups of so many columns (a power of two).
+    Scales are [N, 1], or [N, ceil(D / group)] for groups of `group` columns (a power of two).
     """
     out, scales, total = _launch(x, residual, weight, eps, offset, codes, group)
     assert scales is not None

@@ -24,7 +24,7 @@ from .support import INTERPRETED, matrix_product
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
-    """How a launch is cut; `inner` is part of the result's rounding."""
+    """Cut of a launch; `inner` is part of the result's rounding."""
 
     rows: int = 64
     outs: int = 128

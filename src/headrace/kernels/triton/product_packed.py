@@ -39,7 +39,7 @@ EXPANDED = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ProductConfig:
-    """How a launch is cut. `outs` and `programs` are part of the result's rounding."""
+    """Cut of a launch. `outs` and `programs` are part of the result's rounding."""
 
     rows: int = 16
     outs: int = 64
@@ -48,10 +48,10 @@ class ProductConfig:
     warps: int = 4
     stages: int = 3
     library: bool = False
-    """Expand the weight and hand it to the library."""
+    """Whether to expand the weight and hand it to the library."""
 
     def chunks_per_split(self, chunks: int, outs: int) -> int:
-        """How many chunks of the input one program takes, for a weight of `outs` outputs."""
+        """Return the chunks of the input that one program takes, for a weight of `outs` outputs."""
         return -(-chunks // count_splits(self.programs, outs, self.outs, chunks))
 
 
@@ -68,7 +68,7 @@ def group_values(
     ZERO: tl.constexpr,
     PLANES: tl.constexpr,
 ):
-    """code [OUTS, STEP] of the group that value IN of a chunk lies in → fp32 without the factor."""
+    """Decode code [OUTS, STEP] in the group of value IN of a chunk → fp32 without the factor."""
     group: tl.constexpr = IN // GROUP
     # One scale for a whole row of the step: a vector, not a matrix of equal numbers.
     if ZERO is None:
@@ -102,7 +102,8 @@ def sum_chunks(
     STEP: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """total [ROWS, OUTS] + the chunks `first` to `last` of x · wᵀ, without the outputs' factors.
+    """Add the chunks `first` to `last` of x · wᵀ to total [ROWS, OUTS], without the outputs'
+    factors.
 
     x_at [ROWS, STEP] points to the rows' first values, base [OUTS, STEP] to the codes of chunk
     `first` of the outputs `out`. A chunk is taken in steps of STEP values that share scale, byte
@@ -296,7 +297,8 @@ def _expand_kernel(
     OUTS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """One chunk of OUTS rows of the weight → dense [count, width], from row `first_out` on."""
+    """Expand one chunk of OUTS rows of the weight → dense [count, width], from row `first_out`
+    on."""
     chunk = tl.program_id(1)
     local = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     mask = local < count
@@ -331,7 +333,7 @@ def _expand_kernel(
 
 
 def expand(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows `first` … of a packed weight as a dense matrix [count, in]."""
+    """Return the rows `first` … of a packed weight as a dense matrix [count, in]."""
     outs, width = weight.shape
     dense = torch.empty(count, width, dtype=dtype, device=weight.codes.device)
     _expand_kernel[(triton.cdiv(count, 64), weight.codes.shape[0])](
@@ -372,7 +374,7 @@ def _through_library(
 
 
 def step_of(bits: int, group: int) -> int:
-    """Values that share a scale; with high bits in planes, also one bit place: 16."""
+    """Return the values that share a scale; with high bits in planes, also one bit place: 16."""
     return 16 if bits in (5, 6) else min(group, 64)
 
 
