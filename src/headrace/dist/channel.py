@@ -6,8 +6,7 @@ binds; the child connects and speaks first: before that the parent has no peer t
 is strictly one to one; each end belongs to one thread.
 
 Plain sockets and no messaging library: a library with threads of its own wakes two of them for each
-message, and on a machine whose cores all decode, each wake-up is taken from the next step
-(docs/adr/0073).
+message. If all cores decode, each wake-up is taken from the next step (docs/adr/0073).
 """
 
 from __future__ import annotations

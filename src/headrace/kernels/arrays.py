@@ -1,9 +1,9 @@
 """Arrays of two kinds under one name: numpy's in the host's memory, torch's wherever they lie.
 
 On the CPU our kernels read and write memory by its address, so a process that serves with them
-holds numpy arrays and never imports torch, which would cost it more time and memory than all else
-of a start. The reference and the kernels of GPUs compute on tensors. `Operators.host` says which
-kind a model is built of; `tensor` and `host` convert between them without a copy.
+holds numpy arrays and never imports torch. That import would cost it more time and memory than all
+else of a start. The reference and the kernels of GPUs compute on tensors. `Operators.host` says
+which kind a model is built of; `tensor` and `host` convert between them without a copy.
 """
 
 from __future__ import annotations

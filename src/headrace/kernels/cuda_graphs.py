@@ -19,7 +19,7 @@ token of the small mixed ones.
 
 A graph ends with its tokens, drawn without filters: a peak per tile of the logits, a mass per tile,
 a token. A row that takes its most likely token is one such draw (`DrawParameters`) and skips the
-masses, so one graph serves both, and such a step is the graph and one small copy to the host.
+masses. So one graph serves both, and such a step is the graph and one small copy to the host.
 Variants of the tail, captured apart, would double the graphs to save greedy steps one kernel of a
 microsecond. Filters are 8 or 16 more kernels. A step with a filter takes the logits and launches
 them after the graph (`triton.sampling`): inside it, rows without a filter would pay for them.

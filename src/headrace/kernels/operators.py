@@ -1,9 +1,9 @@
 """The public operators, with their shapes written once.
 
 Layers and models compute only through an `Operators` object that is handed to them: no module
-global, no arithmetic of their own beyond views. So a backend can be chosen per operator, two
-engines in one process can use different ones, a backend may *record* the calls of one forward
-pass and replay them (a CUDA graph, a CPU program), and the roofline counts the same list.
+global, no arithmetic of their own beyond views. So a backend can be chosen per operator, and two
+engines in one process can use different ones. A backend may *record* the calls of one forward pass
+and replay them (a CUDA graph, a CPU program). The roofline counts the same list.
 
 Letters: N tokens in the step (all sequences, concatenated), B entries (sequences), D hidden,
 H query heads, G KV heads, E head size, V vocabulary, I intermediate size, S block size.
@@ -239,29 +239,31 @@ class Operators(Protocol):
         ...
 
     def embed(self, tokens: Array, weight: Weight, scale: float) -> Array:
-        """tokens [N] → weight[tokens] · scale [N, D]."""
+        """Look up tokens [N] → weight[tokens] · scale [N, D]."""
         ...
 
     def rms_norm(self, x: Array, weight: Array, eps: float, offset: float) -> Array:
-        """x [N, D] → x / rms(x) · (weight + offset), statistics in fp32."""
+        """Compute x [N, D] → x / rms(x) · (weight + offset), statistics in fp32."""
         ...
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
-        """x [N, D] → (x - mean) / sqrt(variance + eps) · weight + bias, statistics in fp32."""
+        """Compute x [N, D] → (x - mean) / sqrt(variance + eps) · weight + bias, statistics in
+        fp32."""
         ...
 
     def add_rms_norm(
         self, x: Array, residual: Array, weight: Array, eps: float, offset: float
     ) -> tuple[Array, Array]:
-        """residual' = residual + x; → (rms_norm(residual'), residual'). May reuse `residual`."""
+        """Compute residual' = residual + x → (rms_norm(residual'), residual'). May reuse
+        `residual`."""
         ...
 
     def add(self, x: Array, residual: Array, factor: float = 1.0) -> Array:
-        """residual + factor · x [N, D]. May reuse `residual`."""
+        """Compute residual + factor · x [N, D]. May reuse `residual`."""
         ...
 
     def linear(self, x: Array, weight: Weight, bias: Array | None) -> Array:
-        """x [N, in] → x · weightᵀ + bias [N, out]."""
+        """Compute x [N, in] → x · weightᵀ + bias [N, out]."""
         ...
 
     def write(
@@ -274,8 +276,8 @@ class Operators(Protocol):
         batch: StepBatch,
         group: int,
     ) -> Array:
-        """qkv [N, (H + 2G) · E] → q [N, H · E], normed and rotated. K and V are written to `kv`,
-        unless they are another layer's: see `AttentionSpec.values`.
+        """Turn qkv [N, (H + 2G) · E] into q [N, H · E], normed and rotated. K and V are written to
+        `kv`, unless they are another layer's: see `AttentionSpec.values`.
 
         `norms` [E] of q and of k, if given, are RMS norms per head, before the rotation; or [H · E]
         and [G · E] over all heads (`whole_norm`). Without a `rope` nothing is rotated. q may lie
@@ -292,7 +294,7 @@ class Operators(Protocol):
         group: int,
         sinks: Array | None = None,
     ) -> Array:
-        """Causal paged attention: q [N, H · E] → [N, H · E].
+        """Compute causal paged attention: q [N, H · E] → [N, H · E].
 
         Token n of entry b at position p sees positions max(0, p - window + 1) … p of its own
         sequence. The KV of this step's tokens is already in `kv`. Softmax in fp32; `softcap` c
@@ -307,23 +309,25 @@ class Operators(Protocol):
     def absorb(
         self, q: Array, latent: Array, rotary: Array, spec: LatentSpec, packing: list[Weight]
     ) -> Array:
-        """Queries and the key of latent attention, packed as latents are: `kernels.latent`."""
+        """Pack the queries and the key of latent attention as latents are packed:
+        `kernels.latent`."""
         ...
 
     def unpack(self, mixed: Array, spec: LatentSpec, unpacking: list[Weight]) -> Array:
-        """Sums over latents → values of all heads: `kernels.latent`."""
+        """Unpack sums over latents → values of all heads: `kernels.latent`."""
         ...
 
     def gated(self, gate_up: Array, activation: str) -> Array:
-        """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu_tanh or gelu."""
+        """Compute gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu_tanh or gelu."""
         ...
 
     def activate(self, x: Array, activation: str) -> Array:
-        """x → act(x), by element; activation silu, gelu_tanh, gelu, tanh or relu2 (max(x, 0)²)."""
+        """Compute x → act(x), by element; activation silu, gelu_tanh, gelu, tanh or relu2 (max(x,
+        0)²)."""
         ...
 
     def multiply(self, x: Array, gate: Array, activation: str) -> Array:
-        """x · act(gate), by element; activation as of `activate`, or sigmoid."""
+        """Compute x · act(gate), by element; activation as of `activate`, or sigmoid."""
         ...
 
     def short_conv(
@@ -336,8 +340,8 @@ class Operators(Protocol):
         batch: StepBatch,
         group: int,
     ) -> Array:
-        """x [N, C], or [N, 3C] gated → [N, C]; `taps` [taps · C], tap by tap, fp32; the preceding
-        inputs lie in `layer`. Checkpoints that `StepBatch.states` asks for are copied."""
+        """Convolve x [N, C], or [N, 3C] gated → [N, C]; `taps` [taps · C], tap by tap, fp32; the
+        preceding inputs lie in `layer`. Checkpoints that `StepBatch.states` asks for are copied."""
         ...
 
     def recur(
@@ -360,7 +364,7 @@ class Operators(Protocol):
     def route(
         self, logits: Array, spec: RouteSpec, bias: Array | None, gains: Array | None = None
     ) -> tuple[Array, Array]:
-        """Router logits [N, experts] → experts [N, active], the highest first and the smallest
+        """Route logits [N, experts] → experts [N, active], the highest first and the smallest
         number first among equals; their routing weights [N, active] fp32. `bias` [experts] is for
         the choice alone; `gains` [experts] are factors on the routing weights."""
         ...
@@ -376,15 +380,15 @@ class Operators(Protocol):
         biases: tuple[Array, Array] | None = None,
         inside: bool = False,
     ) -> Array:
-        """Routed feed-forward: x [N, D] and the results of `route` → [N, D]; activation as of
-        `gated`, or clamped (`ExpertsSpec`). `biases`: of all experts, see `Prepared.biases`.
+        """Compute the routed feed-forward: x [N, D] and the results of `route` → [N, D]; activation
+        as of `gated`, or clamped (`ExpertsSpec`). `biases`: of all experts, see `Prepared.biases`.
         `inside`: routing weights multiply the experts' inputs, not their outputs."""
         ...
 
     def select(self, x: Array, rows: Array) -> Array:
-        """x [N, D], rows [R], ascending → x[rows] [R, D]; if R is N, x itself."""
+        """Select x[rows] [R, D] of x [N, D]; rows [R] ascend. If R is N, return x itself."""
         ...
 
     def logits(self, x: Array, weight: Weight, softcap: float | None) -> Array:
-        """x [R, D] → fp32 logits [R, V]."""
+        """Compute x [R, D] → fp32 logits [R, V]."""
         ...

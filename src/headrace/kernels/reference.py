@@ -4,9 +4,9 @@ fallback if none of them serves.
 It computes in the dtype of its inputs, with norms, softmax and rotation in fp32. Quantised weights
 are expanded when they are loaded. On fp32 on the CPU its rows are invariant: the matrix library
 sums in another order for few rows than for more, so smaller products are padded
-(`reference_product`), and on Intel's processors it is asked for its strict order; held by
-`tests/kernels/test_row_invariance.py` on torch 2.13 with MKL. On other processors, libraries and
-types it is as invariant as torch is there.
+(`reference_product`). On Intel's processors the library is asked for its strict order.
+`tests/kernels/test_row_invariance.py` checks this on torch 2.13 with MKL. On other processors,
+libraries and types it is as invariant as torch is there.
 """
 
 from __future__ import annotations

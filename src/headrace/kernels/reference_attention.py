@@ -1,11 +1,11 @@
 """Reference of the paged KV cache and of attention over it.
 
 Row invariance fixes the shape of every product. Keys are visited in tiles of `TILE` tokens counted
-from the start of the sequence, the partial sums of the tiles are added in order, and a tile that a
-query cannot see adds exact zeros; query rows are padded to a multiple of `ROWS`, because below that
-the library underneath changes its order of summation with the number of rows. So a query's result
-does not depend on how many others came with it, on how long the longest sequence of the batch is,
-or on how the prompt was cut into chunks.
+from the start of the sequence, and their partial sums are added in order. A tile that a query
+cannot see adds exact zeros. Query rows are padded to a multiple of `ROWS`, because below that the
+library changes its order of summation with the number of rows. So a query's result does not depend
+on the number of others, on the longest sequence of the batch, or on the cut of the prompt into
+chunks.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ ELEMENTWISE = ("embed", "add", "gated", "select", "activate", "part")
 
 
 class ReferenceBackend:
-    """Backend for everything, everywhere that torch runs; row invariance only on the CPU."""
+    """Backend for every kind of node, everywhere that torch runs. It refuses row invariance outside
+    the CPU, and to quantise weights."""
 
     name = "ref"
 

@@ -4,10 +4,10 @@ Order, as in vLLM: masks (grammar, `min_tokens`), logit bias, penalties (repetit
 presence), temperature, min-p, top-k, top-p, draw. Each filter judges the result of the preceding
 ones: top-p takes its share of the mass that min-p and top-k kept.
 
-Every filter is a threshold on a row's scaled logits, so equal logits stay or go together and no
-result depends on the order in which a sort happens to leave ties. The draw inverts the cumulative
-distribution in token order at one uniform number per row, which is a hash of seed, choice and
-position: the text of a seeded request is a function of its prompt and parameters alone.
+Every filter is a threshold on a row's scaled logits, so equal logits stay or go together. No result
+depends on a sort's order of ties. The draw inverts the cumulative distribution in token order at
+one uniform number per row, which is a hash of seed, choice and position: the text of a seeded
+request is a function of its prompt and parameters alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A backend answers one question per kind of the model's graph, `supports`; `choose` composes one
 `Operators` object from the first backend that says yes, in the order of the list it is given, and
-records a `Decision` for each. The reference comes last and supports everything.
+records a `Decision` for each. The reference comes last and serves every kind.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Every format is w = scale · (code - zero) or w = scale · code + offset over groups of 16 or 32
 values; the two-level "K" formats store scales as small integers times one fp16 number per 256
 values. Codes and scales together have at most 24 significant bits, so every product here is exact
-in fp32 and only the last addition of the formats with an offset rounds: the result is the same,
-bit for bit, in whatever order it is computed. Source: the block structures of ggml-quants.
+in fp32. Only the last addition of the formats with an offset rounds: the result is the same, bit
+for bit, in whatever order it is computed. Source: the block structures of ggml-quants.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..kernels.weights import BlockWeight
 from .ggml_types import BY_NAME, QUANTISED
 
 CHUNK_VALUES = 32_000
-"""Values decoded at a time. Below 32,768 torch runs an operator on the calling thread; above, two
-threads meet at a barrier in each of twenty short operators, which costs up to forty times as much
-where other processes want the cores, and gains little where they do not."""
+"""Values decoded at a time. Below 32,768 torch runs an operator on the calling thread. Above, two
+threads meet at a barrier in each of twenty short operators. That costs up to forty times as much if
+other processes want the cores, and gains little if they do not."""
 
 
 class Codes(NamedTuple):

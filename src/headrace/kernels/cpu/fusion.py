@@ -14,8 +14,8 @@ The rules follow from each value's readers:
 Values never change, memory does: a sum takes the place of its residual, and queries that of q in
 qkv. Values in one place are one *storage*, which lives from its first value to the last reader.
 
-If ranks share a model and an `exchange` makes a value whole, each rank's part of it lies in that
-rank's columns of the whole value, which is in memory of all ranks.
+If ranks share a model, an `exchange` makes a value whole. The whole value is in memory of all
+ranks, and each rank writes its part to its own columns.
 """
 
 from __future__ import annotations

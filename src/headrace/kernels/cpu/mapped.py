@@ -19,9 +19,9 @@ def give_back(data: Array) -> None:
 class MappedRows:
     """Embedding table in the mapping of the model's file, whose pages are given back.
 
-    A row is some hundred bytes, but the system maps sixteen pages around each that is touched, so
-    that after a few thousand tokens the whole table counts as memory of this process. The page
-    cache keeps it either way: to map a row's pages again takes a microsecond or two.
+    A row is some hundred bytes, but the system maps sixteen pages around each that is touched. So
+    after a few thousand tokens the whole table counts as memory of this process. The page cache
+    keeps it either way: to map a row's pages again takes a microsecond or two.
     """
 
     def __init__(self, weight: Weight) -> None:

@@ -9,9 +9,9 @@ drafts have a few tokens; they read the same KV, and stay far below the ridge to
 Shape. One program takes one KV head and one *piece* of an entry's KV, from the list that the host
 makes (`attention_plan`): as many as keep the device busy, however long the sequences are and
 however unequal, and no more. The query rows of its H / G heads and of all tokens are packed into
-one tile (padded to 16, what the tensor cores take), so K and V are read once per KV head. The
-program of an entry and KV head that finishes last (a counter) joins all of its pieces, in order, as
-in `product_skinny`: a second kernel would be 3 of 120 microseconds at 32 x 4k and a fifth of the
+one tile (padded to 16, the tensor cores' size), so K and V are read once per KV head. The program
+of an entry and KV head that finishes last (a counter) joins all of its pieces, in order, as in
+`product_skinny`: a second kernel would be 3 of 120 microseconds at 32 x 4k and a fifth of the
 operator at one row. A piece's length follows from the step, so a row's rounding depends on the
 step's other rows (the deterministic mode has one kernel for all entries instead).
 

@@ -158,7 +158,7 @@ def gated(
     biases: torch.Tensor | None = None,
     chosen: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu, gelu_tanh or clamped.
+    """Compute gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu, gelu_tanh or clamped.
 
     `biases` [experts, 2I] of each row's expert are added before; `chosen` has the N experts.
     """
@@ -198,7 +198,8 @@ def gated_codes(
     biases: torch.Tensor | None = None,
     chosen: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `gated` as (codes [N, I] in fp8 or int8, scales fp32 [N, 1] or [N, ceil(I / group)])."""
+    """Compute `gated` as codes [N, I] in fp8 or int8, and scales fp32 [N, 1] or
+    [N, ceil(I / group)]."""
     rows, double = gate_up.shape
     width = double // 2
     dtype, high = CODES[codes]

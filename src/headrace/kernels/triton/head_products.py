@@ -1,10 +1,11 @@
 """Products of each head by a matrix of its own: queries to latents, and sums of latents to values.
 
-Arithmetic: the matrices of all heads are H · rank · size numbers, 33 MB of both kinds a layer with
-the 128 heads of DeepSeek-V3, 4 MB with 16 of V2-Lite, read once for up to a tile of rows: below
-some 200 rows their bytes bind, above the tensor cores. A head's product alone would be a launch of
-a microsecond's work, 256 of them a layer; here it is one grid. The parts that are not multiplied (a
-head's rotated part and the key) go along, which saves three copies: they are 10 % of the bytes.
+Arithmetic: the matrices of all heads are H · rank · size numbers: 33 MB of both kinds a layer with
+the 128 heads of DeepSeek-V3, 4 MB with 16 of V2-Lite. They are read once for up to a tile of rows:
+below some 200 rows their bytes bind, above the tensor cores. A head's product alone would be a
+launch of a microsecond's work, 256 of them a layer; here it is one grid. The parts that are not
+multiplied (a head's rotated part and the key) go along, which saves three copies: they are 10 % of
+the bytes.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A bias that keys are kept without (`key_bias`) is added to the score as q · R_p b. For each plane of
 the rotation with a bias that is two multiply-adds an element, in addition to a tile's product; a
 layer without large biases has none. Values in four bits (`value_codes`) are levels of a rotated
-head: two of a byte are looked up at once, products are of levels in fp16, which holds them exactly,
-and the sums over tokens are turned back once, after the loop.
+head: two of a byte are looked up at once. Products are of levels in fp16, which holds them exactly;
+the sums over tokens are turned back once, after the loop.
 """
 
 from __future__ import annotations

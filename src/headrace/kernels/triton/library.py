@@ -1,11 +1,11 @@
 """Torch's own products: of 8-bit numbers, except sizes that its library refuses; and of 16-bit
 numbers into fp32.
 
-`torch._scaled_mm` with a scale per row goes to cuBLASLt from CUDA 12.9 on, which has no kernel for
+`torch._scaled_mm` with a scale per row goes to cuBLASLt from CUDA 12.9 on. That has no kernel for
 some long matrices with few rows (K 9,216 → N 3,072 up to 256 rows on an H100, pytorch/ao issue
-4582) and says so by an error. These sizes depend on the library's version, so each size is tried
-once, with the numbers of rows at which it may choose another kernel, before the first product that
-would use it. That is in the first step after loading, before anything is captured.
+4582), and raises an error for them. These sizes depend on the library's version, so each size is
+tried once before the first product that would use it, with the row counts at which it may choose
+another kernel. That is in the first step after loading, before anything is captured.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Mixture of experts: routing, placing without a sort, and grouped products.
 
 Arithmetic. With `active` of `experts` chosen per token, N tokens touch at most N · active weight
-matrices of 2 · D · I elements each: while N · active is below the number of experts the weights'
-bytes bind (each token brings its own experts), beyond that every expert is read once and the
+matrices of 2 · D · I elements each. While N · active is below the number of experts the weights'
+bytes bind: each token brings its own experts. Beyond that every expert is read once, and the
 products become dense ones of N · active / experts rows.
 
 How it goes, all on the device, no sort and no host:
@@ -324,7 +324,8 @@ def experts(
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     inside: bool = False,
 ) -> torch.Tensor:
-    """x [N, D], results of `route`, tables of [2I, D] and [D, I] of `count` experts → [N, D].
+    """Compute x [N, D], results of `route`, tables of [2I, D] and [D, I] of `count` experts → [N,
+    D].
 
     `packed`: packed experts take the products of few rows, cut so; with `tickets` their input may
     be split. `biases`: of all experts, [count · 2I] and [count · D]; the gate is a kernel of its

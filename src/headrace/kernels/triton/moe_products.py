@@ -52,7 +52,7 @@ def _dense_kernel(
     INNER: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
+    """Compute y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
 
     GATE: the activation, or "": the weight is gate over up, with `outs` outputs each."""
     tile = tl.program_id(0)
@@ -175,7 +175,7 @@ def _fp8_kernel(
     INNER: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """BLOCKED: OUTS divides 128."""
+    """Multiply codes by block or row. BLOCKED: OUTS divides 128."""
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -226,8 +226,8 @@ def grouped_product(
     dtype: torch.dtype | None = None,
     scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [assignments / shared, in] → [assignments, out] in `dtype` (x's unless given). For a table
-    of fp8 x are codes with `scales`.
+    """Multiply x [assignments / shared, in] → [assignments, out] in `dtype` (x's unless given). For
+    a table of fp8 x are codes with `scales`.
 
     `activation`, of dense tables: gate over up [2 · I, in] → act(gate) · up [assignments, I].
     """

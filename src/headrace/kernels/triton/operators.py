@@ -218,7 +218,7 @@ class TritonOperators(ReferenceOperators):
         bias: torch.Tensor | None,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """`dtype`: of the result, if it is not that of activations."""
+        """Compute `linear` from codes. `dtype`: of the result, if it is not that of activations."""
         assert isinstance(weight, Fp8Weight)
         dtype = dtype or self.dtype
         skinny = self._skinny(weight, len(codes))
@@ -395,7 +395,8 @@ class TritonOperators(ReferenceOperators):
         dtype: torch.dtype,
         home: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`home` [N, out] of `dtype`, without gaps: where the result may be written."""
+        """Compute a product. `home` [N, out] of `dtype`, without gaps: memory where the result may
+        be written."""
         table = self._table(x.device)
         if isinstance(weight, StackedWeight | TiledWeight):
             y = x.new_empty(len(x), weight.shape[0], dtype=dtype) if home is None else home

@@ -6,8 +6,8 @@ written per element, about 1 / (out / 1,000) of the product's own bytes at few r
 
 Scales. One per output row (a scale per tensor is repeated): they are applied at the end, and the
 library (`library`) serves. One per block of 128 × 128 (DeepSeek-V3, 2024): activations get a scale
-per 128 inputs, each such part of the sum is scaled before it is added in fp32, and our own kernel
-serves up to 256 rows, where the library has no such product, and in the deterministic mode. Its
+per 128 inputs, and each such part of the sum is scaled before it is added in fp32. Our own kernel
+serves up to 256 rows, in the deterministic mode, and where the library has no such product. Its
 tiles are walked and cut like those of `product_dense`: a row's bits do not depend on the others;
 few rows split the input (`split`), and outputs come first (`quantise.code_product`).
 """
@@ -109,7 +109,7 @@ def _product_kernel(
     BIAS: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """BLOCKED: OUTS divides 128."""
+    """Multiply codes by row or block. BLOCKED: OUTS divides 128."""
     program = tl.program_id(0)
     row_tiles = tl.cdiv(rows, ROWS)
     per_group = GROUPED * tl.cdiv(outs, OUTS)
@@ -199,9 +199,10 @@ def product_fp8(
     *,
     library: ScaledProducts | None = None,
 ) -> torch.Tensor:
-    """x [N, in] in the model's dtype → x · wᵀ + bias [N, out] in `dtype` (x's unless given).
+    """Quantise x [N, in] of the model's dtype and multiply → x · wᵀ + bias [N, out] in `dtype` (x's
+    unless given).
 
-    `library`: takes the sizes that it serves.
+    `library`: it takes the sizes that it serves.
     """
     codes, x_scales = quantise_rows(x, blocked=weight.blocked)
     return product_codes(codes, x_scales, weight, bias, config, dtype or x.dtype, library=library)

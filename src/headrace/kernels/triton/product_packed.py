@@ -6,13 +6,13 @@ On an H200 (206 bf16 operations per byte) bandwidth binds up to about 57 rows, t
 beyond. So one kernel with two cuts:
 
 * few rows (decode): the grid must cover all multiprocessors although `out` alone gives too few
-  tiles, so the input is split over programs ("split-K"), whose partial sums are added in order by
-  a second kernel. The number of splits is a function of the weight's shape, never of N.
+  tiles. So the input is split over programs ("split-K"), and a second kernel adds their partial
+  sums in order. The number of splits is a function of the weight's shape, never of N.
 * many rows: tiles of up to 128 rows, one split; a weight tile is decoded once for all its rows.
 
 From some 512 rows on a third way is nearer to the limit: the weight is expanded to a dense matrix,
-slice by slice (in · out · 2 bytes written and read once more, under a tenth of the product's time
-at 1,024 rows), and the library multiplies.
+slice by slice, and the library multiplies. That writes and reads in · out · 2 bytes once more,
+under a tenth of the product's time at 1,024 rows.
 
 Values are code · scale + offset, rounded to x's dtype as the dense weight would be, so all three
 see the same matrix; the power of two of an output is multiplied onto its sums. Up to 16 rows
@@ -229,7 +229,7 @@ def product_packed(
     dtype: torch.dtype | None = None,
     y: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [N, in] → x · wᵀ + bias [N, out] in `dtype` (x's unless given), or into `y`."""
+    """Compute x [N, in] → x · wᵀ + bias [N, out] in `dtype` (x's unless given), or into `y`."""
     rows, width = x.shape
     outs = weight.shape[0]
     assert width == weight.shape[1]

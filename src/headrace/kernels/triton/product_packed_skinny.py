@@ -318,7 +318,8 @@ def _product_kernel(
     STAGES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each.
+    """Multiply a tile. GATE: the activation, or "": the weight is gate over up, with `outs` outputs
+    each.
 
     EVEN: the input is whole chunks.
     """
@@ -425,7 +426,7 @@ def product_packed_skinny(
     activation: str = "",
     y: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (or x's), or into `y`.
+    """Compute x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (or x's), or into `y`.
 
     N is at most `config.rows`. `activation`: the weight is gate over up [2 · I, in] →
     act(gate) · up [N, I]. `tickets`: see `split.make_tickets`.

@@ -1,9 +1,9 @@
 """Products of up to 16 rows, as fast as the weight streams in, with the operators around them.
 
 Arithmetic: 2 · N operations per weight: with N rows N operations per byte in bf16, 2 · N in fp8,
-where an H200 has 206: bandwidth binds by an order of magnitude. A kernel can fail in three ways: to
-have too few bytes on their way (4.8 TB/s at 0.8 µs are 29 KB on each of 132 multiprocessors), to
-spend its instructions on something else, and to be many kernels.
+where an H200 has 206: bandwidth binds by an order of magnitude. A kernel can fail in three ways. It
+has too few bytes on their way (4.8 TB/s at 0.8 µs are 29 KB on each of 132 multiprocessors); it
+spends its instructions on something else; or it is many kernels.
 
 Shape. One program takes `OUTS` outputs and the whole input, in steps of `INNER` with `stages` of
 them on their way: 16 outputs are 256 programs for a matrix of 4,096 outputs, two on each
@@ -136,7 +136,8 @@ def _product_kernel(
     INNER: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each."""
+    """Multiply a tile. GATE: the activation, or "": the weight is gate over up, with `outs` outputs
+    each."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     start = split * per_split
@@ -261,8 +262,8 @@ def product_skinny(
     activation: str = "",
     y: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (x's unless given); N ≤ 16.
-    `y`: the result's memory, without gaps.
+    """Compute x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (x's unless given); N ≤
+    16. `y`: the result's memory, without gaps.
 
     `norm`: x is normed first. `scales`: x are codes, for an fp8 weight with a scale per row.
     `activation`: the weight is gate over up [2 · I, in] → act(gate) · up [N, I].

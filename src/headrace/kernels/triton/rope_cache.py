@@ -133,10 +133,10 @@ def _rope_kernel(
     BIASES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """READ, WRITTEN: counts of key and value arrays that follow the queries, and that are kept.
-    TO_ONE: values are scaled to a root mean square of one; BEHIND: q and k are, after the rotation.
-    EVERY: positions by which queries grow. TURNED: rotated pairs of a head; PAIRS: they are
-    neighbours. NORM: over each head, or over all if WHOLE."""
+    """Norm, rotate and store a token's heads. READ, WRITTEN: counts of key and value arrays that
+    follow the queries, and that are kept. TO_ONE: values are scaled to a root mean square of one;
+    BEHIND: q and k are, after the rotation. EVERY: positions by which queries grow. TURNED: rotated
+    pairs of a head; PAIRS: they are neighbours. NORM: over each head, or over all if WHOLE."""
     token = tl.program_id(0).to(tl.int64)
     # Programs of queries come first, then those of keys and of values.
     queries = tl.cdiv(heads, HEADS)

@@ -5,8 +5,8 @@ of its own for every 4,096 of them reads it in a microsecond; one program a row 
 turns, each a trip to memory and a sum over its threads. A sort would make some 30 passes. Instead,
 floats are mapped to unsigned integers of the same order, and the largest threshold that keeps the
 wanted share is built four bits at a time: a kernel for each digit counts (top-k) or weighs (top-p)
-the tokens at or above each of 16 candidates, and the next one begins by adding the sums of all
-tiles up, in order, and taking the digit. Two more find the tile and then the token at which the
+the tokens at or above each of 16 candidates. The next one begins by adding up the sums of all
+tiles, in order, and takes the digit. Two more find the tile and then the token at which the
 cumulated mass passes the row's uniform number: 19 kernels of two microseconds, and nothing is read
 back. The two filters are 16 of them. The eight of a filter that no row of a step has are not
 launched: the host knows that before the step begins. Rows without a filter that others have leave
@@ -42,7 +42,7 @@ DIGITS = 8
 
 @triton.jit
 def _ordered(value):
-    """fp32 → uint32 with the same order (negative numbers flipped)."""
+    """Map fp32 → uint32 with the same order (negative numbers flipped)."""
     bits = value.to(tl.int32, bitcast=True)
     flipped = tl.where(bits < 0, ~bits, bits | -2147483648)
     return flipped.to(tl.uint32, bitcast=True)
@@ -62,7 +62,7 @@ def _peaks_kernel(logits, peaks, places, width, stride, tiles, TILE: tl.constexp
 
 
 def _peaks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [R, V] → the largest of each tile [R, tiles] fp32, and its place in the row."""
+    """Find for logits [R, V] the largest of each tile [R, tiles] fp32, and its place in the row."""
     rows, width = logits.shape
     assert logits.stride(1) == 1
     tiles = triton.cdiv(width, TILE)

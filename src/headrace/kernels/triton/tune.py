@@ -169,7 +169,7 @@ def _coded_skinny(table: Table, shapes: Shapes, device: str) -> Iterator[Problem
 def _packed_skinny(
     table: Table, shapes: Shapes, device: str, dtype: torch.dtype
 ) -> Iterator[Problem]:
-    """Yield packed products of few rows with their gate, next to `product_packed` with `gated`."""
+    """Yield packed products of few rows with their gate; one candidate is `product_packed`."""
     weights = _weights(shapes, device)
     tickets = make_tickets(torch.device(device))
     for bucket in load_table()[table.architecture]["product_packed_skinny"]:
