@@ -1,6 +1,6 @@
 """Owns: the mesh of ranks, collectives, channels between processes.
 Takes → gives: messages and tensors of one process → those of another.
-Does not know: what is in them.
+Does not know: their content.
 Invariant: a lost peer is an error with a name, never a hang.
 Where does my change go: how processes talk.
 """

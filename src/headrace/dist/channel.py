@@ -1,13 +1,12 @@
 """Two-way channels of typed messages between two processes.
 
-Unix sockets in a private folder, or what `dist.hosts` has connected, msgpack by msgspec; one message
-is one frame: its length in four bytes, then its bytes. The parent binds, the child connects and
-speaks first: before that the parent has nobody to send to. A channel is strictly one to one; each
-end belongs to one thread.
+A channel is a Unix socket in a private folder, or a connection made by `dist.hosts`. Messages are
+msgpack by msgspec. One message is one frame: its length in four bytes, then its bytes. The parent
+binds; the child connects and speaks first: before that the parent has no peer to send to. A channel
+is strictly one to one; each end belongs to one thread.
 
 Plain sockets and no messaging library: a library with threads of its own wakes two of them for each
-message, and on a machine whose cores all decode, each wake-up is taken from the next step
-(docs/adr/0073).
+message. If all cores decode, each wake-up is taken from the next step (docs/adr/0073).
 """
 
 from __future__ import annotations
@@ -37,9 +36,10 @@ _BURST = 64
 """Messages taken in one callback of the event loop before others get their turn."""
 _READ_BYTES = 256 << 10
 _SOCKET_BYTES = 1 << 20
-"""Asked of the system for what was sent and not yet read; what does not fit waits in the sender."""
+"""Socket buffer asked of the system, for data sent and not yet read; the rest waits in the
+sender."""
 _LINGER_SECONDS = 0.2
-"""How long a closing end waits for what it has sent to leave."""
+"""Seconds for which a closing end waits for its sent data to leave."""
 _LENGTH = struct.Struct(">I")
 
 _MOST_PATH = 103
@@ -48,18 +48,18 @@ _MOST_PATH = 103
 _PREFIX = "headrace-"
 _LOCK = "owner"
 _ABANDONED_SECONDS = 60.0
-"""Younger folders may not have their lock yet."""
+"""Age in seconds up to which a folder may not have its lock yet."""
 
 
 class PeerGone(ConnectionError):
-    """The other end of a channel is not there (any more)."""
+    """Error: the other end of a channel is not there (any more)."""
 
 
 class PrivateFolder:
     """A new folder that only this user can enter.
 
-    A lock in it says that its owner lives. Whoever makes the next one removes those whose owners
-    were killed; the lock, unlike a process id, means the same in every container.
+    A lock in it says that its owner lives. Making a new folder removes those whose owners were
+    killed; the lock, unlike a process id, means the same in every container.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class PrivateFolder:
         return lock
 
     def ensure(self) -> None:
-        """Make folder and lock again where somebody removed them. Raises `OSError`."""
+        """Make folder and lock again if they were removed. Raises `OSError`."""
         if not (self.path / _LOCK).exists():
             self.path.mkdir(mode=0o700, exist_ok=True)
             lock, self._lock = self._lock, self._locked()
@@ -104,15 +104,15 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def address(folder: Path, name: str) -> str:
-    """Address of the channel `name` in a private folder."""
+    """Return the address of the channel `name` in a private folder."""
     return str(folder / f"{name}.sock")
 
 
 @contextlib.contextmanager
 def _fitting(where: str) -> Iterator[str]:
-    """`where`, or a shorter path to the same socket that holds as long as the block.
+    """Yield `where`, or a shorter path to the same socket that holds as long as the block.
 
-    Raises `OptionError` where the path is too long and the system has no shorter one.
+    Raises `OptionError` if the path is too long and the system has no shorter one.
     """
     if len(os.fsencode(where)) <= _MOST_PATH:
         yield where
@@ -132,7 +132,7 @@ def _fitting(where: str) -> Iterator[str]:
 
 
 class _End:
-    """One end: whole frames out, whole frames in, and never a wait in either."""
+    """One end of a channel: whole frames out, whole frames in, and never a wait in either."""
 
     def __init__(self, where: str | socket.socket, receives: Any, *, bind: bool) -> None:
         self._encoder = msgspec.msgpack.Encoder()
@@ -142,9 +142,9 @@ class _End:
         self._frames: deque[bytes] = deque()
         """Whole messages that were read and not yet taken."""
         self._part = bytearray()
-        """The beginning of the next one."""
+        """Beginning of the next message."""
         self._unsent = bytearray()
-        self.closed = True  # Until everything below has been had.
+        self.closed = True  # Until everything below has succeeded.
         if not isinstance(where, str):
             self._open(where)
         elif bind:
@@ -162,7 +162,7 @@ class _End:
         self.closed = False
 
     def send(self, message: Any) -> None:
-        """Queue one message; never waits. Raises `PeerGone` where there is no other end."""
+        """Queue one message; never waits. Raises `PeerGone` if there is no other end."""
         if self.closed:
             raise PeerGone("the channel is closed")
         if self._socket is None:
@@ -187,7 +187,7 @@ class _End:
             self._wants_room(True)
 
     def _send_rest(self) -> None:
-        """What did not fit before, as far as it fits now."""
+        """Send the queued rest, as far as it fits now."""
         while self._unsent and self._socket is not None:
             try:
                 del self._unsent[: self._socket.send(self._unsent)]
@@ -198,11 +198,12 @@ class _End:
         self._wants_room(False)
 
     def _take(self) -> Any | None:
-        """The next message that has been read; None: there is none."""
+        """Return the next message that has been read, or None."""
         return self._decode(self._frames.popleft()) if self._frames else None
 
     def _read(self) -> bool:
-        """Take what the socket has, up to a limit; False: it has nothing, or nobody is there."""
+        """Read the socket's data, up to a limit. Return False if it has none or no peer is
+        connected."""
         if self._socket is None:
             return False
         try:
@@ -233,13 +234,14 @@ class _End:
 
     @staticmethod
     def _complete(part: bytearray) -> bool:
-        """Does this begin with a whole frame? A long one is not copied before its end is there."""
+        """Return whether this begins with a whole frame. A long one is not copied before its end is
+        there."""
         return len(part) >= _LENGTH.size and (
             len(part) >= _LENGTH.size + _LENGTH.unpack_from(part)[0]
         )
 
     def _accept(self) -> None:
-        """Connect with the child, if it has knocked."""
+        """Accept the child's connection, if it has come."""
         if self._listener is None:
             return
         try:
@@ -255,7 +257,7 @@ class _End:
         self._socket = connected
 
     def _lose(self) -> None:
-        """The other end has gone; what was read of it can still be taken."""
+        """Drop the connection of an end that has gone; messages read from it can still be taken."""
         if self._socket is not None:
             self._forget(self._socket)
             self._socket.close()
@@ -269,13 +271,13 @@ class _End:
             self._listener = None
 
     def _wants_room(self, wanted: bool) -> None:
-        """Is there something unsent, that must go once there is room?"""
+        """Watch for room in the socket while unsent data waits, or stop watching."""
 
     def _forget(self, one: socket.socket) -> None:
-        """A socket is about to be closed."""
+        """Stop watching a socket that is about to be closed."""
 
     def close(self) -> None:
-        """Let go of the socket; what is queued is still delivered for a moment."""
+        """Let go of the socket; queued data is still delivered for a moment."""
         if self.closed:
             return
         self.closed = True
@@ -288,25 +290,25 @@ class _End:
 
 
 class Channel(_End):
-    """The blocking end."""
+    """Blocking end of a channel."""
 
     def __init__(self, where: str | socket.socket, receives: Any, *, bind: bool = False) -> None:
-        """`where`: an address to bind or to connect to, or what is connected to the other end,
-        which may be on another host; `receives`: the type (a union of tagged structs) of what
-        that sends."""
+        """`where`: an address to bind or to connect to, or a socket connected to the other end,
+        which may be on another host. `receives`: the type (a union of tagged structs) of the other
+        end's messages."""
         self._poll = select.poll()
         super().__init__(where, receives, bind=bind)
         if self._listener is not None:
             self._poll.register(self._listener, select.POLLIN)
 
     def fileno(self) -> int:
-        """File descriptor of the connection, readable when there is a message or an end. Connect first."""
+        """Return the connection's descriptor, readable on a message or an end. Connect first."""
         assert self._socket is not None, "nobody is connected"
         return self._socket.fileno()
 
     @property
     def lost(self) -> bool:
-        """Has the other end gone? Seen by receiving."""
+        """Whether the other end has gone, as seen by receiving."""
         return self._socket is None and self._listener is None
 
     def watch(self, descriptor: int) -> None:
@@ -314,10 +316,11 @@ class Channel(_End):
         self._poll.register(descriptor, select.POLLIN)
 
     def receive(self, timeout: float | None = 0.0) -> list[Any]:
-        """All messages that are there; with none, wait up to `timeout` seconds (None: for ever).
+        """Return all messages that are there; with none, wait up to `timeout` seconds (None: for
+        ever).
 
-        An empty list: none came, or a watched descriptor woke it. Raises `Undecodable` for
-        what is not a message.
+        The list is empty if none came, or if a watched descriptor woke it. Raises `Undecodable` for
+        data that is not a message.
         """
         if not self._frames:
             self._wait(timeout)
@@ -327,13 +330,14 @@ class Channel(_End):
         return messages
 
     def receive_one(self, timeout: float | None) -> Any | None:
-        """The next message, or None when none came in `timeout` seconds or a watch fired."""
+        """Return the next message, or None if none came in `timeout` seconds or a watch fired."""
         if not self._frames:
             self._wait(timeout)
         return self._take()
 
     def _wait(self, timeout: float | None) -> None:
-        """Until a whole message is there, a watched descriptor is ready, or the time is over."""
+        """Wait until a whole message is there, a watched descriptor is ready, or the time is
+        over."""
         end = None if timeout is None else time.monotonic() + timeout
         left = timeout
         while True:
@@ -350,12 +354,12 @@ class Channel(_End):
                         self._read()
                     own = True
             if self._frames or not own:
-                return  # Also where a watched descriptor woke us, or nothing did.
+                return  # Also if a watched descriptor woke us, or nothing did.
             if end is not None:
                 left = max(0.0, end - time.monotonic())
 
     def _arrived(self) -> bool:
-        """Read on after a burst: True where another whole message came."""
+        """Read on after a burst; return True if another whole message came."""
         while self._read():
             if self._frames:
                 return True
@@ -375,7 +379,7 @@ class Channel(_End):
 
 
 class AsyncChannel(_End):
-    """The end of an event loop: calls back for every message, in order."""
+    """End of a channel in an event loop: it calls back for every message, in order."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Memory that processes of one host share: a fence for each stage, and what they exchange.
+"""Shared-memory arena of the processes of one host: a fence for each stage, and exchanged values.
 
-A file of the system's memory without a name (`memfd`), handed down by its descriptor: /dev/shm has
-64 MB in most containers. Ranks take the same rooms in the same order, so that the n-th room of one
-is the n-th room of all; pages have memory once they are written.
+It is a file of the system's memory without a name (`memfd`), handed down by its descriptor:
+/dev/shm has 64 MB in most containers. Ranks take the same rooms in the same order, so that the n-th
+room of one is the n-th room of all. Pages have memory once they are written.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 SIZE = 1 << 38
-"""Size of the file, which has no more memory than its rooms."""
+"""Size of the file, which uses no more memory than its rooms."""
 _FENCE, _BROKEN = 256, 128
-"""Bytes of a fence, and where it says that a rank is gone (kernels/cpu/csrc/ranks.h)."""
+"""Bytes of a fence, and offset of its mark that a rank is gone (kernels/cpu/csrc/ranks.h)."""
 _FENCES = 4 * mmap.PAGESIZE
-"""Bytes of the fences of all stages that there can be."""
+"""Bytes of the fences of all possible stages."""
 
 
 def make_commons() -> int:
-    """The descriptor of a new commons; the caller closes it."""
+    """Return the descriptor of a new commons; the caller closes it."""
     descriptor = os.memfd_create("headrace ranks")
     os.ftruncate(descriptor, SIZE)
     return descriptor
 
 
 class Commons:
-    """A commons as one process sees it, which is `rank` of `ranks` of a stage."""
+    """A commons as one process sees it; the process is `rank` of `ranks` of a stage."""
 
     def __init__(self, descriptor: int, processes: int, process: int, stages: int = 1) -> None:
         self.ranks, self.stages, self.process = processes // stages, stages, process
@@ -40,7 +40,8 @@ class Commons:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Whoever takes rooms from now on gets those that were taken before, in the same order."""
+        """Start over: later calls of `take` give the rooms that were taken before, in the same
+        order."""
         each = SIZE // (self.stages + 1) // mmap.PAGESIZE * mmap.PAGESIZE
         self._next = [(self.stage + 1) * each, _FENCES]
 
@@ -51,13 +52,13 @@ class Commons:
         return at + self.stage * _FENCE
 
     def take(self, size: int, *, between: bool = False) -> npt.NDArray[Any]:
-        """Room for so many bytes, uint8, of this stage's ranks, or of all processes (`between`
-        stages); zeros, unless somebody has written there."""
+        """Take room for `size` bytes, uint8, for this stage's ranks, or for all processes
+        (`between` stages). It holds zeros unless a process has written there."""
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         room = mmap.mmap(self._descriptor, whole, offset=self._next[between])
         self._next[between] += whole
         return np.frombuffer(room, np.uint8)[:size]
 
     def tear(self) -> None:
-        """Say that a process is gone: whoever waits for it at a fence gives up, now and later."""
+        """Mark a process as gone: processes that wait for it at a fence give up, now and later."""
         self._fences.view(np.uint32)[_BROKEN // 4 :: _FENCE // 4] = 1

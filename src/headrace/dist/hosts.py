@@ -1,12 +1,12 @@
 """Connections between the processes of several hosts: both ends prove that they have one key.
 
-    magic, nonce          32 bytes each way
-    proof of who dials    HMAC-SHA-256 over role, both nonces and what the connection is for
-    proof of who listens
+    magic, nonce         32 bytes each way
+    dialler's proof      HMAC-SHA-256 over role, both nonces and the purpose of the connection
+    listener's proof
 
-Neither end takes a byte further before that. What goes over the connection afterwards is neither
-sealed nor signed, as with the collective libraries of GPUs: the network between ranks is trusted to
-carry it, and the key keeps others of that network out.
+Neither end reads a byte further before that. Later traffic is neither encrypted nor signed, as with
+the collective libraries of GPUs: the network between ranks is trusted to carry it, and the key
+keeps others of that network out.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..base.errors import EngineDead
 from ..obs.threads import THREADS
 
 PROOF_SECONDS = 5.0
-"""How long one end waits for what the other has to say of itself."""
+"""Seconds that one end waits for the other's proof."""
 _MAGIC = b"HRRANK01"
 _NONCE = 24
 _FOR = struct.Struct(">HH")
 _REFUSAL = bytes(32)
-"""Said instead of a proof, so that another key is told from an end for want of room."""
+"""Sent instead of a proof, to distinguish another key from an end for want of room."""
 _UNPROVED = "it has no room or is ending, and closes the connection before it proves its key"
 _TRY_AGAIN = 0.1
 _AT_ONCE = 64
@@ -40,10 +40,10 @@ _AT_ONCE = 64
 _SHARE = 32
 """Places that one address may take."""
 _CLOSING = 0.005
-"""Pause after one was closed for another: for each place a stranger that comes again at once takes,
-the others keep theirs for `_SHARE` times as long, in which a rank proves itself."""
+"""Pause after one connection was closed for another. A stranger that comes again at once takes one
+place per pause. The others keep theirs `_SHARE` times as long, in which a rank proves itself."""
 _SOCKET_BYTES = 4 << 20
-"""Asked of the system for what is on its way: an exchange of a long step fits."""
+"""Socket buffer asked of the system, for data on its way: an exchange of a long step fits."""
 
 
 class Use(IntEnum):
@@ -63,7 +63,7 @@ class HostPort:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A process that dialled and has the key."""
+    """Process that dialled and has the key."""
 
     use: Use
     rank: int
@@ -75,13 +75,12 @@ class Arrival:
 
 
 class NoRank(EngineDead):
-    """The other end has not our key, or is no rank at all."""
+    """Error: the other end does not have our key, or is no rank at all."""
 
 
 def dial(address: HostPort, key: bytes, use: Use, rank: int, *, seconds: float) -> socket.socket:
     """Connect for `use` of `rank`, again and again until the time is over: the other end may not be
-    there yet, or have no room. Raises `EngineDead` that says what was wrong last, `NoRank` at once.
-    """
+    there yet, or have no room. Raises `EngineDead` with the last cause, `NoRank` at once."""
     end, why = time.monotonic() + seconds, "it does not answer"
     while (left := end - time.monotonic()) > 0:
         try:
@@ -112,7 +111,7 @@ def _ready(connection: socket.socket) -> socket.socket:
 
 
 def _prove(connection: socket.socket, key: bytes, purpose: bytes) -> None:
-    """The end that dials."""
+    """Prove the key as the end that dials."""
     connection.settimeout(PROOF_SECONDS)
     mine = os.urandom(_NONCE)
     connection.sendall(_MAGIC + mine)
@@ -123,7 +122,8 @@ def _prove(connection: socket.socket, key: bytes, purpose: bytes) -> None:
 
 
 def _verify(connection: socket.socket, key: bytes) -> tuple[Use, int]:
-    """The end that listens; (use, rank) of the other. Raises `NoRank`, `OSError`."""
+    """Verify and prove the key as the end that listens; return (use, rank) of the other. Raises
+    `NoRank`, `OSError`."""
     connection.settimeout(PROOF_SECONDS)
     mine = os.urandom(_NONCE)
     connection.sendall(_MAGIC + mine)
@@ -163,14 +163,14 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 @dataclass(slots=True)
 class Door:
-    """The listening end for other ranks. Each proves itself in a thread of its own, and makes room
-    for a newer one when places are short: one that says nothing keeps nobody waiting."""
+    """Listening end for other ranks. Each connection proves itself in a thread of its own, and
+    makes room for a newer one when places are short: a silent one does not make others wait."""
 
     listener: socket.socket
     key: bytes
     _arrived: queue.Queue[Arrival] = field(default_factory=queue.Queue)
     _proving: dict[socket.socket, str] = field(default_factory=dict)
-    """Connections that prove themselves, oldest first, each with its address."""
+    """Connections that are proving themselves, oldest first, each with its address."""
     _threads: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
@@ -200,7 +200,7 @@ class Door:
             try:
                 connection, (host, *_) = self.listener.accept()
             except OSError:
-                # It is closed, or the other end has left, or there is no descriptor to be had.
+                # It is closed, or the other end has left, or no descriptor is free.
                 time.sleep(0.0 if self._closed else _TRY_AGAIN)
                 continue
             if self._make_room(host):
@@ -213,8 +213,8 @@ class Door:
                 connection.close()
 
     def _make_room(self, host: str) -> bool:
-        """Close the oldest connection of this address where that has its share, or of the address
-        that has most where all places are taken; False where there is room."""
+        """Close the oldest connection of this address if the address has its share. If all places
+        are taken, close the oldest of the address that has most. Return False if there is room."""
         with self._lock:
             counts = Counter(self._proving.values())
             if counts[host] >= _SHARE:
@@ -246,7 +246,7 @@ class Door:
             self._proving.pop(connection, None)
 
     def next(self, seconds: float) -> Arrival | None:
-        """The next that has come; None: nobody in that time."""
+        """Return the next arrival, or None if none came in that time."""
         with suppress(queue.Empty):
             return self._arrived.get(timeout=max(0.0, seconds))
         return None

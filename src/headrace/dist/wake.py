@@ -1,4 +1,4 @@
-"""Bells: what wakes a thread that waits on a channel, other than a message of that channel."""
+"""Bells: they wake a thread that waits on a channel without a message of that channel."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Protocol
 
 
 class Bell(Protocol):
-    """`Channel.watch` its descriptor, and clear it after each wait."""
+    """Source of wake-ups: `Channel.watch` its descriptor, and clear it after each wait."""
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable."""
+        """Return the descriptor that becomes readable."""
 
     def clear(self) -> bool:
-        """Was it rung since the last time? Never waits."""
+        """Return whether it was rung since the last time. Never waits."""
 
 
 def wait(bell: Bell, seconds: float) -> None:
-    """Sleep until it rings, at most so long."""
+    """Sleep until the bell rings, at most `seconds`."""
     select.select([bell], [], [], seconds)
     bell.clear()
 
 
 class Wake:
-    """A bell that any thread rings. Ringing twice before it is heard is ringing once."""
+    """Bell that any thread rings. Two rings before a clear are one."""
 
     def __init__(self) -> None:
-        # A pipe: the module of sockets is 2 ms of a start, and these two are all that it is for.
+        # A pipe: importing the module of sockets for these two alone takes 2 ms of a start.
         heard, rung = os.pipe()
         os.set_blocking(heard, False)
         os.set_blocking(rung, False)
@@ -40,7 +40,7 @@ class Wake:
         return self._heard.fileno()
 
     def ring(self) -> None:
-        """From any thread; never waits. After `close` nobody hears it."""
+        """Ring from any thread; never waits. After `close` it has no effect."""
         with contextlib.suppress(OSError, ValueError):  # Full: it has been rung enough. Closed.
             self._rung.write(b"\0")
 
@@ -58,11 +58,11 @@ class Wake:
 
 @dataclass(slots=True)
 class AnyBell:
-    """Rings when one of several does."""
+    """Bell that rings when one of several does."""
 
     _bells: Sequence[Bell]
     _before: Callable[[], None] = lambda: None
-    """To be done before they are cleared."""
+    """Called before the bells are cleared."""
     _poll: select.epoll = field(default_factory=select.epoll)
 
     def __post_init__(self) -> None:

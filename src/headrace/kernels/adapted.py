@@ -1,4 +1,4 @@
-"""What the adapters of a step's tokens add to its products, operator by operator."""
+"""Additions of a step's LoRA adapters to its products, operator by operator."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .operators import StepBatch
 from .weights import LoraWeight
 
 Additions = Mapping[tuple[str, ...], LoraWeight]
-"""By the names of a product's tensors."""
+"""LoRA weights, by the names of a product's tensors."""
 
 
 def adding(additions: Additions, batch: StepBatch) -> Adding:
-    """Adds to each product what the slots in `batch.adapters` have for it."""
+    """Return a function that adds to each product the LoRA of the slots in `batch.adapters`."""
     assert batch.adapters is not None
     slots = batch.adapters
     device = next(iter(additions.values())).down.device
-    # Products have as many rows as tokens or as rows that sample; where both are as many, they are
-    # the same.
+    # A product has one row per token or one per sampled row; if both counts are equal, so are the
+    # rows.
     groups = {len(each): _groups(each, device) for each in (slots[batch.sampled_places()], slots)}
 
     def add(ref: WeightRef, x: Array, y: Array) -> None:

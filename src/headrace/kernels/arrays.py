@@ -1,9 +1,9 @@
 """Arrays of two kinds under one name: numpy's in the host's memory, torch's wherever they lie.
 
 On the CPU our kernels read and write memory by its address, so a process that serves with them
-holds numpy arrays and never imports torch, which would cost it more time and memory than all else
-of a start. The reference and the kernels of GPUs compute on tensors. `Operators.host` says which
-kind a model is built of; `tensor` and `host` change the name without copying.
+holds numpy arrays and never imports torch. That import would cost it more time and memory than all
+else of a start. The reference and the kernels of GPUs compute on tensors. `Operators.host` says
+which kind a model is built of; `tensor` and `host` convert between them without a copy.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ HOST_DTYPES: dict[str, np.dtype[Any]] = {
     "int8": np.dtype(np.int8),
     "uint8": np.dtype(np.uint8),
 }
-"""How numbers lie in an array of the host. Numpy has no bfloat16: its bits, as uint16."""
+"""Numpy dtype of each torch type in host arrays. Numpy has no bfloat16: its bits are uint16."""
 _LINE = 64
 
 
 def address(x: Array) -> int:
-    """Where the first element lies in the host's memory."""
+    """Return the address of the first element in the host's memory."""
     if isinstance(x, np.ndarray):
         at: int = x.__array_interface__["data"][0]
         return at
@@ -41,33 +41,34 @@ def address(x: Array) -> int:
 
 
 def stride(x: Array, dimension: int) -> int:
-    """From one index of this dimension to the next, in elements."""
+    """Return the distance between neighbouring indices of this dimension, in elements."""
     if isinstance(x, np.ndarray):
         return x.strides[dimension] // x.itemsize
     return int(x.stride(dimension))
 
 
 def contiguous(x: Array) -> bool:
-    """Does it lie in C order without gaps?"""
+    """Return whether the array lies in C order without gaps."""
     return bool(x.flags.c_contiguous) if isinstance(x, np.ndarray) else bool(x.is_contiguous())
 
 
 def mapped(x: Array) -> bool:
-    """Is this weight, as it was loaded, a view of its file's mapping? Nobody writes into those:
-    their pages may be dropped, to come back as they were."""
+    """Return whether this weight, as loaded, is a view of its file's mapping. Such views are never
+    written, so their pages may be dropped and read again."""
     while isinstance(x, np.ndarray | memoryview):
         x = x.base if isinstance(x, np.ndarray) else x.obj
     return isinstance(x, mmap.mmap)
 
 
 def dtype_name(x: Array) -> str:
-    """Torch's name for the type of the array's numbers: "float32", "bfloat16", "int8" …"""
+    """Return torch's name for the type of the array's numbers: "float32", "bfloat16", "int8" and so
+    on."""
     name = str(x.dtype).removeprefix("torch.")
     return "bfloat16" if name == "uint16" else name
 
 
 def floats(x: Array) -> npt.NDArray[np.float32]:
-    """Its numbers as fp32 in the host's memory; the same memory where they lie so there."""
+    """Return the numbers as fp32 in the host's memory, without a copy if they already are."""
     if not isinstance(x, np.ndarray):
         found: npt.NDArray[np.float32] = x.float().cpu().numpy()
         return found
@@ -77,7 +78,7 @@ def floats(x: Array) -> npt.NDArray[np.float32]:
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Room in the host's memory that begins with a cache line."""
+    """Allocate host memory that begins at a cache line."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     room = np.empty(size + _LINE, np.uint8)
@@ -86,7 +87,7 @@ def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def floats_like(x: Array, *shape: int) -> Array:
-    """Room for fp32 numbers, in an array of the kind of `x`, where `x` lies."""
+    """Allocate fp32 numbers in an array of the same kind and device as `x`."""
     if isinstance(x, np.ndarray):
         return np.empty(shape, np.float32)
     import torch  # Local, as in `tensor`.
@@ -95,17 +96,18 @@ def floats_like(x: Array, *shape: int) -> Array:
 
 
 def tensor(x: Array) -> torch.Tensor:
-    """The same memory as a tensor. Imports torch."""
+    """View the same memory as a tensor. Imports torch."""
     found: torch.Tensor
     if not isinstance(x, np.ndarray):
         found = x
         return found
-    import torch  # Local: who has no tensors needs none of it.
+    import torch  # Local: a process without tensors does not import it.
 
     found = torch.from_numpy(x)
     return found.view(torch.bfloat16) if x.dtype == np.uint16 else found
 
 
 def host(x: Array) -> npt.NDArray[Any]:
-    """The same memory as an array; `x` lies in the host's and is no bfloat16."""
+    """View the same memory as a numpy array; `x` must lie in the host's memory and not be
+    bfloat16."""
     return x if isinstance(x, np.ndarray) else x.numpy()

@@ -1,4 +1,4 @@
-"""The lists of `attention_plan` in the buffers that CUDA graphs read."""
+"""Buffers of `attention_plan`'s lists, which CUDA graphs read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from .attention_plan import COLUMNS, AttentionPlan, Planner
 from .operators import StepBatch
 
 CHUNKS = 32
-"""Entries of a mixed step that are prompts, at most: each may be a tile of attention with one row.
-"""
+"""Most entries of a mixed step that may be prompts: each may need an attention tile for one row."""
 BEHIND = 1 << 30
-"""Tokens before a chunk that is none: its tiles would begin behind every other's."""
+"""Start offset of a padding chunk; sorts its tiles last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Bucket:
 
 
 class AttentionLists:
-    """Buffers of lists [lines, 8] int32 of the largest bucket, and what padding is in them."""
+    """Buffers of lists [lines, 8] int32, sized for the largest bucket, and their padding lines."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class AttentionLists:
             line = torch.tensor([*values, *[0] * (COLUMNS - len(values))], dtype=torch.int32)
             return line.repeat(count, 1)
 
-        # Of each entry: one token that sees itself, in the null block.
+        # Each entry has one token that sees itself, in the null block.
         idle = lines(entries, 0, 0, 1, 1, 0, 1, 0, 1)
         idle[:, 0] = idle[:, 1] = torch.arange(entries)
         alone = idle.clone()
@@ -63,7 +62,7 @@ class AttentionLists:
         self._chunks = lines(chunks).to(device)
 
     def view(self, bucket: Bucket) -> AttentionPlan:
-        """What a graph of this bucket reads."""
+        """Return the views that a graph of this bucket reads."""
         return AttentionPlan(
             [each[: self._pieces_of(bucket)] for each in self._pieces],
             self._chunks[: self.chunks_of(bucket)],
@@ -74,13 +73,14 @@ class AttentionLists:
     def copies(
         self, batch: StepBatch, bucket: Bucket, numbers: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(part of a buffer, what is copied there): the lists of a step, then padding entries, then
-        lines with nothing to do. `numbers`: 0, 1, 2 … int32."""
+        """Yield (part of a buffer, its new content): the lists of a step, then padding entries,
+        then idle lines. `numbers`: 0, 1, 2 … int32."""
         plan = batch.plan
         assert plan is not None, "made by the program"
         tokens, entries = len(batch.tokens), len(batch.lengths)
         extra = bucket.tokens - tokens
-        # Padding is entries of one token, and of a mixed step one entry, short or long as others.
+        # Padding is entries of one token; a mixed step has one padding entry, short or long like
+        # others.
         short = (1 if bucket.decode else extra) <= self._planner.widest
         length = self._pieces_of(bucket)
         lists = [
@@ -105,7 +105,7 @@ class AttentionLists:
             yield kept[at:length], nothing[at:length]
 
     def chunks_of(self, bucket: Bucket) -> int:
-        """Lines of the list of chunks, one of them for padding."""
+        """Return the number of lines in the list of chunks, one of them for padding."""
         if not self._planner.widest:
             return bucket.entries
         return 0 if bucket.decode else min(CHUNKS, bucket.tokens // 2) + 1
@@ -115,8 +115,8 @@ class AttentionLists:
 
 
 def plan_step(batch: StepBatch, planner: Planner) -> AttentionPlan:
-    """The plan of a step that came without: its numbers on the host, or on a CPU, are copied to
-    where its arrays are."""
+    """Plan a step that came without a plan. Its numbers, on the host or on a CPU, are copied to the
+    device of its arrays."""
     if batch.host is None:
         counts, lengths = np.diff(host(batch.query_starts)), host(batch.lengths)
     else:

@@ -1,13 +1,13 @@
-"""How a step's attention is shared out among programs of a device, from what the host knows.
+"""Division of a step's attention among a device's programs, from lengths that the host knows.
 
-A grid that is sized by the longest sequence is mostly programs that leave at once, and each wave of
-them costs a microsecond a layer: 256 sequences of 1,000 tokens beside one of 10,000 were 61,000 of
-them. So the host, which knows every length and copies to the device once a step anyway, lists what
-there is to do: for entries of few tokens *pieces* of the KV, about as many as keep the device busy,
-whatever the lengths; for the others *chunks*, among which programs of a tile find theirs.
+A grid sized by the longest sequence consists mostly of programs that exit at once, and each wave of
+them costs a microsecond a layer: 256 sequences of 1,000 tokens next to one of 10,000 made 61,000 of
+them. The host knows every length and copies to the device once a step anyway, so it lists the work.
+Entries of few tokens get *pieces* of the KV: about as many as keep the device busy, whatever the
+lengths. The others are *chunks*, among which the programs of a tile find theirs.
 
-A list has a place for everything that its kernel would otherwise look up, so that it costs one read
-and no more. What is behind a list's end in the buffers of a graph is nought: nothing to do.
+A line holds everything that its kernel would otherwise look up, so it costs one read and no more.
+In the buffers of a graph, lines after a list's end are zero: nothing to do.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy.typing as npt
 from .arrays import Array
 
 PROGRAMS = 1056
-"""Pieces times KV heads that a device is given beside one of each entry: eight for each of 132
-multiprocessors, of which four run at a time."""
+"""Pieces times KV heads that a device gets in addition to one piece per entry: eight for each of
+132 multiprocessors; four of the eight run at a time."""
 SHORTEST = 128
-"""Tokens of a piece at least: shorter ones are mostly beginning, end and a part to add. Cuts are at
-multiples of it, a multiple of every tile."""
+"""Fewest tokens of a piece: shorter ones are mostly start-up, end and a partial result to add. Cuts
+fall at multiples of it; it is a multiple of every tile."""
 COLUMNS = 8
-"""Numbers of a line of either list; a piece's: entry, first row, tokens, length, from (in
-`SHORTEST`), to, number of the piece, pieces of the entry; a chunk's: entry, first row, tokens,
-length, tokens of chunks before it."""
+"""Numbers per line of either list. A piece: entry, first row, tokens, length, from (in units of
+`SHORTEST`), to, number of the piece, pieces of the entry. A chunk: entry, first row, tokens,
+length, tokens of preceding chunks."""
 _TRIED = 16
 
 
@@ -49,22 +49,22 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Makes the lists of steps of one model."""
+    """Maker of the attention lists of one model's steps."""
 
     kv_heads: int
     windows: Sequence[int | None]
-    """For each layer group."""
+    """Window of each layer group."""
     widest: int = 1
-    """Entries of up to so many tokens are cut in pieces; 0: none is."""
+    """Most tokens of an entry that is cut into pieces; 0: no entry is."""
 
     def most_pieces(self, entries: int) -> int:
-        """Lines of a list of pieces, at most."""
+        """Return the largest number of lines in a list of pieces."""
         return entries + -(-PROGRAMS // self.kv_heads)
 
     def lists(
         self, counts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
     ) -> list[npt.NDArray[np.int32]]:
-        """counts, lengths [B] → the pieces of each group, and the chunks last."""
+        """Return the pieces of each group, and the chunks last, from counts and lengths [B]."""
         rows = counts.cumsum() - counts
         few = np.flatnonzero(counts <= self.widest)
         many = np.flatnonzero(counts > self.widest)
@@ -76,7 +76,7 @@ class Planner:
         return [*(self._pieces(heads, window) for window in self.windows), chunks]
 
     def plan(self, lists: list[Array], counts: npt.NDArray[np.int64]) -> AttentionPlan:
-        """`lists` as they lie on the step's device."""
+        """Make the plan from `lists` that already lie on the step's device."""
         few, many = counts[counts <= self.widest], counts[counts > self.widest]
         return AttentionPlan(
             lists[:-1], lists[-1], int(many.sum()), self.widest if few.max(initial=0) > 1 else 1
@@ -108,10 +108,10 @@ class Planner:
 
 
 def shortest_piece(reach: npt.NDArray[np.int64], most: int) -> int:
-    """The shortest piece by which sequences of `reach` tokens [B] are at most `most`, or nearly: a
-    multiple of `SHORTEST`. `most` is larger than B."""
+    """Return the shortest piece size by which sequences of `reach` tokens [B] make at most `most`
+    pieces, or nearly. It is a multiple of `SHORTEST`; `most` is larger than B."""
     total = int(reach.sum())
-    # Every sequence wastes less than a piece: between these two lies the answer.
+    # Every sequence wastes less than a piece, so the answer lies between these two.
     low = max(1, -(-total // (most * SHORTEST)))
     high = max(low, -(-total // ((most - len(reach)) * SHORTEST)))
     sizes = np.unique(np.linspace(low, high, _TRIED).astype(np.int64)) * SHORTEST

@@ -1,4 +1,4 @@
-"""What a provider of operators answers, and what it is asked."""
+"""Protocol of a provider of operators, and the question that it is asked."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class Shelf(Protocol):
-    """Where a backend's repacked weights are kept between starts (`loader.panels.PanelShelf`)."""
+    """Cache of a backend's repacked weights between starts (`loader.panels.PanelShelf`)."""
 
     def kind(self, name: str) -> str | None:
-        """Kind of the panels that are kept under a name; None where none are."""
+        """Return the kind of the panels kept under a name, or None."""
 
     def find(
         self, name: str, kind: str, shape: tuple[int, int], size: int
     ) -> npt.NDArray[Any] | None:
-        """uint8[size], read-only, or None where it is not kept."""
+        """Return uint8[size], read-only, or None if it is not kept."""
 
     def refuse(self, why: str) -> None:
-        """Reject what `find` gave: it cannot be right, and nothing more of it is handed out."""
+        """Reject the bytes that `find` gave as damaged: no more of them are handed out."""
 
     def keep(
         self,
@@ -36,13 +36,13 @@ class Shelf(Protocol):
         data: npt.NDArray[Any],
         replace: Callable[[npt.NDArray[Any]], None],
     ) -> bool:
-        """Take what was packed. True: `data` may go, nobody reads it, and `replace` will get the
-        same bytes; False: only if they come to lie on the shelf."""
+        """Take packed weights. True: `data` may be freed; it is read no more, and `replace` will
+        get the same bytes. False: `replace` gets them only if they do come to lie on the shelf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """For what a backend is asked."""
+    """Model and options that a backend is asked to serve."""
 
     device: str
     """"cpu" or "cuda"."""
@@ -51,22 +51,22 @@ class Question:
     kv_dtype: str
     """"float32", "bfloat16", "float16", "fp8" or "int8"."""
     graph: Graph
-    """What the model computes: asked for is who serves its kinds of nodes."""
+    """Graph of the model; backends are asked which kinds of its nodes they serve."""
     weights: frozenset[str]
     """Kinds among the model's matrices: a ggml type name, the dtype of a dense one ("float32",
-    "bfloat16", "float16"), or "packed4" and the like for a `PackedWeight` of so many bits."""
+    "bfloat16", "float16"), or "packed4" and the like for a `PackedWeight` of that many bits."""
     threads: int = 1
     deterministic: bool = False
-    """Rows must be invariant, also where that costs time."""
+    """Whether rows must be invariant even where that costs time."""
     quantise: str = "auto"
     """"auto": weights as they come; "fp8": dense matrices of layers become fp8 at load."""
     asked: bool = False
-    """The backend was named by the user: it may serve where it would not offer itself."""
+    """Whether the user named the backend: it may then serve where it would not offer itself."""
     shelf: Shelf | None = None
-    """Where repacked weights are kept; None: they are repacked at each start."""
+    """Cache of repacked weights; None: they are repacked at each start."""
     beside: Provider | None = None
-    """Operators of another model here, which never compute at the same time: their threads serve
-    both."""
+    """Operators of another model in this process. The two never compute at the same time, so they
+    share threads."""
 
     def nodes(self, kind: str) -> list[Node]:
         return [node for node in self.graph.nodes if node.kind == kind]
@@ -80,7 +80,7 @@ class Question:
         return any(each.bidirectional for each in self.attentions)
 
     def head_sizes(self) -> list[int]:
-        """Sizes of the heads that have pages in the KV cache, each once."""
+        """Return the sizes of the heads that have blocks in the KV cache, each once, ascending."""
         return sorted({each.size for each in self.attentions if not each.bidirectional})
 
 
@@ -91,19 +91,19 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     def supports(self, kind: str, question: Question) -> str | None:
-        """Does it compute the nodes of this kind? None: yes. Otherwise the reason why not, as half
-        a sentence."""
+        """Return None if this backend computes the nodes of this kind, else the reason, as half a
+        sentence."""
         ...
 
     def build(self, question: Question) -> Provider:
-        """The operators of the kinds that it supports; others are never called."""
+        """Build the operators of the kinds that it supports; others are never called."""
         ...
 
 
 @runtime_checkable
 class Explaining(Protocol):
-    """A backend that decides more than which operators it serves."""
+    """Backend that decides more than which operators it serves."""
 
     def decisions(self) -> list[Decision]:
-        """What else it decided, with reasons. Asked of backends that serve an operator."""
+        """Return its other decisions, with reasons. Asked of backends that serve an operator."""
         ...

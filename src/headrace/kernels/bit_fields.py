@@ -12,14 +12,14 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def split(packed: Bytes, width: int, run: int) -> Bytes:
-    """[n, B] bytes in runs of `run` → [n, B · 8 / width] numbers of `width` bits."""
+    """Unpack bytes [n, B], in runs of `run`, to [n, B · 8 / width] numbers of `width` bits."""
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     runs = packed.reshape(len(packed), -1, 1, run)
     return ((runs >> shifts) & np.uint8((1 << width) - 1)).reshape(len(packed), -1)
 
 
 def join(codes: Bytes, width: int, run: int) -> Bytes:
-    """The bytes that `split` reads: [n, K] → [n, K · width / 8]."""
+    """Pack codes [n, K] into the bytes [n, K · width / 8] that `split` reads."""
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     parts = codes.reshape(len(codes), -1, 8 // width, run) << shifts
     joined: Bytes = np.bitwise_or.reduce(parts, axis=2).reshape(len(codes), -1)

@@ -1,4 +1,4 @@
-"""What the quantised matrices of checkpoints stand for, in the host's memory. Torch-free."""
+"""Values of the quantised matrices of checkpoints, in the host's memory. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def values(weight: PackedWeight | Fp8Weight) -> Floats:
-    """fp32 [out, in], each number rounded once; the inputs as the model has them."""
+    """Return fp32 [out, in], each number rounded once, with inputs in the model's order."""
     out, width = weight.shape
     if isinstance(weight, Fp8Weight):
         scales = block_scales(weight).repeat(FP8_BLOCK, 1)[:, :width]
@@ -31,7 +31,8 @@ def values(weight: PackedWeight | Fp8Weight) -> Floats:
 
 
 def block_scales(weight: Fp8Weight) -> Floats:
-    """fp32 [out, ceil(in / 128)]: the scale of each row's numbers of a block, however stored."""
+    """Return fp32 [out, ceil(in / 128)]: the scale of each row's numbers of a block, however
+    stored."""
     out, width = weight.shape
     scales = weight.scales.repeat(FP8_BLOCK, 0)[:out] if weight.blocked else weight.scales
     return np.broadcast_to(scales, (out, -(-width // FP8_BLOCK)))
@@ -39,8 +40,8 @@ def block_scales(weight: Fp8Weight) -> Floats:
 
 @functools.cache
 def e4m3() -> Floats:
-    """The number of each byte (OCP 8-bit floating point 1.0, E4M3): ±2^(e - 7) · (1 + m / 8), and
-    ±2^-6 · m / 8 where e is 0; NaN for the last of each sign."""
+    """Return the number of each byte (OCP 8-bit floating point 1.0, E4M3): ±2^(e - 7) · (1 + m /
+    8), and ±2^-6 · m / 8 where e is 0; NaN for the last of each sign."""
     byte = np.arange(256)
     exponent, fraction = byte >> 3 & 15, byte & 7
     size = np.where(exponent, 8 + fraction, fraction) * 2.0 ** (np.maximum(exponent, 1) - 10)

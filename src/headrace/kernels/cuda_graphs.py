@@ -9,24 +9,24 @@ share:
   0 and an empty table, so they read and write the null block only.
 * mixed steps, up to the tokens at which kernels hide their launches: buckets of tokens. One padding
   entry takes all padding tokens as a chunk of the null block; further ones have no tokens.
-* how long sequences are decides nothing: the host lists pieces of the KV, as many at most as the
-  bucket's grid has programs for, however unequal they are (`attention_plan`).
+* sequence lengths do not matter: the host lists pieces of the KV, at most as many as the bucket's
+  grid has programs, however unequal the lengths (`attention_plan`).
 
 Graphs compute the last layer for every token, so that one graph serves steps that want all hidden
-states as well: up to their size products are bound by their weights, and the few rows that sample
+states as well. At these sizes products are bound by their weights, so the few sampled rows alone
 would take as long. In a decode bucket every entry has logits; where drafts are verified, every
 token of the small mixed ones.
 
 A graph ends with its tokens, drawn without filters: a peak per tile of the logits, a mass per tile,
 a token. A row that takes its most likely token is one such draw (`DrawParameters`) and skips the
-masses, so one graph serves both, and such a step is the graph and one small copy to the host.
+masses. So one graph serves both, and such a step is the graph and one small copy to the host.
 Variants of the tail, captured apart, would double the graphs to save greedy steps one kernel of a
-microsecond. Filters are 8 or 16 kernels more; a step with one takes the logits, and what it needs
-is launched behind the graph (`triton.sampling`): in a graph rows without it would pay for it.
+microsecond. Filters are 8 or 16 more kernels. A step with a filter takes the logits and launches
+them after the graph (`triton.sampling`): inside it, rows without a filter would pay for them.
 
-What fits no bucket, and what has adapters, runs call by call, as without graphs. Results are padded
+A step that fits no bucket or has adapters runs call by call, as without graphs. Results are padded
 too: their first rows are the step's, valid until the next step. All graphs share one memory pool,
-since only one of them runs at a time; logits lie beside it in one buffer, so that they do not keep
+since only one of them runs at a time. Logits lie outside it in one buffer, so that they do not keep
 it from being shared: the head writes them there, or they are copied.
 """
 
@@ -51,35 +51,36 @@ ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 64))
 costs nothing; above, every 64 rows: 0.3 % of a step on average, 1.3 % at the worst, by the
 roofline (`benchmarks/gpu_buckets.py`). A 1,000 / 1,000 load of the 8B in fp8 has 872 rows."""
 MIXED = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Buckets of tokens of mixed steps, and of those that verify drafts, which are the small ones."""
+"""Buckets of tokens for mixed steps. Steps that verify drafts use the small ones."""
 LONGER = (1536, 2048, 3072, 4096)
-"""More of them, where a layer of so many tokens takes longer to launch than to compute."""
+"""Larger buckets, used if a layer of that many tokens takes longer to launch than to compute."""
 LAUNCHED = 7e10
-"""Weights of a layer times tokens, at most, so that it does: 0.4 ms, which an H200's host took for
-a layer call by call, at 55 % of its bf16 rate (ADR 0030). 4,700 tokens of a 0.5B, 320 of an 8B."""
+"""Largest product of a layer's weights and tokens for which launching takes longer. It stands for
+0.4 ms, an H200 host's time for a layer call by call, at 55 % of the bf16 rate (ADR 0030): 4,700
+tokens of a 0.5B, 320 of an 8B."""
 MIXED_ENTRIES = 256
 VERIFIED = 128
-"""Rows of logits that graphs have room for at least, where drafts are verified."""
+"""Fewest rows of logits that graphs have room for, where drafts are verified."""
 TYPICAL = 16_384
-"""Tokens of KV by which attention's order is chosen where nobody knows them."""
+"""KV tokens assumed when a graph is captured, to choose attention's order."""
 
 Replay = Callable[[], None]
 
 
 class GraphMaker(Protocol):
-    """Captures what a function launches."""
+    """Capturer of a function's launches."""
 
     def capture(self, run: Callable[[], None]) -> Replay:
-        """Run once or more, capture, and return what replays it."""
+        """Run the function once or more, capture it, and return a function that replays it."""
         ...
 
     def memory(self) -> int:
-        """Bytes of the device that the process holds for tensors."""
+        """Return the device bytes that the process holds for tensors."""
         ...
 
 
 class CudaGraphMaker:
-    """`torch.cuda.CUDAGraph` with one pool for all."""
+    """Maker of `torch.cuda.CUDAGraph`s with one memory pool for all."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -87,13 +88,14 @@ class CudaGraphMaker:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, run: Callable[[], None]) -> Replay:
-        # Outside of the capture first: kernels are compiled and libraries make their workspaces.
+        # Run outside the capture first: kernels are compiled and libraries make their workspaces.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             run()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process (another engine) may go on with what capturing forbids here.
+        # Other threads of the process (another engine) may still do what capturing forbids in this
+        # one.
         mode = "thread_local"
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             run()
@@ -101,16 +103,16 @@ class CudaGraphMaker:
 
     def memory(self) -> int:
         torch.cuda.synchronize(self._device)
-        # What steps outside of graphs left in the allocator's cache is not theirs.
+        # Memory that steps outside graphs left in the allocator's cache does not belong to graphs.
         torch.cuda.empty_cache()
-        # The device's own figure would count what other processes take meanwhile. What the driver
-        # keeps of a graph beside its tensors lies within the slack of `worker.device_memory`.
+        # The device's own figure would include other processes' memory. The driver's memory for a
+        # graph, in addition to its tensors, lies within the slack of `worker.device_memory`.
         return int(torch.cuda.memory_reserved(self._device))
 
 
 @dataclass(slots=True)
 class GraphFacts:
-    """What capturing cost, and how steps were served."""
+    """Cost of capturing, and counts of how steps were served."""
 
     graphs: int = 0
     bytes: int = 0
@@ -121,7 +123,7 @@ class GraphFacts:
 
 @dataclass(slots=True)
 class _Inputs:
-    """The buffers that every graph reads, of the largest size."""
+    """Buffers that every graph reads, sized for the largest bucket."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -139,14 +141,14 @@ class _Inputs:
     certain: torch.Tensor
     """fp32 ones."""
     draws: DrawParameters
-    """Rules by which a graph's rows draw: the most likely token, unless a step says otherwise."""
+    """Draw rules of a graph's rows: the most likely token, unless a step says otherwise."""
     windows: list[int | None] = field(default_factory=list)
     attention: AttentionLists | None = None
-    """Where the backend has a planner."""
+    """Attention lists, if the backend has a planner."""
     states: StateLines | None = None
 
     def view(self, bucket: Bucket, samples: int, max_context: int) -> StepBatch:
-        """The batch that a graph of this bucket is captured with, in which so many tokens get
+        """Return the batch with which a graph of this bucket is captured; `samples` tokens get
         logits."""
         tokens, entries = bucket.tokens, bucket.entries
         return StepBatch(
@@ -167,16 +169,16 @@ class _Inputs:
 
 
 _EVERYTHING = want(logits=True, hidden="every")
-"""What every graph gives, beside its tokens."""
+"""Outputs of every graph in addition to its tokens."""
 
 
 class GraphProgram:
-    """A model's step by the graph of its bucket, or call by call. See `Program`."""
+    """A model's step run by the graph of its bucket, or call by call. See `Program`."""
 
     host = lowered = False
 
     def __init__(self, plain: CallByCall, limits: StepLimits, maker: GraphMaker) -> None:
-        """Captures nothing yet: see `capture`."""
+        """Make buckets and buffers; capture nothing yet: see `capture`."""
         self._plain, self._limits, self._maker = plain, limits, maker
         cache = plain.cache
         self._block_size = cache.first.block_size
@@ -188,7 +190,7 @@ class GraphProgram:
         self._planner = plain.operators.planner(cache, limits.drafts)
         self._inputs = self._make_inputs(cache.windows, cache.first.k.device)
         self._drawn = False
-        """Do the inputs say that rows are drawn?"""
+        """Whether the inputs say that rows are drawn."""
         self._replays: dict[Bucket, Replay] = {}
         self._hidden: torch.Tensor | None = None
         self._logits: torch.Tensor | None = None
@@ -196,14 +198,14 @@ class GraphProgram:
         self.facts = GraphFacts()
 
     def buckets(self) -> Iterator[Bucket]:
-        """All of them, largest first: later graphs fit into the memory of earlier ones."""
+        """Yield all buckets, largest first: later graphs fit into the memory of earlier ones."""
         for tokens in reversed(self._mixed):
             yield Bucket(tokens, self._mixed_entries(tokens))
         for entries in reversed(self._entries):
             yield Bucket(entries, entries)
 
     def capture(self) -> None:
-        """Every bucket; afterwards nothing is captured or compiled for them."""
+        """Capture every bucket; afterwards nothing is captured or compiled for them."""
         before = self._maker.memory()
         for bucket in self.buckets():
             self._replays[bucket] = self._capture(bucket)
@@ -211,8 +213,9 @@ class GraphProgram:
         self.facts.bytes = self._maker.memory() - before
 
     def estimate(self) -> int:
-        """Bytes that `capture` would take, from three graphs: the largest two make the memory that
-        all share, the smallest shows what each one costs beside it. Nothing is kept."""
+        """Estimate the bytes that `capture` would take, from three graphs. The largest mixed and
+        the largest decode graph make the memory that all share; the smallest shows the extra cost
+        of each. Nothing is kept."""
         buckets = list(self.buckets())
         largest = next((bucket for bucket in buckets if bucket.decode), buckets[0])
         before = self._maker.memory()
@@ -224,7 +227,7 @@ class GraphProgram:
         return shared + each * max(0, len(buckets) - len(kept) + 1)
 
     def find(self, batch: StepBatch) -> Bucket | None:
-        """The smallest bucket that a step fits into, if there is one."""
+        """Return the smallest bucket that the step fits into, or None."""
         tokens, entries = len(batch.tokens), len(batch.lengths)
         if batch.adapters is not None or batch.types is not None:
             return None
@@ -235,7 +238,7 @@ class GraphProgram:
             return None if size is None else Bucket(size, size)
         size = _next(self._mixed, tokens)
         chunks = 0 if batch.plan is None else len(batch.plan.chunks)
-        # A padding entry must be free where there are padding tokens.
+        # A padding entry must be free if there are padding tokens.
         while size is not None:
             found, padded = Bucket(size, self._mixed_entries(size)), tokens < size
             # Lists have a line for it too.
@@ -257,7 +260,7 @@ class GraphProgram:
             self.facts.call_by_call += 1
             return self._plain.step(batch, want)
         draws = batch.draws if want.tokens == "rules" else None
-        # What is drawn inside stands row by row as the logits do.
+        # Tokens drawn inside the graph are laid out by row, like the logits.
         every = not self._each_row(bucket) or len(batch.sample_rows) == len(batch.tokens)
         inside = want.tokens != "none" and (draws is None or (every and not draws.filtered))
         self._replay(batch, bucket, draws if inside else None)
@@ -284,7 +287,8 @@ class GraphProgram:
         self.facts.padded_tokens += bucket.tokens - len(batch.tokens)
 
     def _sampled(self, batch: StepBatch, bucket: Bucket, found: torch.Tensor) -> torch.Tensor:
-        """The rows of `found` in a graph that the step samples: in some every token has one."""
+        """Return the rows of a graph's result that the step samples; in some graphs every token has
+        one."""
         tokens, samples = len(batch.tokens), len(batch.sample_rows)
         if self._each_row(bucket) and samples < tokens:
             return found[:tokens][batch.sample_rows]
@@ -310,7 +314,7 @@ class GraphProgram:
             self._keep(found.hidden, found.logits)
 
         if self._hidden is None:
-            # Once outside of any graph: the shapes of the results make their buffers.
+            # Run once outside any graph: the shapes of the results size their buffers.
             found = self._plain.step(batch, _EVERYTHING)
             hidden, logits = found.hidden, found.logits
             assert hidden is not None
@@ -329,7 +333,7 @@ class GraphProgram:
         assert self._logits is not None
         assert self._tokens is not None
         self._hidden[: len(hidden)].copy_(hidden)
-        # Nothing is copied where the head wrote them there (`StepBatch.logits`).
+        # Nothing is copied if the head already wrote them there (`StepBatch.logits`).
         self._logits[: len(logits)].copy_(logits)
         rows, draws = len(logits), self._inputs.draws
         given = DrawParameters(
@@ -338,7 +342,7 @@ class GraphProgram:
         self._tokens[:rows].copy_(self._plain.drawing.draw(logits, given))
 
     def _fill_draws(self, draws: DrawParameters | None) -> None:
-        """Say how tokens are drawn; nothing to do from one greedy step to the next."""
+        """Set how tokens are drawn; nothing to do from one greedy step to the next."""
         mine = self._inputs.draws
         if draws is not None:
             rows = len(draws.uniform)
@@ -352,7 +356,7 @@ class GraphProgram:
         self._drawn = draws is not None
 
     def _idle(self, bucket: Bucket) -> None:
-        """A step of nothing but padding."""
+        """Fill the buffers with a step of nothing but padding."""
         empty = torch.empty(0, dtype=torch.int64, device=self._inputs.tokens.device)
         short = empty.to(torch.int32)
         start = self._inputs.counting[:1]
@@ -368,7 +372,7 @@ class GraphProgram:
             batch.plan = plan_step(batch, self._planner)
 
     def _fill(self, batch: StepBatch, bucket: Bucket) -> None:
-        """Copy a step into the buffers and put padding behind it: a few launches in all."""
+        """Copy a step into the buffers, followed by padding, in a few launches."""
         inputs = self._inputs
         tokens, entries = len(batch.tokens), len(batch.lengths)
         samples, extra = len(batch.sample_rows), bucket.tokens - tokens
@@ -379,7 +383,7 @@ class GraphProgram:
         ints.append((inputs.lengths[:entries], batch.lengths))
         for group, slots in zip(batch.groups, inputs.slots, strict=True):
             longs.append((slots[:tokens], group.slots))
-        # Where as many rows sample as there are nobody reads which.
+        # If every row samples, `sample_rows` is not read.
         if not self._each_row(bucket):
             longs.append((inputs.sample_rows[:samples], batch.sample_rows))
             longs.append((inputs.sample_rows[samples:][:unsampled], inputs.zeros[:unsampled]))
@@ -417,15 +421,15 @@ class GraphProgram:
         return min(MIXED_ENTRIES, self._limits.entries, tokens // 2) + 1
 
     def _samples(self, bucket: Bucket) -> int:
-        """Tokens of a bucket that get logits: of each entry the last; where drafts are verified
-        all, but no more than the largest decode step has, or `VERIFIED`."""
+        """Return the number of tokens of a bucket that get logits: the last of each entry. Where
+        drafts are verified all do, but no more than the largest decode step has, or `VERIFIED`."""
         if bucket.decode or not self._limits.drafts:
             return bucket.entries
         most = max(VERIFIED, self._entries[-1], bucket.entries)
         return min(bucket.tokens, self._limits.samples, most)
 
     def _each_row(self, bucket: Bucket) -> bool:
-        """Do all tokens get logits, row by row?"""
+        """Return whether all tokens get logits, row by row."""
         return self._samples(bucket) == bucket.tokens
 
     def _make_inputs(self, windows: list[int | None], device: torch.device) -> _Inputs:
@@ -465,7 +469,7 @@ class GraphProgram:
 
 
 def _up_to(sizes: tuple[int, ...], limit: int) -> list[int]:
-    """The buckets below a limit, and the limit."""
+    """Return the buckets below a limit, and the limit."""
     return [*(size for size in sizes if size < limit), limit]
 
 
@@ -475,9 +479,9 @@ def _next(sizes: list[int], size: int) -> int | None:
 
 
 def null_step(tokens: int, cache: KvCache, max_context: int, *, decodes: int = 0) -> StepBatch:
-    """A step of `tokens` tokens that reads and writes the null block only: for warming up.
+    """Make a warm-up step of `tokens` tokens that reads and writes the null block only.
 
-    `decodes`: so many of them are each the last of a context as long as may be.
+    `decodes`: number of tokens that are each the last of a context of the greatest length.
     """
     device, block_size = cache.first.k.device, cache.first.block_size
     rest = tokens - decodes

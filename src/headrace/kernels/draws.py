@@ -1,8 +1,8 @@
-"""What everybody who turns logits into tokens agrees on: the parameters, the numbers they draw by.
+"""Parameters and random numbers that all functions from logits to tokens share.
 
-Of arrays in the host's memory (numpy) and on a device (torch) alike, and so without torch. The
-order of the filters and the definition of each are in `kernels.sampling`, for arrays of the host
-they are computed in `kernels.host_sampling`.
+They hold for arrays in the host's memory (numpy) and on a device (torch) alike, so without torch.
+`kernels.sampling` defines the filters and their order; `kernels.host_sampling` computes them for
+arrays of the host.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ RULE = np.dtype(
         ("stream", np.uint64),
     ]
 )
-"""How a program chooses a row's tokens, step after step. Temperature 0: the most likely;
+"""Rule by which a program chooses a row's tokens, step after step. Temperature 0: the most likely;
 `stream` as `streams` gives it; else as in `DrawParameters`."""
 
 
 @dataclass(slots=True)
 class DrawParameters:
-    """Columns of the rows that draw: [R] each, where the logits are; temperature is above zero.
+    """Columns of the rows that draw: [R] each, on the device of the logits; temperature is above
+    zero.
 
-    A row that takes its most likely token, of equals the smallest id, has temperature 1, min_p 1
+    A row that takes its most likely token (the smallest id among equals) has temperature 1, min_p 1
     and the uniform number 0.
     """
 
     temperature: Any
     """fp32."""
     top_k: Any
-    """int64; 0: all. On a device None where no row has it, and so is `top_p`."""
+    """int64; 0: all. On a device None if no row has it; likewise `top_p`."""
     top_p: Any
     min_p: Any
     """fp32."""
@@ -49,31 +50,31 @@ class DrawParameters:
 
     @property
     def filtered(self) -> bool:
-        """Does any row use top-k or top-p, which have kernels of their own?"""
+        """Whether any row uses top-k or top-p, which have kernels of their own."""
         return self.top_k is not None or self.top_p is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What turns logits into tokens, numpy into numpy or tensors into tensors: the reference, or a
+    """Functions from logits to tokens, numpy to numpy or tensors to tensors: the reference's, or a
     backend's own kernels."""
 
     draw: Callable[[Any, DrawParameters], Any]
     """logits [R, V] fp32 → tokens [R] int64, one draw per row."""
     argmax: Callable[[Any], Any]
-    """logits [R, V] → the most likely token [R] int64; of equals the smallest id."""
+    """logits [R, V] → the most likely token [R] int64; the smallest id among equals."""
 
 
 @dataclass(slots=True)
 class LogprobColumns:
     """Log-probabilities of the raw distribution, columns of R rows.
 
-    The most likely tokens stand by value descending, of equals the smallest id first.
+    The most likely tokens come by value descending, the smallest id first among equals.
     """
 
     logprobs: list[float]
     ranks: list[int]
-    """1 + how many tokens are more likely."""
+    """1 + the number of more likely tokens."""
     top_ids: list[list[int]]
     top_logprobs: list[list[float]]
 
@@ -81,14 +82,15 @@ class LogprobColumns:
 def uniforms(
     seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per row, a function of its three values (SplitMix64, Steele 2014)."""
+    """Return one number in [0, 1) per row, a function of its three values (SplitMix64, Steele
+    2014)."""
     return numbers(streams(seeds, choices), positions)
 
 
 def numbers(
     streams: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """`uniforms` of rows whose `streams` are known."""
+    """Return `uniforms` of rows whose `streams` are known."""
     with np.errstate(over="ignore"):
         state = _mix(streams ^ (positions.astype(np.uint64) + np.uint64(0x8CB92BA72F3D8DD7)))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -97,7 +99,7 @@ def numbers(
 def streams(
     seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint64]:
-    """What of `uniforms` stays the same while a sequence grows."""
+    """Return the part of `uniforms` that stays the same while a sequence grows."""
     with np.errstate(over="ignore"):
         state = _mix(seeds + np.uint64(0x9E3779B97F4A7C15))
         return _mix(state ^ (choices.astype(np.uint64) + np.uint64(0xD1B54A32D192ED03)))
@@ -106,8 +108,8 @@ def streams(
 def by_rules(
     drawing: Drawing, logits: Array, rules: npt.NDArray[np.void], places: npt.NDArray[np.int64]
 ) -> Array:
-    """Logits [R, V] in the host's memory, rules [R] of `RULE` → tokens [R] int64, which will stand
-    at `places` [R] of their sequences."""
+    """Choose tokens [R] int64 from logits [R, V] in the host's memory, by rules [R] of `RULE`. The
+    tokens will stand at `places` [R] of their sequences."""
     drawn = np.flatnonzero(rules["temperature"] > 0)
     if not len(drawn):
         return drawing.argmax(logits)

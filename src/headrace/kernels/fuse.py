@@ -1,9 +1,9 @@
-"""What backends that run operator by operator join, by looking at who reads what.
+"""Joins of nodes for backends that run operator by operator, found from each value's readers.
 
-* a sum and the norm behind it are one operator everywhere;
-* where a product is served by a kernel of few rows, that also takes the norm before it, the gate
-  behind it and the residual that it is added to;
-* where a product takes codes, the norm or the gate before it writes them.
+* a sum and the following norm are one operator everywhere;
+* a product that is served by a kernel of few rows also takes the preceding norm, the following gate
+  and the residual that it is added to;
+* if a product takes codes, the preceding norm or gate writes them.
 
 The joined nodes have kinds of their own, which no described graph has.
 """
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from .prepared import Prepared
 
 Way = Literal["library", "around", "codes"]
-"""How a backend computes a product: alone; with what lies around it; of codes."""
+"""Ways in which a backend computes a product: alone; with the nodes around it; from codes."""
 Plan = Callable[[Weight, int], Way]
 
 
 class AroundSpec(NamedTuple):
-    """A product with what lies around it: reads x, and the residual where it is added to one."""
+    """A product with the nodes around it: reads x, and the residual if it is added to one."""
 
     bias: WeightRef | None
     norm: NormSpec | None = None
@@ -38,14 +38,14 @@ class AroundSpec(NamedTuple):
 
 
 class CodesSpec(NamedTuple):
-    """A norm (of a sum, where it reads two) or a gate that writes codes for `consumer`."""
+    """A norm (of a sum, if it reads two) or a gate that writes codes for `consumer`."""
 
     of: NormSpec | ActivationSpec
     consumer: WeightRef
 
 
 class Norm(NamedTuple):
-    """An RMS norm that the product behind it takes."""
+    """An RMS norm that the following product takes."""
 
     gain: Array
     """[D]."""
@@ -54,15 +54,17 @@ class Norm(NamedTuple):
 
 
 class Joining(Protocol):
-    """The joined nodes, as a backend computes them. Codes are 8-bit activations [N, D] e4m3 with
-    fp32 scales [N, 1], or [N, ceil(D / 128)] where the product's weight has one per block."""
+    """Joined nodes as a backend computes them. Codes are 8-bit activations [N, D] e4m3 with fp32
+    scales [N, 1], or [N, ceil(D / 128)] where the product's weight has one per block."""
 
     def plan_product(self, weight: Weight, rows: int) -> Way:
-        """How the product of this weight, as `prepare` made it, and so many rows is computed."""
+        """Return how the product of this weight, as `prepare` made it, with this many rows is
+        computed."""
         ...
 
     def row_class(self, rows: int, device: torch.device) -> object:
-        """What `plan_product` depends on beside the weight: few classes of numbers of rows."""
+        """Return the class of a row count. `plan_product` depends on it and the weight alone; there
+        are few classes."""
         ...
 
     def linear_around(
@@ -74,35 +76,36 @@ class Joining(Protocol):
         activation: str,
         residual: Array | None,
     ) -> Array:
-        """act(norm(x) · weightᵀ + bias) + residual, each where it is given; x [N, in] → [N, out].
-        `activation`, where it is not "": the weight is gate over up [2I, in], the result [N, I]."""
+        """Compute act(norm(x) · weightᵀ + bias) + residual, each if given; x [N, in] → [N, out].
+        `activation`, if not "": the weight is gate over up [2I, in], the result [N, I]."""
         ...
 
     def norm_codes(
         self, x: Array, residual: Array | None, norm: Norm, consumer: Weight
     ) -> tuple[Array, Array, Array]:
-        """Codes and scales of norm(residual + x), as input of `consumer`; and the sum."""
+        """Return codes and scales of norm(residual + x), as input of `consumer`; and the sum."""
         ...
 
     def gated_codes(self, gate_up: Array, activation: str, consumer: Weight) -> tuple[Array, Array]:
-        """Codes and scales of `gated`, as input of `consumer`."""
+        """Return codes and scales of `gated`, as input of `consumer`."""
         ...
 
     def linear_codes(
         self, codes: Array, scales: Array, weight: Weight, bias: Array | None
     ) -> Array:
-        """`linear` of what one of the others gave."""
+        """Compute `linear` from the codes and scales of one of the others."""
         ...
 
     def logits(self, x: Array, weight: Weight, softcap: float | None, home: Array) -> Array:
-        """`Operators.logits`, in `home` [R, V] fp32 where the product can write there."""
+        """Compute `Operators.logits`, in `home` [R, V] fp32 if the product can write there."""
         ...
 
 
 def fused(
     graph: Graph, weights: Prepared, plan: Plan | None, rows: Mapping[str, int]
 ) -> Sequence[Node]:
-    """The nodes to run in place of `graph.nodes`, where values of symbol s have rows[s] rows."""
+    """Return the nodes to run in place of `graph.nodes`, where values of symbol s have rows[s]
+    rows."""
     return _Fusing(graph, weights, plan, rows).run()
 
 
@@ -112,7 +115,7 @@ class _Fusing:
     ) -> None:
         self._graph, self._weights, self._plan, self._rows = graph, weights, plan, rows
         self._gone: set[int] = set()
-        """Nodes that another one does."""
+        """Nodes whose work another node does."""
         self._made: dict[int, Node] = {}
 
     def run(self) -> Sequence[Node]:
@@ -142,7 +145,7 @@ class _Fusing:
         return self._plan(self._weights.weight(node.weights[0]), self._rows[node.out[0].rows.name])
 
     def _product(self, index: int) -> Node:
-        """The product `index` as one with what lies around it, as far as it is joined."""
+        """Return product `index` as a node with its surroundings, as far as they are joined."""
         node = self._graph.nodes[index]
         bias = node.weights[1] if len(node.weights) > 1 else None
         return self._made.get(
@@ -163,7 +166,7 @@ class _Fusing:
         self._gone.add(reader)
 
     def _add_inside(self, index: int) -> None:
-        """x · w + residual, where nothing reads the residual in between."""
+        """Join x · w + residual, if nothing reads the residual in between."""
         nodes, reader = self._graph.nodes, sum_after(self._graph, index)
         if index in self._made or reader < 0:
             return
@@ -174,7 +177,7 @@ class _Fusing:
         self._gone.add(reader)
 
     def _join_sum(self, index: int) -> None:
-        """A sum and the norm right after it."""
+        """Join a sum and the norm right after it."""
         after = norm_after(self._graph, index)
         if after < 0 or index in self._gone or not is_rms(self._graph.nodes[after]):
             return
@@ -199,7 +202,7 @@ class _Fusing:
         self._gone.add(before)
 
     def _codes_before(self, index: int) -> None:
-        """The norm or the gate before a product of codes writes them."""
+        """Let the norm or the gate before a product of codes write them."""
         nodes = self._graph.nodes
         product = nodes[index]
         source = product.reads[0]

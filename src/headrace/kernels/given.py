@@ -1,4 +1,4 @@
-"""Rows of a step that no table of embeddings has."""
+"""Input embeddings of a step that no table has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .arrays import Array, tensor
 
 @dataclass(frozen=True, slots=True)
 class GivenRows:
-    """Rows of a step that come from elsewhere than from the table of embeddings."""
+    """Input embeddings that come from elsewhere than from the table."""
 
     places: npt.NDArray[np.int64]
     """[M]: tokens of the step."""
@@ -20,7 +20,7 @@ class GivenRows:
     """[M, D]."""
 
     def onto(self, x: Array) -> None:
-        """Write them into x [N, D], an array of the host's or a tensor."""
+        """Write them into x [N, D], a host array or a tensor."""
         if isinstance(x, np.ndarray):
             x[self.places] = self.rows
         else:

@@ -1,7 +1,7 @@
-"""`kernels.sampling` for logits in the host's memory, in numpy: what it computes is defined there.
+"""`kernels.sampling` in numpy for logits in the host's memory; the definitions are there.
 
-Row by row, and of a row no more than is needed: at 152,000 tokens a row is 600 kB, so that each
-pass over it costs more than the calls around it.
+It goes row by row and touches no more of a row than is needed: at 152,000 tokens a row is 600 kB,
+so each pass over it costs more than the calls around it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .draws import DrawParameters, LogprobColumns
 BLOCK = 16_384
 """Logits whose exponentials are summed at once, in fp32: they stay in the first caches."""
 GROUP = 128
-"""Logits of which one, the largest, stands for all when the most likely ones are looked for."""
+"""Logits per group; the search for the most likely ones looks at each group's largest."""
 
 Logits = npt.NDArray[np.float32]
 
@@ -31,9 +31,9 @@ def penalise_rows(
     frequency: npt.NDArray[np.float32],
     presence: npt.NDArray[np.float32],
 ) -> None:
-    """`sampling.penalise` in place: rows [P] of logits [R, V], by tokens [P, L].
+    """Apply `sampling.penalise` in place: rows [P] of logits [R, V], by tokens [P, L].
 
-    Touched are the logits of tokens that appear, and no others.
+    Only the logits of tokens that appear are touched.
     """
     for place, row in enumerate(rows.tolist()):
         line, known = logits[row], tokens[place, : lengths[place]]
@@ -50,7 +50,8 @@ def penalise_rows(
 
 
 def log_probabilities(logits: Logits, tokens: npt.NDArray[np.int64], top: int) -> LogprobColumns:
-    """Log-probabilities of `tokens` [R] and of the `top` most likely, by raw logits [R, V]."""
+    """Return log-probabilities of `tokens` [R] and of the `top` most likely, by raw logits [R,
+    V]."""
     found = LogprobColumns([], [], [], [])
     for line, token in zip(logits, tokens.tolist(), strict=True):
         norm, own = _logsumexp(line), float(line[token])
@@ -63,9 +64,9 @@ def log_probabilities(logits: Logits, tokens: npt.NDArray[np.int64], top: int) -
 
 
 def draw(logits: Logits, parameters: DrawParameters) -> npt.NDArray[np.int64]:
-    """`sampling.draw` with a sort of the whole row for top-p: for rows that come rarely."""
+    """Draw as `sampling.draw` does, with a sort of the whole row for top-p: such rows are rare."""
     tokens = np.empty(len(logits), np.int64)
-    # Where logits are not numbers the sequence gets some token, the others their own.
+    # A row whose logits are not numbers gets some token; the other rows are not affected.
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for row, line in enumerate(logits):
             scaled = line / parameters.temperature[row]
@@ -77,7 +78,7 @@ def draw(logits: Logits, parameters: DrawParameters) -> npt.NDArray[np.int64]:
 
 
 def argmax(logits: Logits) -> npt.NDArray[np.int64]:
-    """logits [R, V] → the most likely token [R]; of equals the smallest id."""
+    """Return the most likely token [R] of logits [R, V], the smallest id among equals."""
     found: npt.NDArray[np.int64] = logits.argmax(-1)
     return found
 
@@ -95,7 +96,7 @@ def _logsumexp(line: Logits) -> float:
 
 
 def _most_likely(line: Logits, top: int) -> npt.NDArray[np.int64]:
-    """The `top` largest, as `LogprobColumns` orders them."""
+    """Return the ids of the `top` largest, ordered as in `LogprobColumns`."""
     if top == 0:
         return np.empty(0, np.int64)
     candidates = np.flatnonzero(line >= _bound(line, top))
@@ -106,7 +107,8 @@ def _most_likely(line: Logits, top: int) -> npt.NDArray[np.int64]:
 
 
 def _bound(line: Logits, top: int) -> float:
-    """A value that at least `top` logits reach, and few others: as many groups have one."""
+    """Return a value that at least `top` logits reach and few others: the peak of `top` groups
+    does."""
     groups = len(line) // GROUP
     if groups < 2 * top:
         return -math.inf
@@ -115,7 +117,7 @@ def _bound(line: Logits, top: int) -> float:
 
 
 def _threshold(scaled: Logits, top_k: np.int64, top_p: np.float32, min_p: np.float32) -> np.float32:
-    """The least scaled logit that min-p, top-k and top-p keep, one after the other."""
+    """Return the least scaled logit that min-p, top-k and top-p keep, applied in this order."""
     threshold: np.float32 = scaled.max() + np.log(min_p)
     if 0 < top_k < len(scaled):
         place = len(scaled) - top_k
@@ -126,14 +128,14 @@ def _threshold(scaled: Logits, top_k: np.int64, top_p: np.float32, min_p: np.flo
     if not len(ordered):
         return threshold
     cumulative = np.cumsum(_masses(ordered, threshold))
-    # The nucleus ends with the token at which the mass reaches its share of what was kept.
+    # The nucleus ends at the token with which the mass reaches its share of the kept mass.
     last = np.searchsorted(cumulative, np.float64(top_p) * cumulative[-1])
     found: np.float32 = ordered[min(int(last), len(ordered) - 1)]
     return found
 
 
 def _masses(scaled: Logits, threshold: np.float32) -> npt.NDArray[np.float64]:
-    """Unnormalised probabilities in fp64; zero below the threshold."""
+    """Return unnormalised probabilities in fp64; zero below the threshold."""
     masses = np.exp(scaled - scaled.max())
     masses[scaled < threshold] = 0
     result: npt.NDArray[np.float64] = masses.astype(np.float64)
@@ -141,7 +143,7 @@ def _masses(scaled: Logits, threshold: np.float32) -> npt.NDArray[np.float64]:
 
 
 def _invert(masses: npt.NDArray[np.float64], uniform: float) -> int:
-    """The place at which the cumulated masses [V] pass `uniform` of their sum."""
+    """Return the place at which the cumulated masses [V] pass `uniform` of their sum."""
     cumulative = np.cumsum(masses)
     total = cumulative[-1]
     found = int(np.searchsorted(cumulative, uniform * total, side="right"))

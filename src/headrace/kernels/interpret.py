@@ -1,7 +1,7 @@
-"""A graph's nodes run one by one over a backend's operators.
+"""Execution of a graph's nodes one by one over a backend's operators.
 
-It knows of arrays no more than their length, and drops each value behind its last reader: a prompt
-of 8,000 tokens would else hold every layer's.
+It knows only the length of arrays. It drops each value after its last reader: else a prompt of
+8,000 tokens would hold every layer's values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .prepared import Prepared
 
 Adding = Callable[[WeightRef, Array, Array], None]
-"""Adds to a product: its weight, x, y."""
+"""Function that adds to a product: its weight, x, y."""
 TIMED_AS = {
     "add_norm": "norm",
     "norm_codes": "norm",
@@ -49,7 +49,7 @@ TIMED_AS = {
 
 
 class Interpreter:
-    """Nodes in their order, with what each needs looked up once."""
+    """Nodes in their order, with everything they need looked up once."""
 
     def __init__(self, nodes: Sequence[Node], weights: Prepared, outputs: Sequence[Value]) -> None:
         self._weights, self._outputs = weights, outputs
@@ -75,7 +75,8 @@ class Interpreter:
         adding: Adding | None = None,
         times: OperatorTimes | None = None,
     ) -> list[Array]:
-        """The outputs. `given`: arrays of the graph's inputs. `times` takes each node's time."""
+        """Run the nodes and return the outputs. `given`: arrays of the graph's inputs. `times`
+        takes each node's time."""
         run = _Run(ops, batch, cache, self._weights, dict(given), adding)
         values = run.values
         for node, function, ends in self._steps:
@@ -90,7 +91,7 @@ class Interpreter:
 
 
 def _named(node: Node) -> tuple[str, tuple[int, int] | None]:
-    """(what the roofline calls a node, (out, in) of the weight that it multiplies by)."""
+    """Return (the roofline's name of a node, (out, in) of the weight that it multiplies by)."""
     if node.kind not in ("linear", "linear_codes", "around"):
         return TIMED_AS.get(node.kind, node.kind), None
     gated = isinstance(node.spec, AroundSpec) and node.spec.gate is not None
@@ -112,7 +113,7 @@ class _Run:
         self.ops, self.weights, self.values, self.adding = ops, weights, values, adding
         self._batch, self._cache = batch, cache
         self.ends: Sequence[Value] = ()
-        """The values that nobody reads behind this node."""
+        """Values that no node reads after this one."""
 
     @property
     def batch(self) -> StepBatch:
@@ -125,7 +126,7 @@ class _Run:
         return self._cache
 
     def _spent(self, value: Value) -> Array:
-        """The array of a value that an operator may write into: a copy where it is read again."""
+        """Return the array of a value for an operator to overwrite: a copy if it is read again."""
         array = self.values[value]
         if value in self.ends:
             return array
@@ -208,7 +209,7 @@ class _Run:
         self.values[node.out[0]] = self.ops.unpack(mixed, spec, unpacking)
 
     def _kv(self, spec: AttentionSpec) -> tuple[KvLayer, StepBatch, int]:
-        """The layer's KV, the step, the layer's group in it."""
+        """Return the layer's KV, the step, and the layer's group in it."""
         return self.cache.layers[spec.layer], self.batch, self.cache.groups[spec.layer]
 
     def _gated(self, node: Node) -> None:
@@ -284,7 +285,7 @@ class _Run:
         )
 
     def _norm_codes(self, node: Node) -> None:
-        """Write a norm as codes; of two values, that of their sum, which is a result too."""
+        """Write a norm as codes; with two inputs, the norm of their sum, which is a result too."""
         spec = cast(CodesSpec, node.spec)
         of, consumer = cast(NormSpec, spec.of), self.weights.weight(spec.consumer)
         norm = Norm(self.weights.vector(node.weights[0]), of.eps, of.offset)

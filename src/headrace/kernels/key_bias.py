@@ -1,15 +1,15 @@
-"""Keys that are kept as int8 codes leave their large biases out, and get them back when read.
+"""Large biases of keys, left out of int8 codes and added back when a key is read.
 
-Some models (Qwen2 and 2.5) give a few numbers of every key biases of up to hundreds, where what
-the token itself says is about one: a scale that has to reach them leaves the rest a handful of
-levels (3.5 % of perplexity of the default model, all of it from K). A bias is the same for every
-token, and where a position turns it to is known: R_p (W x + b) = R_p W x + R_p b. So codes are of
-R_p W x, and who reads the key of position p adds R_p b.
+Some models (Qwen2 and 2.5) give a few numbers of every key biases of up to hundreds, while the
+token's own part is about one. A scale that has to reach them leaves the rest a handful of levels
+(3.5 % of perplexity of the default model, all of it from K). A bias is the same for every token,
+and its rotation at a position is known: R_p (W x + b) = R_p W x + R_p b. So codes hold R_p W x, and
+a reader of the key at position p adds R_p b.
 
-Which numbers have a large bias is decided once, when the model is loaded; the others stay in their
-codes, where they cost nothing. Positions are turned from tile to tile: R_(s + j) b = R_j (R_s b),
-and the table of R_j for the positions of a tile is small enough for a core's first cache. The
-kernels add q · R_p b to the scores.
+Numbers with a large bias are chosen once, when the model is loaded; the others stay in their codes,
+where they cost nothing. Positions are turned from tile to tile: R_(s + j) b = R_j (R_s b), and the
+table of R_j for the positions of a tile is small enough for a core's first cache. The kernels add q
+· R_p b to the scores.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from .arrays import floats
 from .prepared import RopeTable
 
 LARGE = 10.0
-"""Length of a pair of biases, one of the rotation's planes, from which on it is left out: a level
-of the codes is then at least 0.08, where what a token adds is about one. Leaving out smaller ones
-as well gives no perplexity that can be told from noise, and takes longer to read (ADR 0017)."""
+"""Least length of a pair of biases, one of the rotation's planes, that is left out. A level of the
+codes would then be at least 0.08, compared with about one that a token adds. Leaving out smaller
+ones too gains no perplexity above the noise, and takes longer to read (ADR 0017)."""
 TILE = 64
-"""Positions whose turns are kept; what csrc/tiles.h calls a tile."""
+"""Positions whose turns are kept: a tile of csrc/tiles.h."""
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyBias:
-    """What the keys of one layer are kept without."""
+    """Biases that the int8 keys of one layer are kept without."""
 
     values: Floats
     """[G, E], zero where the bias is small and stays in the codes."""
     rope: RopeTable | None
-    """The layer's; None: no position turns it."""
+    """The layer's rotation table; None: positions do not rotate it."""
     interleaved: bool
-    """Pairs are (2i, 2i + 1), else (i, i + rotated / 2)."""
+    """Whether pairs are (2i, 2i + 1), else (i, i + rotated / 2)."""
     turns: Floats
-    """[2, E, `TILE`]: cosine and sine of the angle by which position j of a tile turns each number
-    further than the tile's first; 1 and 0 where nothing is rotated."""
+    """[2, E, `TILE`]: cosine and sine of the angle by which position j of a tile turns each number,
+    relative to the tile's first position; 1 and 0 where nothing is rotated."""
 
     def at(self, positions: npt.NDArray[np.int64]) -> Floats:
-        """[G, n, E]: what each of the positions [n] turns it to; behind the table's end anything,
-        since no token lies there."""
+        """Return [G, n, E]: the biases rotated to each of the positions [n]. Positions after the
+        table's end get arbitrary values, since no token lies there."""
         values = self.values[:, None]
         if self.rope is None:
             return np.repeat(values, len(positions), 1)
@@ -64,8 +64,9 @@ class KeyBias:
         return turned
 
     def planes(self) -> Floats:
-        """[G, P, 3], of heads whose halves are rotated: of each plane with a bias which number of
-        the head is its first, and both biases; zeros where a head has fewer than P."""
+        """Return [G, P, 3] for heads whose halves are rotated: for each plane with a bias, its
+        first number's index in the head, and both biases. Heads with fewer than P planes end in
+        zeros."""
         low, high = np.split(self.values, 2, 1)
         has = (low != 0) | (high != 0)
         first = np.argsort(~has, 1, kind="stable")[:, : has.sum(1).max()]
@@ -76,7 +77,8 @@ class KeyBias:
 
 
 def key_bias(bias: Floats, rope: RopeTable | None, spec: AttentionSpec) -> KeyBias | None:
-    """What is left out where keys have biases [G, E]; None: all of them are small."""
+    """Return the biases to leave out of keys that have biases [G, E]; None: all of them are
+    small."""
     rotated = 0 if rope is None else 2 * rope.cos.shape[1]
     pairs = spec.rope is not None and spec.rope.interleaved
     partner = partners(spec.size, rotated, interleaved=pairs)
@@ -88,7 +90,7 @@ def key_bias(bias: Floats, rope: RopeTable | None, spec: AttentionSpec) -> KeyBi
 
 
 def partners(size: int, rotated: int, *, interleaved: bool) -> npt.NDArray[np.int64]:
-    """[E]: with which number of the head each is rotated; itself where it is not."""
+    """Return [E]: the number of the head that each is rotated with; itself if it is not."""
     at = np.arange(size)
     other = at ^ 1 if interleaved else (at + rotated // 2) % max(rotated, 1)
     return np.where(at < rotated, other, at)
@@ -97,7 +99,7 @@ def partners(size: int, rotated: int, *, interleaved: bool) -> npt.NDArray[np.in
 def _angles(
     size: int, rotated: int, *, interleaved: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """[E] of each number: the column of its angle in the table (0 where it is not rotated), and
+    """Return for each number [E] the column of its angle in the table (0 if it is not rotated), and
     whether it is the first of its pair."""
     at, half = np.arange(size), max(rotated // 2, 1)
     angle = at // 2 if interleaved else at % half

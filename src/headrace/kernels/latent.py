@@ -1,6 +1,7 @@
-"""Queries to latents and back, a product for each head, over any operators: the specification.
+"""Specification of the per-head products from queries to latents and back, over any operators.
 
-A packed head is its rotated part, then what it is worth against a latent; so is the one key.
+A packed head is its rotary part, then its plain part in the latent space. The one key is packed
+alike.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ def absorb(
     spec: LatentSpec,
     packing: Sequence[Weight],
 ) -> Array:
-    """q [N, H · (plain + rope)], latent [N, rank], rotary [N, rope] → [N, (H + 1) · E], of each
-    head its rotary part and `packing` [rank, plain] · its plain part, then the key; nothing is
-    rotated yet."""
+    """Pack q [N, H · (plain + rope)], latent [N, rank] and rotary [N, rope] into [N, (H + 1) · E].
+    A head becomes its rotary part and `packing` [rank, plain] · its plain part; the key follows
+    them. Nothing is rotated yet."""
     packed = _room(q, (spec.heads + 1) * spec.size)
     apart, plain = spec.queries // spec.heads, spec.plain_size
     for head, weight in enumerate(packing):
@@ -42,7 +43,8 @@ def absorb(
 
 
 def unpack(ops: Operators, mixed: Array, spec: LatentSpec, unpacking: Sequence[Weight]) -> Array:
-    """Sums over keys [R, H · E] → [R, H · V]: of each head `unpacking` [V, rank] · its latent."""
+    """Unpack sums over keys [R, H · E] to [R, H · V]: `unpacking` [V, rank] · the latent of each
+    head."""
     values = _room(mixed, spec.heads * spec.value_size)
     for head, weight in enumerate(unpacking):
         latent = mixed[:, head * spec.size + spec.rope_size : (head + 1) * spec.size]
@@ -52,7 +54,7 @@ def unpack(ops: Operators, mixed: Array, spec: LatentSpec, unpacking: Sequence[W
 
 
 def _room(like: Array, width: int) -> Array:
-    """Room for as many rows of its type, where it lies."""
+    """Allocate as many rows of the same type and device."""
     if hasattr(like, "new_empty"):
         return like.new_empty(len(like), width)
     return np.empty((len(like), width), like.dtype)

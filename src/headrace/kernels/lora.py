@@ -19,7 +19,7 @@ TokenGroups = Sequence[tuple[int, torch.Tensor]]
 
 
 def add_lora(y: torch.Tensor, x: torch.Tensor, groups: TokenGroups, weight: LoraWeight) -> None:
-    """y[n] += up · (down · x[n]) for every token n of a group; x [N, in], y [N, out], in place.
+    """Add up · (down · x[n]) to y[n] for every token n of a group; x [N, in], y [N, out], in place.
 
     A token's sum does not depend on the other tokens.
     """

@@ -1,4 +1,4 @@
-"""A model as backends get it: its graph, and its weights in the form that they made of them."""
+"""A model as backends get it: its graph, and its weights in the backend's own form."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .timing import OperatorTimes
 
 
 class RankMemory(Protocol):
-    """What ranks share: see `dist.commons`."""
+    """Memory that ranks share: see `dist.commons`."""
 
     ranks: int
-    """So many have the same layers as this one, which is `rank` of them."""
+    """Number of ranks with the same layers as this one; `rank` is this one's number."""
     rank: int
     stages: int
     stage: int
@@ -45,17 +45,19 @@ class Model:
         full: Graph | None = None,
         commons: RankMemory | None = None,
     ) -> None:
-        """`full`: the graph of which this is a rank's part, by way of `commons`."""
+        """`full`: the whole graph, if `graph` is a rank's part of it; ranks meet through
+        `commons`."""
         self.graph, self.weights, self.commons = graph, weights, commons
         self.dealing: Dealing | None = None
-        """Where ranks have whole experts."""
+        """Expert placement, if ranks have whole experts."""
         self._head = head(full or graph)
         self._variants: dict[Hidden, Graph] = {}
         self._interpreters: dict[object, Interpreter] = {}
 
     def part(self, commons: RankMemory, *, dealt: bool = False) -> Model:
-        """What one process computes of it, with the same weights; `dealt`: with whole experts. The
-        head over chosen rows (`logits`) of the last stage is whole. Raises `OptionError`."""
+        """Return the part that one process computes, with the same weights; `dealt`: with whole
+        experts. On the last stage, the head over chosen rows (`logits`) stays whole. Raises
+        `OptionError`."""
         stage = stage_of(self.graph, commons.stages, commons.stage)
         dealt = dealt and bool(mixtures(stage))
         mine = cut(stage, commons.ranks, commons.rank, dealt=dealt)
@@ -65,34 +67,34 @@ class Model:
         return made
 
     def variant(self, hidden: Hidden) -> Graph:
-        """The graph of steps that want these hidden states, and logits where there is a head for
-        them; with "none" of steps in which nobody samples."""
+        """Return the graph of steps that want these hidden states, and logits if there is a head
+        for them. The variant "none" is for steps without sampled rows."""
         if hidden not in self._variants:
             self._variants[hidden] = demand(self.graph, hidden, logits=hidden != "none")
         return self._variants[hidden]
 
     @property
     def generates(self) -> bool:
-        """Has it a head over a vocabulary?"""
+        """Whether it has a head over a vocabulary."""
         return "logits" in self.graph.outputs
 
     @property
     def labels(self) -> bool:
-        """Has it a head that is asked for chosen rows (`logits`)?"""
+        """Whether it has a head that is asked for chosen rows (`logits`)."""
         return "labels" in self.graph.outputs
 
     @property
     def indices(self) -> set[str]:
-        """What its tables are read by: `EmbedSpec.index`."""
+        """Index arrays by which its tables are read: see `EmbedSpec.index`."""
         specs = (node.spec for node in self.graph.nodes)
         return {spec.index for spec in specs if isinstance(spec, EmbedSpec)}
 
     def products(self) -> list[WeightRef]:
-        """The matrices of operator `linear`: what adapters can add to."""
+        """Return the matrices of operator `linear`: adapters can add to these."""
         return [ref for ref in self.graph.weights() if ref.role == "linear"]
 
     def multiplied(self) -> int:
-        """Weights of all its products but the head's."""
+        """Return the number of weights in all its products but the head's."""
         products = (ref for ref in self.graph.weights() if ref.role in ("linear", "moe"))
         return sum(ref.out * ref.width * ref.copies for ref in products)
 
@@ -106,12 +108,12 @@ class Model:
         every: bool = False,
         times: OperatorTimes | None = None,
     ) -> tuple[Array, ...]:
-        """A whole step, operator by operator: hidden after the last norm, [N, D] where `every` one
-        is wanted, else [R, D] of `StepBatch.sample_rows`; fp32 logits [R, V] of the sampled, or
-        [0, 0] of a model without a head over a vocabulary; the output `states` of a graph that has
-        one, in as many rows as hidden.
+        """Run a whole step, operator by operator, and return its outputs. Hidden states after the
+        last norm are [N, D] if `every` is set, else [R, D] of `StepBatch.sample_rows`. fp32 logits
+        are [R, V] of the sampled rows, or [0, 0] for a model without a head over a vocabulary. A
+        graph's output `states`, if it has one, has as many rows as hidden.
 
-        `adding` is called behind each product, and may add to it; `times` around each node.
+        `adding` is called after each product and may add to it; `times` around each node.
         """
         if not self.generates:
             (hidden,) = self._run("every", ops, batch, cache, adding, times)
@@ -124,7 +126,7 @@ class Model:
         return tuple(self._run(variant, ops, batch, cache, adding, times))
 
     def logits(self, ops: Operators, hidden: Array) -> Array:
-        """hidden [R, D] of `forward` → fp32 logits [R, V], or labels of an encoder."""
+        """Return fp32 logits [R, V], or an encoder's labels, for hidden [R, D] of `forward`."""
         assert self._head is not None, "a model without a head gives no logits"
         (given,) = self._head.inputs
         outputs = tuple(self._head.outputs.values())
@@ -145,7 +147,7 @@ class Model:
         tokens, samples = len(batch.tokens), len(batch.sample_rows)
         key: object = hidden
         if joined is not None:
-            # Asked of the backend: in which classes of rows its products are computed alike.
+            # The backend says which row counts its products are computed alike for.
             device = batch.tokens.device
             key = hidden, joined.row_class(tokens, device), joined.row_class(samples, device)
         if key not in self._interpreters:

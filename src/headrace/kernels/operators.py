@@ -1,9 +1,9 @@
 """The public operators, with their shapes written once.
 
 Layers and models compute only through an `Operators` object that is handed to them: no module
-global, no arithmetic of their own beyond views. So a backend can be chosen per operator, two
-engines in one process can use different ones, a backend may *record* the calls of one forward
-pass and replay them (a CUDA graph, a CPU program), and the roofline counts the same list.
+global, no arithmetic of their own beyond views. So a backend can be chosen per operator, and two
+engines in one process can use different ones. A backend may *record* the calls of one forward pass
+and replay them (a CUDA graph, a CPU program). The roofline counts the same list.
 
 Letters: N tokens in the step (all sequences, concatenated), B entries (sequences), D hidden,
 H query heads, G KV heads, E head size, V vocabulary, I intermediate size, S block size.
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 
 class Dequantise(Protocol):
-    """What `quant` does with a block-quantised weight. Passed down by the builder of layers, since
-    `quant` ranks above this package; it remembers its last result, so that a tied table is
+    """Dequantiser of block-quantised weights, from `quant`. The builder of layers passes it down,
+    since `quant` ranks above this package. It remembers its last result, so that a tied table is
     expanded once."""
 
     def __call__(self, weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
-        """Its values."""
+        """Return its values."""
         ...
 
     def unpack(self, weight: BlockWeight) -> PackedWeight:
-        """Its codes, scales and offsets in the plain layout, without loss."""
+        """Return its codes, scales and offsets in the plain layout, without loss."""
         ...
 
 
@@ -54,7 +54,7 @@ class Dequantise(Protocol):
 class KvLayer:
     """The paged KV of one layer: `k` and `v` [blocks, G, S, E].
 
-    Of latent attention both are one array. With an int8 or fp8 cache `k_scale` and `v_scale`
+    In latent attention both are one array. With an int8 or fp8 cache `k_scale` and `v_scale`
     [blocks, G, S] bf16 hold one scale per token and head.
     """
 
@@ -63,9 +63,9 @@ class KvLayer:
     k_scale: Array | None = None
     v_scale: Array | None = None
     bias: KeyBias | None = None
-    """What int8 keys are kept without; attention adds it again."""
+    """Biases that int8 keys are kept without; attention adds them again."""
     planes: Array | None = None
-    """`bias.planes()` on the device, where that is no CPU."""
+    """`bias.planes()` on the device, unless that is a CPU."""
 
     @property
     def block_size(self) -> int:
@@ -79,9 +79,9 @@ class StateLayer:
     inputs: Array
     """[blocks, taps - 1 + drafts, C]."""
     state: Array | None = None
-    """[blocks, H, K, V]. How a head's matrix lies is the backend's."""
+    """[blocks, H, K, V]. The backend decides the layout of a head's matrix."""
     tail: Array | None = None
-    """[blocks, drafts, H, K + V + 2]: of each draft k, v, then decay and step."""
+    """[blocks, drafts, H, K + V + 2]: k, v, then decay and step of each draft."""
 
 
 STATE_COLUMNS = 6
@@ -93,15 +93,15 @@ class GroupBatch:
     """A step's view of one layer group."""
 
     tables: Array
-    """[B, max_blocks] int32: block of each sequence's tokens; 0 (null) where out of window."""
+    """[B, max_blocks] int32: block of each sequence's tokens; 0 (null) if out of the window."""
     slots: Array
-    """[N] int64: where each token's K and V go, block · S + offset."""
+    """[N] int64: slot of each token's K and V, block · S + offset."""
     window: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """What `StepBatch` says of its entries, in the host's memory."""
+    """Numbers of a `StepBatch`'s entries, in the host's memory."""
 
     counts: npt.NDArray[np.int64]
     """[B]."""
@@ -134,37 +134,38 @@ class StepBatch:
     adapters: npt.NDArray[np.int32] | None = None
     """[N], on the host: LoRA slot of each token, -1 for none; None: no token has one."""
     fixed: bool = False
-    """May this very object come again, with other numbers in the same memory?"""
+    """Whether this very object may come again, with other numbers in the same memory."""
     host: HostStep | None = None
-    """Its numbers on the host, for who plans there; None where a graph is captured."""
+    """Its numbers on the host, for planning there; None while a graph is captured."""
     plan: AttentionPlan | None = None
-    """How its attention is shared out, where the backend has a `planner`; where nobody did before,
-    it is made from `host` by the first layer."""
+    """Division of its attention, if the backend has a `planner`. If it is missing, the first layer
+    makes it from `host`."""
     rules: npt.NDArray[np.void] | None = None
-    """[R] of `draws.RULE`: how the tokens of `sample_rows` are drawn, where not all of them are the
+    """[R] of `draws.RULE`: draw rules of the tokens of `sample_rows`, if not all of them are the
     most likely and the arrays are the host's."""
     draws: DrawParameters | None = None
-    """How the tokens of `sample_rows` are drawn, where the arrays are a device's."""
+    """Draw parameters of the tokens of `sample_rows`, if the arrays are a device's."""
     targets: Array | None = None
-    """[R] int64, on a device: where in the flattened table of tokens each new token goes."""
+    """[R] int64, on a device: place of each new token in the flattened table of tokens."""
     logits: Array | None = None
     """[R, V] fp32, on a device: where the head may write, which saves a copy of its logits."""
     states: npt.NDArray[np.int32] | None = None
-    """[B, `STATE_COLUMNS`], on the host, of a model that keeps states: tokens that are in the
-    entry's state; its tokens in this step that are no drafts; then twice, for a checkpoint, behind
-    how many tokens of the sequence (0: none) and into which block. None: nothing is a draft, nor
-    kept."""
+    """[B, `STATE_COLUMNS`], on the host, for a model that keeps states. Columns: tokens in the
+    entry's state; tokens of this step that are not drafts; then, for each of two checkpoints, the
+    tokens of the sequence after which it is made (0: none) and its block. None: there are no drafts
+    and no checkpoints."""
     state_rows: Array | None = None
-    """`states` where the other arrays are, of a device."""
+    """`states` on the device of the other arrays."""
     given: GivenRows | None = None
-    """What is known of some tokens in place of their ids; None: of none."""
+    """Input embeddings of some tokens, in place of their ids; None: no token has any."""
 
     def sampled_places(self) -> npt.NDArray[np.int64]:
-        """`sample_rows` on the host, without waiting for a device."""
+        """Return `sample_rows` on the host, without waiting for a device."""
         return host(self.sample_rows) if self.host is None else self.host.sample_rows
 
     def next_places(self) -> npt.NDArray[np.int64]:
-        """[R]: where each new token will stand in its sequence. Of arrays in the host's memory."""
+        """Return [R]: the place of each new token in its sequence. For arrays in the host's
+        memory."""
         found: npt.NDArray[np.int64] = host(self.positions)[host(self.sample_rows)] + 1
         return found
 
@@ -174,11 +175,11 @@ class KvCache:
     """The KV of all layers, as a forward pass gets it."""
 
     layers: Sequence[KvLayer] | Mapping[int, KvLayer]
-    """By the number of the layer."""
+    """Layers by number."""
     groups: Sequence[int] | Mapping[int, int]
     """Per layer: its index in `StepBatch.groups`."""
     windows: list[int | None] = field(default_factory=list)
-    """Per group, as in `GroupBatch`; empty where nobody prepares steps ahead."""
+    """Window of each group, as in `GroupBatch`; empty if no steps are prepared ahead."""
     states: Mapping[int, StateLayer] = field(default_factory=dict)
     """Layers that keep a state in place of KV."""
 
@@ -189,7 +190,7 @@ class KvCache:
         return next(iter(layers.values())) if isinstance(layers, Mapping) else layers[0]
 
     def kept(self) -> Iterator[tuple[KvLayer | StateLayer, int]]:
-        """Every layer with its group."""
+        """Yield every layer with its group."""
         numbers = self.layers if isinstance(self.layers, Mapping) else range(len(self.layers))
         for number in numbers:
             yield self.layers[number], self.groups[number]
@@ -207,7 +208,7 @@ class StepLimits:
     """B at most."""
     max_context: int
     drafts: int = 0
-    """Tokens that an entry may verify beside its own."""
+    """Tokens that an entry may verify in addition to its own."""
 
     @property
     def samples(self) -> int:
@@ -216,50 +217,53 @@ class StepLimits:
 
 
 class Operators(Protocol):
-    """What a backend implements. x and results are in the model's dtype unless said otherwise."""
+    """Operators that a backend implements. x and results are in the model's dtype unless said
+    otherwise."""
 
     name: str
     host: bool
-    """Are the arrays that it is given the host's (numpy), vectors in fp32? Else they are tensors on
-    its device. One that says yes takes tensors of the host's memory too."""
+    """Whether its input arrays are the host's (numpy), with vectors in fp32; else they are tensors
+    on its device. If true, it takes tensors in the host's memory too."""
 
     @property
     def joined(self) -> Joining | None:
-        """What it computes of several nodes at once (`kernels.fuse`); None: sums and norms only."""
+        """Joined nodes that it computes at once (`kernels.fuse`); None: sums and norms only."""
         ...
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
-        """Turn a weight, as the file holds it, into what operator `role` takes here.
+        """Convert a weight, as the file holds it, to the form that operator `role` takes here.
 
-        Called once per use at load (a tied table: for `embed` and for `logits`); the result is
-        what the operator is later called with. Which kinds come is what `supports` accepted.
+        Called once per use at load (a tied table: for `embed` and for `logits`); the operator is
+        later called with the result. Only kinds that `supports` accepted come.
         """
         ...
 
     def embed(self, tokens: Array, weight: Weight, scale: float) -> Array:
-        """tokens [N] → weight[tokens] · scale [N, D]."""
+        """Look up tokens [N] → weight[tokens] · scale [N, D]."""
         ...
 
     def rms_norm(self, x: Array, weight: Array, eps: float, offset: float) -> Array:
-        """x [N, D] → x / rms(x) · (weight + offset), statistics in fp32."""
+        """Compute x [N, D] → x / rms(x) · (weight + offset), statistics in fp32."""
         ...
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
-        """x [N, D] → (x - mean) / sqrt(variance + eps) · weight + bias, statistics in fp32."""
+        """Compute x [N, D] → (x - mean) / sqrt(variance + eps) · weight + bias, statistics in
+        fp32."""
         ...
 
     def add_rms_norm(
         self, x: Array, residual: Array, weight: Array, eps: float, offset: float
     ) -> tuple[Array, Array]:
-        """residual' = residual + x; → (rms_norm(residual'), residual'). May reuse `residual`."""
+        """Compute residual' = residual + x → (rms_norm(residual'), residual'). May reuse
+        `residual`."""
         ...
 
     def add(self, x: Array, residual: Array, factor: float = 1.0) -> Array:
-        """residual + factor · x [N, D]. May reuse `residual`."""
+        """Compute residual + factor · x [N, D]. May reuse `residual`."""
         ...
 
     def linear(self, x: Array, weight: Weight, bias: Array | None) -> Array:
-        """x [N, in] → x · weightᵀ + bias [N, out]."""
+        """Compute x [N, in] → x · weightᵀ + bias [N, out]."""
         ...
 
     def write(
@@ -272,12 +276,12 @@ class Operators(Protocol):
         batch: StepBatch,
         group: int,
     ) -> Array:
-        """qkv [N, (H + 2G) · E] → q [N, H · E], normed and rotated; K and V are written to `kv`,
-        but where they are those of another layer: see `AttentionSpec.values`.
+        """Turn qkv [N, (H + 2G) · E] into q [N, H · E], normed and rotated. K and V are written to
+        `kv`, unless they are another layer's: see `AttentionSpec.values`.
 
-        `norms` [E] of q and of k, where given, are RMS norms per head, before the rotation; or
-        [H · E] and [G · E] over all heads (`whole_norm`). Without a `rope` nothing is rotated. q
-        may lie where it lay in qkv.
+        `norms` [E] of q and of k, if given, are RMS norms per head, before the rotation; or [H · E]
+        and [G · E] over all heads (`whole_norm`). Without a `rope` nothing is rotated. q may lie
+        where it lay in qkv.
         """
         ...
 
@@ -290,12 +294,12 @@ class Operators(Protocol):
         group: int,
         sinks: Array | None = None,
     ) -> Array:
-        """Causal paged attention: q [N, H · E] → [N, H · E].
+        """Compute causal paged attention: q [N, H · E] → [N, H · E].
 
         Token n of entry b at position p sees positions max(0, p - window + 1) … p of its own
-        sequence. The KV of this step's tokens is already in `kv`. Softmax in fp32;
-        `softcap` c replaces a score s by c · tanh(s / c). `sinks` [H] are scores that each head has
-        beside those of its positions: they take their share of the weights and give nothing.
+        sequence. The KV of this step's tokens is already in `kv`. Softmax in fp32; `softcap` c
+        replaces a score s by c · tanh(s / c). `sinks` [H] are additional scores, one per head: they
+        take a share of the weights and add no value.
 
         Bidirectional, without `kv`: q is qkv [N, 3 · H · E], and every token sees all tokens of
         its own entry, which are all in this step.
@@ -305,23 +309,25 @@ class Operators(Protocol):
     def absorb(
         self, q: Array, latent: Array, rotary: Array, spec: LatentSpec, packing: list[Weight]
     ) -> Array:
-        """Queries and the key of latent attention, packed as latents are: `kernels.latent`."""
+        """Pack the queries and the key of latent attention as latents are packed:
+        `kernels.latent`."""
         ...
 
     def unpack(self, mixed: Array, spec: LatentSpec, unpacking: list[Weight]) -> Array:
-        """Sums over latents → values of all heads: `kernels.latent`."""
+        """Unpack sums over latents → values of all heads: `kernels.latent`."""
         ...
 
     def gated(self, gate_up: Array, activation: str) -> Array:
-        """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu_tanh or gelu."""
+        """Compute gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu_tanh or gelu."""
         ...
 
     def activate(self, x: Array, activation: str) -> Array:
-        """x → act(x), by element; activation silu, gelu_tanh, gelu, tanh or relu2 (max(x, 0)²)."""
+        """Compute x → act(x), by element; activation silu, gelu_tanh, gelu, tanh or relu2 (max(x,
+        0)²)."""
         ...
 
     def multiply(self, x: Array, gate: Array, activation: str) -> Array:
-        """x · act(gate), by element; activation as of `activate`, or sigmoid."""
+        """Compute x · act(gate), by element; activation as of `activate`, or sigmoid."""
         ...
 
     def short_conv(
@@ -334,8 +340,8 @@ class Operators(Protocol):
         batch: StepBatch,
         group: int,
     ) -> Array:
-        """x [N, C], or [N, 3C] gated → [N, C]; `taps` [taps · C], tap by tap, fp32; the inputs
-        before the step's lie in `layer`. What `StepBatch.states` says is kept is copied."""
+        """Convolve x [N, C], or [N, 3C] gated → [N, C]; `taps` [taps · C], tap by tap, fp32; the
+        preceding inputs lie in `layer`. Checkpoints that `StepBatch.states` asks for are copied."""
         ...
 
     def recur(
@@ -347,19 +353,20 @@ class Operators(Protocol):
         batch: StepBatch,
         group: int,
     ) -> Array:
-        """What the node `delta_rule` or `ssm` reads, and its vectors, in their order → [N, H · V].
+        """Run the node `delta_rule` or `ssm` on its inputs and vectors, in their order → [N, H ·
+        V].
 
         Tokens are walked one by one in fp32, so that it does not matter how a prompt was cut.
-        Of drafts the state learns nothing: what would go into it lies in `StateLayer.tail`.
+        Drafts do not enter the state: their inputs lie in `StateLayer.tail`.
         """
         ...
 
     def route(
         self, logits: Array, spec: RouteSpec, bias: Array | None, gains: Array | None = None
     ) -> tuple[Array, Array]:
-        """Router logits [N, experts] → experts [N, active], the highest first, of equals the
-        smallest number; their shares [N, active] fp32. `bias` [experts] is for the choice alone,
-        `gains` [experts] are factors on the shares."""
+        """Route logits [N, experts] → experts [N, active], the highest first and the smallest
+        number first among equals; their routing weights [N, active] fp32. `bias` [experts] is for
+        the choice alone; `gains` [experts] are factors on the routing weights."""
         ...
 
     def experts(
@@ -373,15 +380,15 @@ class Operators(Protocol):
         biases: tuple[Array, Array] | None = None,
         inside: bool = False,
     ) -> Array:
-        """Routed feed-forward: x [N, D], what `route` gave → [N, D]; activation as of `gated`, or
-        clamped (`ExpertsSpec`). `biases`: of all experts, see `Prepared.biases`. `inside`: shares
-        multiply what experts read, not what they give."""
+        """Compute the routed feed-forward: x [N, D] and the results of `route` → [N, D]; activation
+        as of `gated`, or clamped (`ExpertsSpec`). `biases`: of all experts, see `Prepared.biases`.
+        `inside`: routing weights multiply the experts' inputs, not their outputs."""
         ...
 
     def select(self, x: Array, rows: Array) -> Array:
-        """x [N, D], rows [R], ascending → x[rows] [R, D]: where R is N, all of them, x itself."""
+        """Select x[rows] [R, D] of x [N, D]; rows [R] ascend. If R is N, return x itself."""
         ...
 
     def logits(self, x: Array, weight: Weight, softcap: float | None) -> Array:
-        """x [R, D] → fp32 logits [R, V]."""
+        """Compute x [R, D] → fp32 logits [R, V]."""
         ...

@@ -16,7 +16,7 @@ from .weights import Weight
 
 @dataclass(slots=True)
 class RopeTable:
-    """cos and sin [max_context, rotated / 2] fp32; of which pairs `Rope` says."""
+    """cos and sin [max_context, rotated / 2] fp32; `Rope` says which numbers make the pairs."""
 
     cos: Array
     sin: Array
@@ -24,20 +24,20 @@ class RopeTable:
 
 @dataclass(slots=True)
 class Prepared:
-    """What `loader.prepare` made of a model's weights for one backend."""
+    """Weights of a model as `loader.prepare` made them for one backend."""
 
     by_key: dict[tuple[tuple[str, ...], Role], Weight | list[Weight] | Array] = field(
         default_factory=dict
     )
     """By `WeightRef.key`: a weight, a list of one for each copy, or a vector."""
     ropes: dict[tuple[Rope, int], RopeTable] = field(default_factory=dict)
-    """By rope and numbers of a head that it rotates."""
+    """By rope and the count of a head's numbers that it rotates."""
     nbytes: int = 0
     _cut: dict[object, Array] = field(default_factory=dict)
-    """The parts of vectors that a rank was given, by key and cut."""
+    """Parts of vectors that a rank was given, by key and cut."""
 
     def weight(self, ref: WeightRef) -> Weight:
-        """All rows of it, whatever a rank computes of them."""
+        """Return all rows of it, whatever part a rank computes."""
         found = self.by_key[ref.key]
         assert not isinstance(found, list), "one weight of many copies"
         weight: Weight = found
@@ -49,19 +49,19 @@ class Prepared:
         return found[ref.first : ref.first + ref.copies]
 
     def rope(self, spec: AttentionSpec) -> RopeTable | None:
-        """The table of a layer; None: its heads are not rotated."""
+        """Return the rotation table of a layer; None: its heads are not rotated."""
         return None if spec.rope is None else self.ropes[spec.rope, spec.turned]
 
     def biases(self, refs: Sequence[WeightRef]) -> tuple[Array, Array] | None:
-        """Biases of a mixture, all experts' one after the other: of gate above up
-        [experts · 2 · I], of down [experts · D]; None: it has none."""
+        """Return the biases of a mixture, all experts' one after the other: of gate above up
+        [experts · 2 · I], of down [experts · D]; None: it has no biases."""
         if not refs:
             return None
         of_gate_up, of_down = map(self.vector, refs)
         return of_gate_up, of_down
 
     def vector(self, ref: WeightRef) -> Array:
-        """The vector, or of an array of the host what `WeightRef.cut` says."""
+        """Return the vector; of a host array only the part in `WeightRef.cut`, if any."""
         assert ref.role == "vector"
         vector: Array = self.by_key[ref.key]
         if not ref.cut:

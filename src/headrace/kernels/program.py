@@ -1,8 +1,8 @@
-"""One call: a step's batch, and what is wanted of it → tokens, logits, hidden states.
+"""One call: a step's batch and the wanted outputs → tokens, logits, hidden states.
 
-A `Program` is a model bound to its operators and its KV. `CallByCall` is the one that every
-backend has: operator after operator, which is also what the others do beyond their limits, so that
-no program ever refuses a step.
+A `Program` is a model bound to its operators and its KV. Every backend has `CallByCall`: operator
+after operator. The other programs use it for steps beyond their limits, so that no program ever
+refuses a step.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ Hidden = Literal["none", "sampled", "every"]
 
 
 class Want(NamedTuple):
-    """What a whole step is asked for. One object per question, so that `is` compares: `want`."""
+    """Outputs that a step is asked for. One object per combination, so that `is` compares:
+    `want`."""
 
     tokens: Tokens
-    """"best": the most likely of each row in `StepBatch.sample_rows`, of equals the smallest id;
+    """"best": the most likely of each row in `StepBatch.sample_rows`, the smallest id among equals;
     "rules": by `StepBatch.rules` or `StepBatch.draws`."""
     logits: bool
-    """Must they be readable afterwards? Whoever masks them chooses the tokens too."""
+    """Whether they must be readable afterwards. A caller that masks them chooses the tokens too."""
     hidden: Hidden
-    """After the last norm: of `sample_rows`, or of every token."""
+    """Hidden states after the last norm: of `sample_rows`, or of every token."""
 
 
 _KNOWN: dict[Want, Want] = {}
 
 
 def want(tokens: Tokens = "none", *, logits: bool = False, hidden: Hidden = "none") -> Want:
-    """The one object of this question."""
+    """Return the one object of this combination."""
     made = Want(tokens, logits, hidden)
     return _KNOWN.setdefault(made, made)
 
@@ -54,64 +55,67 @@ EVERY = want(hidden="every")
 
 @dataclass(slots=True)
 class Outputs:
-    """What a step gave. Valid until the next call of its program: that may use the object again."""
+    """Outputs of a step. Valid until the next call of its program, which may use the object
+    again."""
 
     tokens: Array | None = None
-    """[R] int64. -1: this one could not be drawn; then logits are there. A row whose logits are no
-    numbers gets any token of the vocabulary."""
+    """[R] int64. -1: this one could not be drawn; then logits are present. A row whose logits are
+    not numbers gets any token of the vocabulary."""
     logits: Array | None = None
-    """[R, V] fp32; there where wanted, and in every step without tokens."""
+    """[R, V] fp32; present if wanted, and in every step without tokens."""
     hidden: Array | None = None
-    """[R, D], or [N, D] where every one was wanted."""
+    """[R, D], or [N, D] if every one was wanted."""
     states: Array | None = None
-    """The output `states` of the model's graph, in as many rows; `hidden` where it has none."""
+    """The output `states` of the model's graph, in as many rows; `hidden` if it has none."""
 
 
 class Program(Protocol):
-    """A model's step."""
+    """Runner of a model's steps."""
 
     host: bool
-    """Are its arrays the host's (numpy)?"""
+    """Whether its arrays are the host's (numpy)."""
     lowered: bool
-    """Does a step compute nothing on tensors?"""
+    """Whether a step computes nothing on tensors."""
 
     def step(self, batch: StepBatch, want: Want) -> Outputs:
-        """Compute a step: the KV of its tokens, and what is wanted. `batch.adapters` add to the
+        """Compute a step: the KV of its tokens, and the wanted outputs. `batch.adapters` add to the
         products of their tokens."""
         ...
 
     def head(self, hidden: Array) -> Array:
-        """hidden [R, D] of any rows → what the model's head says of them. The caller sees to it
-        that their logits have room."""
+        """Apply the model's head to hidden [R, D] of any rows. The caller makes sure that their
+        logits have room."""
         ...
 
 
 class Provider(Operators, Protocol):
-    """What a backend builds: operators, and whole steps of them."""
+    """Operators of a backend, and whole steps of them."""
 
     drawing: Drawing
-    """Makes tokens of the logits that these operators make."""
+    """Maker of tokens from the logits of these operators."""
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
-        """A faster way to run whole steps than `plain` (a recorded program, graphs), or None.
+        """Return a faster way to run whole steps than `plain` (a recorded program, graphs), or
+        None.
 
-        Asked only when one backend serves every operator. What is beyond its limits the program
-        hands to `plain`.
+        Asked only when one backend serves every operator. The program hands steps beyond its limits
+        to `plain`.
         """
         ...
 
     def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:
-        """Maker of the lists by which attention on this cache is shared out, where entries verify
-        up to `drafts` drafts; None: nobody reads any."""
+        """Return the maker of attention lists for this cache, where entries verify up to `drafts`
+        drafts; None: no lists are used."""
         ...
 
     def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
-        """What graphs that `compile` makes will take of the device, in bytes; 0 without graphs."""
+        """Return the device bytes that graphs made by `compile` will take; 0 without graphs."""
         ...
 
 
 def choose(drawing: Drawing, logits: Array, batch: StepBatch) -> Array:
-    """Tokens [R] of logits [R, V], by the rules of the batch; without any, the most likely."""
+    """Choose tokens [R] for logits [R, V], by the rules of the batch; without any, the most
+    likely."""
     if batch.draws is not None:
         return drawing.draw(logits, batch.draws)
     if batch.rules is not None:
@@ -120,7 +124,7 @@ def choose(drawing: Drawing, logits: Array, batch: StepBatch) -> Array:
 
 
 class CallByCall:
-    """A step by the operators, one after the other."""
+    """A step run operator by operator."""
 
     host = lowered = False
 
@@ -132,8 +136,8 @@ class CallByCall:
         drawing: Drawing,
         additions: Mapping[tuple[str, ...], LoraWeight] | None = None,
     ) -> None:
-        """`drawing` makes tokens of the logits that `operators` make. `additions`: what adapters
-        may add to products, by the names of their tensors."""
+        """`drawing` makes tokens from the logits of `operators`. `additions`: LoRA weights that
+        adapters may add to products, by the names of their tensors."""
         self.model, self.operators, self.cache, self.drawing = model, operators, cache, drawing
         self.additions: Mapping[tuple[str, ...], LoraWeight] = additions or {}
         self.times: OperatorTimes | None = None

@@ -1,12 +1,12 @@
 """Every operator in plain PyTorch: the specification, the oracle of the other backends, the
-fallback where none of them serves.
+fallback if none of them serves.
 
 It computes in the dtype of its inputs, with norms, softmax and rotation in fp32. Quantised weights
 are expanded when they are loaded. On fp32 on the CPU its rows are invariant: the matrix library
 sums in another order for few rows than for more, so smaller products are padded
-(`reference_product`), and on Intel's processors it is asked for its strict order; held by
-`tests/kernels/test_row_invariance.py` on torch 2.13 with MKL. On other processors, libraries and
-types it is as invariant as torch is there.
+(`reference_product`). On Intel's processors the library is asked for its strict order.
+`tests/kernels/test_row_invariance.py` checks this on torch 2.13 with MKL. On other processors,
+libraries and types it is as invariant as torch is there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ReferenceOperators:
         return None
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
-        """Everything becomes one dense matrix in the model's dtype."""
+        """Convert every weight to one dense matrix in the model's dtype."""
         return DenseWeight(self._dense(weight, dequantise))
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
@@ -173,10 +173,11 @@ class ReferenceOperators:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wish = logits.float()
         if spec.scores == "sigmoid":
-            # As `_silu`: torch.sigmoid rounds the last elements of a share otherwise.
+            # As in `_silu`: torch.sigmoid rounds the last elements of a thread's share differently.
             scores = wish = 1 / torch.exp(-wish).add_(1)
         elif spec.scores == "sqrt_softplus":
-            # Composed: functional.softplus rounds the last elements of a share otherwise.
+            # Composed: functional.softplus rounds the last elements of a thread's share
+            # differently.
             small = torch.log1p(torch.exp(-wish.abs()))
             scores = wish = wish.clamp(min=0).add_(small).sqrt_()
         else:
@@ -254,8 +255,8 @@ class ReferenceOperators:
         return torch.cat([self._dense(part, dequantise) for part in weight.parts])
 
 
-# Made of exp and tanh, which give an element the same bits wherever it stands. torch's own silu
-# treats the last elements of a thread's share apart, and the shares move with the number of rows.
+# Made of exp and tanh, which give an element the same bits at any place. torch's own silu treats
+# the last elements of a thread's share apart, and the shares move with the number of rows.
 
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
@@ -284,8 +285,8 @@ def _data(weight: Weight) -> torch.Tensor:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The first numbers of each head of x [N, heads, E], twice as many as there are angles, by
-    those of each token: pairs are (i, i + half)."""
+    """Rotate the first numbers of each head of x [N, heads, E], twice as many as there are angles,
+    by each token's angles. Pairs are (i, i + half)."""
     half = cos.shape[-1]
     low, high = x[..., :half].float(), x[..., half : 2 * half].float()
     turned = [low * cos - high * sin, high * cos + low * sin]
@@ -293,7 +294,7 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """`_rotate` of pairs (2i, 2i + 1)."""
+    """Rotate as `_rotate` does, with pairs (2i, 2i + 1)."""
     both = 2 * cos.shape[-1]
     low, high = x[..., :both:2].float(), x[..., 1:both:2].float()
     turned = torch.stack([low * cos - high * sin, high * cos + low * sin], -1).flatten(-2)
@@ -301,7 +302,7 @@ def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
 
 
 def unpack_rows(weight: PackedWeight) -> torch.Tensor:
-    """Values of a packed weight in the plain layout, in fp32."""
+    """Return the values of a packed weight in the plain layout, in fp32."""
     assert weight.layout == "rows", f"layout {weight.layout} belongs to its kernel"
     rows, width = weight.shape
     codes = weight.codes.view(rows, width // weight.group, weight.group).float()

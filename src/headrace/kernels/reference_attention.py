@@ -1,11 +1,11 @@
 """Reference of the paged KV cache and of attention over it.
 
 Row invariance fixes the shape of every product. Keys are visited in tiles of `TILE` tokens counted
-from the start of the sequence, the partial sums of the tiles are added in order, and a tile that a
-query cannot see adds exact zeros; query rows are padded to a multiple of `ROWS`, because below
-that the library underneath changes its order of summation with the number of rows. So what a
-token's query returns does not depend on how many others came with it, on how long the longest
-sequence of the batch is, or on how the prompt was cut into chunks.
+from the start of the sequence, and their partial sums are added in order. A tile that a query
+cannot see adds exact zeros. Query rows are padded to a multiple of `ROWS`, because below that the
+library changes its order of summation with the number of rows. So a query's result does not depend
+on the number of others, on the longest sequence of the batch, or on the cut of the prompt into
+chunks.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def store(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: tor
 
 
 def scale_above(least: torch.Tensor) -> torch.Tensor:
-    """The smallest bf16 numbers that are normal and no less than these fp32 ones: divided by such a
-    scale no code is clipped."""
+    """Return the smallest bf16 numbers that are normal and no less than these fp32 ones: with such
+    a scale no code is clipped."""
     least = least.clamp_min(torch.finfo(torch.float32).tiny)
     above = ((least.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
     return torch.where(least.isnan(), least, above).to(torch.bfloat16)
 
 
 def gather(cache: torch.Tensor, scales: torch.Tensor | None, tables: torch.Tensor) -> torch.Tensor:
-    """Blocks of a cache [blocks, G, S, E] in table order [B, T] → fp32 [B · G, T · S, E]; of values
-    in four bits the cache has E / 2."""
+    """Gather blocks of a cache [blocks, G, S, E] in table order [B, T] → fp32 [B · G, T · S, E]. A
+    cache of four-bit values has E / 2."""
     _, heads, size, width = cache.shape
     entries, length = tables.shape
     # One index over (block, head) brings each head's tokens together in a single copy.
@@ -90,7 +90,7 @@ def attention(
     *,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """See `Operators.attend`; q [N, H, E]."""
+    """Compute `Operators.attend`; q [N, H, E]."""
     tokens, heads, width = q.shape
     out = q.new_empty(tokens, heads, width)
     view = batch.groups[group]
@@ -145,7 +145,7 @@ def attention(
 def _decode_batches(
     entries: list[int], lengths: list[int], per_token: int
 ) -> list[tuple[list[int], int]]:
-    """Entries of like length together, so that padding to the longest stays bounded."""
+    """Group entries of like length, so that padding to the longest stays bounded."""
     batches: list[tuple[list[int], int]] = []
     for b in sorted(entries, key=lambda b: -lengths[b]):
         if batches:
@@ -180,7 +180,8 @@ def _attend(
     *,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """q [B, M, H, E] at positions [B, M] against the tokens `first` … `length` - 1 → like q."""
+    """Attend from q [B, M, H, E] at positions [B, M] to the tokens `first` … `length` - 1 → like
+    q."""
     batch, count, heads, width = q.shape
     kv_heads, size = kv.k.shape[1], kv.block_size
     shared = heads // kv_heads
@@ -194,7 +195,7 @@ def _attend(
     if kv.bias is not None:
         turned = torch.from_numpy(kv.bias.at(places.numpy()))
         keys.view(batch, kv_heads, total, width).add_(turned)
-    # Behind the end of a sequence lie another's old values: whatever they are, they count zero.
+    # Slots after the end of a sequence hold another one's old values, which must count zero.
     beyond = places >= positions[:, -1:] + 1
     values.view(batch, kv_heads, total, width).masked_fill_(beyond[:, None, :, None], 0.0)
 
@@ -207,7 +208,7 @@ def _attend(
     at = torch.cat([at, at[:, -1:].expand(-1, padding)], 1).unsqueeze(-1)
     hidden = places > at
     if view.window is not None:
-        # A chunk begins nowhere before a window of its length would.
+        # A chunk never begins before a window of its length would.
         first_seen = at // view.window * view.window if chunked else at - view.window + 1
         hidden |= places < first_seen
 
@@ -227,7 +228,7 @@ def _attend(
         norm = norm + sums[..., tile]
         result += torch.bmm(scores[..., span], values[:, span])
     if sinks is not None:
-        # [G, M · H / G], as the rows lie; a sink takes a share of the weights and gives nothing.
+        # [G, M · H / G], as the rows lie; a sink takes a share of the weights and adds no value.
         own = sinks.float().view(kv_heads, 1, shared).expand(-1, count, -1).flatten(1)
         own = torch.nn.functional.pad(own, (0, padding)).repeat(batch, 1)
         norm = norm + torch.exp(own - highest.squeeze(-1))

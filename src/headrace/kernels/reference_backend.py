@@ -1,4 +1,4 @@
-"""The reference as a backend: the last to be asked, and it says yes."""
+"""The reference as a backend, asked last."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from .backend import Question
 from .program import Provider
 
 ELEMENTWISE = ("embed", "add", "gated", "select", "activate", "part")
-"""Kinds that sum over nothing."""
+"""Kinds that sum over nothing, so that their rows are invariant on every device."""
 
 
 class ReferenceBackend:
-    """Supports everything, everywhere that torch runs; row invariance only on the CPU."""
+    """Backend for every kind of node, everywhere that torch runs. It refuses row invariance outside
+    the CPU, and to quantise weights."""
 
     name = "ref"
 
@@ -23,12 +24,12 @@ class ReferenceBackend:
         return None
 
     def decisions(self) -> list[Decision]:
-        """What it costs that it serves something."""
+        """Return the price of its serving something."""
         cost = "call by call, with weights in 2 or 4 bytes: slower by far than any kernels"
         return [Decision("reference", "PyTorch", cost)]
 
     def build(self, question: Question) -> Provider:
-        # Deferred: importing torch is for those who use it.
+        # Local: only users of the reference import torch.
         import torch
 
         from .reference import ReferenceOperators

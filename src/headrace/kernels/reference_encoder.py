@@ -1,4 +1,4 @@
-"""Reference of the encoders' attention: each entry sees itself, whole, to both sides.
+"""Reference of the encoders' attention: bidirectional, within each entry.
 
 Row invariance: an entry's products have the shapes that its own length gives, padded to a multiple
 of `TILE`. Entries of one padded length go together, so that many short inputs are few products,
@@ -20,7 +20,7 @@ SCORES = 1 << 22
 def encoder_attention(
     qkv: torch.Tensor, heads: int, bounds: Sequence[int], scale: float
 ) -> torch.Tensor:
-    """Bidirectional `Operators.attend`; entry b owns rows bounds[b] : bounds[b + 1]."""
+    """Compute bidirectional `Operators.attend`; entry b owns rows bounds[b] : bounds[b + 1]."""
     width = qkv.shape[1] // (3 * heads)
     out = qkv.new_empty(len(qkv), heads * width)
     for padded, entries in _by_length(bounds).items():
@@ -31,7 +31,7 @@ def encoder_attention(
 
 
 def _by_length(bounds: Sequence[int]) -> dict[int, list[int]]:
-    """Padded length → entries of it."""
+    """Group the entries by padded length."""
     groups: dict[int, list[int]] = {}
     for entry in range(len(bounds) - 1):
         length = bounds[entry + 1] - bounds[entry]

@@ -1,4 +1,4 @@
-"""The reference's product: of so many rows that the order of its sums is always the same."""
+"""Product of the reference, padded to rows at which its sums always have one order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ sum_in_one_order()
 
 
 def product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """x [N, K] · matrixᵀ, matrix [M, K] → [N, M]: what a row gives does not depend on N."""
+    """Compute x [N, K] · matrixᵀ, matrix [M, K] → [N, M]; a row's result does not depend on N."""
     if len(matrix) == 1:
         # With one output torch takes its product of a vector, whose sums depend on N.
         return product(x, matrix.expand(2, -1))[:, :1]

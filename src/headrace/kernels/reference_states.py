@@ -20,25 +20,25 @@ from .operators import STATE_COLUMNS, StateLayer, StepBatch
 
 
 class Stay(NamedTuple):
-    """What a step finds of one sequence, and what it leaves."""
+    """One sequence in a step: its tokens, its state, and the checkpoints to make."""
 
     first: int
     """Its first token in the step."""
     tokens: int
     start: int
-    """Tokens before these."""
+    """Preceding tokens."""
     block: int
-    """Where its state lies."""
+    """Block of its state."""
     settled: int
     """Tokens that are in the state."""
     certain: int
-    """Tokens of the step that are no drafts."""
+    """Tokens of the step that are not drafts."""
     keeps: list[tuple[int, int]]
-    """(tokens, block): checkpoints to make behind so many."""
+    """(tokens, block): checkpoints to make after that many tokens of the sequence."""
 
 
 def entries(batch: StepBatch, group: int) -> Iterator[Stay]:
-    """The sequences of a step, of a model with states."""
+    """Yield the sequences of a step, for a model with states."""
     bounds = batch.query_starts.tolist()
     blocks = batch.groups[group].tables[:, 0].tolist()
     lengths = batch.lengths.tolist()
@@ -84,7 +84,7 @@ def short_conv(
         out[entry.first : entry.first + entry.tokens] = total
         ends = [*entry.keeps, (entry.start + entry.tokens, entry.block)]
         for at, block in ends:
-            # A draft that is refused was written over nothing that is needed once more.
+            # A refused draft overwrote nothing that is needed again.
             kept = before if block != entry.block else ring.shape[1]
             first = max(0, at - kept, entry.start - before)
             places = torch.arange(first, at)
@@ -132,7 +132,7 @@ def recur(
 
 
 class _DeltaRule:
-    """`DeltaSpec`, of the tokens of a step."""
+    """`DeltaSpec` over the tokens of a step."""
 
     def __init__(
         self, spec: DeltaSpec, given: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
@@ -154,11 +154,11 @@ class _DeltaRule:
         self._into = torch.cat([k, v, g, beta], -1)
 
     def into(self, token: int) -> torch.Tensor:
-        """[H, K + V + 2]: all that a state learns of a token."""
+        """Return [H, K + V + 2]: a token's whole input to the state."""
         return self._into[token]
 
     def advance(self, state: torch.Tensor, into: torch.Tensor, keys: int) -> torch.Tensor:
-        """The state [H, K, V] behind a token."""
+        """Return the state [H, K, V] after a token."""
         k, v = into[:, :keys].unsqueeze(-1), into[:, keys:-2]
         g, beta = into[:, -2].view(-1, 1, 1), into[:, -1:]
         state = state * g
@@ -169,14 +169,14 @@ class _DeltaRule:
         return found
 
     def end(self, out: torch.Tensor) -> torch.Tensor:
-        """The norm over each head and the gate [N, H · V]."""
+        """Apply the norm over each head, and the gate [N, H · V]."""
         normed = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + self._spec.eps)
         found: torch.Tensor = (normed * self._gain).flatten(1) * _silu(self._z)
         return found
 
 
 class _StateSpace:
-    """`SsmSpec`, of the tokens of a step."""
+    """`SsmSpec` over the tokens of a step."""
 
     def __init__(
         self, spec: SsmSpec, given: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
@@ -194,11 +194,11 @@ class _StateSpace:
         self._into = torch.cat([b, self._x * dt.unsqueeze(-1), g, torch.zeros_like(g)], -1)
 
     def into(self, token: int) -> torch.Tensor:
-        """[H, K + V + 2], the last of which is not used."""
+        """Return [H, K + V + 2]; the last number is not used."""
         return self._into[token]
 
     def advance(self, state: torch.Tensor, into: torch.Tensor, keys: int) -> torch.Tensor:
-        """The state [H, K, V] behind a token."""
+        """Return the state [H, K, V] after a token."""
         b, x = into[:, :keys].unsqueeze(-1), into[:, keys:-2].unsqueeze(1)
         return state * into[:, -2].view(-1, 1, 1) + b * x
 
@@ -207,7 +207,7 @@ class _StateSpace:
         return found + self._x[token] * self._skip.unsqueeze(-1)
 
     def end(self, out: torch.Tensor) -> torch.Tensor:
-        """The gate, and the norm over each part [N, H · V]."""
+        """Apply the gate, and the norm over each part [N, H · V]."""
         gated = out.flatten(1) * _silu(self._z)
         parts = gated.view(len(gated), self._spec.norm_groups, -1)
         parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self._spec.eps)
@@ -216,12 +216,12 @@ class _StateSpace:
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
-    """log(1 + eˣ)."""
+    """Compute log(1 + eˣ)."""
     return functional.softplus(x.contiguous())
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
-    """Each row as long as one."""
+    """Scale each row to length one."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 

@@ -2,7 +2,7 @@
 
 Su et al. 2021 (RoFormer); "llama3" is the scaling of Llama 3.1, "yarn" Peng et al. 2023. Powers,
 cosines and sines are rounded once, from fp64: those of fp32 libraries are off by more than half a
-unit in the last place, each in other places.
+unit in the last place, each library's in other places.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BLOCK = 1024
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Fp32:
-    """Radians per token of each pair [head_dim / 2], fp32; `head_dim` is how many numbers of a head
-    are rotated. "long" here is yet without its factors."""
+    """Return radians per token of each pair [head_dim / 2], fp32. `head_dim` is the count of a
+    head's rotated numbers. The factors of "long" are not applied yet."""
     dimensions = np.arange(0, head_dim, 2, dtype=np.float32)
     waves = _power(rope.theta, dimensions / np.float32(head_dim))
     plain = np.float32(1) / waves
@@ -39,10 +39,10 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Fp32:
 
 
 def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[Fp32, Fp32]:
-    """cos and sin of every position, [positions, rotated / 2] each, fp32.
+    """Return cos and sin of every position, [positions, rotated / 2] each, fp32.
 
-    Of "long" one table of factors is chosen for all positions, by how many there may be: a key that
-    is written stays as it is, and no answer depends on where a prompt was cut.
+    For "long", one table of factors is chosen for all positions, by their largest number: a written
+    key stays as it is, and no answer depends on where a prompt was cut.
     """
     rotated = rope.rotated(head_dim)
     frequencies = inverse_frequencies(rope, rotated)
@@ -67,14 +67,14 @@ def _power(base: float, exponents: Fp32) -> Fp32:
 
 
 def _llama3(rope: Rope, plain: Fp32) -> Fp32:
-    """Long waves are stretched by `factor`, short ones stay, a ramp in between."""
+    """Stretch long waves by `factor`, keep short ones, and put a ramp in between."""
     # torch computes number / tensor as number · (1 / tensor); done alike for the same bits.
     one = np.float32(1)
     waves = (one / plain) * np.float32(2 * math.pi)
     longest = rope.original_context / rope.low_freq_factor
     shortest = rope.original_context / rope.high_freq_factor
     span = np.float32(rope.high_freq_factor - rope.low_freq_factor)
-    if span == 0:  # As Llama 4 has it: there is no ramp.
+    if span == 0:  # As in Llama 4: there is no ramp.
         return np.where(waves > longest, plain / np.float32(rope.factor), plain)
     turns = (one / waves) * np.float32(rope.original_context)
     share = (turns - np.float32(rope.low_freq_factor)) / span
@@ -85,7 +85,7 @@ def _llama3(rope: Rope, plain: Fp32) -> Fp32:
 
 
 def _yarn(rope: Rope, head_dim: int, waves: Fp32) -> Fp32:
-    """Dimensions that turn often within the original context stay, slow ones are stretched."""
+    """Keep dimensions that turn often within the original context; stretch slow ones."""
 
     def dimension(rotations: float) -> float:
         turns = rope.original_context / (rotations * 2 * math.pi)

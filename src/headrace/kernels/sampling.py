@@ -1,13 +1,13 @@
 """Logits to tokens, vectorised over rows: penalties, filters, the draw, log-probabilities.
 
 Order, as in vLLM: masks (grammar, `min_tokens`), logit bias, penalties (repetition, frequency,
-presence), temperature, min-p, top-k, top-p, draw. Each filter judges what the ones before it
-left: top-p takes its share of the mass that min-p and top-k kept.
+presence), temperature, min-p, top-k, top-p, draw. Each filter judges the result of the preceding
+ones: top-p takes its share of the mass that min-p and top-k kept.
 
-Every filter is a threshold on a row's scaled logits, so equal logits stay or go together and no
-result depends on the order in which a sort happens to leave ties. The draw inverts the cumulative
-distribution in token order at one uniform number per row, which is a hash of seed, choice and
-position: the text of a seeded request is a function of its prompt and parameters alone.
+Every filter is a threshold on a row's scaled logits, so equal logits stay or go together. No result
+depends on a sort's order of ties. The draw inverts the cumulative distribution in token order at
+one uniform number per row, which is a hash of seed, choice and position: the text of a seeded
+request is a function of its prompt and parameters alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def penalise(
     frequency: torch.Tensor,
     presence: torch.Tensor,
 ) -> torch.Tensor:
-    """logits [R, V] of rows whose tokens [R, L] hold `lengths` [R] valid ids → penalised [R, V].
+    """Penalise logits [R, V] of rows whose tokens [R, L] hold `lengths` [R] valid ids.
 
     Repetition (Keskar et al. 2019) divides positive and multiplies negative logits of tokens that
     stand in prompt or output; frequency is subtracted once per appearance in the output, presence
@@ -37,7 +37,7 @@ def penalise(
     """
     rows, vocabulary = logits.shape
     places = torch.arange(tokens.shape[1], device=tokens.device)
-    # What is not to be counted goes to a column behind the vocabulary.
+    # Tokens that are not to be counted go to a column after the vocabulary.
     spare = torch.tensor(vocabulary, device=tokens.device)
     known = torch.where(places < lengths.unsqueeze(1), tokens.long(), spare)
     output = torch.where(places >= prompt_lengths.unsqueeze(1), known, spare)
@@ -47,7 +47,7 @@ def penalise(
     counts = counts.scatter_add_(1, output, torch.ones_like(output, dtype=torch.float32))
     counts = counts[:, :vocabulary]
     factor = torch.where(seen, repetition.unsqueeze(1), 1.0)
-    # In place where it can be: a plan counts `worker.step_memory.SAMPLING_COPIES` of these.
+    # In place if possible: a plan counts `worker.step_memory.SAMPLING_COPIES` of these.
     divided = logits / factor
     found = torch.where(logits > 0, divided, factor.mul_(logits), out=factor)
     found -= torch.mul(counts, frequency.unsqueeze(1), out=divided)
@@ -56,7 +56,7 @@ def penalise(
 
 
 def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
-    """logits [R, V] fp32 → tokens [R] int64, one draw per row."""
+    """Draw one token per row: logits [R, V] fp32 → tokens [R] int64."""
     scaled = logits / parameters.temperature.unsqueeze(1)
     peaks = scaled.amax(-1)
     threshold = peaks + parameters.min_p.log()
@@ -97,7 +97,7 @@ REFERENCE = Drawing(draw, _argmax)
 
 
 def _candidates(parameters: DrawParameters, vocabulary: int) -> int:
-    """How many of the largest logits the filters need; 0: none of them is on."""
+    """Return the number of largest logits that the filters need; 0: no filter is on."""
     width = 0 if parameters.top_k is None else int(parameters.top_k.max())
     if parameters.top_p is not None and bool((parameters.top_p < 1).any()):
         width = max(width, CANDIDATES)
@@ -119,7 +119,7 @@ def _top_p_threshold(
 ) -> torch.Tensor:
     """Raise thresholds to the last token of the nucleus (Holtzman et al. 2019).
 
-    A token is in it if the mass of the more likely ones is below top_p of what is kept.
+    A token is in it if the mass of the more likely ones is below top_p of the kept mass.
     """
     active = (parameters.top_p < 1).nonzero().squeeze(1)
     if not len(active):
@@ -146,14 +146,14 @@ def _top_p_threshold(
 def _nucleus_end(
     ordered: torch.Tensor, cumulative: torch.Tensor, target: torch.Tensor, kept: torch.Tensor
 ) -> torch.Tensor:
-    """Value of the first token with which the cumulated mass reaches the target."""
+    """Return the value of the first token with which the cumulated mass reaches the target."""
     last = (cumulative < target.unsqueeze(1)).sum(-1, keepdim=True)
     last = last.clamp_max(ordered.shape[1] - 1)
     return torch.maximum(ordered.gather(1, last), kept).squeeze(1)
 
 
 def _masses(scaled: torch.Tensor, peak: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """Unnormalised probabilities in fp64; zero below the threshold."""
+    """Return unnormalised probabilities in fp64; zero below the threshold."""
     return (scaled - peak).exp_().masked_fill_(scaled < threshold, 0.0).double()
 
 
@@ -170,25 +170,26 @@ def _draw_candidates(
     threshold: torch.Tensor,
     uniform: torch.Tensor,
 ) -> torch.Tensor:
-    """`_draw_all` without the zeros: the same masses in the same order."""
+    """Draw as `_draw_all` does, without the zeros: the same masses in the same order."""
     ids, order = ids.sort(-1)
     masses = _masses(values.gather(1, order), peaks.unsqueeze(1), threshold.unsqueeze(1))
     return ids.gather(1, _invert(masses, uniform).unsqueeze(1)).squeeze(1)
 
 
 def _invert(masses: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Place [R] at which the cumulated masses [R, V] pass `uniform` of their sum."""
+    """Return the place [R] at which the cumulated masses [R, V] pass `uniform` of their sum."""
     cumulative = masses.cumsum(-1)
     total = cumulative[:, -1:].contiguous()
     found = torch.searchsorted(cumulative, uniform.unsqueeze(1) * total, right=True)
-    # The product may round up to the sum: then it is the last place that has any mass. Where a
-    # sequence's logits are not numbers there is none: it gets some token, the others their own.
+    # The product may round up to the sum: then it is the last place that has any mass. A row whose
+    # logits are not numbers has no such place: it gets some token, and the others their own.
     last = torch.searchsorted(cumulative, total).clamp_max(masses.shape[1] - 1)
     return torch.minimum(found, last).squeeze(1)
 
 
 def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> LogprobColumns:
-    """Log-probabilities of `tokens` [R] and of the `top` most likely, by raw logits [R, V]."""
+    """Return log-probabilities of `tokens` [R] and of the `top` most likely, by raw logits [R,
+    V]."""
     norm = torch.logsumexp(logits, -1, keepdim=True)
     own = logits.gather(1, tokens.unsqueeze(1))
     ranks = (logits > own).sum(-1) + 1
@@ -199,7 +200,8 @@ def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> L
 
 
 def _most_likely(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """values, ids [R, top], as `LogprobColumns` orders them: `topk` leaves that of ties open."""
+    """Return values, ids [R, top], ordered as in `LogprobColumns`; `topk` leaves the order of ties
+    open."""
     values, ids = logits.topk(top)
     if top == 0:
         return values, ids

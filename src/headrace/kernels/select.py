@@ -1,8 +1,8 @@
-"""Which backend serves which node: asked, not configured, and every answer has its reason.
+"""Choice of the backend for each kind of node: asked, not configured, each with its reason.
 
 A backend answers one question per kind of the model's graph, `supports`; `choose` composes one
 `Operators` object from the first backend that says yes, in the order of the list it is given, and
-records a `Decision` for each. The reference comes last and supports everything.
+records a `Decision` for each. The reference comes last and serves every kind.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from .triton.backend import TritonBackend
 from .weights import Weight
 
 DENSE = frozenset({"float32", "float16", "bfloat16"})
-"""Kinds of weights that `quantise` makes smaller."""
+"""Kinds of weights that `quantise` narrows."""
 
 
 class ComposedOperators:
-    """One `Operators` face over several backends: each call goes straight to its provider."""
+    """One `Operators` object over several backends: each call goes straight to its provider."""
 
     def __init__(self, providers: Mapping[str, Provider]) -> None:
-        """`providers`: by kind of node; what nobody was asked for is never called."""
+        """`providers`: by kind of node; operators of other kinds are never called."""
         self.providers = providers
         distinct = list({id(provider): provider for provider in providers.values()}.values())
         self.name = "+".join(sorted(provider.name for provider in distinct))
         self.host = all(provider.host for provider in distinct)
         self._single = distinct[0] if len(distinct) == 1 else None
-        """Makes steps into programs, where it serves all of them."""
+        """The one provider, if it serves all nodes: it compiles steps into programs."""
         self.team = getattr(self._single, "team", None)
 
         def of(kind: str) -> Provider:
@@ -63,7 +63,7 @@ class ComposedOperators:
 
     @property
     def told(self) -> list[Decision]:
-        """What loading the weights has shown."""
+        """Decisions that loading the weights has shown."""
         return list(getattr(self._single, "told", ()))
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
@@ -78,9 +78,9 @@ def choose(
 ) -> tuple[Provider, list[Decision]]:
     """Compose the operators that answer `question`.
 
-    `wish` is "auto", or the name of the backend that shall serve ("ref", "cpu", "triton" …):
-    what that one cannot do falls to the reference, with the reason; a wish for a backend that can
-    serve nothing is refused with `OptionError`.
+    `wish` is "auto", or the name of the backend that shall serve ("ref", "cpu", "triton" …). Kinds
+    that it cannot serve fall to the reference, with the reason. Raises `OptionError` if it can
+    serve nothing.
     """
     candidates = list(known_backends() if backends is None else backends)
     if wish != "auto":
@@ -126,11 +126,13 @@ def choose(
 
 
 def known_backends() -> list[Backend]:
-    """The backends of this installation, best first; each loads its library when it is built."""
+    """Return the backends of this installation, best first; each loads its library when it is
+    built."""
     return [factory() for factory in _FACTORIES]
 
 
 _FACTORIES: list[Callable[[], Backend]] = [CpuBackend, TritonBackend, ReferenceBackend]
 """A new backend is a line here, before the reference."""
 _BY_NAME: list[Callable[[], Backend]] = [PairsBackend, AmxBackend, RoundedBackend]
-"""Backends with bits of their own: they serve who names them, and nobody else is told of them."""
+"""Backends whose results have bits of their own. They serve only when named, and are mentioned only
+then."""

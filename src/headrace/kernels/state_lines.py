@@ -10,7 +10,7 @@ from .arrays import tensor
 from .operators import STATE_COLUMNS, StepBatch
 
 NOWHERE = 1 << 30
-"""Certain tokens of an entry that is none: it walks nowhere and leaves nothing."""
+"""Certain tokens of a padding entry: it walks nowhere and leaves nothing."""
 
 
 class StateLines:
@@ -22,11 +22,11 @@ class StateLines:
         self._idle[:, 1] = NOWHERE
 
     def view(self, entries: int) -> torch.Tensor:
-        """What a graph of so many entries reads."""
+        """Return the lines that a graph of this many entries reads."""
         return self._lines[:entries]
 
     def copies(self, batch: StepBatch, entries: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(part of the buffer, what is copied there) of a step, padding behind it."""
+        """Yield (part of the buffer, its new content) for a step, then for padding."""
         count = len(batch.lengths)
         if count:
             yield self._lines[:count], device_lines(batch)
@@ -34,8 +34,8 @@ class StateLines:
 
 
 def device_lines(batch: StepBatch) -> torch.Tensor:
-    """`StepBatch.states` where the step's arrays are, copied once; where it has none, all that came
-    before is in the states, nothing is a draft, nor kept."""
+    """Return `StepBatch.states` on the step's device, copied once. If it is None, all preceding
+    tokens are in the states, and there are no drafts and no checkpoints."""
     if batch.state_rows is None and batch.states is not None:
         batch.state_rows = torch.from_numpy(batch.states).to(batch.tokens.device)
     if batch.state_rows is None:

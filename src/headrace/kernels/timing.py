@@ -1,9 +1,9 @@
-"""The time of each operator of a step, for who profiles.
+"""Time of each operator of a step, for profiling.
 
 A step that runs operator by operator (`CallByCall`) is watched: a mark of the device's clock before
-and behind each operator. A GPU's marks are events in its stream, so what is between two of them is
-the kernels' time and, where the host launches more slowly than they run, the wait for the launch:
-an eager step's time, not a replayed graph's. The CPU's library times its own (`cpu.timing`).
+and after each operator. A GPU's marks are events in its stream. So the time between two of them is
+the kernels' time and, if the host launches more slowly than they run, the wait for the launch: an
+eager step's time, not a replayed graph's. The CPU's library times its own (`cpu.timing`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Timed(NamedTuple):
     shape: tuple[int, int] | None
     """(out, in) of a product."""
     decodes: bool
-    """Did every entry of the step compute one token?"""
+    """Whether every entry of the step computed one token."""
     seconds: float
 
 
@@ -30,16 +30,16 @@ class Clock(Protocol):
     """A device's clock."""
 
     def mark(self) -> Any:
-        """Now, or when the device comes to it."""
+        """Mark the current time, or the time when the device comes to it."""
         ...
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Between two marks; waits until the device has come to the last one."""
+        """Return the time between two marks; wait until the device has come to the last one."""
         ...
 
 
 class HostClock:
-    """For operators that are done when their call returns."""
+    """Clock for operators that are done when their call returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -52,7 +52,7 @@ class DeviceClock:
     """Events in the current stream of a CUDA device."""
 
     def mark(self) -> Any:
-        import torch  # Local: whoever profiles the CPU's kernels needs none.
+        import torch  # Local: profiling the CPU's kernels needs no torch.
 
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
@@ -64,7 +64,7 @@ class DeviceClock:
 
 
 class OperatorTimes:
-    """What ran while steps were watched."""
+    """Operators that ran while steps were watched."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -72,11 +72,11 @@ class OperatorTimes:
         self._marked: list[tuple[Timed, Any, Any]] = []
 
     def begin(self, *, decodes: bool) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._decodes = decodes
 
     def run(self, name: str, shape: tuple[int, int] | None, operator: Callable[[], T]) -> T:
-        """What the operator gives."""
+        """Run the operator, mark its time, and return its result."""
         first = self._clock.mark()
         found = operator()
         one = Timed(name, shape, self._decodes, 0.0)
@@ -84,11 +84,11 @@ class OperatorTimes:
         return found
 
     def timed(self) -> list[Timed]:
-        """All operators so far, in their order. Waits for the device."""
+        """Return all operators so far, in their order. Waits for the device."""
         seconds = self._clock.seconds
         return [one._replace(seconds=seconds(first, last)) for one, first, last in self._marked]
 
 
 def operator_times(device: str) -> OperatorTimes:
-    """By the clock of "cpu" or "cuda"."""
+    """Make a record by the clock of "cpu" or "cuda"."""
     return OperatorTimes(DeviceClock() if device == "cuda" else HostClock())

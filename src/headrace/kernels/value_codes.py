@@ -1,10 +1,9 @@
-"""Values of a KV cache in four bits: the reference of what csrc/value_codes.h computes.
+"""Values of a KV cache in four bits: the reference of csrc/value_codes.h.
 
-A head is rotated by the Hadamard matrix of as many numbers as the largest power of two that divides
-it (QuaRot, Ashkboos et al. 2024), which spreads what a few large numbers would take from the rest.
-What comes of it is close to normally distributed, so each number becomes the nearest of Lloyd's and
-Max's sixteen levels for the normal distribution. Number j is in the low half of byte j, number
-j + E / 2 in its high half.
+A head is rotated by the Hadamard matrix of the size of the largest power of two that divides it
+(QuaRot, Ashkboos et al. 2024), which spreads a few large numbers over the rest. The result is close
+to normally distributed, so each number becomes the nearest of Lloyd's and Max's sixteen levels for
+the normal distribution. Number j is in the low half of byte j, number j + E / 2 in its high half.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ DEVIATION = 46.5
 
 
 def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values [..., E] → codes uint8 [..., E / 2] and what a level counts, bf16 [...]."""
+    """Encode values [..., E] as codes uint8 [..., E / 2] and the scale of their levels, bf16
+    [...]."""
     turned = hadamard(values.float())
     magnitudes = torch.tensor(MAGNITUDES, device=values.device)
     limits = (magnitudes[1:] + magnitudes[:-1]) / 2
@@ -25,21 +25,21 @@ def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     place = (turned.abs().unsqueeze(-1) > unit.unsqueeze(-1) * limits).sum(-1)
     levels = torch.where(turned < 0, -magnitudes[place], magnitudes[place])
     codes = torch.where(turned < 0, 7 - place, 8 + place)
-    # The scale at which the levels come nearest, and what turning back multiplies by.
+    # The scale at which the levels come nearest, divided by the factor of rotating back.
     scale = (turned * levels).sum(-1) / (levels.square().sum(-1) * _at_once(values.shape[-1]))
     low, high = codes.chunk(2, -1)
     return (low | high << 4).to(torch.uint8), scale.to(torch.bfloat16)
 
 
 def decode(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """What `encode` was given, as far as codes and scale say it: fp32 [..., E]."""
+    """Return the values that `encode` was given, as far as codes and scale say: fp32 [..., E]."""
     places = torch.cat([codes & 15, codes >> 4], -1).long()
     levels = torch.tensor([-x for x in MAGNITUDES[::-1]] + list(MAGNITUDES), device=codes.device)
     return hadamard(levels[places] * scale.unsqueeze(-1))
 
 
 def hadamard(x: torch.Tensor) -> torch.Tensor:
-    """x [..., E] times the matrix of ones and minus ones, in blocks."""
+    """Multiply x [..., E] by the matrix of ones and minus ones, in blocks."""
     width, half = x.shape[-1], 1
     while half < _at_once(width):
         pairs = x.reshape(*x.shape[:-1], -1, 2, half)

@@ -69,7 +69,7 @@ class PackedWeight:
     shape: tuple[int, int]
     layout: str = "rows"
     order: Array | None = None
-    """int32 [in]: which input each column of the codes is of; None: all as they lie."""
+    """int32 [in]: input of each column of the codes; None: they are in order."""
     name: str = ""
     """Name of the weight in the model; empty for one that was computed."""
 
@@ -107,7 +107,7 @@ class Fp8Weight:
 
     @property
     def blocked(self) -> bool:
-        """One scale per block of 128 x 128?"""
+        """Whether there is one scale per block of 128 x 128."""
         out, width = self.shape
         if self.scales.shape in ((1, 1), (out, 1)):
             return False
@@ -115,13 +115,13 @@ class Fp8Weight:
         return True
 
     def per_row(self) -> Fp8Weight:
-        """A scale per tensor repeated for every row; others as they are."""
+        """Repeat a scale per tensor for every row; other scales stay as they are."""
         if self.scales.shape != (1, 1):
             return self
         return Fp8Weight(self.data, self.scales.expand(self.shape[0], 1).contiguous())
 
     def values(self) -> torch.Tensor:
-        """[out, in] fp32."""
+        """Return the values, [out, in] fp32."""
         scales = self.scales
         if self.blocked:
             out, width = self.shape
@@ -132,15 +132,15 @@ class Fp8Weight:
 
 @dataclass(slots=True)
 class LateWeight:
-    """A matrix of a checkpoint that is read when its numbers are needed: where its panels are kept
-    they are not."""
+    """Matrix of a checkpoint that is read when its numbers are needed: not if its panels are
+    kept."""
 
     name: str
     shape: tuple[int, int]
     order: Array | None
     """int32 [in], see `PackedWeight.order`."""
     read: Callable[[], PackedWeight | Fp8Weight | BlockWeight]
-    """Raises `ModelFileError`."""
+    """Reader of the matrix. Raises `ModelFileError`."""
     nbytes = 0
 
 
@@ -157,9 +157,9 @@ class PanelWeight:
     """uint8, aligned to 64 bytes."""
     shape: tuple[int, int]
     order: npt.NDArray[np.int32] | None = None
-    """[in]: which input is multiplied with each of its columns; None: as they lie."""
+    """[in]: input that each of its columns is multiplied with; None: in order."""
     low: npt.NDArray[np.uint8] | None = None
-    """The plane of low bits of a rank's rows; None: it lies behind the other one in `data`."""
+    """Plane of low bits of a rank's rows; None: it follows the other one in `data`."""
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Owns: what models are described with: attention, feed-forward, norms, embedding, head.
+"""Owns: the blocks of models: attention, feed-forward, norms, embedding, head.
 Takes → gives: an architecture, values and names of weights → nodes of a step graph.
 Does not know: weights, arrays, backends, whole models.
 Invariant: pure description on `base` alone.

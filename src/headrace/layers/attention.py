@@ -8,9 +8,10 @@ from .description import Description, matrix, vector
 
 
 def attention(to: Description, layer: int, x: Value, at: str, beside: Value | None = None) -> Value:
-    """Grouped-query attention (Ainslie et al. 2023) with rotary positions: `{at}.{q,k,v,o}_proj`,
-    with biases and norms on the heads where the architecture has them. `beside` x stands another
-    value (EAGLE-3), by which the matrices `{at}.{q,k,v}_proj.tokens` multiply."""
+    """Describe grouped-query attention (Ainslie et al. 2023) with rotary positions:
+    `{at}.{q,k,v,o}_proj`, with biases and norms on the heads if the architecture has them.
+    `beside`: a second input (EAGLE-3), by which the matrices `{at}.{q,k,v}_proj.tokens` multiply.
+    """
     arch = to.arch
     window = arch.window(layer)
     local = arch.local_rope if window is not None else None
@@ -53,7 +54,8 @@ def attention(to: Description, layer: int, x: Value, at: str, beside: Value | No
 
 
 def _chunked(spec: AttentionSpec, chunks: Chunks) -> AttentionSpec:
-    """What Llama 4 has: chunks where there are positions, growing queries where there are none."""
+    """Set Llama 4's attention: chunks in layers with positions, growing queries in those
+    without."""
     if spec.rope is None:
         grown = (chunks.growth, chunks.every) if chunks.growth else None
         return spec._replace(growth=grown)
@@ -61,11 +63,11 @@ def _chunked(spec: AttentionSpec, chunks: Chunks) -> AttentionSpec:
 
 
 def latent_attention(to: Description, layer: int, x: Value, at: str, mla: Mla) -> Value:
-    """Multi-head latent attention (DeepSeek-V2, section 2.1): queries, perhaps by way of a latent
-    of their own; one latent and one rotated key part per token, which is all that is cached.
+    """Describe multi-head latent attention (DeepSeek-V2, section 2.1). Queries may come from a
+    latent of their own. One latent and one rotated key part per token are all that is cached.
 
-    What unpacks a head's keys and values is two matrices: `k_b_proj` [rank, plain part of q and k],
-    by which q becomes what it is worth against a latent, and `v_b_proj` [values, rank].
+    Two matrices unpack a head's keys and values. `k_b_proj` [rank, plain part of q and k] brings q
+    into the latent space; the other one is `v_b_proj` [values, rank].
     """
     arch = to.arch
     spec = LatentSpec(

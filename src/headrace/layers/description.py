@@ -1,4 +1,4 @@
-"""A step graph in the making: each call adds a node and gives the value that it makes."""
+"""A step graph in the making: each call adds a node and returns its value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..base.graph import (
 
 
 class Description:
-    """Handed down while a model describes itself, then dropped.
+    """Builder of a graph, handed down while a model describes itself, then dropped.
 
     Names of weights are Hugging Face's, without `.weight` and `.bias`.
     """
@@ -45,13 +45,13 @@ class Description:
         spec: object = None,
         dtype: Dtype = "act",
     ) -> Value:
-        """A node with one result."""
+        """Add a node with one result."""
         out = Value(TOKENS, width, dtype)
         self._nodes.append(Node(kind, tuple(reads), (out,), tuple(weights), spec))
         return out
 
     def nodes(self, node: Node) -> tuple[Value, ...]:
-        """A node with several."""
+        """Add a node with several results."""
         self._nodes.append(node)
         return node.out
 
@@ -61,12 +61,12 @@ class Description:
         rows: int,
         spec: EmbedSpec = EmbedSpec(),  # noqa: B008 - frozen
     ) -> Value:
-        """Rows of the table `name` by an index of the step."""
+        """Look up rows of the table `name` by an index of the step."""
         table = matrix([name], [rows], self.arch.hidden, "embed")
         return self.node("embed", (), self.arch.hidden, [table], spec)
 
     def add(self, residual: Value, x: Value) -> Value:
-        """residual + x, by `ModelArch.residual_scale`."""
+        """Add residual + x, by `ModelArch.residual_scale`."""
         scale = self.arch.residual_scale
         spec = None if scale == 1.0 else AddSpec(scale)
         return self.node("add", (residual, x), residual.width, spec=spec)
@@ -80,7 +80,7 @@ class Description:
         role: Role = "linear",
         spec: LinearSpec = LinearSpec(),  # noqa: B008 - frozen
     ) -> Value:
-        """Multiply by the matrices `names` of so many `outputs`, one below the other."""
+        """Multiply by the matrices `names`, with these `outputs`, one below the other."""
         sizes = [outputs] if isinstance(outputs, int) else list(outputs)
         refs = [matrix(names, sizes, x.width, role)]
         if bias:
@@ -89,12 +89,12 @@ class Description:
         return self.node("linear", (x,), sum(sizes), refs, spec, dtype)
 
     def rms_norm(self, x: Value, name: str) -> Value:
-        """Zhang and Sennrich 2019."""
+        """Apply an RMS norm (Zhang and Sennrich 2019)."""
         spec = NormSpec("rms", self.arch.norm_eps, self.arch.norm_offset)
         return self.node("norm", (x,), x.width, [vector([f"{name}.weight"], [x.width])], spec)
 
     def layer_norm(self, x: Value, name: str, *, bias: bool = True) -> Value:
-        """Ba, Kiros and Hinton 2016."""
+        """Apply a layer norm (Ba, Kiros and Hinton 2016)."""
         parts = ("weight", "bias") if bias else ("weight",)
         vectors = [vector([f"{name}.{part}"], [x.width]) for part in parts]
         return self.node("norm", (x,), x.width, vectors, NormSpec("layer", self.arch.norm_eps))
@@ -103,14 +103,14 @@ class Description:
         return self.node("activate", (x,), x.width, spec=activation)
 
     def gated(self, x: Value, activation: ActivationSpec) -> Value:
-        """act(first half of the columns) · second half."""
+        """Compute act(first half of the columns) · second half."""
         return self.node("gated", (x,), x.width // 2, spec=activation)
 
     def part(self, x: Value, first: int, width: int) -> Value:
         return self.node("part", (x,), width, spec=PartSpec(first))
 
     def parts(self, x: Value, widths: Sequence[int]) -> list[Value]:
-        """The columns of x, in parts of these widths."""
+        """Split the columns of x into parts of these widths."""
         ends = list(accumulate(widths))
         return [self.part(x, end - width, width) for width, end in zip(widths, ends, strict=True)]
 

@@ -10,12 +10,13 @@ HEAD = "lm_head"
 
 
 def embedding(to: Description) -> Value:
-    """→ [N, D]."""
+    """Look up the tokens → [N, D]."""
     return to.embed(TABLE, to.arch.vocab_size, EmbedSpec(scale=to.arch.embedding_scale))
 
 
 def head(to: Description, x: Value) -> Value:
-    """→ fp32 [N, V]; one matrix with the embedding where they are tied (Press and Wolf 2017)."""
+    """Apply the head → fp32 [N, V]; it is the embedding's matrix if both are tied (Press and Wolf
+    2017)."""
     arch = to.arch
     name = TABLE if arch.tied_embedding else HEAD
     spec = LinearSpec(arch.caps.logits, arch.logits_scale)

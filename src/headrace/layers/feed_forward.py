@@ -10,7 +10,7 @@ from .description import Description, matrix, vector
 
 
 def feed_forward(to: Description, layer: int, x: Value, at: str) -> Value:
-    """Dense; or a mixture, in the layers where the architecture has one."""
+    """Describe a dense feed-forward, or a mixture in layers where the architecture has one."""
     moe = to.arch.moe
     if moe is None or not moe.mixes(layer):
         return gated_linear(to, x, at, to.arch.intermediate)
@@ -18,7 +18,7 @@ def feed_forward(to: Description, layer: int, x: Value, at: str) -> Value:
 
 
 def gated_linear(to: Description, x: Value, at: str, inner: int) -> Value:
-    """`{at}.{gate,up,down}_proj`, or `gate_up_proj` in one."""
+    """Describe `{at}.{gate,up,down}_proj`, or `gate_up_proj` in one."""
     if "gate_up" in to.arch.fused:
         both = to.linear(x, f"{at}.gate_up_proj", outputs=2 * inner)
     else:
@@ -28,11 +28,11 @@ def gated_linear(to: Description, x: Value, at: str, inner: int) -> Value:
 
 
 def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
-    """`{at}.gate` routes each row to `active` of `{at}.experts.N.{gate,up,down}_proj`; shared ones
-    (`{at}.shared_experts`) see every row.
+    """Route each row by `{at}.gate` to `active` of `{at}.experts.N.{gate,up,down}_proj`; shared
+    ones (`{at}.shared_experts`) see every row.
 
-    A shared expert with a gate is a mixture of one, which every row goes to, by the share that
-    `{at}.shared_expert_gate` says.
+    A shared expert with a gate is a mixture of one: every row goes to it, with the routing weight
+    of `{at}.shared_expert_gate`.
     """
     logits = to.linear(x, f"{at}.gate", outputs=moe.experts, bias=moe.clamped)
     route = RouteSpec(
@@ -72,9 +72,9 @@ def experts(
     clamped: bool = False,
     inside: bool = False,
 ) -> Value:
-    """`{at}.{gate,up,down}_proj` of each of the experts that `logits` [N, experts] are of.
-    `vectors`: bias of the choice, gains of the shares; `clamped` experts have biases and a gate of
-    their own; `inside`: shares multiply what they read."""
+    """Describe the experts `{at}.{gate,up,down}_proj` with router `logits` [N, experts]. `vectors`:
+    bias of the choice, gains of the routing weights; `clamped` experts have biases and a gate of
+    their own; `inside`: routing weights multiply the experts' inputs."""
     count, hidden = logits.width, to.arch.hidden
     chosen, shares = to.nodes(
         Node(

@@ -1,4 +1,4 @@
-"""What a layer makes of a sequence's rows together, whichever way its family has for that."""
+"""Mixing of a sequence's rows in a layer, in the way of its family."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ _STATES = {
     "delta": (gated_delta_net, "linear_attn"),
     "ssm": (state_space, "mamba"),
 }
-"""What goes on from a state, and what its tensors are called."""
+"""Description of each kind of layer with a state, and the name of its tensors."""
 
 
 def mixing(to: Description, layer: int, x: Value, at: str) -> Value:
-    """`{at}.self_attn`, by latents where the architecture has them; or a state's."""
+    """Describe `{at}.self_attn`, over latents if the architecture has them, or a layer with a
+    state."""
     of, mla = to.arch.recurrence, to.arch.mla
     if of is not None and layer in of.layers:
         make, name = _STATES[of.kind]

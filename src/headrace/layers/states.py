@@ -8,7 +8,8 @@ from .description import Description, vector
 
 
 def short_convolution(to: Description, layer: int, x: Value, at: str) -> Value:
-    """LFM2 (Liquid AI 2025): c · conv(b · x) between two products, `{at}.{in,out}_proj`."""
+    """Describe LFM2's convolution (Liquid AI 2025): c · conv(b · x) between two products,
+    `{at}.{in,out}_proj`."""
     arch = to.arch
     assert arch.recurrence is not None
     bias, width = arch.recurrence.bias, arch.hidden
@@ -19,8 +20,8 @@ def short_convolution(to: Description, layer: int, x: Value, at: str) -> Value:
 
 
 def gated_delta_net(to: Description, layer: int, x: Value, at: str) -> Value:
-    """Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024): `{at}.in_proj_{qkv,z,b,a}`, a convolution
-    over q, k and v, the delta rule, and `{at}.out_proj`."""
+    """Describe a Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024): `{at}.in_proj_{qkv,z,b,a}`, a
+    convolution over q, k and v, the delta rule, and `{at}.out_proj`."""
     arch, of = to.arch, to.arch.recurrence
     assert of is not None
     sizes = of.key_heads, of.value_heads, of.key_size, of.value_size
@@ -39,8 +40,8 @@ def gated_delta_net(to: Description, layer: int, x: Value, at: str) -> Value:
 
 
 def state_space(to: Description, layer: int, x: Value, at: str) -> Value:
-    """Mamba 2 (Dao and Gu 2024): `{at}.in_proj` to gate, x, B, C and step, a convolution over x, B
-    and C, the recurrence with its norm, and `{at}.out_proj`."""
+    """Describe Mamba 2 (Dao and Gu 2024): `{at}.in_proj` to gate, x, B, C and step, a convolution
+    over x, B and C, the recurrence with its norm, and `{at}.out_proj`."""
     arch, of = to.arch, to.arch.recurrence
     assert of is not None
     sizes = of.key_heads, of.value_heads, of.key_size, of.value_size

@@ -8,9 +8,9 @@ from ..layers.description import Description
 
 
 def bert(arch: ModelArch) -> Graph:
-    """norm(x + attention(x)), then norm(x + feed_forward(x)); the norms come after.
+    """Describe norm(x + attention(x)), then norm(x + feed_forward(x)); the norms come after.
 
-    The head, where there is one, is described for every row; it is asked for an entry's first.
+    The head, if there is one, is described for every row but asked only for an entry's first.
     """
     encoder = arch.encoder
     assert encoder is not None, "the architecture says nothing of an encoder"

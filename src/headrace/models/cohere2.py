@@ -1,4 +1,4 @@
-"""Command R, R7B and A (Cohere 2024, 2025): attention and feed-forward beside each other."""
+"""Command R, R7B and A (Cohere 2024, 2025): attention and feed-forward in parallel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..layers.feed_forward import feed_forward
 
 
 def cohere2(arch: ModelArch) -> Graph:
-    """x + attention(norm(x)) + feed_forward(norm(x)); layer norms without a bias, of R7B and A full
-    layers without positions."""
+    """Describe x + attention(norm(x)) + feed_forward(norm(x)). Layer norms have no bias; the full
+    layers of R7B and A have no positions."""
     to = Description(arch)
     x = embedding(to)
     for layer in range(arch.layers):

@@ -11,7 +11,7 @@ from ..layers.feed_forward import feed_forward
 
 
 def gemma(arch: ModelArch) -> Graph:
-    """Gemma 2 and 3, text.
+    """Describe Gemma 2 and 3, text.
 
     Embeddings are scaled, norms multiply by 1 + weight, the head is tied; windowed layers alternate
     with full ones, one to one or five to one.
@@ -20,12 +20,12 @@ def gemma(arch: ModelArch) -> Graph:
 
 
 def glm4(arch: ModelArch) -> Graph:
-    """GLM-4: what others call the norm after attention is here the one before the feed-forward."""
+    """Describe GLM-4: `post_attention_layernorm` is here the norm before the feed-forward."""
     return _both_sides(arch, "post_self_attn", "post_attention", "post_mlp")
 
 
 def _both_sides(arch: ModelArch, mixed_norm: str, inner_norm: str, last_norm: str) -> Graph:
-    """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x)))."""
+    """Describe x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x)))."""
     to = Description(arch)
     x = embedding(to)
     for layer in range(arch.layers):

@@ -21,11 +21,11 @@ from ..layers.embedding import embedding, head
 from ..layers.feed_forward import experts, gated_linear
 
 _HALF = math.sqrt(0.5)
-"""Two parts of one variance sum up to one of it."""
+"""Factor by which two parts of one variance sum up to that variance."""
 
 
 def gemma4(arch: ModelArch) -> Graph:
-    """Norms on both sides of each block; behind them each layer adds what it makes of its own
+    """Describe norms on both sides of each block. After them each layer adds a product of its own
     numbers of the token, and multiplies all by a number of its own."""
     to, uneven = Description(arch), arch.uneven
     assert uneven is not None
@@ -59,8 +59,8 @@ def _scaled(to: Description, x: Value, factor: float, *names: str) -> Value:
 
 
 def _own_numbers(to: Description, x: Value, size: int) -> list[Value]:
-    """The numbers of each layer [N, size]: looked up by the token, and a norm of what a product
-    makes of its embedding."""
+    """Return the numbers of each layer [N, size]: a look-up by token, plus the norm of a product of
+    the token's embedding."""
     arch = to.arch
     all_layers = arch.layers * size
     table = matrix(["model.embed_tokens_per_layer"], [arch.vocab_size], all_layers, "embed")
@@ -78,7 +78,8 @@ def _own_numbers(to: Description, x: Value, size: int) -> list[Value]:
 
 
 def _attention(to: Description, layer: int, x: Value, at: str) -> Value:
-    """Heads of q and k have norms with a gain, those of v without; scores are not scaled."""
+    """Describe attention: heads of q and k have norms with a gain, those of v without; scores are
+    not scaled."""
     arch, uneven = to.arch, to.arch.uneven
     assert uneven is not None
     window, source = arch.window(layer), arch.kept_by(layer)
@@ -99,7 +100,8 @@ def _attention(to: Description, layer: int, x: Value, at: str) -> Value:
 
 
 def _mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
-    """Experts beside the dense feed-forward: of a norm of their own, chosen by another one."""
+    """Describe experts in parallel to the dense feed-forward. Their input has a norm of its own,
+    and their router another one."""
     gain = vector([f"{at}.router.scale"], [x.width])
     norm = NormSpec("rms", to.arch.norm_eps)
     routed = to.node("norm", (x,), x.width, [gain], norm)

@@ -1,4 +1,5 @@
-"""Heads that draft, and what they want of the model that they draft for: see `base.arch_head`."""
+"""Draft heads, and the outputs that they want of the model that they draft for: see
+`base.arch_head`."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from ..layers.feed_forward import feed_forward
 from ..layers.mixing import mixing
 
 STATES = "states"
-"""The table whose row n is the hidden state that is given with token n of a step."""
+"""Table whose row n is the hidden state that is given with token n of a step."""
 
 
 def describe_head(wanted: HeadArch, rows: int) -> Graph:
-    """The step graph of a head whose steps have at most so many tokens.
+    """Describe the step graph of a head whose steps have at most `rows` tokens.
 
-    Hidden states are given as a table that is read by "types". Its output `hidden` is what it is
-    given as the state of the next place where the target has not computed that yet.
+    Hidden states are given as a table that is read by "types". Its output `hidden` serves as the
+    state of the next place if the target has not computed that yet.
     """
     to = Description(wanted.arch)
     tokens = embedding(to)
@@ -35,7 +36,7 @@ def describe_head(wanted: HeadArch, rows: int) -> Graph:
 
 
 def _beside(to: Description, name: str, tokens: Value, states: Value, *, bias: bool) -> Value:
-    """name · (tokens beside states), of which the file has one matrix and we have two."""
+    """Apply a linear over concat(tokens, states); the file's one matrix is split in two."""
     width = to.arch.hidden
     first = to.linear(tokens, f"{name}.tokens", outputs=width, bias=bias)
     return to.add(first, to.linear(states, f"{name}.states", outputs=width))
@@ -73,15 +74,16 @@ _KINDS = {"eagle": _eagle, "eagle3": _eagle3, "mtp": _mtp}
 
 
 def _behind(to: Description, x: Value, mixed: Value, at: str) -> Value:
-    """What the layer gives: the residual, attention, and the feed-forward of both."""
+    """Return the layer's result: the residual, attention, and the feed-forward of both."""
     x = to.add(x, mixed)
     normed = to.rms_norm(x, f"{at}.post_attention_layernorm")
     return to.add(x, feed_forward(to, 0, normed, f"{at}.mlp"))
 
 
 def tapped(graph: Graph, layers: tuple[int, ...], name: str) -> Graph:
-    """`graph` with a further output `states` [N, D]: the sum of a product, `name.0`, `name.1` …, of
-    the residual that each of `layers` reads; the number behind the last layer is the last residual.
+    """Return `graph` with a further output `states` [N, D]: the sum of a product, `name.0`,
+    `name.1` …, of the residual that each of `layers` reads. The number after the last layer stands
+    for the last residual.
 
     Raises `UnsupportedModel` for a family whose layers do not begin with a norm of a residual.
     """
@@ -93,7 +95,7 @@ def tapped(graph: Graph, layers: tuple[int, ...], name: str) -> Graph:
         part = Value(TOKENS, residual.width)
         new = [Node("linear", (residual,), (part,), (weight,), LinearSpec())]
         inserted.append((at, new))
-    # They are summed where the last of them stands, whatever order they were named in.
+    # The sum comes after the last of them, whatever order they were named in.
     inserted.sort(key=lambda one: one[0])
     for _, new in inserted:
         part = new[0].out[0]
@@ -111,7 +113,7 @@ def tapped(graph: Graph, layers: tuple[int, ...], name: str) -> Graph:
 
 
 def _residual(graph: Graph, layer: int) -> tuple[int, Value]:
-    """(index of the node behind which it is read, the residual that the layer reads)."""
+    """Return (index at which a reader can be inserted, the residual that the layer reads)."""
     writes = [index for index, node in enumerate(graph.nodes) if node.kind == "write"]
     if layer == len(writes):
         at = graph.maker(graph.outputs["hidden"])

@@ -1,9 +1,9 @@
 """Llama (Touvron et al. 2023): the pre-norm decoder that most families share.
 
-What differs between them is a number in `ModelArch`: biases on q, k and v (Qwen2), norms on the
-heads of q and k (Qwen3), sliding windows (Mistral), a mixture of experts (Mixtral, Qwen3 MoE),
-attention over latents (DeepSeek V2 and V3); and in most layers, in place of attention, short
-convolutions (LFM2), Mamba 2 (Granite 4) or the gated delta rule (Qwen3-Next, Qwen3.5).
+They differ by numbers in `ModelArch`: biases on q, k and v (Qwen2), norms on the heads of q and k
+(Qwen3), sliding windows (Mistral), a mixture of experts (Mixtral, Qwen3 MoE), attention over
+latents (DeepSeek V2 and V3); and in most layers, in place of attention, short convolutions (LFM2),
+Mamba 2 (Granite 4) or the gated delta rule (Qwen3-Next, Qwen3.5).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..layers.mixing import mixing
 
 
 def llama(arch: ModelArch) -> Graph:
-    """x + mixing(norm(x)), then x + feed_forward(norm(x))."""
+    """Describe x + mixing(norm(x)), then x + feed_forward(norm(x))."""
     to = Description(arch)
     x = embedding(to)
     for layer in range(arch.layers):

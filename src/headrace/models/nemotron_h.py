@@ -11,7 +11,8 @@ from ..layers.states import state_space
 
 
 def nemotron_h(arch: ModelArch) -> Graph:
-    """x + mixer(norm(x)); attention has no positions, the feed-forward no gate: relu squared."""
+    """Describe x + mixer(norm(x)); attention has no positions, the feed-forward no gate: relu
+    squared."""
     assert arch.recurrence is not None, "the architecture says nothing of states"
     to = Description(arch)
     x = embedding(to)

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3 (OLMo team 2024, 2025), EXAONE 4 (LG AI Research 2025): norms behind the blocks."""
+"""OLMo 2 and 3 (OLMo team 2024, 2025), EXAONE 4 (LG AI Research 2025): norms after the blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..layers.feed_forward import feed_forward
 
 
 def olmo2(arch: ModelArch) -> Graph:
-    """x + norm(attention(x)), then x + norm(feed_forward(x))."""
+    """Describe x + norm(attention(x)), then x + norm(feed_forward(x))."""
     to = Description(arch)
     x = embedding(to)
     for layer in range(arch.layers):

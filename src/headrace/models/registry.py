@@ -1,4 +1,4 @@
-"""Which families are described."""
+"""Families of models that are described."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "starcoder2": starcoder2,
     **dict.fromkeys(_PRE_NORM.split(), llama),
 }
-"""`ModelArch.family` → what describes it. A family that differs by numbers is a line, one of
+"""Description of each `ModelArch.family`. A family that differs by numbers is a line, one of
 another shape a file and a line."""
 
 
 @lru_cache(maxsize=64)
 def describe(arch: ModelArch) -> Graph:
-    """The step graph of a model, for all rows; needs no file and no device.
+    """Describe the step graph of a model, for all rows; needs no file and no device.
 
-    Raises `UnsupportedModel` for a family that nobody has described.
+    Raises `UnsupportedModel` for a family without a description.
     """
     family = FAMILIES.get(arch.family)
     if family is None:

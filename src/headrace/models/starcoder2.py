@@ -10,8 +10,8 @@ from ..layers.embedding import embedding, head
 
 
 def starcoder2(arch: ModelArch) -> Graph:
-    """x + attention(norm(x)), then x + project(act(expand(norm(x)))); all products have a bias, or
-    none."""
+    """Describe x + attention(norm(x)), then x + project(act(expand(norm(x)))); all products have a
+    bias, or none has."""
     to = Description(arch)
     bias = arch.output_bias
     x = embedding(to)

@@ -1,10 +1,10 @@
-"""Loads the quantised matrices of safetensors checkpoints: `PackedWeight`s of layout "rows", and
-`Fp8Weight`s (`quant.fp8`). Torch-free.
+"""Loader of the quantised matrices of safetensors checkpoints: `PackedWeight`s of layout "rows",
+and `Fp8Weight`s (`quant.fp8`). Torch-free.
 
-A layout knows the tensors that make one matrix, the matrix's shape from theirs, and how to
-decode them. The result is lossless: codes as stored, w = code · scale - zero · scale in fp32,
-exact where scales are fp16 or bf16 (see `quant.ggml`); fp32 scales round each product once. Where
-groups are not of consecutive inputs (GPTQ's activation order) the inputs are put in their order.
+A layout knows the tensors that make one matrix, the matrix's shape from theirs, and how to decode
+them. The result is lossless: codes as stored, w = code · scale - zero · scale in fp32, exact where
+scales are fp16 or bf16 (see `quant.ggml`); fp32 scales round each product once. If groups are not
+of consecutive inputs (GPTQ's activation order), the inputs are sorted by group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .schemes import Scheme
 
 Host = npt.NDArray[Any]
 Tensors = Mapping[str, Host]
-"""By suffix; bf16 as its bits in uint16, as `StoredTensor.read` gives it."""
+"""Arrays by suffix; bf16 as its bits in uint16, as `StoredTensor.read` gives it."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 MAX_GROUP = 128
@@ -31,30 +31,31 @@ MAX_GROUP = 128
 
 
 class Layout(NamedTuple):
-    """How one matrix is stored."""
+    """Storage of one matrix."""
 
     main: str
     """Suffix of the tensor that holds the codes."""
     others: tuple[str, ...]
-    """Suffixes of the tensors that may lie beside it."""
+    """Suffixes of further tensors that may be present."""
     shape: Callable[[Scheme, Shapes], tuple[int, int]]
     """(out, in) of the matrix."""
     decode: Callable[[Scheme, Tensors, tuple[int, int]], tuple[Host, Host]]
-    """→ (codes [out, in] uint8, zeros [out, groups] fp32 in the codes' own count)."""
+    """Decoder to (codes [out, in] uint8, zeros [out, groups] fp32 in the codes' own count)."""
     scales: str
     outputs_last: bool
-    """Are scales stored [groups, out]?"""
+    """Whether scales are stored [groups, out]."""
 
 
 def load(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight | Fp8Weight:
-    """The matrix that `tensors` (by suffix) hold; `ModelFileError` if they do not fit together."""
+    """Load the matrix that `tensors` (by suffix) hold; `ModelFileError` if they do not fit
+    together."""
     if scheme.layout == "fp8":
         return fp8_weight(tensors, scheme.strategy, name)
     return pack(scheme, tensors, name)
 
 
 def pack(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight:
-    """The packed matrix that `tensors` (by suffix) hold; `ModelFileError` if they do not fit."""
+    """Pack the matrix that `tensors` (by suffix) hold; `ModelFileError` if they do not fit."""
     layout = LAYOUTS[scheme.layout]
     out, width = shape_of(scheme, {key: value.shape for key, value in tensors.items()}, name)
     group = scheme.group or width
@@ -102,10 +103,10 @@ def pack(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight:
 
 
 def order_of(scheme: Scheme, tensors: Tensors, width: int, name: str) -> Host | None:
-    """int32 [in]: the inputs group by group, by `g_idx`; None where they lie so. Raises
+    """Return int32 [in]: the inputs group by group, by `g_idx`; None if they are in order. Raises
     `ModelFileError`."""
     stored, group = tensors.get("g_idx", tensors.get("weight_g_idx")), scheme.group or width
-    # compressed-tensors fills it with -1 where it means nothing.
+    # compressed-tensors fills it with -1 if it has no meaning.
     if stored is None or (stored == -1).all():
         return None
     groups = width // group
@@ -122,7 +123,7 @@ def order_of(scheme: Scheme, tensors: Tensors, width: int, name: str) -> Host | 
 
 
 def shape_of(scheme: Scheme, shapes: Shapes, name: str) -> tuple[int, int]:
-    """(out, in) of the matrix, from the shapes of its tensors."""
+    """Return (out, in) of the matrix, from the shapes of its tensors."""
     main = LAYOUTS[scheme.layout].main
     if len(shapes.get(main, ())) != 2:
         raise ModelFileError(f"{name}: {main} must be a matrix")
@@ -130,7 +131,8 @@ def shape_of(scheme: Scheme, shapes: Shapes, name: str) -> tuple[int, int]:
 
 
 def _fields(packed: Host, bits: int, order: tuple[int, ...] | None = None) -> Host:
-    """Fields of int32 words, low bits first, along the last axis: [r, c] → [r, c · 32 / bits].
+    """Extract fields of int32 words, low bits first, along the last axis: [r, c] → [r, c · 32 /
+    bits].
 
     `order[i]` is the place, among the values of its word, of the field at i.
     """
@@ -155,7 +157,7 @@ def _awq_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
 
 
 def _awq(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, Host]:
-    """qweight [in, out / 8], qzeros [groups, out / 8]."""
+    """Decode qweight [in, out / 8], qzeros [groups, out / 8]."""
     zeros = _zeros(t, "qzeros", (shape[1] // (scheme.group or shape[1]), shape[0] // 8))
     codes = _fields(t["qweight"], 4, _AWQ_ORDER).T
     return codes, _fields(zeros, 4, _AWQ_ORDER).T.astype(np.float32)
@@ -167,7 +169,7 @@ def _gptq_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
 
 
 def _gptq(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, Host]:
-    """qweight [in · bits / 32, out], qzeros [groups, out · bits / 32], g_idx [in]."""
+    """Decode qweight [in · bits / 32, out], qzeros [groups, out · bits / 32], g_idx [in]."""
     out, width = shape
     group = scheme.group or width
     zeros = _zeros(t, "qzeros", (width // group, out * scheme.bits // 32))
@@ -181,7 +183,8 @@ def _packed_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
 
 
 def _packed(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, Host]:
-    """weight_packed [out, in · bits / 32]; weight_zero_point [out · bits / 32, groups], if any.
+    """Decode weight_packed [out, in · bits / 32]; weight_zero_point [out · bits / 32, groups], if
+    any.
 
     Codes and zero points are stored with half their range added, so they are unsigned.
     """
@@ -204,7 +207,7 @@ def _plain_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
 
 
 def _int8(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, Host]:
-    """weight [out, in] int8; weight_zero_point [out, groups] int8, if any."""
+    """Decode weight [out, in] int8; weight_zero_point [out, groups] int8, if any."""
     if t["weight"].dtype != np.int8:
         raise ModelFileError(f"weight must be int8, not {t['weight'].dtype}")
     codes = t["weight"].view(np.uint8) ^ np.uint8(0x80)

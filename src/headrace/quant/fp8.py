@@ -1,10 +1,10 @@
-"""Loads the fp8 matrices of safetensors checkpoints into `Fp8Weight`s, as they are stored.
+"""Loader of the fp8 matrices of safetensors checkpoints into `Fp8Weight`s, as they are stored.
 
-w = data · scale, with e4m3 `data`. Three granularities, told apart by the scale's own shape, which
-must be the one that the config promised: one for the tensor, one per output row, one per block of
-128 x 128 (DeepSeek-V3, 2024). The block's scale is called `weight_scale_inv` there; it multiplies
-all the same. Stored scales of activations (`input_scale`) are not read: kernels measure each row.
-Torch-free: bytes stand for the numbers.
+w = data · scale, with e4m3 `data`. Three granularities, distinguished by the scale's own shape,
+which must be the one that the config promised: one for the tensor, one per output row, one per
+block of 128 x 128 (DeepSeek-V3, 2024). The block's scale is called `weight_scale_inv` there; it
+multiplies all the same. Stored scales of activations (`input_scale`) are not read: kernels measure
+each row. Torch-free: bytes stand for the numbers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..kernels.arrays import floats
 from ..kernels.weights import FP8_BLOCK, Fp8Weight
 
 MOST = 2.0**100
-"""A scale is below: with a byte of 448 and 256 times kernels' own it stays finite."""
+"""Bound of a scale: with a byte of 448 and 256 times the kernels' own it stays finite."""
 SCALES = ("weight_scale", "weight_scale_inv")
 
 
 def fp8_weight(tensors: Mapping[str, npt.NDArray[Any]], strategy: str, name: str) -> Fp8Weight:
-    """The matrix that `tensors` (by suffix) hold, scales fp32 [1, 1], [out, 1] or by block.
+    """Return the matrix that `tensors` (by suffix) hold, scales fp32 [1, 1], [out, 1] or by block.
 
     `strategy`: "tensor", "channel" or "block". Raises `ModelFileError`.
     """

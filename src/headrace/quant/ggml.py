@@ -1,10 +1,10 @@
-"""Decodes the block formats of GGUF: codes, scales and offsets of each group of a block.
+"""Decoder of the block formats of GGUF: codes, scales and offsets of each group of a block.
 
 Every format is w = scale · (code - zero) or w = scale · code + offset over groups of 16 or 32
 values; the two-level "K" formats store scales as small integers times one fp16 number per 256
 values. Codes and scales together have at most 24 significant bits, so every product here is exact
-in fp32 and only the last addition of the formats with an offset rounds: the result is the same,
-bit for bit, in whatever order it is computed. Source: the block structures of ggml-quants.
+in fp32. Only the last addition of the formats with an offset rounds: the result is the same, bit
+for bit, in whatever order it is computed. Source: the block structures of ggml-quants.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..kernels.weights import BlockWeight
 from .ggml_types import BY_NAME, QUANTISED
 
 CHUNK_VALUES = 32_000
-"""Values decoded at a time. Below 32,768 torch runs an operator on the calling thread; above, two
-threads meet at a barrier in each of twenty short operators, which costs up to forty times as much
-where other processes want the cores, and gains little where they do not."""
+"""Values decoded at a time. Below 32,768 torch runs an operator on the calling thread. Above, two
+threads meet at a barrier in each of twenty short operators. That costs up to forty times as much if
+other processes want the cores, and gains little if they do not."""
 
 
 class Codes(NamedTuple):
@@ -33,7 +33,7 @@ class Codes(NamedTuple):
     scales: torch.Tensor
     """[n, K / g] fp32."""
     offsets: torch.Tensor | None
-    """[n, K / g] fp32, or None where there is none beyond `zero`."""
+    """[n, K / g] fp32; None: no offset beyond `zero`."""
     zero: int
 
 
@@ -47,7 +47,8 @@ class Format(NamedTuple):
 
 
 def dequantise(weight: BlockWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The weight as a dense tensor [out, in] of `dtype`, rounded once from the exact fp32 value."""
+    """Return the weight as a dense tensor [out, in] of `dtype`, rounded once from the exact fp32
+    value."""
     out = torch.empty(weight.shape, dtype=dtype, device=tensor(weight.data).device)
     rows, columns = weight.shape
     step = max(1, CHUNK_VALUES // columns)
@@ -67,7 +68,8 @@ def dequantise(weight: BlockWeight, dtype: torch.dtype = torch.float32) -> torch
 
 
 def format_of(kind: str) -> Format:
-    """The format of a ggml type name; `UnsupportedModel` where it is not one that is read."""
+    """Return the format of a ggml type name. Raises `UnsupportedModel` for a type that is not
+    read."""
     if kind not in FORMATS:
         raise UnsupportedModel(
             f"GGUF tensor type {kind} is not supported; supported: F32, F16, BF16, "
@@ -77,7 +79,7 @@ def format_of(kind: str) -> Format:
 
 
 def blocks_of(weight: BlockWeight, first: int, last: int) -> torch.Tensor:
-    """Blocks of rows first … last - 1: [blocks, bytes per block] uint8."""
+    """Return the blocks of rows first … last - 1: [blocks, bytes per block] uint8."""
     kind = BY_NAME[weight.kind]
     data = tensor(weight.data)
     assert data.dtype == torch.uint8
@@ -86,12 +88,13 @@ def blocks_of(weight: BlockWeight, first: int, last: int) -> torch.Tensor:
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The fp16 number at byte `at` of each block, as fp32 [n, 1]."""
+    """Return the fp16 number at byte `at` of each block, as fp32 [n, 1]."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).to(torch.float32)
 
 
 def _fields(packed: torch.Tensor, width: int, run: int) -> torch.Tensor:
-    """Fields of `width` bits, low bits first, from runs of `run` bytes: [n, B] → [n, B · 8/width].
+    """Extract fields of `width` bits, low bits first, from runs of `run` bytes: [n, B] → [n, B ·
+    8/width].
 
     Field f of byte j of run r is value (r · 8/width + f) · run + j.
     """
@@ -113,7 +116,7 @@ def _four(blocks: torch.Tensor, at: int) -> torch.Tensor:
 
 
 def _five(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """A fifth bit per value in 4 bytes at `at` (bit i for value i), then four low bits."""
+    """Read a fifth bit per value in 4 bytes at `at` (bit i for value i), then four low bits."""
     bit = torch.arange(8, dtype=torch.uint8, device=blocks.device)
     high = (blocks[:, at : at + 4, None] >> bit) & 1
     return _four(blocks, at + 4) | (high.view(-1, 32) << 4)
@@ -141,13 +144,13 @@ def _q8_0(b: torch.Tensor) -> Codes:
 
 
 def _q2_k(b: torch.Tensor) -> Codes:
-    """16 bytes of 4-bit scale and minimum, 64 of codes, d, dmin."""
+    """Decode 16 bytes of 4-bit scale and minimum, 64 of codes, d, dmin."""
     scales, minima = b[:, :16] & 15, b[:, :16] >> 4
     return Codes(_fields(b[:, 16:80], 2, 32), _half(b, 80) * scales, -_half(b, 82) * minima, 0)
 
 
 def _q3_k(b: torch.Tensor) -> Codes:
-    """32 bytes of third bits, 64 of two low bits, 12 of 6-bit scales, d."""
+    """Decode 32 bytes of third bits, 64 of two low bits, 12 of 6-bit scales, d."""
     low = _fields(b[:, 96:104], 4, 8)
     high = _fields(b[:, 104:108], 2, 4)
     scales = (low | (high << 4)).to(torch.float32) - 32
@@ -158,7 +161,7 @@ def _q3_k(b: torch.Tensor) -> Codes:
 
 
 def _k_scales(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight 6-bit scales and minima [n, 8] from the 12 bytes at 4 (Q4_K, Q5_K)."""
+    """Decode eight 6-bit scales and minima [n, 8] from the 12 bytes at 4 (Q4_K, Q5_K)."""
     d, m, both = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = torch.cat((d & 0x3F, (both & 0x0F) | ((d >> 2) & 0x30)), dim=1)
     minima = torch.cat((m & 0x3F, (both >> 4) | ((m >> 2) & 0x30)), dim=1)
@@ -175,7 +178,7 @@ def _q5_k(b: torch.Tensor) -> Codes:
 
 
 def _q6_k(b: torch.Tensor) -> Codes:
-    """128 bytes of four low bits, 64 of two high bits, 16 int8 scales, d."""
+    """Decode 128 bytes of four low bits, 64 of two high bits, 16 int8 scales, d."""
     low = _fields(b[:, :128], 4, 64)
     high = _fields(b[:, 128:192], 2, 32)
     scales = b[:, 192:208].view(torch.int8).to(torch.float32)
@@ -183,8 +186,8 @@ def _q6_k(b: torch.Tensor) -> Codes:
 
 
 def _mxfp4(b: torch.Tensor) -> Codes:
-    """A power of two, then numbers of four bits; twice a number is whole, from -12 to 12 (OCP
-    Microscaling Formats 1.0)."""
+    """Decode a power of two, then numbers of four bits; twice a number is whole, from -12 to 12
+    (OCP Microscaling Formats 1.0)."""
     codes = torch.tensor(_TWICE, dtype=torch.uint8, device=b.device)[_four(b, 1).long()]
     power = b[:, :1].to(torch.int32)
     scales = torch.where(power < 2, 0x200000 << power.clamp(max=1), (power - 1) << 23)
@@ -193,7 +196,7 @@ def _mxfp4(b: torch.Tensor) -> Codes:
 
 
 _TWICE = [16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4]
-"""16 more than twice what each four bits stand for."""
+"""Twice the number of each four-bit code, plus 16."""
 FORMATS: dict[str, Format] = {
     "Q4_0": Format(4, 32, _q4_0),
     "Q4_1": Format(4, 32, _q4_1),

@@ -18,7 +18,7 @@ class GgmlType(NamedTuple):
     nbytes: int
 
     def row_bytes(self, values: int) -> int:
-        """Bytes of a row of so many values; the row is a whole number of blocks."""
+        """Return the bytes of a row of this many values, a whole number of blocks."""
         assert values % self.block == 0
         return values // self.block * self.nbytes
 
@@ -65,4 +65,4 @@ QUANTISED = (
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4",
 )  # fmt: skip
 SUPPORTED = (*DENSE, *QUANTISED)
-"""What Headrace reads as weights; the others are known only by their size."""
+"""Types that Headrace reads as weights; the others are known only by their size."""

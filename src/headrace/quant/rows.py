@@ -1,4 +1,4 @@
-"""Turns a block-quantised weight into the "rows" layout: one code per byte, fp32 scales.
+"""Conversion of a block-quantised weight to the "rows" layout: one code per byte, fp32 scales.
 
 The plain member of the packed family: kernels repack it into their own layout.
 """
@@ -12,7 +12,7 @@ from .ggml import blocks_of, format_of
 
 
 def unpack(weight: BlockWeight) -> PackedWeight:
-    """Codes uint8 [out, in], scales and offsets fp32 [out, in / group]; without loss.
+    """Return codes uint8 [out, in], scales and offsets fp32 [out, in / group]; without loss.
 
     codes · scales + offsets, computed in fp32, equals `dequantise` bit for bit: the product and
     the zero point's offset are exact, see `quant.ggml`.
@@ -37,7 +37,7 @@ def unpack(weight: BlockWeight) -> PackedWeight:
 
 
 def weights_of(packed: PackedWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The dense weights [out, in] that a packed weight in the "rows" layout stands for."""
+    """Return the dense weights [out, in] of a packed weight in the "rows" layout."""
     assert packed.layout == "rows"
     values: torch.Tensor = packed.codes.to(torch.float32).view(-1, packed.group)
     values = values * packed.scales.reshape(-1, 1)

@@ -1,9 +1,9 @@
-"""Which quantisation a safetensors checkpoint says it has: `quantization_config`, key by key.
+"""Quantisation that a safetensors checkpoint declares: `quantization_config`, key by key.
 
-Torch-free: `loader.open` refuses here what `quant.checkpoint` cannot load. What is understood:
-AWQ (4 bits, "gemm" order), GPTQ (4 and 8 bits, with activation order), compressed-tensors
-INT4 and INT8 (packed or plain) and FP8, and the plain FP8 of Hugging Face (by tensor, or in
-blocks of 128 x 128).
+Torch-free: `loader.open` refuses here checkpoints that `quant.checkpoint` cannot load. Supported
+are AWQ (4 bits, "gemm" order), GPTQ (4 and 8 bits, with activation order), compressed-tensors INT4
+and INT8 (packed or plain) and FP8, and the plain FP8 of Hugging Face (by tensor, or in blocks of
+128 x 128).
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ GROUPS = (16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How the quantised matrices of a checkpoint are stored."""
+    """Storage of a checkpoint's quantised matrices."""
 
     layout: str
     """Key of `quant.checkpoint.LAYOUTS`: "awq", "gptq", "packed", "int8" or "fp8"."""
     bits: int
     group: int | None
-    """Inputs that share a scale; None: all of a row."""
+    """Number of inputs that share a scale; None: all of a row."""
     zero_shift: int = 0
-    """Added to a stored zero point (GPTQ's first format stores it less one)."""
+    """Number added to a stored zero point (GPTQ's first format stores it less one)."""
     strategy: str = ""
-    """What shares an fp8 scale: "tensor", "channel" (an output row) or "block" (128 x 128)."""
+    """Numbers that share an fp8 scale: "tensor", "channel" (an output row) or "block" (128 x
+    128)."""
 
 
 def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
-    """The scheme of a `config.json`, or None where its weights are dense.
+    """Return the scheme of a `config.json`, or None if its weights are dense.
 
-    Raises `UnsupportedModel` naming the key and what is supported.
+    Raises `UnsupportedModel` naming the key and the supported values.
     """
     outer = Fields(config, "config.json")
     found = outer.mapping("quantization_config")
@@ -45,7 +46,7 @@ def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
         return None
     fields = Fields(found, "config.json", defaults={})
     method = fields.word("quant_method", (*METHODS, "mxfp4"))
-    # MXFP4's tensors say by their names what they are: the experts of gpt-oss.
+    # MXFP4's tensors are recognised by their names: the experts of gpt-oss.
     return METHODS[method](fields) if method in METHODS else None
 
 
@@ -120,7 +121,7 @@ def _compressed_fp8(fields: Fields, activations: Mapping[str, Any] | None) -> Sc
 
 
 def _fp8(fields: Fields) -> Scheme:
-    """Hugging Face's "fp8": blocks where `weight_block_size` is given, else one scale."""
+    """Read Hugging Face's "fp8": blocks if `weight_block_size` is given, else one scale."""
     fields.expect("fmt", "e4m3", "float8_e4m3fn")
     fields.word("activation_scheme", ("dynamic", "static"), "dynamic")
     fields.expect("weight_block_size", [FP8_BLOCK, FP8_BLOCK])

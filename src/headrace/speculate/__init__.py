@@ -1,8 +1,8 @@
-"""Owns: drafts: what a sequence may say next, guessed from text alone.
+"""Owns: drafts: guesses of a sequence's next tokens, from text alone.
 Takes → gives: tokens that became part of a sequence → proposals, and how likely they are accepted.
 Does not know: the model, arrays, steps; whether a proposal is worth its price.
-Invariant: nobody's proposals depend on the text of another tenant.
-Where does my change go: a new way to guess is a drafter; which of several is asked, `speculation`.
+Invariant: no proposal depends on the text of another tenant.
+Where does my change go: a new way to guess is a drafter; the choice among several, `speculation`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How likely proposals are accepted: counted per drafter, matched length and position.
+"""Acceptance rates of proposals, counted per drafter, matched length and position.
 
-The chance that a token is accepted given that those in front of it were is a Bernoulli trial; its
-mean under a Beta prior is (prior + accepted) / (strength + tried). Three levels share what they
-learn: a cell (drafter, matched length, position) leans on its row (drafter, matched length), and a
-row on what a drafter of text is worth before anything was tried.
+The chance that a token is accepted, given that all before it were, is a Bernoulli trial. Its mean
+under a Beta prior is (prior + accepted) / (strength + tried). Three levels share their counts: a
+cell (drafter, matched length, position) has its row (drafter, matched length) as prior. A row has a
+text drafter's chance before any trial.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections import defaultdict
 from .drafter import Proposal
 
 STRENGTH = 8.0
-"""Trials that a prior is worth."""
+"""Number of trials that a prior counts for."""
 MEMORY = 256.0
-"""Trials after which a counter halves what it remembers: text changes its nature."""
+"""Trials after which a counter halves its counts: text changes its nature."""
 POSITIONS = 8
-"""Positions that are told apart; those behind count as the last."""
+"""Positions that are counted separately; later ones count as the last."""
 PRIOR = (0.2, 0.35, 0.5, 0.7, 0.8, 0.85, 0.9)
-"""Chance by class of matched length, before anything was tried: 0, 1, 2 to 3, 4 to 7, … 32 and
-more tokens."""
+"""Chance by class of matched length, before any trial: 0, 1, 2 to 3, 4 to 7, … 32 and more
+tokens."""
 SURE = "forced"
-"""The drafter whose tokens cannot be refused."""
+"""Name of the drafter whose tokens cannot be refused."""
 
 
 class _Counter:
@@ -52,8 +52,8 @@ class Acceptance:
         self._cells: defaultdict[tuple[str, int, int], _Counter] = defaultdict(_Counter)
 
     def record(self, proposal: Proposal, accepted: int) -> None:
-        """The first `accepted` tokens of `proposal`, all of which were verified, were drawn by the
-        target. What stands behind the first refused token was not tried."""
+        """Count a verified proposal whose first `accepted` tokens were drawn by the target. Tokens
+        after the first refused one were not tried."""
         drafter, length = proposal.drafter, _length(proposal.matched)
         for position in range(min(accepted + 1, len(proposal))):
             right = position < accepted
@@ -61,7 +61,7 @@ class Acceptance:
             self._cells[drafter, length, min(position, POSITIONS - 1)].add(right)
 
     def chances(self, proposal: Proposal) -> list[float]:
-        """The chance of each token to be accepted, given that those in front of it were."""
+        """Return the chance of each token to be accepted, given that all before it were."""
         if proposal.drafter == SURE:
             return [1.0] * len(proposal)
         drafter, length = proposal.drafter, _length(proposal.matched)
@@ -74,7 +74,7 @@ class Acceptance:
         return chances + chances[-1:] * (len(proposal) - len(chances))
 
     def survival(self, proposal: Proposal) -> list[float]:
-        """The chance of each token to be accepted: it and all in front of it."""
+        """Return for each token the chance that it and all before it are accepted."""
         survived, alive = [], 1.0
         for chance in self.chances(proposal):
             alive *= chance
@@ -83,5 +83,5 @@ class Acceptance:
 
 
 def _length(matched: int) -> int:
-    """The class of a matched length: 0, 1, 2 to 3, 4 to 7, …"""
+    """Return the class of a matched length: 0, 1, 2 to 3, 4 to 7, …"""
     return min(matched.bit_length(), len(PRIOR) - 1)

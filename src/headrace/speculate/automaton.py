@@ -1,4 +1,5 @@
-"""The suffix automaton of `text/csrc/automaton.cpp`: texts that grow, and what followed what."""
+"""The suffix automaton of `text/csrc/automaton.cpp`: growing texts and the tokens that followed
+each context."""
 
 from __future__ import annotations
 
@@ -20,16 +21,16 @@ _LONG = 512
 """Tokens from which on a call lets go of the interpreter's lock."""
 
 Context = array
-"""A state, and how many tokens of context it stands for here; of one automaton."""
+"""A state of one automaton, and the tokens of context that it stands for here."""
 
 
 def empty() -> Context[int]:
-    """The context of no token, in any automaton."""
+    """Return the context of no token, valid in any automaton."""
     return array("i", (0, 0))
 
 
 class SuffixAutomaton:
-    """Texts, one after the other, and how often each token followed each context."""
+    """Texts, one after the other, and counts of each token after each context."""
 
     def __init__(self, depth: int = DEPTH, window: int = WINDOW) -> None:
         """`depth`: tokens of context that count. `window`: tokens that are spelt in one go, more
@@ -57,13 +58,13 @@ class SuffixAutomaton:
 
     @property
     def end(self) -> Context[int]:
-        """Where the text ends: the context of its last tokens, `depth` at most."""
+        """Context of the text's last tokens, `depth` at most."""
         context = empty()
         self._calls.hrt_automaton_end(self._handle, context.buffer_info()[0])
         return context
 
     def cut(self, behind: Sequence[int] = ()) -> None:
-        """Begin a new text; or go on with one behind its last tokens, which count no more."""
+        """Begin a new text, or go on after the last tokens of one; those are not counted again."""
         tokens = array("i", behind[-self._depth :])
         _taken(self._calls.hrt_automaton_cut(self._handle, *tokens.buffer_info()))
 
@@ -75,8 +76,7 @@ class SuffixAutomaton:
         self.size += len(tokens)
 
     def follow(self, context: Context[int], tokens: Sequence[int]) -> None:
-        """Make of a context the longest suffix of it and the tokens behind it that the texts
-        contain."""
+        """Change a context to the longest suffix of it and `tokens` that the texts contain."""
         address, given = context.buffer_info()[0], array("i", tokens)
         self._calls.hrt_automaton_follow(self._handle, address, *given.buffer_info())
 
@@ -84,12 +84,11 @@ class SuffixAutomaton:
         self, context: Context[int], most: int, ends: int, shortest: int, least: float
     ) -> tuple[list[int], int, float]:
         """Walk from a context, shortened until something followed it, to the token that followed
-        most often (of equals the one that did last), and on.
+        most often (the latest among equals), and on.
 
-        → (at most `most` tokens, tokens of the context, how many of those are expected to hold).
-        There are none where the context has less than `shortest` tokens, and none behind the place
-        where the path's frequency falls below `least`. `ends`: occurrences of the context that
-        nothing follows yet.
+        Returns (at most `most` tokens, tokens of the context, expected number of tokens that hold).
+        The path is empty if the context has fewer than `shortest` tokens. It ends where the path's
+        frequency falls below `least`. `ends`: occurrences of the context that nothing follows yet.
         """
         at, out = array("i", context), array("i", bytes(4 * most))
         given = self._handle, at.buffer_info()[0], ends, shortest, most, least
@@ -97,7 +96,7 @@ class SuffixAutomaton:
         return out[:count].tolist(), at[1], self._score[0]
 
     def counts(self, context: Context[int]) -> tuple[int, int]:
-        """(how often a context occurs, the token that followed most often; `NONE`: nothing did)"""
+        """Return (how often a context occurs, the token that followed most often, or `NONE`)."""
         out = array("i", (0, 0))
         given = context.buffer_info()[0], out.buffer_info()[0]
         self._calls.hrt_automaton_counts(self._handle, *given)

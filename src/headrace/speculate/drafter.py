@@ -1,8 +1,8 @@
-"""The seam of all drafters: one object per sequence, told what became text, asked what may follow.
+"""Interface of all drafters: one object per sequence, fed with its text and asked for guesses.
 
-A drafter never decides what is said: the target draws its own token at every position, and a
-proposed token is accepted if it is the one that was drawn. So a drafter may be wrong, and it may
-be anything that answers these two calls.
+A drafter never decides the output: the target draws its own token at every position, and a proposed
+token is accepted if it is the one that was drawn. So a drafter may be wrong, and it may be anything
+that answers these two calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Tokens that may follow a sequence, in their order; none are proposed where it is empty."""
+    """Tokens that may follow a sequence, in order; an empty proposal proposes nothing."""
 
     tokens: Sequence[int] = ()
     matched: int = 0
@@ -29,13 +29,13 @@ NOTHING = Proposal()
 
 
 class Drafter(Protocol):
-    """What guesses the continuation of one sequence."""
+    """Guesser of the continuation of one sequence."""
 
     name: str
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take what became part of the sequence: prompt, then accepted and drawn tokens. How the
-        text is cut into calls does not matter."""
+        """Take tokens that became part of the sequence: prompt, then accepted and drawn tokens. The
+        cut of the text into calls does not matter."""
 
     def propose(self, most: int) -> Proposal:
-        """At most `most` tokens that may follow. Asking changes nothing."""
+        """Return at most `most` tokens that may follow. Asking changes nothing."""

@@ -13,12 +13,13 @@ class Forcing(Protocol):
     """The state of a sequence's grammar, which follows the sequence by itself."""
 
     def forced(self) -> Sequence[int]:
-        """The tokens that must come next, whatever the model would say; empty where it may
+        """Return the tokens that must come next, whatever the model would say; empty if it may
         choose."""
 
 
 class ForcedDrafter:
-    """Proposes what a grammar forces: a token that is masked to is drawn, at any temperature."""
+    """Drafter of the tokens that a grammar forces: the only allowed token is drawn, at any
+    temperature."""
 
     name = SURE
 
@@ -26,7 +27,7 @@ class ForcedDrafter:
         self._grammar = grammar
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Nothing to do: the grammar follows the sequence by itself."""
+        """Do nothing: the grammar follows the sequence by itself."""
 
     def propose(self, most: int) -> Proposal:
         forced = self._grammar.forced() if most > 0 else ()

@@ -1,8 +1,8 @@
-"""Lookup in the sequence itself: what followed when its last tokens were there before.
+"""Lookup in the sequence itself: the continuation of an earlier occurrence of its last tokens.
 
 Known as prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding), here
-over prompt and output. The index holds for each of a few lengths where each run of that many
-tokens was seen last, so that a look-up is as many dictionary reads as there are lengths.
+over prompt and output. For each of a few lengths, the index holds the place where each run of that
+many tokens was seen last. So a look-up is one dictionary read per length.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ REACH = 64
 
 
 class NGramDrafter:
-    """Proposes what followed the most recent earlier occurrence of the last n tokens, n being the
-    largest of its lengths that has one.
+    """Drafter of the tokens that followed the most recent earlier occurrence of the last n tokens.
+    n is the largest of its lengths that has one.
 
-    Behind the end of the known text a proposal repeats itself, as a copy does that reads what it
-    writes (Ziv and Lempel 1977): after `a b a b` come `a b a b …`.
+    After the end of the known text a proposal repeats itself, like a copy that reads its own output
+    (Ziv and Lempel 1977): after `a b a b` come `a b a b …`.
     """
 
     name = "ngram"
 
     def __init__(self, lengths: Sequence[int] = LENGTHS) -> None:
-        """`lengths`: of the runs that are looked up."""
+        """`lengths`: lengths of the runs that are looked up."""
         self._lengths = sorted(lengths, reverse=True)
         self._tokens = array("i")
         self._seen: dict[bytes, int] = {}
-        """A run of tokens (their bytes: runs of different lengths never meet) → where what
-        followed it last stands."""
+        """Run of tokens (as bytes: runs of different lengths never meet) → place of the token that
+        last followed it."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         text, seen = self._tokens, self._seen
@@ -62,7 +62,7 @@ class NGramDrafter:
         return NOTHING
 
     def _matched(self, at: int, least: int) -> int:
-        """How many tokens in front of `at` equal the last ones of the text."""
+        """Return how many tokens before `at` equal the last ones of the text."""
         text = self._tokens
         apart = len(text) - at
         begin = at - least

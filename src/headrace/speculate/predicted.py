@@ -1,9 +1,9 @@
 """The text that a client expects, followed as long as the answer keeps to it.
 
-OpenAI's `prediction`: whoever has a file edited sends the file as it is, and most of the answer is
-a copy. Where the answer departs, the drafter looks for the place at which it comes back: behind
-the nearest token ahead that equals the last one (a replacement or a deletion), or behind a longer
-run anywhere (an insertion or a move).
+OpenAI's `prediction`: a client that has a file edited sends the file as it is, and most of the
+answer is a copy. If the answer departs, the drafter looks for the place at which it comes back.
+That is after the nearest token ahead that equals the last one (a replacement or a deletion), or
+after a longer run anywhere (an insertion or a move).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .ngram import REACH
 NEAR = 32
 """Tokens ahead among which a single equal one is enough."""
 RUN = 3
-"""Equal tokens that are enough anywhere."""
+"""Number of equal tokens that are enough anywhere."""
 
 
 class PredictedDrafter:
-    """Proposes the part of an expected text that stands behind the place where the answer is."""
+    """Drafter of the rest of an expected text, after the place where the answer is."""
 
     name = "prediction"
 
@@ -30,17 +30,18 @@ class PredictedDrafter:
         self._prompt = prompt
         self._expected = list(expected)
         self._runs: dict[tuple[int, ...], list[int]] = {}
-        """`RUN` tokens → the places behind them, ascending."""
+        """`RUN` tokens → the places after them, ascending."""
         for end in range(RUN, len(expected) + 1):
             run = tuple(self._expected[end - RUN : end])
             self._runs.setdefault(run, []).append(end)
         self.kept = 0
-        """Tokens of the answer that the text has where the answer was, or behind an equal run."""
+        """Tokens of the answer that the text has at the answer's place, or after an equal run."""
         self._last: tuple[int, ...] = ()
         self._at = 0
-        """The place in the expected text behind what was said."""
+        """Place in the expected text after the tokens so far."""
         self._matched = 0
-        """Tokens in a row that kept to the text; nought: the place is lost, or nothing was said."""
+        """Tokens in a row that kept to the text; zero: the place is lost, or there is no answer
+        yet."""
         self._lost = False
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -62,7 +63,7 @@ class PredictedDrafter:
             return
         places = self._runs.get(self._last)
         if places:
-            # The nearest ahead; behind the last one of them, the nearest there is.
+            # The nearest place ahead, else the nearest before.
             self._at = next((place for place in places if place >= at), places[-1])
             self._matched, self._lost = RUN, False
             self.kept += 1

@@ -1,4 +1,4 @@
-"""All drafters of an engine: a set per sequence, of which the best proposal counts."""
+"""All drafters of an engine: a set per sequence, whose best proposal counts."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .predicted import PredictedDrafter
 from .suffix import PORTION, Corpus, SuffixDrafter
 
 DRAFTERS = ("forced", "prediction", "suffix", "ngram")
-"""Names of the house's own."""
+"""Names of the built-in drafters."""
 DEFAULT = ("forced", "prediction", "suffix")
-"""Worth asking for every sequence: what n-grams find, the suffix drafter finds too."""
+"""Drafters worth asking for every sequence: the suffix drafter finds all that n-grams find."""
 MODEL = "draft"
-"""Name of a draft model beside these: a worker has it, since it needs a device."""
+"""Name of the draft model, an alternative to these: a worker has it, since it needs a device."""
 TENANTS = 64
-"""Tenants about whom something is remembered; whoever was not seen longest is forgotten."""
+"""Most tenants that are remembered; the one not seen for longest is forgotten."""
 
 
 class Tenant:
-    """What is remembered for those who share: one salt and one adapter."""
+    """Memory shared by the sequences of one salt and one adapter."""
 
     def __init__(self) -> None:
         self.acceptance = Acceptance()
@@ -38,18 +38,19 @@ class Drafts:
     def __init__(
         self, tenant: Tenant, drafters: Sequence[Drafter], prompt: int, *, remembered: bool
     ) -> None:
-        """`prompt`: tokens that come first and are no part of the answer. `remembered`: does the
-        tenant's corpus take the answer?"""
+        """`prompt`: tokens that come first and are no part of the answer. `remembered`: whether the
+        tenant's corpus takes the answer."""
         self._tenant = tenant
         self._remembered = remembered
         self._drafters = drafters
         self._prompt = prompt
         self._answer: list[int] = []
-        """Its end: what the tenant's corpus was not told yet, and what stands in front of that."""
+        """End of the answer: tokens not yet added to the tenant's corpus, and the tokens before
+        them."""
         self._told = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take what became part of the sequence: first the prompt, then what was said."""
+        """Take tokens that became part of the sequence: first the prompt, then the answer."""
         for drafter in self._drafters:
             drafter.extend(tokens)
         prompt = min(self._prompt, len(tokens))
@@ -60,19 +61,19 @@ class Drafts:
             self._tell()
 
     def propose(self, most: int) -> Proposal:
-        """The proposal, at most `most` tokens long, of which most are likely to be accepted; of
-        equals the first drafter's."""
+        """Return the proposal of at most `most` tokens with the most tokens likely to be accepted;
+        the first drafter's among equals."""
         proposals = [one for drafter in self._drafters if (one := drafter.propose(most))]
         if len(proposals) < 2:
             return proposals[0] if proposals else NOTHING
         return max(proposals, key=lambda one: sum(self.survival(one)))
 
     def survival(self, proposal: Proposal) -> list[float]:
-        """The chance of each of its tokens to be accepted."""
+        """Return for each of its tokens the chance to be accepted."""
         return self._tenant.acceptance.survival(proposal)
 
     def settle(self, verified: Proposal, accepted: int) -> None:
-        """Learn that of a proposal, cut to what was verified, the first `accepted` tokens held."""
+        """Learn that the first `accepted` tokens of a proposal, cut to its verified part, held."""
         self._tenant.acceptance.record(verified, accepted)
 
     def end(self) -> None:
@@ -86,7 +87,7 @@ class Drafts:
 
 
 class Speculation:
-    """Makes the drafters of each sequence and keeps what tenants' sequences teach each other."""
+    """Maker of each sequence's drafters, and memory that a tenant's sequences share."""
 
     def __init__(
         self,
@@ -94,8 +95,8 @@ class Speculation:
         *,
         names: Sequence[str] = ("ngram",),
     ) -> None:
-        """`makers`: of the drafters of a sequence, in place of the house's own; of these those
-        called `names` are asked. Of equal proposals the first one's counts."""
+        """`makers`: functions that make the drafters of a sequence, in place of the built-in ones
+        called `names`. Among equal proposals the first one counts."""
         assert set(names) <= set(DRAFTERS)
         self._makers = makers
         self._names = names
@@ -109,11 +110,11 @@ class Speculation:
         expected: Sequence[int] = (),
         grammar: Forcing | None = None,
     ) -> Drafts:
-        """The drafters of a new sequence.
+        """Make the drafters of a new sequence.
 
-        `tenant` names those who may learn from each other: it joins the salt and the adapter of the
-        request. `prompt`: tokens that come first and are no part of the answer. `expected`: an
-        answer that the client expects. `grammar`: what may force tokens.
+        `tenant` names sequences that may learn from each other: it joins the salt and the adapter
+        of the request. `prompt`: tokens that come first and are no part of the answer. `expected`:
+        an answer that the client expects. `grammar`: a grammar that may force tokens.
         """
         found = self._tenant(tenant)
         if self._makers is not None:
@@ -137,8 +138,8 @@ class Speculation:
 
 
 def names_of(choice: str) -> tuple[str, ...]:
-    """The drafters of text behind a choice of the option `speculate`: in "auto" n-grams where the
-    library of the automaton is absent (`textlibrary.absence` says why)."""
+    """Return the text drafters for a choice of the option `speculate`. With "auto", n-grams replace
+    suffixes if the library of the automaton is absent (`textlibrary.absence` says why)."""
     if choice == MODEL:
         return ()
     if choice != "auto":

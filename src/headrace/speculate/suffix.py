@@ -1,12 +1,12 @@
-"""Continuations by how often they followed: in the sequence itself and in past answers.
+"""Continuations by frequency: in the sequence itself and in past answers.
 
 A draft follows the likeliest token from the longest context that was seen before, as long as the
 path's frequency allows (SuffixDecoding, arXiv 2411.04975, sections 4.1 and 4.2; its speculation
 tree is a single path here, because every token that is verified costs on a CPU).
 
 Past answers are those of one tenant. They are kept in two generations, each at most half of the
-tenant's bytes: when the younger is full the older is dropped, so that what is old goes as a whole
-and nothing is ever taken out of an automaton.
+tenant's bytes: when the younger is full the older is dropped, so that old answers go as a whole and
+nothing is ever removed from an automaton.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ BYTES = 8 << 20
 LEAST = 0.1
 """Frequency below which a path is not followed (the paper's threshold)."""
 SHORTEST = 2
-"""Tokens of context without which nothing is proposed."""
+"""Fewest tokens of context with which something is proposed."""
 PORTION = 64
 """Tokens that are added between two looks at the bytes held."""
 PORTION_BYTES = 160 << 10
-"""What they may add at most: an edge in a dictionary of its own for each state of a window."""
+"""Most bytes that they may add: an edge in a dictionary of its own for each state of a window."""
 GROWTH = 4 / 3
-"""By how much arrays and dictionaries may grow in one go, to have room."""
+"""Factor by which arrays and dictionaries may grow in one go, to have room."""
 
 
 class Corpus:
@@ -37,7 +37,7 @@ class Corpus:
         """`bound`: bytes that are never exceeded."""
         self._half = bound // 2
         self.generations: tuple[SuffixAutomaton, ...] = ()
-        """The youngest first, at most two."""
+        """Generations, the youngest first, at most two."""
 
     @property
     def held(self) -> int:
@@ -45,8 +45,8 @@ class Corpus:
         return sum(one.held for one in self.generations)
 
     def add(self, text: Sequence[int], behind: Sequence[int] = ()) -> None:
-        """Remember a part of an answer, which stands behind `behind`. Where it does not fit, the
-        oldest generation goes."""
+        """Remember a part of an answer, which follows the tokens `behind`. If it does not fit, the
+        oldest generation is dropped."""
         if self._half < PORTION_BYTES:
             return  # Not even a portion fits.
         for begin in range(0, len(text), PORTION):
@@ -62,8 +62,8 @@ class Corpus:
 
 
 class SuffixDrafter:
-    """Proposes the likeliest path behind the longest known context, of the sequence's own text or
-    of past answers, whichever is expected to hold for longer."""
+    """Drafter of the likeliest path after the longest known context, in the sequence's own text or
+    in past answers: the one that is expected to hold for longer."""
 
     name = "suffix"
 
@@ -72,9 +72,9 @@ class SuffixDrafter:
         self._corpus = corpus
         self._own = SuffixAutomaton()
         self._last: list[int] = []
-        """The last `DEPTH` tokens, with which a changed corpus is looked at anew."""
+        """The last `DEPTH` tokens, with which a changed corpus is searched again."""
         self._found: list[tuple[SuffixAutomaton, int, Context[int]]] = []
-        """Each generation with its size when it was looked at, and its longest known context."""
+        """Each generation with its size when it was searched, and its longest known context."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._own.extend(tokens)
@@ -95,7 +95,7 @@ class SuffixDrafter:
         return Proposal(tokens, matched, self.name) if tokens else NOTHING
 
     def _contexts(self) -> list[tuple[SuffixAutomaton, Context[int]]]:
-        """The longest known context in each generation of the past answers."""
+        """Return the longest known context in each generation of the past answers."""
         generations = self._corpus.generations if self._corpus else ()
         if [(one, one.size) for one in generations] != [one[:2] for one in self._found]:
             self._found = []

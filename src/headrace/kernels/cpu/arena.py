@@ -1,5 +1,5 @@
 """Buffers of a program, shared by liveness: values that are never alive at the same node may lie in
-one place. What ranks exchange lies in buffers of the commons that they share."""
+one place. Values that ranks exchange lie in buffers of their common memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Arena:
     def __init__(
         self, rows: dict[int, int], beside: Arena | None, commons: RankMemory | None
     ) -> None:
-        """`rows`: how many at most, of N and of R."""
+        """`rows`: the most rows of N and of R."""
         self._rows, self.commons = rows, commons
         self._free: dict[tuple[str, int, int], list[Buffer]] = {}
         self.all: list[tuple[tuple[str, int, int], Buffer]] = (
@@ -33,12 +33,14 @@ class Arena:
         for key, buffer in self.all:
             self._free.setdefault(key, []).append(buffer)
         self._links: dict[int, npt.NDArray[np.uint8]] = {} if beside is None else beside._links
-        """By process, where it hands its rows to the next stage."""
+        """By process, the memory through which it hands its rows to the next stage."""
         self._placed: dict[object, Placed] = {} if beside is None else beside._placed
-        """Between the three records of a mixture alone, so all of one shape have one."""
+        """Room of mixtures. It is used only between the three records of a mixture, so all mixtures
+        of one shape share one."""
 
     def placed(self, mixture: Mixture, active: int, *, shared: bool, dealt: bool) -> Placed:
-        """`shared`: ranks meet between up and down; `dealt`: behind down."""
+        """Return the room of a mixture. `shared`: ranks meet between up and down; `dealt`: after
+        down."""
         shapes = [one.shape for one in (mixture.gate_up[0], mixture.down[0])]
         parts = mixture.gate_up, mixture.down
         kinds = [any(map(needs, part)) for part in parts for needs in (needs_codes, needs_floats)]
@@ -50,7 +52,7 @@ class Arena:
         return self._placed[key]
 
     def _take(self, kind: str, rows: int, width: int) -> Buffer | None:
-        # Sampled rows also have room where there is room for all.
+        # Sampled rows may also use a buffer for all rows, if that is not smaller.
         for found in (rows, *((ROWS_N,) if self._rows[rows] <= self._rows[ROWS_N] else ())):
             free = self._free.get((kind, found, width))
             if free:
@@ -89,8 +91,8 @@ class Arena:
         return room
 
     def link(self, giver: int, width: int) -> npt.NDArray[np.uint8]:
-        """Memory through which process `giver` hands rows [N, width] to that of the next stage:
-        csrc/handover.h."""
+        """Return the memory through which process `giver` hands rows [N, width] to that of the next
+        stage: csrc/handover.h."""
         assert self.commons is not None
         for number in range(self.commons.ranks * (self.commons.stages - 1)):
             # All processes take all of them, in one order.
@@ -100,7 +102,7 @@ class Arena:
         return self._links[giver]
 
     def most(self, rows: int) -> int:
-        """How many rows of N or R there are at most."""
+        """Return the most rows of N or R."""
         return self._rows[rows]
 
     def give_back(self, rows: int, width: int, buffer: Buffer, *, exchanged: bool = False) -> None:
@@ -109,5 +111,5 @@ class Arena:
 
 
 SLOTS = 4
-"""Steps that a stage may be ahead of the next one."""
+"""Most steps that a stage may be ahead of the next one."""
 _KINDS = {False: ("f", "q"), True: ("f of ranks", "q of ranks")}

@@ -1,4 +1,4 @@
-"""The CPU kernels as a backend: what they can serve, and the reason where they cannot."""
+"""The CPU kernels as a backend: the kinds that they serve, and reasons for those they do not."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ OUTSIDE_GGUF = {"float32", "float16", "bfloat16", "packed4", "packed8", "fp8"}
 
 
 class CpuBackend:
-    """Serves each kind of node that it can; `write` and `attend` go together: its KV pages have a
-    layout of their own."""
+    """Backend of the CPU kernels, for each kind of node that they can serve. `write` and `attend`
+    go together: their KV blocks have a layout of their own."""
 
     name = "cpu"
     _level: str | None = None
@@ -58,7 +58,7 @@ class CpuBackend:
         return CpuOperators(question.threads, self._level, *given)
 
     def decisions(self) -> list[Decision]:
-        """The ISA level that serves, and why not the best one where it does not; which sources."""
+        """Report the ISA level that serves, why it is not the best one if so, and the sources."""
         served = level(self._level)
         assert served is not None  # `supports` has loaded the library
         if self._level is not None:
@@ -76,9 +76,9 @@ class CpuBackend:
 
 
 class PairsBackend(CpuBackend):
-    """Serves whoever names it: activations of dense products of bf16 are rounded to it
-    (`csrc/rounded_dense.h`), and their bits are those of no other level. What serves an operator is
-    in an engine's identity."""
+    """Backend only for those who name it: activations of dense products of bf16 are rounded to bf16
+    (`csrc/rounded_dense.h`). Its bits are those of no other level. The backend of an operator is in
+    an engine's identity."""
 
     name = _level = PAIRS
 
@@ -87,8 +87,8 @@ class PairsBackend(CpuBackend):
 
 
 class AmxBackend(CpuBackend):
-    """Serves whoever names it: dense products of bf16 go through tiles (`csrc/amx_dense.h`), whose
-    bits are those of no other level, too."""
+    """Backend only for those who name it: dense products of bf16 go through tiles
+    (`csrc/amx_dense.h`). Its bits, too, are those of no other level."""
 
     name = _level = TILES
 
@@ -97,13 +97,14 @@ class AmxBackend(CpuBackend):
 
 
 class RoundedBackend(AmxBackend):
-    """The same with activations that are rounded to bf16, as GPUs have them."""
+    """`AmxBackend` with activations rounded to bf16, as GPUs have them."""
 
     name = _level = ROUNDED
 
 
 def _refusal(kind: str, question: Question) -> str | None:
-    """What of the model one kind of its nodes cannot do; the others are served all the same."""
+    """Return the reason why the model's nodes of one kind cannot be served, if any; the other kinds
+    are served all the same."""
     if kind in ("write", "attend"):
         if question.kv_dtype not in CPU_VALUES["kv_dtype"]:
             return f"no {question.kv_dtype} KV cache"

@@ -1,15 +1,15 @@
-"""The quantised matrices of checkpoints in safetensors, as the panels that hold them exactly.
+"""Quantised matrices of safetensors checkpoints, as the panels that hold them exactly.
 
-    what it is                                        panels   bits a weight
+    matrix                                            panels   bits a weight
     4 bits, zero 8, scales of fp16                    Q4_0              4.5
     4 bits in groups of 128 (or of rows of those)     INT4           4.3125
     4 bits, other groups of 32, scales of fp16        Q5_0              5.5   code - zero + 16
     8 bits, zero 128, scales of fp16                  Q8_0              8.5
     8 bits, zero 128, groups of 128                   INT8             8.25
     fp8, a scale for the tensor, a row or a block     E4M3             8.25
-    else, and what is looked up row by row            F32                32
+    others, and tables that are read row by row       F32                32
 
-The first that fits is taken, by what a matrix holds: bf16 scales are mostly numbers of fp16, too.
+The first that fits the contents of a matrix is taken: bf16 scales are mostly numbers of fp16, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..weights import (
 Host = npt.NDArray[np.uint8]
 UNIT = 32
 EXACT = "Q4_0", "Q5_0", "Q8_0", "INT4", "INT8", "E4M3", "F32", "MXFP4"
-"""Kinds of panels that matrices of checkpoints in codes get."""
+"""Kinds of panels that checkpoint matrices in codes get."""
 
 
 @dataclass(slots=True)
@@ -55,15 +55,15 @@ class CodedWeight:
         return self.data.shape[0], self.data.shape[1]
 
     def first(self, rows: int) -> CodedWeight:
-        """Its first rows."""
+        """Return its first rows."""
         zeros = None if self.zeros is None else self.zeros[:rows]
         return replace(self, data=self.data[:rows], scales=self.scales[:rows], zeros=zeros)
 
 
 @dataclass(slots=True)
 class KeptWeight:
-    """A weight of which panels are kept: it is read to prove the first of its kind, or where they
-    are not right."""
+    """Weight whose panels are kept: it is read to prove the first of its kind, or if they are
+    wrong."""
 
     kind: str
     name: str
@@ -72,7 +72,7 @@ class KeptWeight:
     read: Callable[[], CodedWeight | BlockWeight | DenseWeight]
 
     def first(self, rows: int) -> CodedWeight | BlockWeight | DenseWeight:
-        """Its first rows."""
+        """Return its first rows."""
         made = self.read()
         if isinstance(made, CodedWeight):
             return made.first(rows)
@@ -84,8 +84,8 @@ class KeptWeight:
 def coded(
     weight: PackedWeight | Fp8Weight | BlockWeight, *, ordered: bool
 ) -> CodedWeight | DenseWeight | BlockWeight:
-    """The weight as the kind of panels that holds it exactly; `ordered`: its inputs may be read in
-    an order of their own."""
+    """Convert the weight to the kind of panels that holds it exactly; `ordered`: its inputs may be
+    read in an order of their own."""
     if isinstance(weight, BlockWeight):
         return weight
     if isinstance(weight, Fp8Weight):
@@ -105,7 +105,7 @@ def coded(
 
 
 def one_order(parts: Sequence[Weight]) -> bool:
-    """Do all that come in codes have their inputs in the same order?"""
+    """Return whether all parts in codes have their inputs in the same order."""
     orders = [part.order for part in parts if isinstance(part, PackedWeight | LateWeight)]
     return all(_same(order, orders[0]) for order in orders)
 
@@ -115,7 +115,7 @@ def _same(one: Array | None, other: Array | None) -> bool:
 
 
 def _kind(weight: PackedWeight) -> str | None:
-    """The first kind that holds it; None: only fp32 does."""
+    """Return the first kind that holds it; None: only fp32 does."""
     middle = 1 << (weight.bits - 1)
     zeros, scales = _zeros(weight), weight.scales
     offsets = np.zeros_like(scales) if weight.offsets is None else weight.offsets
@@ -132,7 +132,7 @@ def _kind(weight: PackedWeight) -> str | None:
 
 
 def _zeros(weight: PackedWeight) -> npt.NDArray[np.float32]:
-    """The zero of each group, in codes; of a group whose scale is none the middle."""
+    """Return the zero of each group, in codes; the middle for a group whose scale is zero."""
     middle = np.full_like(weight.scales, 1 << (weight.bits - 1))
     if weight.offsets is None:
         return np.zeros_like(middle)

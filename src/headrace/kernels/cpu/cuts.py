@@ -1,4 +1,4 @@
-"""The panels that one rank computes: views of what lies in memory once for all ranks."""
+"""Panels that one rank computes: views of memory that all ranks share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .panels import OUTPUTS, low_bytes
 
 
 def cut_weight(weight: Weight, cut: tuple[tuple[int, int, int], ...]) -> Weight:
-    """The rows of `WeightRef.cut`: whole panels but for the last of a weight; (): all."""
+    """Return the rows of `WeightRef.cut`: whole panels except for the last of a weight; (): all."""
     if not cut:
         return weight
     parts = weight.parts if isinstance(weight, StackedWeight) else (weight,)

@@ -1,4 +1,4 @@
-"""Tokens from logits by the library: see `kernels.sampling` for what is computed."""
+"""Tokens from logits by the library: see `kernels.sampling` for the definitions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ assert _ROW.itemsize == ctypes.sizeof(HrDrawRow)
 
 
 def drawing(team: Team) -> Drawing:
-    """The draw on a team of threads; what it has no room for is drawn in numpy. Logits may be
-    tensors, which a forward pass that cannot be recorded gives: then tokens are."""
+    """Return a draw on a thread pool; rows beyond its room are drawn in numpy. Logits may be
+    tensors, from a forward pass that cannot be recorded; tokens are tensors then."""
 
     def draw(logits: npt.NDArray[np.float32], parameters: DrawParameters) -> npt.NDArray[np.int64]:
         count, vocab = logits.shape

@@ -1,7 +1,7 @@
 """Operators as records: the one place that fills in the C structs.
 
-Every function returns (code, struct). Matrices are fp32 and row-major; `Matrix` is where one
-starts and how many floats lie between its rows. What a struct points to must outlive it.
+Every function returns (code, struct). Matrices are fp32 and row-major; `Matrix` is the address of
+one and the number of floats from row to row. The memory that a struct points to must outlive it.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ class Matrix(NamedTuple):
 
 
 def matrix(x: Array) -> Matrix:
-    """A 2-D fp32 array with dense rows."""
+    """Describe a 2-D fp32 array with dense rows."""
     assert dtype_name(x) == "float32"
     assert x.ndim == 2
-    # Of none, or of one, the step to the next means nothing.
+    # With at most one column or no rows, the stride of columns means nothing.
     assert stride(x, 1) == 1 or x.shape[1] <= 1 or not len(x)
     return Matrix(address(x), stride(x, 0))
 
 
 def at_or_none(vector: Array | None) -> int | None:
-    """Where a vector lies, if there is one."""
+    """Return the address of a vector, or None."""
     return None if vector is None else address(vector)
 
 
@@ -86,14 +86,14 @@ class QuantisedRows:
     def __init__(
         self, rows: int, width: int, take: Callable[[int], npt.NDArray[np.uint8]] | None = None
     ) -> None:
-        """`take` gives so many bytes of memory; else they are taken here."""
+        """`take` gives memory of a number of bytes; without it, memory is allocated here."""
         units = width // UNIT
         shape = -(-rows // SIX), units, ctypes.sizeof(HrSix)
         self.data = aligned(shape, np.uint8) if take is None else take(math.prod(shape))
         self.struct = HrQuantised(address(self.data), units)
 
     def columns(self, first: int) -> HrQuantised:
-        """The same rows from column `first` on."""
+        """Return the same rows from column `first` on."""
         assert first % UNIT == 0
         at = address(self.data) + first // UNIT * ctypes.sizeof(HrSix)
         return HrQuantised(at, self.struct.stride)
@@ -109,12 +109,12 @@ def parts_of(weight: Weight) -> list[PanelWeight]:
 
 
 def order_of(weight: Weight) -> Array | None:
-    """The order of inputs of all its parts that read codes (`PanelWeight.order`)."""
+    """Return the order of inputs that all its parts in codes share (`PanelWeight.order`)."""
     return next((part.order for part in parts_of(weight) if part.order is not None), None)
 
 
 def needs_codes(weight: Weight) -> bool:
-    """Is a part block-quantised, so that activations must come as int8, all as they lie?"""
+    """Return whether a part is block-quantised, so that activations must come as int8, in order."""
     coded = any(KINDS[part.kind] < KINDS["F32"] for part in parts_of(weight))
     return coded and order_of(weight) is None
 
@@ -135,7 +135,7 @@ def linear(
     accumulate: bool = False,
     activation: str | None = None,
 ) -> Emitted:
-    """`accumulate`: y += the product; `activation`: y = act(the product)."""
+    """Emit a product. `accumulate`: y += the product; `activation`: y = act(the product)."""
     assert not (accumulate and activation)
     into = int(accumulate) if activation is None else records.ACTIVATED + ACTIVATIONS[activation]
     parts = parts_of(weight)
@@ -167,7 +167,8 @@ def linear(
 
 
 def exchange(commons: RankMemory, place: int, pieces: Sequence[HrPiece]) -> Emitted:
-    """`pieces`: what ranks that share no memory send each other; not looked at where they do."""
+    """Emit an exchange. `pieces`: data that ranks without common memory send each other; else
+    unused."""
     array = (HrPiece * len(pieces))(*pieces)
     given = ctypes.addressof(array), commons.ranks, place, len(pieces)
     op = HrExchange(commons.fence, *given)
@@ -178,7 +179,8 @@ def exchange(commons: RankMemory, place: int, pieces: Sequence[HrPiece]) -> Emit
 def handover(
     commons: RankMemory, link: npt.NDArray[np.uint8], rows: Matrix, width: int, most: int, step: int
 ) -> Emitted:
-    """Rows [N, width], at most `most`, to the next stage (`step` 1) or from the one before (-1)."""
+    """Emit the handover of rows [N, width], at most `most`, to the next stage (`step` 1) or from
+    the preceding one (-1)."""
     given = *rows, width, commons.process + step * commons.ranks, step > 0, most
     op = HrHandover(commons.fence, address(link), *given)
     op.keep = link
@@ -192,8 +194,8 @@ def piece(
     spans: Any = None,
     owners: int | None = None,
 ) -> HrPiece:
-    """`bounds`: by rank, the columns of `room` that each has, or of all with rows by `owners` (an
-    address); `rows`: as in `records`, -1: one."""
+    """Describe a piece of an exchange. `bounds`: by rank, the columns of `room` that each has, or
+    of all with rows by `owners` (an address). `rows`: as in `records`; -1: one."""
     if isinstance(room, QuantisedRows):
         data, together, size = room.data, SIX, ctypes.sizeof(HrSix)
         bounds, step = [bound // UNIT for bound in bounds], room.struct.stride * size
@@ -207,12 +209,13 @@ def piece(
 
 
 def sample(logits: Matrix, vocab: int, tokens: npt.NDArray[np.int64]) -> tuple[int, HrSample]:
-    """Tokens [R] by rules that are to be pointed to before each run."""
+    """Emit a draw of tokens [R], by rules that are set before each run."""
     return records.SAMPLE, HrSample(*logits, None, address(tokens), vocab)
 
 
 def embed(weight: Weight, scale: float, y: Matrix, index: str = "tokens") -> Emitted:
-    """Rows of a table; `index` says by which of a step's numbers: see `records.INDICES`."""
+    """Emit a lookup of table rows; `index` names the step's numbers that select them: see
+    `records.INDICES`."""
     assert isinstance(weight, BlockWeight | DenseWeight)
     vocab, size = weight.shape
     data = weight.data
@@ -279,7 +282,7 @@ def layer_norm(
 def quantise(
     x: Matrix, q: HrQuantised, size: int, rows: int, order: Array | None = None
 ) -> Emitted:
-    """`order`, int32 [size]: which of x is each number; None: all as they lie."""
+    """Emit a quantisation. `order`, int32 [size]: the index in x of each number; None: in order."""
     op = HrQuantise(*x, q, at_or_none(order), size, rows)
     op.keep = order
     return records.QUANTISE, op
@@ -303,12 +306,12 @@ def gate_up(x: HrQuantised, weight: Weight, activation: str, q: HrQuantised, row
 
 
 def part_of(part: PanelWeight) -> HrPart:
-    """The matrix alone, for records that say elsewhere what becomes of its product."""
+    """Describe the matrix alone, for records that say elsewhere where its product goes."""
     return HrPart(address(part.data), None, None, None, 0, KINDS[part.kind], *part.shape, 0)
 
 
 def gate_and_up(weight: Weight) -> list[PanelWeight]:
-    """Its parts; of a single one both halves, where whole panels are."""
+    """Return its parts; of a single part both halves, if they are whole panels."""
     parts = parts_of(weight)
     if len(parts) > 1 or parts[0].shape[0] % (2 * OUTPUTS):
         return parts
@@ -318,7 +321,7 @@ def gate_and_up(weight: Weight) -> list[PanelWeight]:
 
 
 def can_gate(weight: Weight) -> bool:
-    """Is this gate above up, each quantised, of one shape, and whole units wide?"""
+    """Return whether this is gate above up, each quantised, of one shape, and whole units wide."""
     parts = gate_and_up(weight)
     return (
         len(parts) == 2
@@ -357,7 +360,7 @@ def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
 
 
 def _bias(bias: KeyBias | None) -> tuple[int | None, int | None, int | None, int | None, int, int]:
-    """The last fields of `HrKv`."""
+    """Return the last fields of `HrKv`."""
     if bias is None:
         return None, None, None, None, 0, 0
     angles: tuple[int | None, int | None] = (None, None)
@@ -371,7 +374,7 @@ def _bias(bias: KeyBias | None) -> tuple[int | None, int | None, int | None, int
 def rope(
     cache: HrKv, qkv: Matrix, spec: AttentionSpec, norms: Sequence[Array], table: RopeTable | None
 ) -> Emitted:
-    """Without a table only the norms are applied, and K and V written."""
+    """Emit the rotation. Without a table only the norms are applied, and K and V written."""
     rotated, pairs = 0, spec.rope is not None and spec.rope.interleaved
     angles: tuple[int | None, int | None] = (None, None)
     if table is not None:
@@ -406,8 +409,9 @@ def attention(
     rows: int,
     coarse: bool = False,
 ) -> Emitted:
-    """q [N, H · E]; with `rows` R the results are those of the sampled tokens, one after the
-    other. `coarse`: beside KV in codes, queries and weights have eight bits instead of fifteen."""
+    """Emit attention of q [N, H · E]. With `rows` R the results are those of the sampled tokens,
+    one after the other. `coarse`: if KV is in codes, queries and weights have eight bits instead of
+    fifteen."""
     numbers = spec.scale, spec.softcap or 0.0, rows, spec.chunked, coarse, 0
     return records.ATTENTION, HrAttention(
         cache, *q, *(y or (None, 0)), out, at_or_none(sinks), *numbers
@@ -415,7 +419,7 @@ def attention(
 
 
 def bidirectional(qkv: Matrix, heads: int, size: int, scale: float, y: Matrix) -> Emitted:
-    """qkv [N, 3 · H · E] → y [N, H · E]: every token sees its whole entry."""
+    """Emit qkv [N, 3 · H · E] → y [N, H · E]: every token sees its whole entry."""
     return records.BIDIRECTIONAL, HrBidirectional(*qkv, *y, scale, heads, size, 0)
 
 
@@ -424,7 +428,7 @@ def select(x: Matrix, y: Matrix, size: int) -> Emitted:
 
 
 def add(x: Matrix, y: Matrix, size: int, rows: int, factor: float = 1.0) -> Emitted:
-    """y += factor · x."""
+    """Emit y += factor · x."""
     return records.ADD, HrRowsOp(*x, *y, size, rows, factor, 0)
 
 
@@ -439,7 +443,7 @@ def scale(y: Matrix, size: int, factor: float, rows: int = records.ROWS_R) -> Em
 def lora(
     x: Matrix, addition: LoraWeight, inner: Matrix, y: Matrix, rows: int
 ) -> tuple[Emitted, Emitted]:
-    """A · x into `inner` [N or R, parts · rank], then B · inner added to y."""
+    """Emit A · x into `inner` [N or R, parts · rank], then B · inner added to y."""
     assert addition.down.is_contiguous()
     assert all(up.is_contiguous() for up in addition.up)
     parts = (HrLoraPart * len(addition.up))()
@@ -465,7 +469,7 @@ def lora(
 
 
 def program(emitted: Sequence[Emitted]) -> ctypes.Array[records.HrRecord]:
-    """The records as the array that `Team.run` takes; keeps the structs alive."""
+    """Make of the records the array that `Team.run` takes; it keeps the structs alive."""
     array = (records.HrRecord * max(len(emitted), 1))()
     for slot, (code, op) in zip(array, emitted, strict=False):
         slot.code, slot.op = code, ctypes.addressof(op)

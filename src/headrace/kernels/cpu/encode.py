@@ -20,13 +20,13 @@ BLOCKS = {
     "Q4_K": (256, 144),
     "Q6_K": (256, 210),
 }
-"""Kinds that weights can become: numbers and bytes of a block."""
+"""Kinds that weights can become, with the numbers and bytes of a block."""
 LARGEST = 60_000
-"""Size of a weight that may be quantised."""
+"""Largest magnitude of a weight that may be quantised."""
 
 
 class Encoder:
-    """Makes weights smaller by a team of threads: the same numbers give the same bytes.
+    """Encoder that narrows weights on a thread pool: the same numbers give the same bytes.
 
     Raises `ModelFileError` for numbers that are not finite, or too large for a scale in half
     precision.
@@ -36,7 +36,7 @@ class Encoder:
         self._team = team
 
     def __call__(self, kind: str, rows: Array) -> Bytes:
-        """Blocks of a kind of `BLOCKS`: dense [rows, values] → uint8 [rows, bytes].
+        """Encode as blocks of a kind of `BLOCKS`: dense [rows, values] → uint8 [rows, bytes].
 
         A row is a whole number of blocks.
         """
@@ -50,10 +50,10 @@ class Encoder:
         return out
 
     def symmetric(self, groups: npt.NDArray[np.float32], half: int) -> npt.NDArray[np.float32]:
-        """Scale [n] of each group [n, g], whose codes are to be -half … half - 1; g is 16, 32, 64
+        """Return the scale [n] of each group [n, g] for codes of -half … half - 1; g is 16, 32, 64
         or 128.
 
-        A scale may be negative: the weight of largest size takes the code -half.
+        A scale may be negative: the weight of the largest magnitude takes the code -half.
         """
         groups = np.ascontiguousarray(groups)
         scales = np.empty(len(groups), np.float32)
@@ -63,7 +63,7 @@ class Encoder:
 
 
 def encoder() -> Encoder:
-    """One with a team of all cores. Raises `UnsupportedModel`."""
+    """Make an encoder with a thread pool of all cores. Raises `UnsupportedModel`."""
     try:
         return Encoder(Team(cpu().cores))
     except LibraryAbsent as absent:
@@ -71,6 +71,6 @@ def encoder() -> Encoder:
 
 
 def bounded(known: bool) -> None:
-    """Raise `ModelFileError` where weights are known not to be of sizes up to `LARGEST`."""
+    """Raise `ModelFileError` unless weights are known to be of magnitudes up to `LARGEST`."""
     if not known:
         raise ModelFileError("a weight is not finite, or too large for a scale in half precision")

@@ -1,21 +1,21 @@
-"""What of a graph is fused, and where every value lies: found before a record is made.
+"""Fusion of a graph's nodes, and the place of every value: found before a record is made.
 
-Found by looking at who reads what:
+The rules follow from each value's readers:
 
 * a value that only quantised products read is never written in fp32: its producer (norm, gate,
   attention) leaves it as int8 with units;
 * the product with gate and up and the activation after it become one kernel;
-* a product whose result only goes to be added to a residual adds itself: y += x · wᵀ + b;
-* a product and the activation that alone reads it are one record;
-* what is scaled lies where it lay;
-* a sum and the norm right behind it are one record;
-* an attention of which only the sampled rows are read computes no others.
+* a product whose result is only added to a residual adds itself: y += x · wᵀ + b;
+* a product and an activation that is its only reader are one record;
+* a scaled value stays in place;
+* a sum and the norm right after it are one record;
+* an attention whose sampled rows alone are read computes no others.
 
-Values are never changed, memory is: a sum lies where its residual lay, queries lie where q lay in
-qkv. Values of one place are one *storage*, which lives from its first value to the last reader.
+Values never change, memory does: a sum takes the place of its residual, and queries that of q in
+qkv. Values in one place are one *storage*, which lives from its first value to the last reader.
 
-Where ranks share a model, what one rank makes of a value that an `exchange` makes whole lies in its
-columns of the whole one, which is in memory of all ranks.
+If ranks share a model, an `exchange` makes a value whole. The whole value is in memory of all
+ranks, and each rank writes its part to its own columns.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .cuts import cut_weight
 from .records import ROWS_N, ROWS_R
 
 Additions = Mapping[tuple[str, ...], LoraWeight]
-"""What adapters add to products: by the names of the product's tensors."""
+"""LoRA weights that adapters add to products, by the names of the product's tensors."""
 
 
 class Unrecordable(Exception):
-    """This graph does something that no record does; the reason, as half a sentence."""
+    """Error for a graph that does something no record does; the reason, as half a sentence."""
 
 
 class Fusion:
-    """Looks at a graph and its weights; `Lowering` makes the records."""
+    """Analysis of a graph and its weights; `Lowering` makes the records."""
 
     def __init__(self, graph: Graph, weights: Prepared, additions: Additions) -> None:
         self._graph, self._weights, self._additions = graph, weights, additions
@@ -52,22 +52,22 @@ class Fusion:
         self._activated = self._find_activated()
         self._picked = self._find_picked()
         self._exchanged = {node.out[0] for node in self._nodes if node.kind == "exchange"}
-        """Values that lie in memory of all ranks."""
+        """Values in memory of all ranks."""
         self._first: dict[Value, int] = {}
-        """First column in its storage, of a part of one."""
+        """First column of a value in its storage, if it is a part of one."""
         self._places = self._find_places()
         self._sharing: dict[Value, list[Value]] = {}
         for value, place in self._places.items():
             self._sharing.setdefault(place, []).append(value)
         self._dying: list[list[Value]] = [[] for _ in self._nodes]
-        """Storages that are free behind each node."""
+        """Storages that are free after each node."""
         for place, last in self._last_readers().items():
             if last < len(self._nodes):
                 self._dying[last].append(place)
 
     def _find_sums(self) -> dict[int, Value]:
-        """Products that add themselves: node → the residual. What adapters add comes before, as in
-        ranks, which exchange a product with it."""
+        """Find products that add themselves: node → the residual. Adapters add to a product first,
+        as they do on ranks, which exchange a product with those additions."""
         found = {}
         for index, node in enumerate(self._nodes):
             if node.kind != "linear" or self._is_added_to(node):
@@ -78,7 +78,7 @@ class Fusion:
         return found
 
     def _find_gates(self) -> set[int]:
-        """Products whose result only goes through a gate and is then wanted as codes."""
+        """Find products whose result only goes through a gate and is then wanted as codes."""
         found = set()
         for index, node in enumerate(self._nodes[:-1]):
             after = self._nodes[index + 1]
@@ -95,8 +95,8 @@ class Fusion:
         return found
 
     def _find_activated(self) -> dict[int, Node]:
-        """Products that end with an activation: node → the activation. Where that is wanted as
-        codes, it is a record of its own."""
+        """Find products that end with an activation: node → the activation. An activation whose
+        result is wanted as codes is a record of its own."""
         found = {}
         for index, node in enumerate(self._nodes):
             reader = reader_of_kind(self._graph, index, "activate")
@@ -112,7 +112,7 @@ class Fusion:
         return found
 
     def _find_picked(self) -> dict[int, int]:
-        """Attentions whose result is only read where rows of it are selected: → by which node."""
+        """Find attentions that are only read by a selection of rows: node → the selecting node."""
         found = {}
         for index, node in enumerate(self._nodes):
             reader = reader_of_kind(self._graph, index, "select")
@@ -121,7 +121,7 @@ class Fusion:
         return found
 
     def _find_places(self) -> dict[Value, Value]:
-        """The storage of each value, named by the first value that lies there."""
+        """Return the storage of each value, named by the first value in it."""
         places: dict[Value, Value] = {}
         for index, node in enumerate(self._nodes):
             for value in node.out:
@@ -144,7 +144,7 @@ class Fusion:
             elif node.kind == "exchange":
                 (mine,), (whole,), spec = node.reads, node.out, node.spec
                 assert isinstance(spec, ExchangeSpec)
-                # It, and what was added up to it, are columns of the whole from the first on.
+                # This value and its partial sums are columns of the whole value from the start.
                 for value in [value for value in places if places[value] is places[mine]]:
                     if value.width != mine.width:
                         raise Unrecordable("what ranks exchange lies in something else")
@@ -152,7 +152,7 @@ class Fusion:
         return places
 
     def _last_readers(self) -> dict[Value, int]:
-        """Storage → the node behind which it is free."""
+        """Return for each storage the node after which it is free."""
         last: dict[Value, int] = {}
         for value, place in self._places.items():
             readers = self._graph.readers(value)
@@ -165,13 +165,13 @@ class Fusion:
         return last
 
     def _done_at(self, index: int) -> int:
-        """Where the work of a node is emitted: a product before a gate, and a sum before a norm,
-        with the node behind it."""
+        """Return the index at which a node's work is emitted. A product before a gate, and a sum
+        before a norm, are emitted with the next node."""
         joined = index in self._gates or self._norm_of(index) is not None
         return index + 1 if joined else index
 
     def _norm_of(self, index: int) -> Node | None:
-        """The norm that is one record with the sum `index`."""
+        """Return the norm that is one record with the sum `index`."""
         after = norm_after(self._graph, index)
         return self._nodes[after] if after >= 0 else None
 
@@ -206,7 +206,8 @@ class Fusion:
         return not linear or emit.needs_floats(self._weight(node)) or self._is_added_to(node)
 
     def _full(self, value: Value) -> Value:
-        """What an exchange makes of a rank's columns; any other value itself."""
+        """Return the whole value that an exchange makes of a rank's columns; any other value
+        itself."""
         readers = self._read_by(value)
         exchanged = readers and readers[0].kind == "exchange"
         return readers[0].out[0] if exchanged else value
@@ -222,7 +223,7 @@ class Fusion:
         return value in self._results or any(map(self._reads_floats, self._read_by(value)))
 
     def _is_summed(self, index: int) -> bool:
-        """Did the product whose result the sum `index` reads add itself?"""
+        """Return whether the product that the sum `index` reads adds itself."""
         maker = self._graph.maker(self._nodes[index].reads[1])
         return maker in self._summed
 
@@ -232,5 +233,5 @@ def rows_of(value: Value) -> int:
 
 
 def _both_ways(node: Node) -> bool:
-    """Is this attention to both sides, which has no record for some rows alone?"""
+    """Return whether this is bidirectional attention, which has no record for some rows alone."""
     return isinstance(node.spec, AttentionSpec) and node.spec.bidirectional

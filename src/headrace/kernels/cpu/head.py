@@ -23,19 +23,19 @@ class HeadPart(NamedTuple):
 
     commons: RankMemory
     first: int
-    """The token of its first output."""
+    """Token of its first output."""
     place: int
-    """The number of its first exchange, of which there are two."""
+    """Number of its first exchange; it has two."""
 
     def exchange(self, number: int, room: npt.NDArray[np.uint8]) -> Emitted:
-        """An exchange of what each rank has written in its row of `room`."""
+        """Emit an exchange of the rows of `room` that the ranks have written."""
         ranks, size = room.shape
         bounds = [rank * size for rank in range(ranks + 1)]
         piece = emit.piece(room.reshape(1, -1), bounds, -1)
         return emit.exchange(self.commons, self.place + number, [piece])
 
     def room(self, stride: int) -> npt.NDArray[np.uint8]:
-        """Room in memory of all, by rank: for so many rows, eight bytes a row."""
+        """Take memory of all ranks, a row for each: eight bytes for each of `stride` rows."""
         size = self.commons.ranks, 8 * stride
         room: npt.NDArray[np.uint8] = self.commons.take(math.prod(size)).reshape(size)
         return room
@@ -43,7 +43,7 @@ class HeadPart(NamedTuple):
 
 class Head:
     """The most likely token of each of `rows` rows: see csrc/head.h, and csrc/bound.h for a head in
-    planes. `product`, of one part without a bias, is the one that it takes the place of."""
+    planes. It replaces `product`, which has one part and no bias."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class Head:
         bounded: int = records.BOUNDED,
         share: HeadPart | None = None,
     ) -> None:
-        """`share`: where ranks have some of the tokens each."""
+        """`share`: a rank's part, if ranks have some of the tokens each."""
         assert bounded <= records.BOUNDED
         part = HrPart.from_address(product.parts)
-        # A cache line each at least: threads write side by side.
+        # At least a cache line each: threads write side by side.
         stride = -(-rows // 16) * 16
         self.tokens = np.zeros(rows, np.int64)
         self.bounded = min(rows, bounded) if part.kind == KINDS[PLANES] else 0
-        """Up to so many rows the panels that can hold the token are found first."""
+        """Most rows for which the panels that can hold the token are found first."""
         self.bounds = np.zeros((self.bounded, -(-part.out // OUTPUTS)), np.float32)
-        """Where they are, for each row and panel the bound of its logits."""
+        """Upper bounds of the logits of each such row and panel."""
         self.lower = aligned((threads, stride), np.float32)
         """Lower bounds of the highest logit, by thread."""
         self._best = aligned((threads, stride, 2), np.int32)
@@ -89,12 +89,13 @@ class Head:
 
     @property
     def worth(self) -> HrWorth:
-        """The first thread's record of whether bounds are worth it, and what they have spared."""
+        """Return the first thread's record of whether bounds are worth it, and of the bytes
+        spared."""
         return HrWorth.from_address(address(self._worth))
 
     def spared(self) -> float:
-        """Share of the head's bytes that a step of up to `bounded` rows did not read, on average so
-        far: the plane of low bits, but for candidates, whose high bits are read again."""
+        """Return the average share of the head's bytes that a step of up to `bounded` rows did not
+        read. It is the plane of low bits, minus candidates, whose high bits are read again."""
         worth = self.worth
         steps = worth.with_ + worth.without
         left = worth.left / max(self.bounds.shape[1], 1)

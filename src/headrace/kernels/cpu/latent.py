@@ -1,4 +1,4 @@
-"""Latent attention as records: see csrc/latent.h, and `kernels.latent` for what they do."""
+"""Latent attention as records: see csrc/latent.h, and `kernels.latent` for the definition."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .records import ROWS_N, HrColumns, HrHeads, HrLinear, HrPart, HrQuantised
 
 
 def reads_codes(weights: Sequence[Weight]) -> bool:
-    """Must rows come as int8?"""
+    """Return whether rows must come as int8."""
     return any(map(needs_codes, weights))
 
 
 def absorb(
     node: Node, given: Sequence[Matrix], packing: Sequence[Weight], y: Matrix, arena: Arena
 ) -> Iterator[tuple[str, Emitted]]:
-    """q [N, H · (plain + rope)], latent and rotary part to packed heads, and behind them the key;
-    where `packing` reads codes, those of q are made here."""
+    """Emit q [N, H · (plain + rope)], latent and rotary part → packed heads, followed by the key.
+    If `packing` reads codes, those of q are made here."""
     (q, own, rotary), spec = given, node.spec
     assert isinstance(spec, LatentSpec)
     room = arena.codes(ROWS_N, spec.queries) if reads_codes(packing) else None
@@ -46,8 +46,8 @@ def unpack(
     y: Matrix,
     rows: int,
 ) -> tuple[str, Emitted]:
-    """Sums over keys [rows, H · E], as floats and codes where they are read so, to values
-    [rows, H · V]."""
+    """Emit sums over keys [rows, H · E], as floats and codes if they are read so → values [rows, H
+    · V]."""
     spec = node.spec
     assert isinstance(spec, LatentSpec)
     at = spec.rope_size, spec.size
@@ -67,7 +67,8 @@ def _heads(
     apart: int,
     rows: int,
 ) -> tuple[str, Emitted]:
-    """`columns`: the first that the first head reads, and from one head to the next."""
+    """Emit a product for each head. `columns`: the first column of the first head, and the distance
+    from head to head."""
     parts = (HrPart * len(weights))()
     for head, weight in enumerate(weights):
         (part,) = parts_of(weight)

@@ -1,4 +1,4 @@
-"""From a graph's nodes to records. What is fused and where values lie `fusion` has found."""
+"""Lowering of a graph's nodes to records; `fusion` has found the joins and the places of values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from .records import ROWS_N, UNIT, HrKv, HrLinear, HrQuantised
 
 
 class Lowering(Fusion):
-    """The records of a graph, once; what is asked afterwards is in its attributes."""
+    """Lowering of one graph, once; its results are in its attributes."""
 
     def __init__(
         self,
@@ -56,22 +56,23 @@ class Lowering(Fusion):
         self.names: list[str] = []
         self.emitted: list[Emitted] = []
         self.head: HrLinear | None = None
-        """The last product, where that is of one part and gives the logits."""
+        """The last product, if it has one part and gives the logits."""
         self.share: ExchangeSpec | None = None
-        """Which of the logits `head` gives, where ranks share them."""
+        """Part of the logits that `head` gives, if ranks share them."""
         self._floats: dict[Value, npt.NDArray[np.float32]] = {}
-        """By storage."""
+        """Floats by storage."""
         self._codes: dict[Value, QuantisedRows] = {}
         """int8 codes by value, since other numbers in the same storage have other codes."""
         self._idle: list[Callable[[], None]] = []
-        """Gives back what this rank has read of all ranks' memory, and others may still read."""
+        """Functions that give back memory of all ranks. This rank has read it; others may still
+        read it."""
         self.meetings = 0
         """Exchanges so far."""
         self._met: dict[mixture.Placed, int] = {}
-        """How many there were when a mixture's room was last written."""
+        """Number of exchanges when a mixture's room was last written."""
 
     def floats(self, value: Value) -> npt.NDArray[np.float32]:
-        """Where the numbers of an output lie."""
+        """Return the memory of an output's numbers."""
         return self._floats[self._places[value]]
 
     def _matrix(self, value: Value) -> Matrix:
@@ -79,7 +80,7 @@ class Lowering(Fusion):
         return Matrix(at + 4 * self._first.get(value, 0), stride)
 
     def _lies_as(self, value: Value, other: Value) -> None:
-        """Say that a value has the columns of its storage that another had."""
+        """Give a value the columns of its storage that another one has."""
         if other in self._first:
             self._first[value] = self._first[other]
 
@@ -96,8 +97,8 @@ class Lowering(Fusion):
         return self._codes[whole].columns(0 if whole is value else self._first[value])
 
     def _outputs(self, value: Value, *, grain: int) -> tuple[Matrix | None, HrQuantised]:
-        """Where a producer that can quantise leaves its result; `grain`: columns that lie in whole
-        units in every rank."""
+        """Return the places for the result of a producer that can quantise; `grain`: columns that
+        lie in whole units in every rank."""
         codes = NOT_QUANTISED
         if self._wants_codes(value) and grain % UNIT == 0:
             codes = self._make_codes(value)
@@ -111,7 +112,7 @@ class Lowering(Fusion):
         self.emitted.append(emitted)
 
     def run(self) -> list[Emitted]:
-        """Raises `Unrecordable`."""
+        """Emit all records. Raises `Unrecordable`."""
         for index, node in enumerate(self._nodes):
             lower: Callable[[int, Node], None] | None = getattr(self, f"_{node.kind}", None)
             if lower is None:
@@ -162,7 +163,7 @@ class Lowering(Fusion):
         assert commons is not None
         self._emit("exchange", emit.exchange(commons, self.meetings, list(pieces)))
         self.meetings += 1
-        # Whoever comes here has read what died before.
+        # A rank that gets here has read all values that died before.
         for back in self._idle:
             back()
         self._idle.clear()
@@ -171,7 +172,7 @@ class Lowering(Fusion):
         self._hand_over(self._make_floats(node.out[0]), node.out[0], -1)
 
     def hand_on(self, value: Value) -> None:
-        """End with the rows of an output given to the next stage."""
+        """End with handing the rows of an output to the next stage."""
         self._hand_over(self._matrix(value), value, 1)
 
     def _hand_over(self, rows: Matrix, value: Value, step: int) -> None:
@@ -257,7 +258,8 @@ class Lowering(Fusion):
             self._emit("scale", emit.scale(y, out.width, spec.scale))
 
     def _quantised(self, x: Value, node: Node) -> HrQuantised:
-        """The codes of what a node reads, made here where it wants some and nobody has."""
+        """Return the codes of a node's input; make them here if the node wants some and there are
+        none."""
         if self._reads_codes(node) and x not in self._codes:
             floats = self._matrix(x)
             self._emit("quantise", emit.quantise(floats, self._make_codes(x), x.width, rows_of(x)))
@@ -416,5 +418,5 @@ def _activation(node: Node | None) -> str | None:
 
 
 def tables(graph: Graph) -> list[WeightRef]:
-    """The tables that are read row by row."""
+    """Return the tables that are read row by row."""
     return [node.weights[0] for node in graph.nodes if node.kind == "embed"]

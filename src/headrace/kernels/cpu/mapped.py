@@ -1,4 +1,4 @@
-"""What a mapping of a model's file keeps in memory: nothing of what is packed, little of tables."""
+"""Memory of a model file's mapping: pages of packed weights go back, those of tables mostly."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from ..weights import BlockWeight, DenseWeight, Weight
 from .library import forget
 
 MOST_ROWS = 256
-"""Rows that are read before the pages go back: at 64 KiB for each at most 16 MiB and one step's."""
+"""Rows that are read before the pages go back: at 64 KiB each, at most 16 MiB and one step's."""
 
 
 def give_back(data: Array) -> None:
-    """Drop the pages of what is mapped: few will want them again. Other arrays stay."""
+    """Drop the pages of a mapped array: few will be wanted again. Other arrays stay."""
     if mapped(data):
         forget(address(data), data.nbytes)
 
 
 class MappedRows:
-    """Gives back the pages of an embedding table that lies in the mapping of the model's file.
+    """Embedding table in the mapping of the model's file, whose pages are given back.
 
-    A row is some hundred bytes, but the system maps sixteen pages around each that is touched, so
-    that after a few thousand tokens the whole table counts as memory of this process. The page
-    cache keeps it either way: to map a row's pages again takes a microsecond or two.
+    A row is some hundred bytes, but the system maps sixteen pages around each that is touched. So
+    after a few thousand tokens the whole table counts as memory of this process. The page cache
+    keeps it either way: to map a row's pages again takes a microsecond or two.
     """
 
     def __init__(self, weight: Weight) -> None:
@@ -30,7 +30,7 @@ class MappedRows:
         self._rows = 0
 
     def read(self, rows: int) -> None:
-        """So many rows were read: perhaps it is time."""
+        """Count the rows that were read; give the pages back after `MOST_ROWS`."""
         if self._data is None:
             return
         self._rows += rows

@@ -36,7 +36,7 @@ from .records import ACTIVATIONS, SIX, HrExperts, HrPart, HrQuantised, HrRoute, 
 
 
 class Routed(NamedTuple):
-    """What `route` gives; `chosen` is int32 in the memory of floats."""
+    """Results of `route`; `chosen` is int32 in the memory of floats."""
 
     chosen: Matrix
     shares: Matrix
@@ -50,7 +50,7 @@ def route(
     routed: Routed,
     rows: int,
 ) -> Emitted:
-    """`vectors`: bias of the choice and gains of the shares."""
+    """Emit routing. `vectors`: bias of the choice and gains of the routing weights."""
     return records.ROUTE, HrRoute(
         *logits,
         *map(at_or_none, vectors),
@@ -70,16 +70,16 @@ def route(
 
 
 class Mixture(NamedTuple):
-    """The experts of a layer: of each gate above up, and down."""
+    """Experts of a layer: for each, gate above up, and down."""
 
     gate_up: list[Weight]
     down: list[Weight]
     biases: tuple[Array, Array] | None = None
-    """All experts' one after the other: [experts · 2 · I], [experts · D]."""
+    """Biases of all experts, one after the other: [experts · 2 · I], [experts · D]."""
 
     @property
     def codes(self) -> bool:
-        """Does an expert read its rows as int8?"""
+        """Whether an expert reads its rows as int8."""
         return any(map(needs_codes, self.gate_up))
 
     @property
@@ -88,7 +88,7 @@ class Mixture(NamedTuple):
 
 
 def of(node: Node, weights: Prepared) -> Mixture:
-    """The experts of an `experts` node."""
+    """Return the experts of an `experts` node."""
     gate_up, down = (
         [cut_weight(one, ref.cut) for one in weights.copies(ref)] for ref in node.weights[:2]
     )
@@ -96,10 +96,11 @@ def of(node: Node, weights: Prepared) -> Mixture:
 
 
 class Placed:
-    """Room for rows one behind the other by expert, of `rows` that go to `active` each.
+    """Room for rows in the order of their experts, for `rows` rows that go to `active` experts
+    each.
 
-    `take` gives memory of all ranks, where each makes a part of what lies between up and down, or,
-    of whole experts that are `dealt` out to them, what some of them give.
+    `take` gives memory of all ranks. Each rank makes a part of the columns between up and down; or,
+    if whole experts are `dealt` out to ranks, the results of its experts.
     """
 
     def __init__(
@@ -135,7 +136,8 @@ class Placed:
 
 
 def deal_of(dealing: Dealing, mixture: int, placed: Placed) -> HrDeal:
-    """Which experts of a mixture are this rank's, and where they leave what they give."""
+    """Describe the placement of a mixture's experts: this rank's own, and the place of their
+    results."""
     owners, went, values = dealing.owners[mixture], dealing.went[mixture], placed.values
     assert values is not None
     given = address(owners), address(went), ctypes.addressof(placed.own)
@@ -156,10 +158,10 @@ def experts(
     share: ExchangeSpec | None = None,
     deal: HrDeal | None = None,
 ) -> list[Emitted]:
-    """Rows to their experts, up and down; `x` and `floats` as the experts read. `how`: their
-    activation, and whether shares multiply what they read. `share`: what of the columns between is
-    made here, where that is not all that `down` reads. With a `deal` there is a fourth record,
-    which sums."""
+    """Emit rows to their experts, up and down; `x` and `floats` are the experts' inputs. `how`:
+    their activation, and whether routing weights multiply the inputs. `share`: the columns between
+    up and down that are made here, if these are not all that `down` reads. With a `deal` there is a
+    fourth record, which sums."""
     count = len(mixture.down)
     out, inner = mixture.down[0].shape
     matrices = (HrPart * (3 * count))()
@@ -174,7 +176,7 @@ def experts(
         return (None, 0) if room is None else matrix(room[:, first:])
 
     def op(first: int, size: int) -> HrExperts:
-        """With these columns between up and down."""
+        """Make a struct with these columns between up and down."""
         made = HrExperts(
             x if mixture.codes else NOT_QUANTISED,
             *(floats if floats is not None and mixture.floats else (None, 0)),

@@ -1,4 +1,4 @@
-"""Dense matrices made smaller while they are loaded, and the error that this is measured to be."""
+"""Dense matrices narrowed while they are loaded, and the measured error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .mapped import give_back
 
 Encode = Callable[[str, Array], npt.NDArray[np.uint8]]
 SAMPLES = 64
-"""Rows of each matrix, evenly spread, of which the error is measured."""
+"""Rows of each matrix, evenly spread, on which the error is measured."""
 _AT_ONCE = 1 << 20
 """Numbers that are encoded at a time: encoders take some ten bytes for each."""
 _LEAST, _SMALL = 32, 256
@@ -26,7 +26,7 @@ _LEAST, _SMALL = 32, 256
 
 @dataclass(slots=True)
 class NarrowWeight:
-    """A matrix that is to be blocks of `kind`, made only where no panels of it are kept."""
+    """Matrix that is to be blocks of `kind`, made only if no panels of it are kept."""
 
     kind: str
     source: DenseWeight | BlockWeight
@@ -41,7 +41,7 @@ class NarrowWeight:
         return self.source.name
 
     def first(self, rows: int) -> BlockWeight:
-        """Its first rows."""
+        """Return its first rows."""
         return self.rows(np.arange(min(rows, self.shape[0])))
 
     def rows(self, which: npt.NDArray[np.intp]) -> BlockWeight:
@@ -60,7 +60,7 @@ class NarrowWeight:
 
 
 class Narrowing:
-    """Which kind each matrix gets with `--quantise int8` or `int4`, and what is lost by it."""
+    """Choice of each matrix's kind with `--quantise int8` or `int4`, and the loss from it."""
 
     def __init__(self, wish: str) -> None:
         self.wish = wish
@@ -68,7 +68,7 @@ class Narrowing:
         self._worst = (0.0, "")
 
     def kind(self, weight: DenseWeight, role: Role) -> str | None:
-        """None: it stays as it is."""
+        """Return the kind that the weight becomes; None: it stays as it is."""
         out, width = weight.shape
         if role not in ("linear", "moe", "logits") or width % 32 or out < _LEAST:
             return None
@@ -77,10 +77,11 @@ class Narrowing:
         return "Q4_K" if width % 256 == 0 else "Q4_0"
 
     def measure(self, weight: NarrowWeight, expand: Callable[[BlockWeight], Array]) -> None:
-        """Compare rows of it with what `expand` makes of their blocks."""
+        """Compare some rows of it with the numbers that `expand` makes of their blocks."""
         out = weight.shape[0]
         which = np.linspace(0, out - 1, min(out, SAMPLES)).astype(np.intp)
-        # Sums of squares in place: fresh memory for each of them costs more than all else here.
+        # Sums of squares in place: fresh memory for each of them costs more than everything else
+        # here.
         wanted, found = floats(weight.source.data[which]), expand(weight.rows(which))
         found -= wanted
         found *= found
@@ -92,7 +93,7 @@ class Narrowing:
         self._worst = max(self._worst, (math.sqrt(lost / size) if size else 0.0, weight.name))
 
     def decision(self) -> Decision:
-        """Report what was narrowed, and the error that was measured."""
+        """Report the narrowed matrices and the measured error."""
         if not self._matrices:
             reason = f"{self.wish} has no effect: no matrix of the model is dense and large enough"
             return Decision("quantise", "auto", reason)

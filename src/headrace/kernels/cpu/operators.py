@@ -1,8 +1,7 @@
 """The operators one by one: each call builds its records and runs them at once.
 
-The model's step does not go this way (see `program`); prompt log-probabilities, tests and steps
-beyond a program's limits do. Arrays of both kinds go in, and what comes out
-is of the kind of what went in.
+The model's step uses `program` instead. Prompt log-probabilities, tests and steps beyond a
+program's limits go this way. Arrays of both kinds go in; results are of the kind of the inputs.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from .step import fill_step
 
 
 class CpuOperators:
-    """See `Operators` for the meaning and the shapes of each method. Activations are fp32."""
+    """The operators on the CPU's kernels; `Operators` gives the meaning and shapes of each method.
+    Activations are fp32."""
 
     name = "cpu"
     host = True
@@ -49,8 +49,8 @@ class CpuOperators:
         team: Team | None = None,
         quantise: str = "auto",
     ) -> None:
-        """`team`: one that is there already, in place of one of its own; `quantise`: "int8" or
-        "int4", what becomes of dense matrices."""
+        """`team`: a thread pool to use in place of a new one; `quantise`: "int8" or "int4", the
+        kind that dense matrices become."""
         self.team = team or Team(threads, level)
         self._packer = Packer(self.team, shelf)
         self.drawing = drawing(self.team)
@@ -65,7 +65,7 @@ class CpuOperators:
 
     @property
     def told(self) -> list[Decision]:
-        """What loading the weights has shown."""
+        """Decisions that loading the weights has shown."""
         return self._sources.told
 
     def _expand(self, blocks: BlockWeight) -> Array:
@@ -217,7 +217,8 @@ class CpuOperators:
     def route(
         self, logits: Array, spec: RouteSpec, bias: Array | None, gains: Array | None = None
     ) -> tuple[Array, Array]:
-        """Experts are int32 in the memory of floats, as `experts` takes them."""
+        """Route as `Operators.route` does. Experts are int32 in the memory of floats, as `experts`
+        takes them."""
         rows, count = logits.shape
         made = [floats_like(logits, rows, spec.active) for _ in range(2)]
         routed = mixture.Routed(*map(matrix, made))

@@ -1,4 +1,4 @@
-"""Weights in panels: repacked from the file's blocks, or from dense tensors; or found repacked."""
+"""Weights in panels: repacked from the file's blocks or from dense tensors, or found repacked."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Made = DenseWeight | BlockWeight | CodedWeight | NarrowWeight
 Source = Made | KeptWeight
 DENSE_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 PLANES = "Q8_0_PLANES"
-"""Q8_0 with its three low bits apart: a head's (csrc/bound.h)."""
+"""Kind of Q8_0 with its three low bits apart, for a head (csrc/bound.h)."""
 OUTPUTS = 16
 """Outputs in a panel (csrc/layout.h)."""
 _UNIT_BYTES, _LOW_BYTES = 544, 192
-"""Bytes of 16 outputs by 32 inputs in `PLANES`, and those among them of the low plane."""
+"""Bytes of 16 outputs by 32 inputs in `PLANES`, and of the low plane among them."""
 LOW_SHARE = _LOW_BYTES / _UNIT_BYTES
 _CHUNK = 64 << 20
 _AT_ONCE = 32 << 20
@@ -40,19 +40,20 @@ def kind_of(weight: Source) -> str:
 
 
 def packed_bytes(kind: str, shape: tuple[int, int]) -> int:
-    """Bytes of a weight in panels; −1 where its kind or shape has none."""
+    """Return the bytes of a weight in panels; −1 if its kind or shape has none."""
     return int(load().hr_packed_bytes(KINDS.get(kind, 0), *shape))
 
 
 def panel_kind(weight: Source, planes: bool) -> str:
-    """The kind of its panels; `planes`: in two planes where its kind can be."""
+    """Return the kind of its panels; `planes`: in two planes if its kind can be."""
     kind = kind_of(weight)
     apart = planes and kind == "Q8_0" and not isinstance(weight, CodedWeight | KeptWeight)
     return PLANES if apart else kind
 
 
 def low_bytes(panels: PanelWeight) -> int:
-    """Bytes of its plane of low bits, of which a greedy step of few rows reads next to nothing."""
+    """Return the bytes of its plane of low bits; a greedy step of few rows reads next to none of
+    them."""
     return panels.nbytes // _UNIT_BYTES * _LOW_BYTES if panels.kind == PLANES else 0
 
 
@@ -63,8 +64,8 @@ def pack(
     *,
     planes: bool = False,
 ) -> PanelWeight:
-    """The weight in panels of 16 outputs (csrc/layout.h). `room` is uint8 of `packed_bytes`,
-    aligned to 64; without it memory is taken for it."""
+    """Pack the weight into panels of 16 outputs (csrc/layout.h). `room` is uint8 of `packed_bytes`,
+    aligned to 64; without it memory is allocated."""
     if isinstance(weight, NarrowWeight):
         weight = weight.blocks()
     kind, data = panel_kind(weight, planes), in_order(weight.data)
@@ -80,7 +81,7 @@ def pack(
         load().hr_pack_coded(team.handle, *given)
         return PanelWeight(kind, target, weight.shape, weight.order)
     row_bytes = data.nbytes // out
-    # The planes of all panels lie one behind the other: such a weight is packed at once.
+    # Each plane holds all panels together, so a weight in planes is packed at once.
     step = out if kind == PLANES else max(1, _AT_ONCE // row_bytes // OUTPUTS) * OUTPUTS
     for first in range(0, out, step):
         rows = min(step, out - first)
@@ -92,7 +93,7 @@ def pack(
 
 
 class Packer:
-    """Packs the weights of one model into few regions of huge pages, or finds them on a shelf.
+    """Packer of one model's weights into few regions of huge pages; it finds kept ones on a shelf.
 
     Regions are shared by weights: one region of 2 MiB pages for each of the small matrices of a
     layer would waste more than half of the default model's size.
@@ -104,8 +105,8 @@ class Packer:
         self._proven: set[str] = set()
 
     def pack(self, weight: Source, *, planes: bool = False) -> PanelWeight:
-        """The weight in panels. The pages of a mapped source are given back, and those of panels
-        that the shelf took: until it gives them again nobody reads them."""
+        """Return the weight in panels. The pages of a mapped source are given back. So are those of
+        panels that the shelf took: they are not read until it gives them again."""
         kind, shape, shelf = panel_kind(weight, planes), weight.shape, self._shelf
         found = self._find(weight, kind, shape)
         if found is not None:
@@ -120,7 +121,8 @@ class Packer:
 
             def replace(kept: npt.NDArray[Any]) -> None:
                 packed.data = kept
-                # The rest of a region, even none of it, keeps the whole region in memory.
+                # Any remaining part of a region, even an empty one, keeps the whole region in
+                # memory.
                 self._region = np.empty(0, np.uint8)
 
             if shelf.keep(weight.name, kind, shape, packed.data, replace):
@@ -137,7 +139,7 @@ class Packer:
         order = weight.order if isinstance(weight, CodedWeight | KeptWeight) else None
         panels = PanelWeight(kind, kept, shape, order)
         if kind not in self._proven:
-            # Whoever changes the layout and forgets its version number is found out here.
+            # This finds a change of the layout without a change of its version number.
             if not self._proof(weight, panels):
                 shelf.refuse(f"{weight.name} is not laid out as this version lays it out")
                 return None
@@ -145,7 +147,7 @@ class Packer:
         return panels
 
     def _proof(self, weight: Source, panels: PanelWeight) -> bool:
-        """Is the first panel what packing gives?"""
+        """Return whether the first panel equals a freshly packed one."""
         rows = min(OUTPUTS, weight.shape[0])
         first: Made
         if isinstance(weight, CodedWeight | NarrowWeight | KeptWeight):
@@ -162,7 +164,7 @@ class Packer:
         )
 
     def _room(self, size: int) -> Bytes:
-        """Zeroed uint8[size] of the current region, or of a new one."""
+        """Return zeroed uint8[size] of the current region, or of a new one."""
         if size > self._region.nbytes:
             self._region = allocate(max(size, _CHUNK))
         room = self._region[:size]
@@ -171,14 +173,14 @@ class Packer:
 
 
 def _give_back(weight: Source) -> None:
-    """Drop the pages of a mapped weight: few will want them again."""
+    """Drop the pages of a mapped weight: few will be wanted again."""
     source = weight.source if isinstance(weight, NarrowWeight) else weight
     if isinstance(source, DenseWeight | BlockWeight):
         give_back(source.data)
 
 
 def in_order(data: Array) -> Array:
-    """The same numbers in C order, without gaps."""
+    """Return the same numbers in C order, without gaps."""
     if contiguous(data):
         return data
     return np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data.contiguous()

@@ -32,13 +32,13 @@ class HasTeam(Operators, Protocol):
 
 
 class Variant(NamedTuple):
-    """Which records."""
+    """Choice of a step's records."""
 
     every: bool = False
-    """Hidden states of all tokens, and not only of those that sample."""
+    """Hidden states of all tokens, not only of those that sample."""
     adapted: bool = False
-    """Each product of one of the names in `CallByCall.additions` is followed by what the adapters
-    of `StepBatch.adapters` add to it."""
+    """Whether the adapters of `StepBatch.adapters` add to each product named in
+    `CallByCall.additions`."""
 
 
 PLAIN = Variant()
@@ -51,7 +51,7 @@ def compile_program(
     beside: CpuProgram | None = None,
     variant: Variant = PLAIN,
 ) -> CpuProgram | None:
-    """The records of the step of `plain`'s model; None: something in it has none.
+    """Compile the step of `plain`'s model to records; None: something in it has no record.
 
     It may use the buffers of `beside`: then the results of either are valid until the next call of
     either.
@@ -65,7 +65,7 @@ def compile_program(
 class CpuProgram:
     """A model's step as one call of the library. See `Program`.
 
-    A step has one of three ends behind the same records: logits; the most likely tokens, without
+    A step has one of three ends after the same records: logits; the most likely tokens, without
     logits, by the bounds of the head; or logits and tokens by rules.
     """
 
@@ -83,7 +83,7 @@ class CpuProgram:
         self._variant = variant
         self._others: dict[Variant, CpuProgram | None] = {}
         """Variants of the same step, made when first wanted; None: it cannot be recorded. They do
-        not know this one, so that all of it goes when the last reference to it does."""
+        not refer to this one, so all of it is freed with the last reference to it."""
         rows = {ROWS_N: limits.tokens, ROWS_R: limits.samples}
         commons = plain.model.commons
         self._arena: Arena = Arena(rows, None if beside is None else beside._arena, commons)
@@ -101,7 +101,7 @@ class CpuProgram:
         self.names = lowering.names
         self._hidden = lowering.floats(hidden)
         self._states = lowering.floats(graph.outputs.get("states", hidden))
-        # [0, 0] of a model without a head over a vocabulary, which nobody asks for tokens.
+        # [0, 0] for a model without a head over a vocabulary, which is never asked for tokens.
         self._logits = self._hidden[:0, :0] if logits is None else lowering.floats(logits)
         self._records = emit.program(self._emitted)
         first, count = ctypes.addressof(self._records), len(self._emitted)
@@ -114,9 +114,9 @@ class CpuProgram:
         self._tables = [MappedRows(weights.weight(table)) for table in tables(graph)]
         self._step = HrStep()
         self._filled: StepBatch | None = None
-        """The batch that `_step` and `_outputs` are of, where it may come again as it is."""
+        """Batch of `_step` and `_outputs`, if it may come again as it is."""
         self._wanted: Want | None = None
-        """What `_at` and `_outputs` are of."""
+        """Outputs that `_at` and `_outputs` stand for."""
         self._at = first, count, ctypes.addressof(self._step)
         self._outputs = Outputs()
 
@@ -133,7 +133,7 @@ class CpuProgram:
             table.read(self._step.n)
         self._operators.team.run_at(*self._at)
         if self._shared and want.logits:
-            # Masks change them in place, each rank for itself.
+            # Masks change them in place, in each rank separately.
             logits = self._logits[: self._step.r].copy()
             return Outputs(self._outputs.tokens, logits, self._outputs.hidden, self._outputs.states)
         return self._outputs
@@ -142,7 +142,7 @@ class CpuProgram:
         return self._plain.head(hidden)
 
     def variant_of(self, batch: StepBatch, want: Want) -> CpuProgram | None:
-        """The program of what this step wants; None where there is none."""
+        """Return the program for this step's outputs, or None if it cannot be recorded."""
         some = self._selects and len(batch.sample_rows) != len(batch.tokens)
         variant = Variant(want.hidden == "every" and some, batch.adapters is not None)
         if variant == self._variant:
@@ -154,14 +154,15 @@ class CpuProgram:
         return self._others[variant]
 
     def _fill(self, batch: StepBatch, want: Want) -> bool:
-        """Point the step to `batch`, and choose its end. False: it is beyond the limits."""
+        """Point the step to `batch`, and choose its end. Return False if it is beyond the
+        limits."""
         if batch is not self._filled:
             self._filled = None
             step, limits = fill_step(self._step, batch), self._limits
             if step.n > limits.tokens or step.b > limits.entries or step.r > limits.samples:
                 return False
             if batch.given is not None:
-                return False  # The record that embeds knows of ids alone.
+                return False  # The embedding record knows ids alone.
             # Adapters come in new memory with every step.
             self._filled = batch if batch.fixed and batch.adapters is None else None
         end, samples = self._end_of(want), self._step.r
@@ -193,7 +194,7 @@ class _End:
 
 
 class _GreedyHead(_End):
-    """The same records but for the last: the most likely tokens in place of the logits."""
+    """End whose last record gives the most likely tokens in place of the logits."""
 
     def __init__(
         self, lowering: Lowering, threads: int, rows: int, commons: RankMemory | None
@@ -212,7 +213,7 @@ class _GreedyHead(_End):
 
 
 class _DrawingEnd(_End):
-    """The same records and one more: tokens from the logits, by rules."""
+    """End with one more record: tokens from the logits, by rules."""
 
     def __init__(self, emitted: list[Emitted], logits: npt.NDArray[np.float32]) -> None:
         tokens = np.zeros(len(logits), np.int64)
@@ -224,7 +225,7 @@ class _DrawingEnd(_End):
 
     def use(self, rules: npt.NDArray[np.void] | None) -> None:
         """Draw the next steps by `rules` [R], which must live until others come; None: every row
-        its most likely token."""
+        takes its most likely token."""
         if rules is None:
             rules = self._most_likely
         if rules is not self._rules:

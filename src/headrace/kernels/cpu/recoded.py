@@ -1,8 +1,8 @@
-"""Blocks that have no panels of their own, as others that hold the same numbers and have some.
+"""Blocks without panels of their own, recoded as kinds that have panels and hold the same numbers.
 
 Q3_K is w = d · s · (code - 4) with eight codes and scales s of six bits, for each 16 weights: Q6_K
-with codes higher by 28. Q2_K has an offset for each 16 weights, which no other format has, and
-becomes numbers.
+with codes higher by 28. Q2_K has an offset for each 16 weights, which no other format has, so it
+becomes plain numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .narrow import NarrowWeight
 
 
 def _six_bits(b: Bytes) -> Bytes:
-    """Blocks of Q3_K [n, 110] → of Q6_K [n, 210]."""
+    """Convert blocks of Q3_K [n, 110] to Q6_K [n, 210]."""
     low, high = split(b[:, 96:104], 4, 8), split(b[:, 104:108], 2, 4)
     scales = (low | (high << 4)).view(np.int8) - np.int8(32)
     # The third bit is worth 4; stored clear it means that 4 is subtracted.
@@ -29,7 +29,7 @@ def _six_bits(b: Bytes) -> Bytes:
 
 
 def _numbers(b: Bytes) -> Bytes:
-    """Blocks of Q2_K [n, 84] → the bytes of their 256 numbers in fp32 [n, 1024]."""
+    """Convert blocks of Q2_K [n, 84] to the bytes of their 256 numbers in fp32 [n, 1024]."""
     d, least = (np.ascontiguousarray(b[:, at : at + 2]).view(np.float16) for at in (80, 82))
     scales = d.astype(np.float32) * (b[:, :16] & 15)
     offsets = least.astype(np.float32) * (b[:, :16] >> 4)
@@ -44,12 +44,13 @@ _RECODED: dict[str, tuple[str, int, Callable[[Bytes], Bytes]]] = {
     "Q2_K": ("F32", 84, _numbers),
     "Q3_K": ("Q6_K", 110, _six_bits),
 }
-"""Kind → (kind whose panels hold it, bytes of a block, its blocks → those)."""
+"""Kind → (kind whose panels hold it, bytes of a block, conversion of its blocks)."""
 RECODED = frozenset(_RECODED)
 
 
 def recoded(weight: BlockWeight) -> NarrowWeight:
-    """A weight of a kind in `RECODED` as one that has panels, made only where none are kept."""
+    """Wrap a weight of a kind in `RECODED` as one that has panels; it is made only if none are
+    kept."""
     kind, size, change = _RECODED[weight.kind]
 
     def encode(_: str, rows: Array) -> Bytes:

@@ -12,14 +12,14 @@ KINDS = {
     "E4M3": 21,
 }  # fmt: skip
 KV_I8 = 19
-"""Kind of a KV cache of int8 codes with scales; no kind of weights."""
+"""Kind of a KV cache of int8 codes with scales; it is not a kind of weights."""
 KV_K8V4 = 20
-"""The same with V in four bits."""
+"""Kind of such a cache with V in four bits."""
 _NAMES = ("silu", "gelu_tanh", "gelu", "tanh", "clamped", "sigmoid", "relu2")
 ACTIVATIONS = {name: number for number, name in enumerate(_NAMES)}
 VALUES = {name: number for number, name in enumerate(("own", "normed", "keys", "elsewhere"))}
 INDICES = {"tokens": 0, "positions": 1, "types": 2}
-"""Which of a step's numbers say the rows of a table."""
+"""Number of each of a step's arrays that can index the rows of a table."""
 ACTIVATED = 4
 """HrInto of a product that goes through an activation: this plus the activation's number."""
 ROWS_N, ROWS_R = 0, 1
@@ -28,20 +28,20 @@ LAYER_NORM, ACTIVATE, BIDIRECTIONAL, ROUTE, PLACE, EXPERTS_UP, EXPERTS_DOWN, SCA
 LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE, BOUND, HEADS, COLUMNS = range(20, 29)
 CONV, RECURRENCE, MULTIPLY, EXCHANGE, AGREE, LOWER, HANDOVER, EXPERTS_SUM = range(29, 37)
 BOUNDED = 4
-"""Rows up to which bounding the logits first is worth it (docs/kernels.md): HR_BOUNDED."""
+"""Most rows for which bounding the logits first is worth it (docs/kernels.md): HR_BOUNDED."""
 MAX_GROUPS = 16
 SIX = 6
-"""Rows of quantised activations that are interleaved."""
+"""Number of rows of quantised activations that are interleaved."""
 UNIT = 32
-"""Activations share a scale in groups of this many."""
+"""Number of activations that share a scale."""
 
 TYPES: dict[str, Any] = {"P": c_void_p, "I": c_int32, "L": c_int64, "U": c_uint64, "C": c_int8}
 TYPES |= {"F": c_float, "D": c_double}
 
 
 def laid(text: str) -> list[tuple[str, Any]]:
-    """The fields of a struct, from `type name name; type name; …`. `type`: one of `TYPES`, or a
-    struct of this module; `type*n`: an array of so many."""
+    """Return the fields of a struct, from `type name name; type name; …`. `type`: one of `TYPES`,
+    or a struct of this module; `type*n`: an array of n."""
     fields = []
     for line in text.split(";"):
         kind, *names = line.split()

@@ -1,4 +1,4 @@
-"""What panels are made of, weight by weight: as it came, as exact codes, or in fewer bits."""
+"""Sources of panels, weight by weight: as it came, as exact codes, or in fewer bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .recoded import RECODED, recoded
 
 
 def table(weight: Weight) -> BlockWeight | DenseWeight:
-    """A weight that is read row by row, which the file's own blocks can be."""
+    """Prepare a weight that is read row by row; the file's own blocks can be."""
     if isinstance(weight, PackedWeight | Fp8Weight):
         return DenseWeight(values(weight), weight.name)
     assert isinstance(weight, DenseWeight | BlockWeight)
@@ -38,7 +38,7 @@ def table(weight: Weight) -> BlockWeight | DenseWeight:
 
 
 class PanelSources:
-    """What the panels of one model's products are made of, and what came of it."""
+    """Sources of the panels of one model's products, and a record of the choices."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class PanelSources:
         expand: Callable[[BlockWeight], Array],
         shelf: Shelf | None = None,
     ) -> None:
-        """`quantise`: what becomes of dense matrices; `expand` gives the numbers of blocks."""
+        """`quantise`: the kind that dense matrices become; `expand` gives the numbers of blocks."""
         self._encode = encode
         self._shelf = shelf
         self._narrowing = Narrowing(quantise) if quantise in CPU_VALUES["quantise"] else None
@@ -57,7 +57,7 @@ class PanelSources:
         """(kind of the file, kind of the panels) → matrices."""
 
     def of(self, weight: Weight, role: Role) -> list[Source]:
-        """One, or one of each part."""
+        """Return one source, or one for each part."""
         parts = weight.parts if isinstance(weight, StackedWeight) else (weight,)
         # All parts read their inputs in one order, or each in the model's own.
         ordered = role == "linear" and one_order(parts)
@@ -78,7 +78,8 @@ class PanelSources:
         return weight
 
     def _exact(self, weight: PackedWeight | Fp8Weight | LateWeight, ordered: bool) -> Source:
-        """What holds the numbers of codes. A `LateWeight` whose panels are kept is not read."""
+        """Return a source that holds the numbers of codes. A `LateWeight` whose panels are kept is
+        not read."""
 
         def read() -> CodedWeight | DenseWeight | BlockWeight:
             stored = weight.read() if isinstance(weight, LateWeight) else weight
@@ -102,7 +103,7 @@ class PanelSources:
 
     @property
     def told(self) -> list[Decision]:
-        """What loading the weights has shown."""
+        """Decisions that loading the weights has shown."""
         told = [] if self._narrowing is None else [self._narrowing.decision()]
         if self._in_floats:
             count, first = len(self._in_floats), self._in_floats[0]

@@ -16,7 +16,7 @@ from .state_records import HrConv, HrMultiply, HrRecurrence
 def multiply(
     x: Matrix, gate: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised, rows: int
 ) -> Emitted:
-    """x · act(gate), of as many rows as `rows` says."""
+    """Emit x · act(gate), for the rows that `rows` names."""
     number = ACTIVATIONS[activation]
     return records.MULTIPLY, HrMultiply(*x, *gate, *(y or (None, 0)), q, size, number, rows, 0)
 
@@ -24,7 +24,7 @@ def multiply(
 def short_conv(
     x: Matrix, spec: ConvSpec, vectors: Sequence[Array], layer: StateLayer, group: int, y: Matrix
 ) -> Emitted:
-    """`vectors`: the taps, tap by tap, and perhaps a bias."""
+    """Emit a short convolution. `vectors`: the taps, tap by tap, and perhaps a bias."""
     taps, *bias = vectors
     inputs = layer.inputs
     assert contiguous(inputs)
@@ -54,7 +54,8 @@ def recurrence(
     group: int,
     y: Matrix,
 ) -> Iterator[Emitted]:
-    """What the node reads, and its vectors, in their order; a state space has its norms behind."""
+    """Emit the recurrence of the node's inputs and vectors, in their order; a state space is
+    followed by its norms."""
     assert layer.state is not None
     assert layer.tail is not None
     assert contiguous(layer.state)

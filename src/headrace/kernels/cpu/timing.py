@@ -1,4 +1,4 @@
-"""The time of every record that this process's teams run, for who profiles.
+"""Time of every record that this process's thread pools run, for profiling.
 
 The library takes the times itself, from barrier to barrier, on the thread that called it.
 """
@@ -56,7 +56,8 @@ NAMES = {
 
 @contextmanager
 def timed() -> Iterator[list[Timed]]:
-    """What ran while this lasts, in its order. For one thread that calls, as a profile has it."""
+    """Yield a list that records, in order, the operators that run meanwhile. For one calling
+    thread, as in a profile."""
     found: list[Timed] = []
 
     def note(records: int, count: int, step: int, seconds: int) -> None:

@@ -10,11 +10,11 @@ from .library import load
 
 
 class Wire:
-    """Sockets by which the ranks of a fence meet, which share no memory: see csrc/wire.h."""
+    """Sockets by which ranks of a fence without common memory meet: see csrc/wire.h."""
 
     def __init__(self, commons: RankMemory, sockets: Sequence[int]) -> None:
-        """`commons` is this process's own; `sockets`: descriptors by process, those of a stage one
-        after the other, -1 for the own one, open until `close`."""
+        """`commons` is this process's own. `sockets`: descriptors by process, a stage's together,
+        -1 for its own; they stay open until `close`."""
         self._fence = commons.fence
         count, stages = len(sockets), commons.stages
         given = (c_int32 * count)(*sockets)
@@ -22,10 +22,10 @@ class Wire:
 
     @property
     def culprit(self) -> int | None:
-        """The rank that was gone when the group ended."""
+        """Rank that was gone when the group ended."""
         found = load().hr_wire_culprit(self._fence)
         return None if found < 0 else int(found)
 
     def close(self) -> None:
-        """Nobody may be meeting any more."""
+        """Free the sockets' state; no rank may be meeting any more."""
         load().hr_wire_free(self._fence)

@@ -9,25 +9,25 @@ drafts have a few tokens; they read the same KV, and stay far below the ridge to
 Shape. One program takes one KV head and one *piece* of an entry's KV, from the list that the host
 makes (`attention_plan`): as many as keep the device busy, however long the sequences are and
 however unequal, and no more. The query rows of its H / G heads and of all tokens are packed into
-one tile (padded to 16, what the tensor cores take), so K and V are read once per KV head. The
-program of an entry and KV head that finishes last (a counter) joins all of its pieces, in order, as
-in `product_skinny`: a second kernel would be 3 of 120 microseconds at 32 x 4k and a fifth of the
-operator at one row. How long a piece is follows from the step, so a row's rounding depends on what
-else is in it (the deterministic mode has one kernel for all entries instead).
+one tile (padded to 16, the tensor cores' size), so K and V are read once per KV head. The program
+of an entry and KV head that finishes last (a counter) joins all of its pieces, in order, as in
+`product_skinny`: a second kernel would be 3 of 120 microseconds at 32 x 4k and a fifth of the
+operator at one row. A piece's length follows from the step, so a row's rounding depends on the
+step's other rows (the deterministic mode has one kernel for all entries instead).
 
 Codes. An 8-bit cache halves the bytes, and then instructions bind: at 4.8 TB/s each of an H200's
 528 schedulers has 790 slots for 4 KiB. Widened to bf16 the loop took 1,068 and 128 conversions at
 an eighth of the rate; as fp16 (`quantise.from_codes`) it takes 360 (machine code of sm_90). Keys
-become fp16 behind the exchange of operands, so that only their codes pass through it (ADR 0031).
-What is left is waiting, for block numbers, scales and copies in turn (`docs/tried/kernels.md`).
+become fp16 after the exchange of operands, so that only their codes pass through it (ADR 0031). The
+remaining time is waiting, for block numbers, scales and copies in turn (`docs/tried/kernels.md`).
 
-Latents. Of latent attention all H heads share one key of 64 + 512 numbers, whose latent is the
+Latents. In latent attention all H heads share one key of 64 + 512 numbers, whose latent is the
 value too: 1,152 bytes a token in bf16 and 2,176 · H operations, 30 operations a byte with the 16
 heads of DeepSeek-V2-Lite (bandwidth binds), 242 with the 128 of V3, at the ridge. Heads fill the
 tile; more than `LATENT_HEADS` are several tiles, which read the same latents, the second time from
 L2. Each is loaded once and multiplied twice. Sums are four times as wide as those of other heads,
-so their pieces are joined by a kernel of its own (`attention_join`): the last program to come would
-read 64 of them one after the other.
+so their pieces are joined by a kernel of its own (`attention_join`): the last program to finish
+would read 64 of them one after the other.
 
 Source: Dao et al., "Flash-Decoding for long-context inference" (2023).
 """
@@ -52,7 +52,7 @@ CUT = tl.constexpr(SHORTEST)
 ROTARY = tl.constexpr(64)
 """Room for the rotated part of a latent key."""
 LATENT_HEADS = 64
-"""Heads of a tile over latents, at most: sums of 64 x 512 are 128 registers of eight warps."""
+"""Most heads of a tile over latents: sums of 64 x 512 are 128 registers of eight warps."""
 TOGETHER = 4096
 """Values of partial results that are joined in one turn, all on their way at once: 32 a
 thread. With twice as many Triton 3.6 gives the whole kernel 152 registers, not 128."""
@@ -60,17 +60,17 @@ thread. With twice as many Triton 3.6 gives the whole kernel 152 registers, not 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How a decode launch is cut."""
+    """Cut of a decode launch."""
 
     tile: int = 64
     """Tokens per turn of the inner loop; divides `attention_plan.SHORTEST`."""
     warps: int = 4
     stages: int = 3
     registers: int | None = None
-    """A thread's at most, of one token and KV in 16 bits without a soft cap; None: as many as the
-    compiler takes."""
+    """Most registers of a thread, for one token and KV in 16 bits without a soft cap; None: the
+    compiler's choice."""
     ahead: bool = False
-    """Are a turn's scales of 8-bit codes asked for in the turn before?"""
+    """Whether a turn's scales of 8-bit codes are requested in the turn before."""
 
 
 @triton.jit
@@ -103,10 +103,10 @@ def _leave(
     ROPE: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """This program's piece, one of several, to memory: the PACKED = tokens x GROUP query rows of
-    one KV head in `partial` [pieces, kv_heads, PACKED, WIDTH]. The last to come joins all of them,
-    in order and JOINED in a turn → `count` tokens at out_at [..., GROUP, WIDTH]. Those over latents
-    are joined by `attention_join`."""
+    """Write this program's piece, one of several, to memory: the PACKED = tokens x GROUP query rows
+    of one KV head in `partial` [pieces, kv_heads, PACKED, WIDTH]. The last program to finish joins
+    all of them, in order and JOINED in a turn → `count` tokens at out_at [..., GROUP, WIDTH].
+    Pieces over latents are joined by `attention_join`."""
     rows = tl.arange(0, ROWS)
     columns = ROPE + tl.arange(0, WIDTH_PADDED)
     cell = (number * kv_heads + head) * PACKED + rows
@@ -115,7 +115,7 @@ def _leave(
     tl.store(log_sums + cell * 2 + 1, total, mask=rows < count * GROUP)
     if ROPE > 0:
         return
-    # All threads have written before one of them says so to the whole device.
+    # All threads must have written before one of them says so to the whole device.
     tl.debug_barrier()
     pair = entry * kv_heads + head
     if tl.atomic_add(tickets + pair, 1, sem="acq_rel") == parts - 1:
@@ -130,7 +130,7 @@ def _leave(
             piece = at + tl.arange(0, JOINED)
             cells = (piece * kv_heads + head)[:, None] * PACKED + row[None, :]
             there = (piece < number - part + parts)[:, None] & owned[None, :]
-            # Others' parts are in L2; this multiprocessor's own cache may hold what was before.
+            # Others' parts are in L2; this multiprocessor's own cache may hold old values.
             peak = tl.load(log_sums + cells * 2, there, float("-inf"), cache_modifier=".cg")
             weight = tl.load(log_sums + cells * 2 + 1, there, 0.0, cache_modifier=".cg")
             found = tl.load(
@@ -161,7 +161,7 @@ def _leave(
 
 @triton.jit
 def rotary_part(at, real, ROPE: tl.constexpr):
-    """The first ROPE numbers behind each of the places `at` [ROWS] that are `real`."""
+    """Load the first ROPE numbers at each of the places `at` [ROWS] that are `real`."""
     columns = tl.arange(0, ROTARY)
     mask = real[:, None] & (columns < ROPE)[None, :]
     return tl.load(at[:, None] + columns[None, :], mask=mask, other=0.0)
@@ -169,7 +169,7 @@ def rotary_part(at, real, ROPE: tl.constexpr):
 
 @triton.jit
 def _scales(k_scale, v_scale, block, places, seen, head, scale_block_stride, BLOCK: tl.constexpr):
-    """→ scales of the keys and of the values at `places`, asked for at once."""
+    """Load the scales of the keys and of the values at `places`, both at once."""
     at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
     keys = tl.load(k_scale + at, mask=seen, other=0.0)
     return keys, tl.load(v_scale + at, mask=seen, other=0.0)
@@ -218,9 +218,10 @@ def _split_kernel(
     ROPE: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """HALVES: codes are multiplied as fp16, with `scale` in the query already. FOUR: values in four
-    bits. BIASES: of keys, see `add_biases`. ROPE: numbers of a key over latents that are rotated
-    and lie before its value; `head` is a tile of heads then, and there is one KV head."""
+    """Attend over one piece. HALVES: codes are multiplied as fp16, with `scale` in the query
+    already. FOUR: values in four bits. BIASES: of keys, see `add_biases`. ROPE: numbers of a key
+    over latents that are rotated and precede its value; `head` is a tile of heads then, and there
+    is one KV head."""
     head = tl.program_id(0)
     kv_heads = tl.num_programs(0)
     kv_head = 0 if ROPE > 0 else head
@@ -250,7 +251,7 @@ def _split_kernel(
     query = tl.load(q_at + place[:, None] + columns[None, :], mask=real, other=0.0)
     if ROPE > 0:
         query_rope = rotary_part(q_at + place, rows < count * GROUP, ROPE)
-    # Rows that work for nobody repeat the last token: their softmax stays finite.
+    # Padding rows repeat the last token: their softmax stays finite.
     position = length - count + tl.minimum(rows // GROUP, count - 1)
     begin = 0
     if WINDOW != 0:
@@ -418,10 +419,10 @@ def attention_decode(
     rope: int = 0,
     chunked: bool = False,
 ) -> None:
-    """Fill `out` [N, H, E] for the entries that `plan` cuts in pieces; rows of others are left
-    alone. `rope`: of keys over latents, how many of their first numbers are rotated; these of the
-    result are left alone too. `group_number`: whose pieces. `sinks` [H]: see `Operators.attend`.
-    `chunked`: windows are chunks.
+    """Fill `out` [N, H, E] for the entries that `plan` cuts into pieces; rows of others are left
+    alone. `rope`: the count of rotated numbers that begin a key over latents; these columns of the
+    result are left alone too. `group_number`: the group whose pieces are used. `sinks` [H]: see
+    `Operators.attend`. `chunked`: windows are chunks.
 
     `tickets` [entries · G or more] int32: zero before and after, see `split.make_tickets`.
 
@@ -447,7 +448,7 @@ def attention_decode(
     scaled, four = kv.k_scale is not None, kv.v.dtype == torch.uint8
     biased = biases_of(kv, q)
     padded = max(16, triton.next_power_of_2(width - rope))
-    # Behind values in four bits stands a product, which takes eight rows at least.
+    # A product follows values in four bits, and it takes eight rows at least.
     rows_padded = max(8 if four else 1, triton.next_power_of_2(packed))
     entries = len(view.tables)
     assert entries * kv_heads <= len(tickets), f"{entries} entries of {kv_heads} heads"
@@ -500,5 +501,5 @@ def attention_decode(
 
 
 def head_tiles(heads: int) -> int:
-    """Tiles of up to `LATENT_HEADS` heads, all of one size, that heads over latents are cut in."""
+    """Return the number of tiles, all of one size up to `LATENT_HEADS`, for heads over latents."""
     return next(n for n in range(-(-heads // LATENT_HEADS), heads + 1) if heads % n == 0)

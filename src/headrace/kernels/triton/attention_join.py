@@ -1,9 +1,9 @@
-"""Pieces of attention over latents, joined: a kernel behind `attention_decode`.
+"""Join of the pieces of attention over latents: a kernel after `attention_decode`.
 
 Arithmetic: each piece of an entry's KV left, of each head, 512 sums in fp32 with their mass: 2 KiB,
-beside 1,152 bytes of KV for each of its tokens that 16 heads share. Bandwidth of L2 binds, and with
-few entries the time in which it answers: so a program takes one row of an entry and reads `JOINED`
-pieces at once, in order, of 64 that a long context may have.
+compared with 1,152 bytes of KV for each of its tokens that 16 heads share. Bandwidth of L2 binds,
+and with few entries its latency: so a program takes one row of an entry and reads `JOINED` pieces
+at once, in order, of 64 that a long context may have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 JOINED = 16
-"""Pieces of a turn."""
+"""Pieces per turn."""
 
 
 @triton.jit
@@ -75,8 +75,9 @@ def join_pieces(
     group: int,
     rope: int,
 ) -> None:
-    """partial [pieces, tiles, tokens · group, E] and log_sums [..., 2] → rows of out [N, H, E] from
-    column `rope` on, of the entries that `pieces` cuts in several; see `attention_plan.COLUMNS`."""
+    """Join partial [pieces, tiles, tokens · group, E] and log_sums [..., 2] → rows of out [N, H, E]
+    from column `rope` on, for the entries that `pieces` cuts into several; see
+    `attention_plan.COLUMNS`."""
     count, tiles, packed, width = partial.shape
     _join_kernel[(count, tiles * packed)](
         partial,

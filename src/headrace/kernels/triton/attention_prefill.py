@@ -1,17 +1,17 @@
-"""Paged attention for entries of several tokens: chunks of prompts behind a prefix.
+"""Paged attention for entries of several tokens: chunks of prompts after a prefix.
 
-Arithmetic. A chunk of C tokens behind P earlier ones does 4 · E · H · C · (P + C / 2) operations
-on (P + C) · 2 · E · G elements of KV: hundreds of operations per byte as soon as C is a few
-hundred, so the tensor cores bind and the aim is to keep both products (q · kᵀ and p · v) on them.
+Arithmetic. A chunk of C tokens after P earlier ones does 4 · E · H · C · (P + C / 2) operations on
+(P + C) · 2 · E · G elements of KV: hundreds of operations per byte as soon as C is a few hundred,
+so the tensor cores bind and the aim is to keep both products (q · kᵀ and p · v) on them.
 
 Shape. A program takes `ROWS` query rows of one entry and one KV head: `ROWS / (H / G)` tokens with
 all the query heads that share the KV head packed below each other, so K and V are read once per
-group. Which entry a program serves is found by bisection over the list of chunks that the host
-makes (`attention_plan`; each chunk starts at its own tile), in which entries that decode do not
-stand: beside 862 of them a prompt of 1,000 tokens had 889 programs that left at once for 32 that
-worked. The loop over the KV runs unmasked up
-to the first token of the tile and masked over the diagonal. Tiles along the KV start at multiples
-of `TILE` from the sequence's start: a row sums in the same order however its prompt was cut.
+group. A program finds its entry by bisection over the list of chunks that the host makes
+(`attention_plan`; each chunk starts at its own tile). Entries that decode are not in this list:
+with 862 of them a prompt of 1,000 tokens had 889 programs that left at once for 32 that worked. The
+loop over the KV runs unmasked up to the first token of the tile and masked over the diagonal. Tiles
+along the KV start at multiples of `TILE` from the sequence's start: a row sums in the same order
+however its prompt was cut.
 
 Order. Causal tiles differ in work by as much as there are tokens. Programs are handed out by their
 number, so the longest come first: the last tiles of all KV heads, then the ones before them. That
@@ -46,12 +46,12 @@ from .quantise import HIGHEST, LIFT, from_codes, scale_query
 from .support import INTERPRETED, LOG2E, first_seen, matrix_product, sink_mass, soft_cap
 
 L2 = 32 * 2**20
-"""Bytes of KV that heads side by side may read over and over."""
+"""Bytes of KV that heads computed together may read over and over."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """How a prefill launch is cut; `tile` is part of the result's rounding."""
+    """Cut of a prefill launch; `tile` is part of the result's rounding."""
 
     rows: int = 128
     tile: int = 64
@@ -61,8 +61,8 @@ class PrefillConfig:
 
 @triton.jit
 def _find_chunk(chunks, program, count, TOKENS: tl.constexpr):
-    """The chunk whose tiles include `program`: those of chunk c start at c + tokens before it /
-    TOKENS."""
+    """Return the chunk whose tiles include `program`: those of chunk c start at c + (tokens before
+    it) / TOKENS."""
     low = 0
     high = count
     while low < high:
@@ -117,7 +117,7 @@ def _turn(
     MASKED: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """One tile of the KV at place `at`: online softmax over it."""
+    """Add one tile of the KV at place `at`, by online softmax."""
     ROWS: tl.constexpr = query.shape[0]
     columns = ROPE + tl.arange(0, query.shape[1])
     if ROPE > 0:
@@ -159,8 +159,8 @@ def _turn(
     top = tl.maximum(best, tl.max(scores, 1) * log2)
     # A row of a windowed tile may have seen nothing yet: keep its exponents finite.
     safe = tl.where(top == float("-inf"), 0.0, top)
-    # One rounding, by name. Left to the compiler, scores that a mask stands behind are rounded
-    # twice and others once, and which tiles are masked depends on how the prompt was cut.
+    # An explicit fma rounds once. The compiler would round scores under a mask twice and others
+    # once, and the masked tiles depend on how the prompt was cut.
     weights = tl.exp2(tl.fma(scores, tl.full([ROWS, TILE], log2, tl.float32), -safe[:, None]))
     shrink = tl.exp2(best - safe)
     total = total * shrink + tl.sum(weights, 1)
@@ -223,9 +223,10 @@ def _prefill_kernel(
     ROPE: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """HALVES, FOUR, BIASES, ROPE: see `attention_decode._split_kernel`."""
+    """Attend from one tile of rows. HALVES, FOUR, BIASES, ROPE: see
+    `attention_decode._split_kernel`."""
     TOKENS: tl.constexpr = ROWS // GROUP
-    # `section` KV heads beside each other, the last tile of all first.
+    # `section` KV heads side by side, the last tile of all first.
     number = tl.program_id(0)
     inside = number % (tiles * section)
     program = tiles - 1 - inside // section
@@ -247,7 +248,7 @@ def _prefill_kernel(
     rows = tl.arange(0, ROWS)
     columns = ROPE + tl.arange(0, WIDTH_PADDED)
     token = first + rows // GROUP
-    # ROWS need not be a multiple of GROUP: what is left over works for nobody.
+    # ROWS need not be a multiple of GROUP: the rows left over are padding.
     owned = (token < count) & (rows < TOKENS * GROUP)
     real = owned[:, None] & (columns < WIDTH)[None, :]
     query_head = head * GROUP + rows % GROUP
@@ -263,7 +264,7 @@ def _prefill_kernel(
             query_rope = scale_query(query_rope, scale_log2)
         factor = scale_log2
         scale_log2 = 1.0
-    # Rows that work for nobody repeat the last token: their softmax stays finite.
+    # Padding rows repeat the last token: their softmax stays finite.
     positions = start + tl.minimum(token, count - 1)
 
     lowest = start + first
@@ -377,7 +378,8 @@ def _prefill_kernel(
 
 
 def heads_beside(kv_heads: int, head_bytes: int) -> int:
-    """How many KV heads of `head_bytes` each L2 holds together; a divisor of `kv_heads`."""
+    """Return how many KV heads of `head_bytes` each fit into L2 together; a divisor of
+    `kv_heads`."""
     most = max(1, min(kv_heads, L2 // max(1, head_bytes)))
     return max(count for count in range(1, most + 1) if kv_heads % count == 0)
 
@@ -397,8 +399,8 @@ def attention_prefill(
     rope: int = 0,
     chunked: bool = False,
 ) -> None:
-    """Fill `out` [N, H, E] for the chunks of `plan`; rows of others are left alone. `longest`:
-    tokens of KV that a chunk reads at most. `sinks` [H]: see `Operators.attend`.
+    """Fill `out` [N, H, E] for the chunks of `plan`; rows of others are left alone. `longest`: most
+    tokens of KV that a chunk reads. `sinks` [H]: see `Operators.attend`.
 
     Shapes, dtypes, `rope` and `chunked` as in `attention_decode`.
     """
@@ -414,7 +416,7 @@ def attention_prefill(
     tiles = plan.chunk_tokens // (rows // group) + len(chunks)
     k_scale, v_scale = (q, q) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
     scaled, biased = kv.k_scale is not None, biases_of(kv, q)
-    # Of heads of 256 the sums take the registers: with operands that are made there 39 spill.
+    # With heads of 256 the sums take the registers: operands that are made there spill 39.
     halves = scaled and q.dtype != torch.float32 and width <= 128
     section = heads_beside(kv_heads, 2 * longest * width * kv.k.element_size())
     if rope:
@@ -456,7 +458,7 @@ def attention_prefill(
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
-        # There `log2` is one, and left to the compiler a key's scale would be fused with the
-        # subtraction where no mask stands between them.
+        # With halves `log2` is one, and the compiler would fuse a key's scale with the subtraction
+        # if no mask stands between them.
         enable_fp_fusion=not halves,
     )

@@ -1,4 +1,4 @@
-"""The Triton backend's answers; triton and torch are imported where they are needed for one."""
+"""Answers of the Triton backend; triton and torch are imported where an answer needs them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 class TritonBackend:
-    """Serves every operator on an NVIDIA GPU of compute capability 8.0 or later.
+    """Backend for every operator on an NVIDIA GPU of compute capability 8.0 or later.
 
-    Under Triton's interpreter (`TRITON_INTERPRET=1`) it serves on the CPU too, but only who asks
-    for it by name: that is how the whole path is proven where no GPU is.
+    Under Triton's interpreter (`TRITON_INTERPRET=1`) it serves on the CPU too, but only when named:
+    so the whole path is proven without a GPU.
     """
 
     name = "triton"
@@ -54,7 +54,7 @@ class TritonBackend:
         return None
 
     def build(self, question: Question) -> Provider:
-        # Deferred: importing triton is for those who use it.
+        # Local: only users of Triton import it.
         import torch
 
         from .operators import TritonOperators
@@ -67,13 +67,13 @@ class TritonBackend:
 
 
 def _has_fp8(question: Question) -> bool:
-    """Is fp8 asked of a GPU that has it, or not asked?"""
+    """Return whether the GPU has fp8, or none is asked for."""
     wanted = "fp8" in (question.kv_dtype, question.quantise)
     return not wanted or _capability() >= (8, 9)
 
 
 def _capability() -> tuple[int, int]:
-    """Compute capability of the GPU."""
-    import torch  # Local: asked only where there is one.
+    """Return the compute capability of the GPU."""
+    import torch  # Local: called only with a GPU.
 
     return torch.cuda.get_device_capability()

@@ -27,7 +27,7 @@ def _tanh(x):
 
 @triton.jit
 def softplus(x):
-    """log(1 + eˣ), to the last digits of small ones too."""
+    """Compute log(1 + eˣ), to the last digits of small results too."""
     grown = tl.exp(tl.minimum(x, 20.0, propagate_nan=tl.PropagateNan.ALL))
     more = 1.0 + grown
     near = tl.where(more == 1.0, grown, tl.log(more) * (grown / tl.maximum(more - 1.0, 1e-30)))
@@ -36,7 +36,7 @@ def softplus(x):
 
 @triton.jit
 def activate(gate, up, ACTIVATION: tl.constexpr):
-    """act(gate) · up in fp32."""
+    """Compute act(gate) · up in fp32."""
     gate = gate.to(tl.float32)
     if ACTIVATION == "silu":
         # exp2 of a large positive number is inf and the quotient 0: what silu tends to.
@@ -63,8 +63,8 @@ def activate(gate, up, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _act(gate_up, biases, chosen, row, columns, width, ACTIVATION: tl.constexpr):
-    """act(gate) · up of a row in fp32; `biases` [experts, 2 · width] of the expert that the row
-    is of, by `chosen`, are added before."""
+    """Compute act(gate) · up of a row in fp32. `biases` [experts, 2 · width] of the row's expert,
+    by `chosen`, are added before."""
     mask = columns < width
     at = gate_up + row * 2 * width + columns
     gate = tl.load(at, mask=mask, other=0.0)
@@ -118,7 +118,7 @@ def _gated_codes_kernel(
     for at in range(0, width, TILE):
         columns = at + tl.arange(0, TILE)
         values = _act(gate_up, biases, chosen, row, columns, width, ACTIVATION)
-        # What fills the tile is none of the row's.
+        # The tile's padding does not belong to the row.
         peak = tl.maximum(peak, tl.max(tl.where(columns < width, tl.abs(values), 0.0), 0))
     scale = tl.maximum(peak / HIGH, 1e-30)
     tl.store(scales + row, scale)
@@ -144,7 +144,7 @@ def _gated_groups_kernel(
     HIGH: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """`_gated_kernel` with codes: a group lies in one tile, so nothing is read twice."""
+    """Compute `_gated_kernel` with codes: a group lies in one tile, so nothing is read twice."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TILE
     columns = first + tl.arange(0, TILE)
@@ -158,9 +158,9 @@ def gated(
     biases: torch.Tensor | None = None,
     chosen: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu, gelu_tanh or clamped.
+    """Compute gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu, gelu_tanh or clamped.
 
-    `biases` [experts, 2I] are added before, of the expert that each row is of: `chosen`, N numbers.
+    `biases` [experts, 2I] of each row's expert are added before; `chosen` has the N experts.
     """
     rows, double = gate_up.shape
     width = double // 2
@@ -172,8 +172,8 @@ def gated(
 
 
 def multiply(x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
-    """x · act(gate) [N, I], of columns of any matrices; activations silu, gelu, gelu_tanh, tanh,
-    relu2 and sigmoid."""
+    """Compute x · act(gate) [N, I], of columns of any matrices; activations silu, gelu, gelu_tanh,
+    tanh, relu2 and sigmoid."""
     rows, width = x.shape
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     _multiply_kernel[(rows, triton.cdiv(width, TILE))](
@@ -198,7 +198,8 @@ def gated_codes(
     biases: torch.Tensor | None = None,
     chosen: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`gated` as (codes [N, I] in fp8 or int8, scales fp32 [N, 1] or [N, ceil(I / group)])."""
+    """Compute `gated` as codes [N, I] in fp8 or int8, and scales fp32 [N, 1] or
+    [N, ceil(I / group)]."""
     rows, double = gate_up.shape
     width = double // 2
     dtype, high = CODES[codes]

@@ -1,10 +1,11 @@
 """Products of each head by a matrix of its own: queries to latents, and sums of latents to values.
 
-Arithmetic: the matrices of all heads are H · rank · size numbers, 33 MB of both kinds a layer with
-the 128 heads of DeepSeek-V3, 4 MB with 16 of V2-Lite, read once for up to a tile of rows: below
-some 200 rows their bytes bind, above the tensor cores. A head's product alone would be a launch of
-a microsecond's work, 256 of them a layer; here it is one grid. What of a head is not multiplied
-(its rotated part) and the key go along, which saves three copies: they are 10 % of the bytes.
+Arithmetic: the matrices of all heads are H · rank · size numbers: 33 MB of both kinds a layer with
+the 128 heads of DeepSeek-V3, 4 MB with 16 of V2-Lite. They are read once for up to a tile of rows:
+below some 200 rows their bytes bind, above the tensor cores. A head's product alone would be a
+launch of a microsecond's work, 256 of them a layer; here it is one grid. The parts that are not
+multiplied (a head's rotated part and the key) go along, which saves three copies: they are 10 % of
+the bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .moe_tiles import ExpertTable
 from .support import INTERPRETED, matrix_product
 
 FEW_ROWS = 64
-"""Up to so many rows tiles have 16, so that a matrix is on its way from more programs."""
+"""Most rows for which tiles have 16, so that more programs stream a matrix."""
 INNER = 64
 OUTS = 64
 
@@ -38,7 +39,7 @@ def _tile(
     INNER: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """x [rows, width] · weight [outs, width]ᵀ of a tile."""
+    """Compute x [rows, width] · weight [outs, width]ᵀ of a tile."""
     inner = tl.arange(0, INNER)
     real = (rows < count)[:, None]
     at = x + rows.to(tl.int64)[:, None] * x_stride + inner[None, :]
@@ -75,7 +76,7 @@ def _absorb_kernel(
     INNER: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """Packed heads [heads + 1, ROPE + RANK] of each row; the last is the key."""
+    """Pack the heads [heads + 1, ROPE + RANK] of each row; the last is the key."""
     head = tl.program_id(2)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
@@ -92,7 +93,7 @@ def _absorb_kernel(
     else:
         own_q = q + head * (PLAIN + ROPE)
         weight = tl.load(addresses + head).to(tl.pointer_type(q.dtype.element_ty))
-        # A fresh allocation is aligned; unless it is told, the compiler loads element by element.
+        # A fresh allocation is aligned; without this hint the compiler loads element by element.
         weight = tl.multiple_of(weight, 16)
         total = _tile(
             own_q, weight, rows, out, count, PLAIN, RANK, q_stride, ROWS, OUTS, INNER, INTERPRET
@@ -140,7 +141,7 @@ def absorb(
     *,
     few: bool,
 ) -> torch.Tensor:
-    """See `kernels.latent.absorb`; `packing`: a dense matrix [rank, plain] of each head. `few`:
+    """Compute `kernels.latent.absorb`; `packing`: a dense matrix [rank, plain] of each head. `few`:
     with tiles of few rows."""
     count, rows = len(q), 16 if few else 64
     y = torch.empty(count, (spec.heads + 1) * spec.size, dtype=q.dtype, device=q.device)
@@ -173,7 +174,7 @@ def absorb(
 def unpack(
     mixed: torch.Tensor, spec: LatentSpec, unpacking: ExpertTable, *, few: bool
 ) -> torch.Tensor:
-    """See `kernels.latent.unpack`; `unpacking`: a dense matrix [V, rank] of each head."""
+    """Compute `kernels.latent.unpack`; `unpacking`: a dense matrix [V, rank] of each head."""
     count, rows = len(mixed), 16 if few else 64
     y = torch.empty(count, spec.heads * spec.value_size, dtype=mixed.dtype, device=mixed.device)
     grid = triton.cdiv(count, rows), triton.cdiv(spec.value_size, OUTS), spec.heads

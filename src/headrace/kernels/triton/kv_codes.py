@@ -1,10 +1,10 @@
 """KV in codes beyond one scale a head: keys without their large biases, values in four bits.
 
-A bias that keys are kept without (`key_bias`) is added to the score: q · R_p b is, for each plane
-of the rotation that has one, two multiply-adds an element beside a tile's product, and none where a
-layer has no large bias. Values in four bits (`value_codes`) are levels of a rotated head: two of a
-byte are looked up at once, products are of levels in fp16, which holds them exactly, and the sums
-over tokens are turned back once, behind the loop.
+A bias that keys are kept without (`key_bias`) is added to the score as q · R_p b. For each plane of
+the rotation with a bias that is two multiply-adds an element, in addition to a tile's product; a
+layer without large biases has none. Values in four bits (`value_codes`) are levels of a rotated
+head: two of a byte are looked up at once. Products are of levels in fp16, which holds them exactly;
+the sums over tokens are turned back once, after the loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DEVIATION = tl.constexpr(DEVIATION)
 
 
 def _word(levels: tuple[float, ...]) -> str:
-    """Four levels, with 128 added, as the bytes of a word."""
+    """Return four levels, with 128 added, as the bytes of a word."""
     return f"0x{sum(int(x + 128) << 8 * i for i, x in enumerate(levels)):08x}"
 
 
@@ -54,7 +54,8 @@ ASSEMBLED = tl.constexpr(LOOK_UP)
 
 @triton.jit
 def levels(bytes, INTERPRET: tl.constexpr):
-    """uint8 [T, H] → the levels of both halves of each byte, side by side: fp16 [T, 2 · H]."""
+    """Look up uint8 [T, H] → the levels of both halves of each byte, side by side: fp16 [T, 2 ·
+    H]."""
     if INTERPRET:
         code = bytes.to(tl.int32)
         low, high = _level(code & 15), _level(code >> 4)
@@ -81,7 +82,7 @@ def _level(code):
 
 @triton.jit
 def turn_back(output, INTERPRET: tl.constexpr):
-    """Means of rotated values fp32 [R, E], their columns as `levels` has them → of values.
+    """Turn means of rotated values fp32 [R, E], with columns as in `levels`, into means of values.
 
     The matrix of ones and minus ones is made in registers: the sign of row i and column j is the
     parity of i & j. A mean is no larger than a value here, and fp16 has more digits than a result.
@@ -103,8 +104,8 @@ def turn_back(output, INTERPRET: tl.constexpr):
 
 @triton.jit
 def quantise_levels(low, high, SIZE: tl.constexpr):
-    """Both halves of the heads fp32 [HEADS, SIZE / 2] → bytes of codes like them, and what a level
-    counts [HEADS], as `value_codes.encode` says."""
+    """Quantise both halves of the heads fp32 [HEADS, SIZE / 2] → bytes of codes like them, and the
+    scale of the levels [HEADS], as `value_codes.encode` does."""
     low = _turned(low)
     high = _turned(high)
     first, second = low + high, low - high
@@ -130,7 +131,7 @@ def _nearest(x, unit):
 
 @triton.jit
 def _turned(x):
-    """x [HEADS, n] times the matrix of ones and minus ones; n is a power of two."""
+    """Multiply x [HEADS, n] by the matrix of ones and minus ones; n is a power of two."""
     HEADS: tl.constexpr = x.shape[0]
     WIDTH: tl.constexpr = x.shape[1]
     for step in tl.static_range(8):
@@ -144,7 +145,7 @@ def _turned(x):
 
 @triton.jit
 def leave_out(low, high, biases, head, columns, real, COUNT: tl.constexpr):
-    """Both halves of keys [HEADS, columns] without the biases of their heads `head`."""
+    """Remove from both halves of keys [HEADS, columns] the biases of their heads `head`."""
     for number in tl.static_range(COUNT):
         line = biases + (head * COUNT + number) * 3
         place = tl.load(line, mask=real, other=-1.0)[:, None] == columns[None, :]
@@ -167,8 +168,9 @@ def add_biases(
     HALF: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """scores [ROWS, TILE] + factor · q · R_p b; `biases` [COUNT, 3] fp32 of this head, see
-    `KeyBias.planes`; query_at [ROWS] is where rows begin, cos and sin [positions, HALF]."""
+    """Add factor · q · R_p b to scores [ROWS, TILE]. `biases` [COUNT, 3] fp32 are this head's, see
+    `KeyBias.planes`; query_at [ROWS] is the address of each row, cos and sin are [positions, HALF].
+    """
     for number in tl.static_range(COUNT):
         line = biases + 3 * number
         low = tl.load(line).to(tl.int32)
@@ -187,8 +189,8 @@ def add_biases(
 def biases_of(
     kv: KvLayer, other: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """What `add_biases` wants of a layer: planes, cosines, sines, and how many planes a head has;
-    three times `other` and none, where its keys are kept whole."""
+    """Return a layer's arguments of `add_biases`: planes, cosines, sines, and the number of planes
+    of a head. If its keys are kept whole, these are three times `other`, and 0."""
     if kv.bias is None or kv.planes is None:
         return other, other, other, 0
     rope = kv.bias.rope

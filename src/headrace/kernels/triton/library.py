@@ -1,11 +1,11 @@
-"""Torch's own products: of 8-bit numbers, and for which sizes its library refuses; and of 16-bit
+"""Torch's own products: of 8-bit numbers, except sizes that its library refuses; and of 16-bit
 numbers into fp32.
 
-`torch._scaled_mm` with a scale per row goes to cuBLASLt from CUDA 12.9 on, which has no kernel for
+`torch._scaled_mm` with a scale per row goes to cuBLASLt from CUDA 12.9 on. That has no kernel for
 some long matrices with few rows (K 9,216 → N 3,072 up to 256 rows on an H100, pytorch/ao issue
-4582) and says so by an error. Which sizes those are depends on the library's version, so each size
-is tried once, with the numbers of rows at which it may choose another kernel, before the first
-product that would use it. That is in the first step after loading, before anything is captured.
+4582), and raises an error for them. These sizes depend on the library's version, so each size is
+tried once before the first product that would use it, with the row counts at which it may choose
+another kernel. That is in the first step after loading, before anything is captured.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ from ..weights import Fp8Weight
 log = logging.getLogger("headrace.kernels")
 
 FEW = 256
-"""Rows up to which one answer serves: above, the library chooses among other kernels."""
+"""Most rows for which one answer serves: above, the library chooses among other kernels."""
 TRIED = {True: (17, 32, 64, 128, FEW), False: (FEW + 1, 1024)}
-"""Rows that are tried for few rows and for more."""
+"""Row counts that are tried for few rows and for more."""
 DIVISOR = 16
 """The library takes matrices whose sizes are multiples of this."""
 BLOCK_DIVISOR = 4
-"""Blocks of the input come in multiples of this: by then their scales lie as the library of every
-version has them, which pads each column of blocks to it or does not."""
+"""Blocks of the input come in multiples of this. Their scales then lie alike in every version of
+the library, whether it pads each column of blocks or not."""
 
 
 class ScaledProducts:
     """Products of e4m3 by the library: with a scale per row of both sides; and of many rows with
-    one per 128 inputs of a row and per block of 128 x 128 of the weight, which cuBLASLt has for
+    one per 128 inputs of a row and per block of 128 x 128 of the weight, cuBLASLt has those for
     devices of compute capability 9.0."""
 
     def __init__(self) -> None:
         self._serves: dict[tuple[int, int, bool, bool], bool] = {}
 
     def serves(self, weight: Fp8Weight, rows: int) -> bool:
-        """Does the library compute `rows` rows · weightᵀ, weight [out, in]? Tries it once."""
+        """Return whether the library computes `rows` rows · weightᵀ, weight [out, in]. Tries it
+        once."""
         outs, width = weight.shape
         few = rows <= FEW
         if outs % DIVISOR or width % DIVISOR:
             return False
-        # Of few rows the weight's bytes bind, and ours streams them.
+        # With few rows the weight's bytes bind, and our kernel streams them.
         if weight.blocked and (few or weight.scales.shape[1] % BLOCK_DIVISOR):
             return False
         key = outs, width, few, weight.blocked
@@ -76,10 +77,11 @@ class ScaledProducts:
     def product(
         self, codes: torch.Tensor, x_scales: torch.Tensor, weight: Fp8Weight
     ) -> torch.Tensor:
-        """codes [N, in], x_scales [N, 1] or [N, in / 128], weight [out, in] → bf16 [N, out]."""
+        """Multiply codes [N, in], x_scales [N, 1] or [N, in / 128], weight [out, in] → bf16 [N,
+        out]."""
         scales = weight.scales.t()
         if weight.blocked:
-            # The library wants a column for each 128 inputs: a few bytes beside the codes.
+            # The library wants a column for each 128 inputs: a few bytes compared with the codes.
             x_scales = x_scales.t().contiguous().t()
         return torch._scaled_mm(
             codes,
@@ -93,7 +95,7 @@ class ScaledProducts:
 
 
 class WideProducts:
-    """Dense products, by the library. bf16 or fp16 into fp32 are its sums as they are: logits, that
+    """Dense products by the library. Its sums of bf16 or fp16 are kept in fp32 for logits. These
     would else be rounded, read, widened and written again, three times their bytes."""
 
     def __init__(self) -> None:
@@ -107,8 +109,8 @@ class WideProducts:
         dtype: torch.dtype,
         home: torch.Tensor | None,
     ) -> torch.Tensor:
-        """x [N, in] · weight [out, in] transposed + bias → [N, out] of `dtype`; in `home`, where it
-        is given and the library writes fp32."""
+        """Compute x [N, in] · weight [out, in] transposed + bias → [N, out] of `dtype`; in `home`,
+        if it is given and the library writes fp32."""
         if x.device.type != "cpu" and bias is None and dtype == torch.float32 != x.dtype:
             wide = self._wide(x, weight, home)
             if wide is not None:
@@ -118,8 +120,8 @@ class WideProducts:
     def _wide(
         self, x: torch.Tensor, weight: torch.Tensor, home: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """None: the library has no such product. Asked once, in the first step of a model, which
-        is run before anything is captured."""
+        """Return the product in fp32; None: the library has no such product. It is tried once, in a
+        model's first step, which runs before anything is captured."""
         if not self._serves:
             return None
         try:

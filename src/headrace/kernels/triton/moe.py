@@ -1,14 +1,14 @@
 """Mixture of experts: routing, placing without a sort, and grouped products.
 
 Arithmetic. With `active` of `experts` chosen per token, N tokens touch at most N · active weight
-matrices of 2 · D · I elements each: while N · active is below the number of experts the weights'
-bytes bind (each token brings its own experts), beyond that every expert is read once and the
+matrices of 2 · D · I elements each. While N · active is below the number of experts the weights'
+bytes bind: each token brings its own experts. Beyond that every expert is read once, and the
 products become dense ones of N · active / experts rows.
 
 How it goes, all on the device, no sort and no host:
 
 1. `_route`: one program per token takes the `active` experts of the highest score, of groups and
-   with a bias where the model has them, and their shares.
+   with a bias where the model has them, and their routing weights.
 2. `_count`: one program per `TILE` assignments counts them by expert, and empties its part of the
    list.
 3. `_place`: one program per `TILE` assignments adds up what the programs before it counted and
@@ -41,18 +41,18 @@ from .product_fp8 import BLOCK, quantise_rows
 from .product_packed_skinny import PackedSkinnyConfig
 
 TILE = 256
-"""Assignments of a program that counts or places: one number for all steps, so that none is
-compiled for. Each is compared with all of its program's, and each program reads what all others
-counted: both are some 60,000 numbers for 8,000 tokens to eight of 128 experts."""
+"""Assignments per program that counts or places: one number for all steps, so that none is compiled
+for. Each is compared with all of its program's, and each program reads what all others counted:
+both are some 60,000 numbers for 8,000 tokens to eight of 128 experts."""
 COUNTED = 2048
-"""Counts that are read in one turn."""
+"""Counts that are read per turn."""
 COMPARED = tl.constexpr(16)
 """Assignments that all of a program's are compared with in one turn. All at once spill."""
 SINGLE_TOKENS = 4
-"""Up to so many tokens every assignment is a tile: of 32 assignments to 128 experts 29 are of
+"""Most tokens for which every assignment is a tile: of 32 assignments to 128 experts 29 are of
 different ones. The results are the same."""
 GATE_ROWS = 16
-"""Tiles of up to so many rows take the gate in; larger ones need the room for two sums."""
+"""Most rows of a tile that takes the gate in; larger ones need the room for two sums."""
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def _route_kernel(
     ACTIVE: tl.constexpr,
     NORMALISE: tl.constexpr,
 ):
-    """Experts are GROUPS groups of EACH; see `RouteSpec`."""
+    """Route one token. Experts are GROUPS groups of EACH; see `RouteSpec`."""
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS_PADDED)
     member = tl.arange(0, EACH_PADDED)
@@ -114,7 +114,7 @@ def _route_kernel(
         there = real & (open == 1)[:, None]
     else:
         there = real
-    # In ascending order of expert, with what only fills a group between them.
+    # In ascending order of expert, with the padding of groups between them.
     PLACES: tl.constexpr = GROUPS_PADDED * EACH_PADDED
     ranks = tl.reshape(wish, [PLACES])
     masses = tl.reshape(masses, [PLACES])
@@ -124,11 +124,11 @@ def _route_kernel(
     for _ in tl.static_range(ACTIVE):
         free = (kept == 0) & allowed
         largest = tl.max(tl.where(free, ranks, float("-inf")), 0)
-        # Of equals the smallest number.
+        # The smallest number among equals.
         best = tl.min(tl.where(free & (ranks == largest), expert, GROUPS * EACH), 0)
         kept = tl.where((expert == best) & allowed, 1, kept)
     if NORMALISE:
-        # The other part is 0, or NaN where a logit was that was not chosen.
+        # The added part is 0, or NaN if a logit that was not chosen is NaN.
         lost = 0.0 * total
         total = tl.sum(tl.where(kept == 1, masses, 0.0), 0) + lost
         if SCORES != "softmax":
@@ -155,7 +155,7 @@ def _count_kernel(
     EXPERTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """counts [parts, EXPERTS]: of each TILE assignments, how many chose an expert."""
+    """Write counts [parts, EXPERTS]: how many of each TILE assignments chose an expert."""
     part = tl.program_id(0)
     index = part * TILE + tl.arange(0, TILE)
     if part * TILE < assignments:
@@ -181,8 +181,8 @@ def _place_kernel(
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The place of an assignment: behind all experts before its own, each in whole tiles, and
-    behind those of its expert that stand before it."""
+    """Write each assignment to its place: after all experts before its own, each in whole tiles,
+    and after the earlier assignments of its expert."""
     own = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
     count = tl.zeros([EXPERTS], tl.int32)
@@ -207,7 +207,7 @@ def _place_kernel(
         ahead = (expert[:, None] == theirs[None, :]) & (other[None, :] < place[:, None])
         slot += tl.sum(ahead.to(tl.int32), 1)
     tl.store(listed + slot, index, mask=real)
-    # Whoever stands first in a tile says whose it is.
+    # The first assignment of a tile names the tile's expert.
     tl.store(tile_expert + slot // ROWS, expert, mask=real & (slot % ROWS == 0))
 
 
@@ -215,8 +215,8 @@ def _place_kernel(
 def _gather_kernel(
     parts, shares, biases, chosen, y, width, ACTIVE: tl.constexpr, TILE: tl.constexpr
 ):
-    """`biases` [experts, width] of those that a token chose are part of what they give. Without
-    `shares` it is added up as it is."""
+    """Add up the results of a token's experts; `biases` [experts, width] of these are part of the
+    results. Without `shares` they are added as they are."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)
@@ -241,8 +241,9 @@ def route(
     bias: torch.Tensor | None = None,
     gains: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Router logits [N, experts] → experts [N, active] int32 in ascending order, shares fp32.
-    `bias` [experts] is for the choice alone, `gains` [experts] are factors on the shares."""
+    """Route logits [N, experts] → experts [N, active] int32 in ascending order, routing weights
+    fp32. `bias` [experts] is for the choice alone, `gains` [experts] are factors on the routing
+    weights."""
     tokens, experts = router.shape
     chosen = torch.empty(tokens, spec.active, dtype=torch.int32, device=router.device)
     shares = torch.empty(tokens, spec.active, dtype=torch.float32, device=router.device)
@@ -269,7 +270,7 @@ def route(
 
 
 def place(chosen: torch.Tensor, experts: int, rows: int) -> Tiles:
-    """experts [N, active] → assignments listed by expert, in tiles of `rows`."""
+    """List the assignments of experts [N, active] by expert, in tiles of `rows`."""
     assignments = chosen.numel()
     if len(chosen) <= SINGLE_TOKENS:
         return Tiles(chosen, chosen, assignments, rows, experts, single=True)
@@ -323,12 +324,13 @@ def experts(
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     inside: bool = False,
 ) -> torch.Tensor:
-    """x [N, D], what `route` gave, tables of [2I, D] and [D, I] of `count` experts → [N, D].
+    """Compute x [N, D], results of `route`, tables of [2I, D] and [D, I] of `count` experts → [N,
+    D].
 
     `packed`: packed experts take the products of few rows, cut so; with `tickets` their input may
     be split. `biases`: of all experts, [count · 2I] and [count · D]; the gate is a kernel of its
-    own then, which adds the first. `inside`: shares multiply what the experts read; each assignment
-    has a row of its own for that.
+    own then, which adds the first. `inside`: routing weights multiply the experts' inputs; each
+    assignment has a row of its own for that.
     """
     tokens, width = x.shape
     active = shared = chosen.shape[1]
@@ -374,8 +376,8 @@ def _gate_up(
     config: MoeConfig,
     biases: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What the products of `down` multiply: act(gate) · up [assignments, I]; or its codes, and
-    their scales."""
+    """Compute the inputs of `down`: act(gate) · up [assignments, I]; or its codes, and their
+    scales."""
     values, scales, dtype = x, None, x.dtype
     if gate_up.blocked is not None:
         values, scales = quantise_rows(x, blocked=gate_up.blocked)

@@ -2,9 +2,9 @@
 
 Arithmetic as there: 2.3 to 5.9 instructions a weight, where `product_packed`'s loop has 6.9 to 11.5
 and 3.3 to 6.6 fit while the bytes arrive. A tile is 8 or 16 rows of one expert; where an expert has
-more, its weights come from L2 again. The gate is taken into the product before it. The input is
-split where the experts of a step are too few for the device, and the last program of a tile to
-finish adds the parts in order.
+more, its weights come from L2 again. The gate is taken into the product before it. If the experts
+of a step are too few for the device, the input is split. The last program of a tile to finish then
+adds the parts in order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .unpack import unpack_step
 
 @triton.jit
 def _finish(total, other, factors, outs, out, assignment, real, y, GATE: tl.constexpr):
-    """What is done once to the whole input's sums [OUTS, ROWS]."""
+    """Finish the sums [OUTS, ROWS] of the whole input, once."""
     out_mask = out < outs
     total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
     if GATE != "":
@@ -66,7 +66,7 @@ def _few_kernel(
     STAGES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
+    """Compute y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
 
     GATE: the activation, or "": the weight is gate over up, with `outs` outputs each. SPLIT: the
     grid's last axis are parts of the input.
@@ -147,11 +147,11 @@ def grouped_packed(
     tickets: torch.Tensor | None,
     activation: str = "",
 ) -> torch.Tensor:
-    """x [assignments / shared, in] → [assignments, out], or with an `activation`, for a table of
-    gate over up [2 · I, in], act(gate) · up [assignments, I].
+    """Multiply x [assignments / shared, in] → [assignments, out], or with an `activation`, for a
+    table of gate over up [2 · I, in], act(gate) · up [assignments, I].
 
-    `tickets`, see `split.make_tickets`: the input may be split, which the result's rounding follows
-    then. Tiles are of `config.rows` rows.
+    `tickets`, see `split.make_tickets`: the input may be split, which is then part of the result's
+    rounding. Tiles are of `config.rows` rows.
     """
     width = table.shape[1]
     outs = table.shape[0] // 2 if activation else table.shape[0]

@@ -1,9 +1,9 @@
 """Grouped products: each tile of rows by the matrix of its own expert, in any format.
 
-Arithmetic as in `product_dense`, `product_packed` and `product_fp8`; what differs is how operands
-are found: rows through the list that `moe.place` made, matrices through tables of addresses, since
-the experts of a layer need not lie in one tensor. All experts of one table are of one format,
-granularity and shape; those of which that is not true are expanded to dense ones once.
+Arithmetic as in `product_dense`, `product_packed` and `product_fp8`; only the operands are found
+differently: rows through the list that `moe.place` made, matrices through tables of addresses,
+since the experts of a layer need not lie in one tensor. All experts of one table are of one format,
+granularity and shape; other tables are expanded to dense ones once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .support import INTERPRETED, matrix_product
 
 @dataclass(frozen=True, slots=True)
 class MoeConfig:
-    """How grouped products are cut; `inner` is that of dense ones."""
+    """Cut of grouped products; `inner` is that of dense ones."""
 
     rows: int = 16
     outs: int = 64
@@ -52,7 +52,7 @@ def _dense_kernel(
     INNER: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
+    """Compute y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
 
     GATE: the activation, or "": the weight is gate over up, with `outs` outputs each."""
     tile = tl.program_id(0)
@@ -65,7 +65,7 @@ def _dense_kernel(
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     inner = tl.arange(0, INNER)
     weight = tl.load(addresses + expert).to(tl.pointer_type(x.dtype.element_ty))
-    # A fresh allocation is aligned; unless it is told, the compiler loads element by element.
+    # A fresh allocation is aligned; without this hint the compiler loads element by element.
     weight = tl.multiple_of(weight, 16)
     x_at = x + row[:, None] * x_stride + inner[None, :]
     weight_at = weight + out.to(tl.int64)[None, :] * width + inner[:, None]
@@ -175,7 +175,7 @@ def _fp8_kernel(
     INNER: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """BLOCKED: OUTS divides 128."""
+    """Multiply codes by block or row. BLOCKED: OUTS divides 128."""
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -199,7 +199,7 @@ def _fp8_kernel(
         b = tl.load(weight_at, mask=out_mask[None, :] & there[:, None], other=0.0)
         if BLOCKED:
             row_scale = tl.load(x_scales + row * groups + group, mask=real, other=0.0)
-            # All outputs of a tile are of one block.
+            # All outputs of a tile lie in one block.
             row_scale *= tl.load(scales + tl.program_id(1) * OUTS // 128 * groups + group)
             total += code_product(a, b, INTERPRET) * row_scale[:, None]
         elif ROWS < 64:
@@ -226,8 +226,8 @@ def grouped_product(
     dtype: torch.dtype | None = None,
     scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [assignments / shared, in] → [assignments, out] in `dtype` (x's unless given). For a table
-    of fp8 x are codes with `scales`.
+    """Multiply x [assignments / shared, in] → [assignments, out] in `dtype` (x's unless given). For
+    a table of fp8 x are codes with `scales`.
 
     `activation`, of dense tables: gate over up [2 · I, in] → act(gate) · up [assignments, I].
     """

@@ -1,4 +1,4 @@
-"""Where the experts of a layer are, and which rows are whose: what grouped products are told."""
+"""Inputs of grouped products: the addresses of a layer's experts, and the rows of each."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The tiles of rows of a step: each of one expert."""
+    """Tiles of rows of a step, each of one expert."""
 
     listed: torch.Tensor
-    """int32 [count · rows]: the assignments of each tile, -1 where it is not full. Not read where
+    """int32 [count · rows]: the assignments of each tile, -1 where it is not full. Not read if
     tiles are single."""
     expert: torch.Tensor
-    """int32 [count]: of each tile, -1 behind the last."""
+    """int32 [count]: expert of each tile, -1 after the last."""
     assignments: int
     rows: int
-    """Rows of a tile."""
+    """Rows per tile."""
     experts: int
     single: bool
-    """Is assignment i the only one of tile i?"""
+    """Whether assignment i is the only one of tile i."""
 
     @property
     def count(self) -> int:
@@ -40,7 +40,7 @@ class Tiles:
 
 @triton.jit
 def tile_rows(listed, tile, ROWS: tl.constexpr, SINGLE: tl.constexpr):
-    """→ the assignments of a tile [ROWS] int64, -1: none."""
+    """Return the assignments of a tile [ROWS] int64, -1: none."""
     row = tl.arange(0, ROWS)
     found = tl.where(row == 0, tile, -1) if SINGLE else tl.load(listed + tile * ROWS + row)
     return found.to(tl.int64)
@@ -48,7 +48,7 @@ def tile_rows(listed, tile, ROWS: tl.constexpr, SINGLE: tl.constexpr):
 
 @dataclass(slots=True)
 class ExpertTable:
-    """Where the matrices of a layer's experts are: int64 [experts] addresses of each part."""
+    """Addresses of the matrices of a layer's experts: int64 [experts] for each part."""
 
     shape: tuple[int, int]
     """(out, in) of every expert."""
@@ -69,7 +69,8 @@ class ExpertTable:
 
 
 def expert_table(experts: Sequence[Weight], dtype: torch.dtype) -> ExpertTable:
-    """The table of weights as `TritonOperators.prepare` makes them; `dtype` of dense ones."""
+    """Make the table of weights that `TritonOperators.prepare` made; `dtype`: that of dense
+    ones."""
     if len({_form(expert) for expert in experts}) > 1 or _form(experts[0]) is None:
         # Formats mixed among experts, or gate and up quantised apart: rare, so not fast.
         dense = tuple(DenseWeight(_values(expert, dtype)) for expert in experts)
@@ -100,7 +101,7 @@ def expert_table(experts: Sequence[Weight], dtype: torch.dtype) -> ExpertTable:
 
 
 def _form(weight: Weight) -> tuple[object, ...] | None:
-    """What experts must have in common; None: no kernel takes it as it is."""
+    """Return the properties that experts must have in common; None: no kernel takes it as it is."""
     if isinstance(weight, DenseWeight):
         return ("dense", weight.shape, weight.data.dtype)
     if isinstance(weight, Fp8Weight):
@@ -129,7 +130,7 @@ def _values(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     assert all(tensor.is_contiguous() for tensor in tensors)
-    # What the kernels tell the compiler of every matrix; a mapped file need not be so.
+    # The kernels promise this to the compiler for every matrix; a mapped file need not keep it.
     assert not tensors[0].is_cuda or all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
     pointers = [tensor.data_ptr() for tensor in tensors]
     return torch.tensor(pointers, dtype=torch.int64, device=tensors[0].device)

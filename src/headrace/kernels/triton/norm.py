@@ -100,14 +100,14 @@ def _launch(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
-    """x [N, D] → x / rms(x) · (weight + offset) [N, D], in x's dtype."""
+    """Compute x [N, D] → x / rms(x) · (weight + offset) [N, D], in x's dtype."""
     return _launch(x, None, weight, eps, offset, None, 0)[0]
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """→ (rms_norm(residual + x), residual + x); the sum is rounded to x's dtype first."""
+    """Return (rms_norm(residual + x), residual + x); the sum is rounded to x's dtype first."""
     out, _, total = _launch(x, residual, weight, eps, offset, None, 0)
     return out, total
 
@@ -121,9 +121,9 @@ def rms_norm_codes(
     codes: str,
     group: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """→ (codes [N, D] in fp8 or int8, scales fp32, residual + x).
+    """Return (codes [N, D] in fp8 or int8, scales fp32, residual + x).
 
-    Scales are [N, 1], or [N, ceil(D / group)] for groups of so many columns (a power of two).
+    Scales are [N, 1], or [N, ceil(D / group)] for groups of `group` columns (a power of two).
     """
     out, scales, total = _launch(x, residual, weight, eps, offset, codes, group)
     assert scales is not None

@@ -58,11 +58,11 @@ WARM_UP = (1, 2, 5, 17, 33, 65, 129, 257, 512, 1024)
 EXPERT_ROWS = 5
 """Mean rows of an expert up to which 7 % of them, if tokens choose at random, have more than 8."""
 FEW_TOKENS = 8
-"""Tokens of an entry up to which its attention reads KV as fast as for one: with eight heads a
-group they are 64 query rows, a tile that still leaves its registers to what is on its way."""
+"""Most tokens of an entry whose attention reads KV as fast as that of one. With eight heads a group
+they are 64 query rows, a tile that still leaves registers to loads on their way."""
 LATENT_SHARE = 4
-"""Latents are planned for as so many KV heads are: a program over them fills half of a
-multiprocessor, where eight of others' would be on it one after the other."""
+"""Number of KV heads as which latents are planned. A program over them fills half of a
+multiprocessor; eight programs over other heads would run on it one after the other."""
 FP8_OUTS = 256
 """A matrix with fewer outputs (a router) stays as it is: nothing to gain, and its ties matter."""
 Vector = torch.Tensor | None
@@ -82,13 +82,14 @@ class TritonOperators(ReferenceOperators):
         quantise: str = "auto",
         architecture: str | None = None,
     ) -> None:
-        """`architecture`: a row of the table, where it is not to be that of the device."""
+        """`architecture`: a row of the table, if it is not to be that of the device."""
         super().__init__(dtype)
         self._quantise = quantise
         self._architecture = architecture
         self.deterministic = deterministic
         self.drawing = Drawing(sampling.draw, sampling.argmax)
-        """Without a sort, and without asking the device anything: the host never waits."""
+        """Draws without a sort, and without reading anything from the device: the host never
+        waits."""
         self._tables: dict[torch.device, Table] = {}
         self._experts = ExpertTables(dtype)
         self._tickets: dict[torch.device, torch.Tensor] = {}
@@ -107,7 +108,7 @@ class TritonOperators(ReferenceOperators):
         return Planner(heads, cache.windows, 0 if self.deterministic else few)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
-        """Dense weights stay dense; packed ones are tiled; what is looked up is made dense."""
+        """Keep dense weights dense, tile packed ones, and make tables dense."""
         if isinstance(weight, StackedWeight):
             parts = [self.prepare(part, role, dequantise) for part in weight.parts]
             if all(isinstance(part, DenseWeight) for part in parts):
@@ -137,7 +138,7 @@ class TritonOperators(ReferenceOperators):
         return weight
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
-        """CUDA graphs; and every kernel that steps without a graph need is compiled here."""
+        """Make CUDA graphs; compile every kernel that steps without a graph need."""
         cache = plain.cache
         if cache.first.k.device.type != "cuda":
             return None
@@ -151,7 +152,8 @@ class TritonOperators(ReferenceOperators):
         return program
 
     def warm_draws(self, logits: torch.Tensor) -> None:
-        """Every kernel that turns logits [R, V] into tokens, by which filters a step has."""
+        """Run every kernel from logits [R, V] to tokens, for each set of filters that a step may
+        have."""
         one = torch.ones(len(logits), device=logits.device)
         sampling.argmax(logits)
         for top_k in (None, one.long()):
@@ -159,7 +161,7 @@ class TritonOperators(ReferenceOperators):
                 sampling.draw(logits, DrawParameters(one, top_k, top_p, one, one.double()))
 
     def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
-        """What the graphs of `compile` will take of the device, from a few of them."""
+        """Estimate the device bytes that the graphs of `compile` will take, from a few of them."""
         device = plain.cache.first.k.device
         if device.type != "cuda":
             return 0
@@ -181,7 +183,8 @@ class TritonOperators(ReferenceOperators):
         return norm.add_rms_norm(x, residual, weight, eps, offset)
 
     def plan_product(self, weight: Weight, rows: int) -> Way:
-        """How `linear` of this weight and so many rows is computed: see `kernels.fuse`."""
+        """Return how `linear` of this weight with this many rows is computed: see
+        `kernels.fuse`."""
         if isinstance(weight, Fp8Weight):
             return "codes"
         if isinstance(weight, TiledWeight):
@@ -190,7 +193,8 @@ class TritonOperators(ReferenceOperators):
         return "around" if skinny else "library"
 
     def row_class(self, rows: int, device: torch.device) -> object:
-        """What `plan_product` depends on beside the weight: few classes of numbers of rows."""
+        """Return the class of a row count. `plan_product` depends on it and the weight alone; there
+        are few classes."""
         if self.deterministic:
             return None
         table = self._table(device)
@@ -214,7 +218,7 @@ class TritonOperators(ReferenceOperators):
         bias: torch.Tensor | None,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """`dtype`: of the result, where it is not that of activations."""
+        """Compute `linear` from codes. `dtype`: of the result, if it is not that of activations."""
         assert isinstance(weight, Fp8Weight)
         dtype = dtype or self.dtype
         skinny = self._skinny(weight, len(codes))
@@ -248,7 +252,7 @@ class TritonOperators(ReferenceOperators):
         group: int,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Entries of few tokens are cut along the KV, the others along their queries."""
+        """Attend; entries of few tokens are cut along the KV, the others along their queries."""
         assert kv is not None, "no kernel for attention to both sides"
         flat, width = q, spec.size
         q = flat.view(len(flat), spec.heads, width)
@@ -259,7 +263,7 @@ class TritonOperators(ReferenceOperators):
         if plan is None:
             windows = [each.window for each in batch.groups]
             plan = plan_step(batch, self.planner(KvCache([kv], [group], windows)))
-            # One that may come again has other numbers then.
+            # A batch that may come again has other numbers then.
             batch.plan = None if batch.fixed else plan
         given = view, out, spec.scale, spec.softcap
         reach, rope = batch.max_length, spec.rotated or 0 if spec.latent else 0
@@ -391,7 +395,8 @@ class TritonOperators(ReferenceOperators):
         dtype: torch.dtype,
         home: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`home` [N, out] of `dtype`, without gaps: where the result may be written."""
+        """Compute a product. `home` [N, out] of `dtype`, without gaps: memory where the result may
+        be written."""
         table = self._table(x.device)
         if isinstance(weight, StackedWeight | TiledWeight):
             y = x.new_empty(len(x), weight.shape[0], dtype=dtype) if home is None else home
@@ -419,7 +424,7 @@ class TritonOperators(ReferenceOperators):
     def _part(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, y: torch.Tensor
     ) -> None:
-        """A weight or one part of a stacked one, into its columns of the result."""
+        """Multiply by a weight or one part of a stacked one, into its columns of the result."""
         if isinstance(weight, TiledWeight):
             skinny = self._packed_skinny(weight, len(x))
             if skinny is not None:
@@ -452,7 +457,7 @@ class TritonOperators(ReferenceOperators):
         assert isinstance(weight, DenseWeight), "see `plan_product`"
         config = self._skinny(weight, len(x))
         assert config is not None, "see `plan_product`"
-        # The gain is applied before rms(x): in fp16 what is large may then leave its range.
+        # The gain is applied before rms(x): in fp16 large numbers may then leave its range.
         if norm is not None and (not config.norm or x.dtype == torch.float16):
             x, norm = self.rms_norm(x, *norm), None
         return product_skinny(
@@ -460,7 +465,7 @@ class TritonOperators(ReferenceOperators):
         )
 
     def _skinny(self, weight: Weight, rows: int) -> SkinnyConfig | None:
-        """How the product of few rows is cut, where it serves."""
+        """Return the cut of the product of few rows, if it serves."""
         if self.deterministic or not isinstance(weight, DenseWeight | Fp8Weight):
             return None
         coded = isinstance(weight, Fp8Weight)
@@ -470,24 +475,27 @@ class TritonOperators(ReferenceOperators):
         return None if config.library else config
 
     def _packed_skinny(self, weight: TiledWeight, rows: int) -> PackedSkinnyConfig | None:
-        """The skinny product's configuration for packed weights; None: another kernel."""
+        """Return the skinny product's configuration for packed weights; None: another kernel
+        serves."""
         if self.deterministic:
             return None
         config = self._table(weight.codes.device).packed_skinny(rows)
         return config if config.serves else None
 
     def _ticket(self, device: torch.device) -> torch.Tensor:
-        """Made before anything is captured: the warm-up's first step comes through here."""
+        """Return the tickets. They are made before anything is captured: the warm-up's first step
+        comes through here."""
         if device not in self._tickets:
             self._tickets[device] = make_tickets(device)
         return self._tickets[device]
 
     def _library(self, x: torch.Tensor) -> ScaledProducts | None:
-        """The library, where it may take products of 8-bit numbers with a scale per row."""
+        """Return the library, if it may take products of 8-bit numbers with a scale per row."""
         return self._scaled if x.is_cuda and not self.deterministic else None
 
     def _rows(self, x: torch.Tensor) -> int:
-        """By how many rows a cut is chosen: where it is part of the result, one cut for all."""
+        """Return the rows by which a cut is chosen; if it is part of the result, one cut for
+        all."""
         return 1 if self.deterministic else len(x)
 
     def _table(self, device: torch.device) -> Table:
@@ -497,7 +505,8 @@ class TritonOperators(ReferenceOperators):
 
 
 def _code_group(consumer: Weight) -> int:
-    """Columns that share a scale in the input of a product with `consumer`; 0: all of a row."""
+    """Return the columns that share a scale in the input of a product with `consumer`; 0: all of a
+    row."""
     assert isinstance(consumer, Fp8Weight), "see `plan_product`"
     return BLOCK if consumer.blocked else 0
 

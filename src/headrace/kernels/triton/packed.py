@@ -1,4 +1,4 @@
-"""The GPU's layout of a packed weight, and how it is made from the plain one.
+"""The GPU's layout of a packed weight, and its making from the plain one.
 
 Codes lie in *chunks* of 128 values along the input, chunk-major, so that the tile of any program
 is one contiguous run: `codes[chunk, out, bytes]`. Within a chunk and row:
@@ -41,12 +41,13 @@ BYTES = {4: 64, 5: 80, 6: 96, 8: 128}
 
 
 def planes_of(group: int, zero: int | None) -> int:
-    """Words of scales that a chunk of one row has."""
+    """Return the words of scales that a chunk of one row has."""
     return CHUNK // group if zero is None else max(1, CHUNK // group // 2)
 
 
 def tile_weight(weight: PackedWeight) -> TiledWeight:
-    """From the plain layout ("rows": one code a byte); codes without loss, scales as halves."""
+    """Convert from the plain layout ("rows": one code a byte); codes without loss, scales as
+    halves."""
     assert weight.layout == "rows"
     bits = next(width for width in BYTES if width >= weight.bits)  # Two and three take four.
     assert CHUNK % weight.group == 0, f"groups of {weight.group}"
@@ -77,7 +78,7 @@ def tile_weight(weight: PackedWeight) -> TiledWeight:
 
 
 def merge_tiled(parts: Sequence[Weight]) -> TiledWeight | None:
-    """Weights one below the other as one weight, where all are packed alike; else None."""
+    """Join weights one below the other as one weight, if all are packed alike; else return None."""
     first = parts[0]
     if not isinstance(first, TiledWeight):
         return None
@@ -97,7 +98,7 @@ def merge_tiled(parts: Sequence[Weight]) -> TiledWeight | None:
 
 
 def merge_neighbours(parts: Sequence[Weight]) -> list[Weight]:
-    """Each run of weights that are packed alike as one: q and k, where v is of another format."""
+    """Join each run of weights that are packed alike: q and k, if v is of another format."""
     merged: list[Weight] = []
     for part in parts:
         joined = merge_tiled([merged[-1], part]) if merged else None
@@ -109,10 +110,11 @@ def merge_neighbours(parts: Sequence[Weight]) -> list[Weight]:
 
 
 def _common_zero(weight: PackedWeight) -> int | None:
-    """The one code of all groups that stands for 0, if there is one that kernels can take off.
+    """Return the one code of all groups that stands for 0, if there is one that kernels can
+    subtract.
 
-    That is a matter of the numbers, so a weight without memory (device "meta") has none unless it
-    has no offsets.
+    That depends on the numbers, so a weight without memory (device "meta") has none unless it has
+    no offsets.
     """
     if weight.offsets is None:
         return 0
@@ -122,27 +124,28 @@ def _common_zero(weight: PackedWeight) -> int | None:
     largest = int(scales.abs().argmax())
     scale = float(scales[largest])
     zero = round(-float(offsets[largest]) / scale) if scale else 0
-    # Kernels add it to what `unpack` adds, in bf16: eight bits, the upper ones of 2048 and more.
+    # Kernels add it to the excess of `unpack`, in bf16: eight bits, the upper ones of 2048 and
+    # more.
     fits = 0 <= zero <= 128 and (weight.bits < 8 or zero % 16 == 0)
     return zero if fits and torch.equal(scales * -float(zero), offsets) else None
 
 
 def _factors(numbers: list[torch.Tensor]) -> torch.Tensor:
-    """[out] fp32, powers of two: every number [out, groups] divided by them is below 2."""
+    """Return [out] fp32, powers of two: every number [out, groups] divided by them is below 2."""
     largest = torch.stack([each.float().abs().amax(1) for each in numbers]).amax(0)
     exponents = torch.frexp(largest).exponent - 1
     return torch.ldexp(torch.ones_like(largest), torch.where(largest > 0, exponents, 0))
 
 
 def _by_chunk(values: torch.Tensor, chunks: int, group: int) -> torch.Tensor:
-    """[out, groups] → [chunks, groups of a chunk, out]; zeros where there are none."""
+    """Arrange [out, groups] as [chunks, groups of a chunk, out], filled up with zeros."""
     per_chunk = CHUNK // group
     padded = pad(values, (0, chunks * per_chunk - values.shape[1]))
     return padded.t().reshape(chunks, per_chunk, -1)
 
 
 def _planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """codes [chunks, out, 128] uint8 → [chunks, out, bytes]."""
+    """Pack codes [chunks, out, 128] uint8 → [chunks, out, bytes]."""
     if bits == 8:
         return codes
     nibbles = (codes[..., :HALF] & 15) | ((codes[..., HALF:] & 15) << 4)

@@ -24,7 +24,7 @@ from .support import INTERPRETED, matrix_product
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
-    """How a launch is cut; `inner` is part of the result's rounding."""
+    """Cut of a launch; `inner` is part of the result's rounding."""
 
     rows: int = 64
     outs: int = 128
@@ -103,8 +103,8 @@ def product_dense(
     *,
     y: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [N, in] · weight [out, in] transposed + bias → [N, out] in `dtype` (x's unless given);
-    `y`: the result's memory, without gaps."""
+    """Compute x [N, in] · weight [out, in] transposed + bias → [N, out] in `dtype` (x's unless
+    given); `y`: the result's memory, without gaps."""
     rows, width = x.shape
     outs = weight.shape[0]
     assert x.stride(1) == 1

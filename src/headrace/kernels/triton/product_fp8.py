@@ -4,12 +4,12 @@ Arithmetic: half the bytes and twice the rate of bf16, so the ridge stays where 
 rows on an H200). The activations are quantised row by row on their way in: 2 bytes read and 1
 written per element, about 1 / (out / 1,000) of the product's own bytes at few rows.
 
-Scales. One per output row (a scale per tensor is repeated): they go on at the end, and the library
-(`library`) serves. One per block of 128 × 128 (DeepSeek-V3, 2024): activations get a
-scale per 128 inputs, each such part of the sum is scaled before it is added in fp32, and our own
-kernel serves up to 256 rows, where the library has no such product, and in the deterministic mode.
-Its tiles are walked and cut like those of `product_dense`: a row's bits do not depend on the
-others; few rows split the input (`split`), and outputs come first (`quantise.code_product`).
+Scales. One per output row (a scale per tensor is repeated): they are applied at the end, and the
+library (`library`) serves. One per block of 128 × 128 (DeepSeek-V3, 2024): activations get a scale
+per 128 inputs, and each such part of the sum is scaled before it is added in fp32. Our own kernel
+serves up to 256 rows, in the deterministic mode, and where the library has no such product. Its
+tiles are walked and cut like those of `product_dense`: a row's bits do not depend on the others;
+few rows split the input (`split`), and outputs come first (`quantise.code_product`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HIGH = 448.0
 
 @dataclass(frozen=True, slots=True)
 class Fp8Config:
-    """How a launch is cut; the inner tile is `BLOCK`."""
+    """Cut of a launch; the inner tile is `BLOCK`."""
 
     rows: int = 64
     outs: int = 128
@@ -58,7 +58,8 @@ def _quantise_kernel(
     HIGH: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """One group of one row; GROUP 0: the whole row, read twice, the second time from L2."""
+    """Quantise one group of one row; GROUP 0: the whole row, read twice, the second time from
+    L2."""
     row = tl.program_id(0).to(tl.int64)
     if GROUP > 0:
         columns = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
@@ -108,7 +109,7 @@ def _product_kernel(
     BIAS: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """BLOCKED: OUTS divides 128."""
+    """Multiply codes by row or block. BLOCKED: OUTS divides 128."""
     program = tl.program_id(0)
     row_tiles = tl.cdiv(rows, ROWS)
     per_group = GROUPED * tl.cdiv(outs, OUTS)
@@ -135,7 +136,7 @@ def _product_kernel(
             b = tl.load(weight_at + at_inner, mask=out_mask[None, :] & there[:, None], other=0.0)
             if BLOCKED:
                 row_scale = tl.load(x_scales + row * groups + group, mask=row_mask, other=0.0)
-                # All outputs of a tile are of one block.
+                # All outputs of a tile lie in one block.
                 row_scale *= tl.load(scales + first_out // 128 * groups + group)
                 part += code_product(a, b, INTERPRET) * row_scale[:, None]
             elif ROWS < 64:
@@ -143,14 +144,14 @@ def _product_kernel(
             else:
                 part = matrix_product(a, b, part, INTERPRET)
         if not BLOCKED:
-            # Each part by itself: a part of a split is rounded just so.
+            # Each part by itself: a part of a split is rounded in the same way.
             part *= tl.load(x_scales + row, mask=row_mask, other=0.0)[:, None]
             part *= tl.load(scales + out, mask=out_mask, other=0.0)[None, :]
         if BLOCKED or INTERPRET:
             total += part
         else:
-            # By name, so that no scale is fused with it: for sm_100 `ptxas` of Triton 3.6 does that
-            # to pairs of numbers (FFMA2) even where fused multiply-adds are forbidden.
+            # Explicit, so that no scale is fused with it: for sm_100 `ptxas` of Triton 3.6 does
+            # that to pairs of numbers (FFMA2) even where fused multiply-adds are forbidden.
             total = tl.inline_asm_elementwise(
                 "add.rn.f32 $0, $1, $2;", "=f,f,f", [total, part], tl.float32, is_pure=True, pack=1
             )
@@ -166,7 +167,8 @@ def _product_kernel(
 
 
 def quantise_rows(x: torch.Tensor, *, blocked: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [N, in] → codes [N, in] e4m3 and scales fp32: [N, 1], or [N, in / 128] if `blocked`."""
+    """Quantise x [N, in] → codes [N, in] e4m3 and scales fp32: [N, 1], or [N, in / 128] if
+    `blocked`."""
     rows, width = x.shape
     assert x.stride(1) == 1
     groups = triton.cdiv(width, BLOCK) if blocked else 1
@@ -197,9 +199,10 @@ def product_fp8(
     *,
     library: ScaledProducts | None = None,
 ) -> torch.Tensor:
-    """x [N, in] in the model's dtype → x · wᵀ + bias [N, out] in `dtype` (x's unless given).
+    """Quantise x [N, in] of the model's dtype and multiply → x · wᵀ + bias [N, out] in `dtype` (x's
+    unless given).
 
-    `library`: takes the sizes that it serves.
+    `library`: it takes the sizes that it serves.
     """
     codes, x_scales = quantise_rows(x, blocked=weight.blocked)
     return product_codes(codes, x_scales, weight, bias, config, dtype or x.dtype, library=library)
@@ -215,7 +218,7 @@ def product_codes(
     *,
     library: ScaledProducts | None = None,
 ) -> torch.Tensor:
-    """`product_fp8` from codes [N, in] with scales as `quantise_rows` gives them."""
+    """Compute `product_fp8` from codes [N, in] with scales as `quantise_rows` gives them."""
     rows, width = codes.shape
     outs = weight.shape[0]
     assert weight.blocked or weight.scales.shape == (outs, 1), "see Fp8Weight.per_row"
@@ -268,14 +271,16 @@ def product_codes(
 
 
 def quantise_weight(data: torch.Tensor) -> Fp8Weight:
-    """A dense matrix [out, in] with one scale per output row, the largest value at `HIGH`."""
+    """Quantise a dense matrix [out, in] with one scale per output row, the largest value at
+    `HIGH`."""
     wide = data.float()
     scales = (wide.abs().amax(1, keepdim=True) / HIGH).clamp_min(1e-30)
     return Fp8Weight((wide / scales).to(torch.float8_e4m3fn), scales)
 
 
 def merge_fp8(parts: Sequence[Weight]) -> Fp8Weight | None:
-    """Weights one below the other as one weight, where all are fp8 and scaled alike; else None."""
+    """Join weights one below the other as one, if all are fp8 and scaled alike; else return
+    None."""
     fp8 = [part.per_row() for part in parts if isinstance(part, Fp8Weight)]
     if len(fp8) < len(parts) or len({part.blocked for part in fp8}) > 1:
         return None

@@ -6,13 +6,13 @@ On an H200 (206 bf16 operations per byte) bandwidth binds up to about 57 rows, t
 beyond. So one kernel with two cuts:
 
 * few rows (decode): the grid must cover all multiprocessors although `out` alone gives too few
-  tiles, so the input is split over programs ("split-K"), whose partial sums are added in order by
-  a second kernel. The number of splits is a function of the weight's shape, never of N.
+  tiles. So the input is split over programs ("split-K"), and a second kernel adds their partial
+  sums in order. The number of splits is a function of the weight's shape, never of N.
 * many rows: tiles of up to 128 rows, one split; a weight tile is decoded once for all its rows.
 
 From some 512 rows on a third way is nearer to the limit: the weight is expanded to a dense matrix,
-slice by slice (in · out · 2 bytes written and read once more, under a tenth of the product's time
-at 1,024 rows), and the library multiplies.
+slice by slice, and the library multiplies. That writes and reads in · out · 2 bytes once more,
+under a tenth of the product's time at 1,024 rows.
 
 Values are code · scale + offset, rounded to x's dtype as the dense weight would be, so all three
 see the same matrix; the power of two of an output is multiplied onto its sums. Up to 16 rows
@@ -39,7 +39,7 @@ EXPANDED = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ProductConfig:
-    """How a launch is cut. `outs` and `programs` are part of the result's rounding."""
+    """Cut of a launch. `outs` and `programs` are part of the result's rounding."""
 
     rows: int = 16
     outs: int = 64
@@ -48,10 +48,10 @@ class ProductConfig:
     warps: int = 4
     stages: int = 3
     library: bool = False
-    """Expand the weight and hand it to the library."""
+    """Whether to expand the weight and hand it to the library."""
 
     def chunks_per_split(self, chunks: int, outs: int) -> int:
-        """How many chunks of the input one program takes, for a weight of `outs` outputs."""
+        """Return the chunks of the input that one program takes, for a weight of `outs` outputs."""
         return -(-chunks // count_splits(self.programs, outs, self.outs, chunks))
 
 
@@ -68,7 +68,7 @@ def group_values(
     ZERO: tl.constexpr,
     PLANES: tl.constexpr,
 ):
-    """code [OUTS, STEP] of the group that value IN of a chunk lies in → fp32 without the factor."""
+    """Decode code [OUTS, STEP] in the group of value IN of a chunk → fp32 without the factor."""
     group: tl.constexpr = IN // GROUP
     # One scale for a whole row of the step: a vector, not a matrix of equal numbers.
     if ZERO is None:
@@ -102,7 +102,8 @@ def sum_chunks(
     STEP: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """total [ROWS, OUTS] + the chunks `first` to `last` of x · wᵀ, without the outputs' factors.
+    """Add the chunks `first` to `last` of x · wᵀ to total [ROWS, OUTS], without the outputs'
+    factors.
 
     x_at [ROWS, STEP] points to the rows' first values, base [OUTS, STEP] to the codes of chunk
     `first` of the outputs `out`. A chunk is taken in steps of STEP values that share scale, byte
@@ -228,7 +229,7 @@ def product_packed(
     dtype: torch.dtype | None = None,
     y: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [N, in] → x · wᵀ + bias [N, out] in `dtype` (x's unless given), or into `y`."""
+    """Compute x [N, in] → x · wᵀ + bias [N, out] in `dtype` (x's unless given), or into `y`."""
     rows, width = x.shape
     outs = weight.shape[0]
     assert width == weight.shape[1]
@@ -296,7 +297,8 @@ def _expand_kernel(
     OUTS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """One chunk of OUTS rows of the weight → dense [count, width], from row `first_out` on."""
+    """Expand one chunk of OUTS rows of the weight → dense [count, width], from row `first_out`
+    on."""
     chunk = tl.program_id(1)
     local = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     mask = local < count
@@ -331,7 +333,7 @@ def _expand_kernel(
 
 
 def expand(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows `first` … of a packed weight as a dense matrix [count, in]."""
+    """Return the rows `first` … of a packed weight as a dense matrix [count, in]."""
     outs, width = weight.shape
     dense = torch.empty(count, width, dtype=dtype, device=weight.codes.device)
     _expand_kernel[(triton.cdiv(count, 64), weight.codes.shape[0])](
@@ -372,7 +374,7 @@ def _through_library(
 
 
 def step_of(bits: int, group: int) -> int:
-    """Values that share a scale; with high bits in planes, also one bit place: 16."""
+    """Return the values that share a scale; with high bits in planes, also one bit place: 16."""
     return 16 if bits in (5, 6) else min(group, 64)
 
 

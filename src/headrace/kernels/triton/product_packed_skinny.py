@@ -11,16 +11,16 @@ code, sm_90, up to 8 rows) it is 3.2 and 2.3:
 * scales are multiplied onto the sums of a group, not onto its weights: the weights are the
   operand with 16 rows, the activations the one with 8 columns, so a tile of 16 outputs and 32
   inputs, 16 weights a thread, has 4 sums a thread. The products are exact in fp32 that way;
-* what `unpack` added, and the offset, are taken off by the sum of the group's inputs. That sum
-  comes out of the matrix unit too, as the product with a row of ones, in the very registers where
-  it is needed; where all groups have one zero, the row holds minus that number and its product is
-  what the sums begin with: no instruction at all;
+* the excess of `unpack`, and the offset, are subtracted by way of the sum of the group's inputs.
+  That sum comes out of the matrix unit too, as the product with a row of ones, in the very
+  registers where it is needed; where all groups have one zero, the row holds minus that number and
+  the sums begin with its product: no instruction at all;
 * two tiles of 16 outputs a warp share the inputs and those sums.
 
 Two warps a program keep Triton from the warpgroup instructions, which have 64 rows at least and
 would take the accumulators through a wait for every group. Programs are small for it, eight on a
-multiprocessor; the input is split, and the last to finish adds the parts in order and does what
-`product_skinny` does behind its sums: the gate, the bias, the residual in fp32. A norm before is a
+multiprocessor; the input is split, and the last to finish adds the parts in order and does the same
+as `product_skinny` after its sums: the gate, the bias, the residual in fp32. A norm before is a
 kernel of its own: its gain costs an instruction per input, eight rows and warp, a third more.
 
 Sources: scales on the sums of groups as in Machete's and llama.cpp's kernels of integers; the
@@ -47,7 +47,7 @@ MAGIC = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: NONE}
 
 @dataclass(frozen=True, slots=True)
 class PackedSkinnyConfig:
-    """How a launch is cut; `outs` and `programs` are part of the result's rounding."""
+    """Cut of a launch; `outs` and `programs` are part of the result's rounding."""
 
     outs: int = 64
     warps: int = 2
@@ -57,7 +57,7 @@ class PackedSkinnyConfig:
     rows: int = 8
     """Rows of a tile, 8 or 16; at least those of the step."""
     serves: bool = True
-    """Or does `product_packed`?"""
+    """Whether this kernel serves, and not `product_packed`."""
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def _multiply(
     MAGIC: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """sums [OUTS, ROWS] + the codes of one step, with what is added to them, · x [STEP, ROWS]."""
+    """Add the codes of one step, with their excess, · x [STEP, ROWS] to sums [OUTS, ROWS]."""
     low = unpack(x, byte, plane, second, AT, BITS, MAGIC, False, INTERPRET)
     sums = matrix_product(low, x, sums, INTERPRET)
     if BITS == 8 and MAGIC == 0x43:
@@ -94,10 +94,10 @@ def _scaled(
     APART: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """total + the sums of group GROUP_AT of a chunk, times its scale.
+    """Add the sums of group GROUP_AT of a chunk, times its scale, to total.
 
-    `pairs` points to the chunk's. `inputs` [OUTS, ROWS]: the sums of the group's inputs, or with a
-    zero what has to be added to `sums`, unless they began with it (APART: they did not).
+    `pairs` points to the chunk's scales. `inputs` [OUTS, ROWS]: the sums of the group's inputs.
+    With a zero: the number to add to `sums`, unless they began with it (APART: they did not).
     """
     if ZERO is None:
         scale, offset = halves(tl.load(pairs + GROUP_AT * outs), INTERPRET)
@@ -135,8 +135,8 @@ def sum_groups(
     STAGES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """→ sums [OUTS, ROWS] of the chunks `first` to `last` of w · xᵀ without the outputs' factors,
-    and with a GATE those of up, `outs` rows further on.
+    """Return sums [OUTS, ROWS] of the chunks `first` to `last` of w · xᵀ without the outputs'
+    factors, and with a GATE those of up, `outs` rows further on.
 
     line [OUTS, 1] points to the codes of chunk `first`, pair_at [OUTS] to its scales, x_at
     [STEP, ROWS] to its inputs; `stride` are all rows of the weight.
@@ -184,7 +184,7 @@ def sum_groups(
                 given = tl.load(x_at + step * STEP, mask=mask, other=0.0)
                 if GROUP == 16 or step * STEP % GROUP == 0:
                     inputs = none
-                # What all codes have too much, or just the inputs' sum where groups have offsets.
+                # The excess of all codes, or just the inputs' sum if groups have offsets.
                 if ZERO is None:
                     inputs = matrix_product(
                         fill(given, byte, 1, MAGIC, INTERPRET), given, inputs, INTERPRET
@@ -268,7 +268,7 @@ def _finish(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """What is done once to the whole input's sums: `total`, and `other` of up [OUTS, ROWS]."""
+    """Finish the sums of the whole input, once: `total`, and `other` of up [OUTS, ROWS]."""
     out_mask = out < outs
     total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
     if GATE != "":
@@ -318,14 +318,15 @@ def _product_kernel(
     STAGES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each.
+    """Multiply a tile. GATE: the activation, or "": the weight is gate over up, with `outs` outputs
+    each.
 
     EVEN: the input is whole chunks.
     """
     STEP: tl.constexpr = unpack_step(BITS, GROUP)
     tile = tl.program_id(0)
     split = tl.program_id(1)
-    # Rows of the weight, of which there are twice as many with a gate.
+    # Rows of the weight: twice as many with a gate.
     stride = outs * 2 if GATE != "" else outs
     first = split * per_split
     last = tl.minimum(first + per_split, chunks)
@@ -425,7 +426,7 @@ def product_packed_skinny(
     activation: str = "",
     y: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (or x's), or into `y`.
+    """Compute x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (or x's), or into `y`.
 
     N is at most `config.rows`. `activation`: the weight is gate over up [2 · I, in] →
     act(gate) · up [N, I]. `tickets`: see `split.make_tickets`.

@@ -1,22 +1,22 @@
-"""Products of up to 16 rows, as fast as the weight streams in, with what lies around them.
+"""Products of up to 16 rows, as fast as the weight streams in, with the operators around them.
 
 Arithmetic: 2 · N operations per weight: with N rows N operations per byte in bf16, 2 · N in fp8,
-where an H200 has 206: bandwidth binds by an order of magnitude. What a kernel can do wrong is to
-have too few bytes on their way (4.8 TB/s at 0.8 µs are 29 KB on each of 132 multiprocessors), to
-spend its instructions on something else, and to be many kernels.
+where an H200 has 206: bandwidth binds by an order of magnitude. A kernel can fail in three ways. It
+has too few bytes on their way (4.8 TB/s at 0.8 µs are 29 KB on each of 132 multiprocessors); it
+spends its instructions on something else; or it is many kernels.
 
 Shape. One program takes `OUTS` outputs and the whole input, in steps of `INNER` with `stages` of
 them on their way: 16 outputs are 256 programs for a matrix of 4,096 outputs, two on each
 multiprocessor, so the weights of an 8B model need no second kernel to add parts up. Smaller ones
-split the input as in `split`; the parts are added in order by whoever finishes last (a counter per
-tile), not by a kernel. A row's result depends on that row and the weight's shape alone.
+split the input as in `split`; the parts are added in order by the program that finishes last (a
+counter per tile), not by a kernel. A row's result depends on that row and the weight's shape alone.
 
-What lies around. A decode step is dozens of kernels per layer, and each costs microseconds that no
+Neighbours. A decode step is dozens of kernels per layer, and each costs microseconds that no
 bandwidth buys back, so this one takes its neighbours in:
 
-* the norm before it: rms(x) is one number per row, which can as well be multiplied onto the
-  result; the loop sums the squares beside, and the gain is applied to the input in registers;
-* the gate behind it: a program has the outputs of gate and up that belong together;
+* the norm before it: rms(x) is one number per row, which can as well be multiplied onto the result;
+  the loop also sums the squares, and the gain is applied to the input in registers;
+* the gate after it: a program has the outputs of gate and up that belong together;
 * the residual: added in fp32 before the one rounding.
 
 Sources: split-K by the last to finish as in CUTLASS's semaphore; the fixed order is ours.
@@ -40,7 +40,7 @@ from .support import INTERPRETED, matrix_product
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """How a launch is cut; `outs`, `inner` and `programs` are part of the result's rounding."""
+    """Cut of a launch; `outs`, `inner` and `programs` are part of the result's rounding."""
 
     outs: int = 16
     inner: int = 256
@@ -51,9 +51,10 @@ class SkinnyConfig:
     rows: int = 16
     """Rows of a tile; at least those of the step."""
     norm: bool = False
-    """Is a norm before the product taken here? Costs instructions for every row of the tile."""
+    """Whether a norm before the product is taken in here. It costs instructions for every row of
+    the tile."""
     library: bool = False
-    """The library serves instead."""
+    """Whether the library serves instead."""
 
 
 @triton.jit
@@ -80,7 +81,7 @@ def _finish(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """What is done once to the whole input's sums: `total`, and `other` of up [ROWS, OUTS]."""
+    """Finish the sums of the whole input, once: `total`, and `other` of up [ROWS, OUTS]."""
     row_mask = row < rows
     if NORM:
         factor = 1.0 / tl.sqrt(squares / width + eps)
@@ -135,7 +136,8 @@ def _product_kernel(
     INNER: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each."""
+    """Multiply a tile. GATE: the activation, or "": the weight is gate over up, with `outs` outputs
+    each."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     start = split * per_split
@@ -205,7 +207,7 @@ def _product_kernel(
             tl.store(own + ROWS * OUTS + place, other, mask=row_mask)
         if NORM:
             tl.store(own + 2 * ROWS * OUTS + row, squares)
-        # All threads have written before one of them says so to the whole device.
+        # All threads must have written before one of them says so to the whole device.
         tl.debug_barrier()
         if tl.atomic_add(tickets + tile, 1, sem="acq_rel") == SPLITS - 1:
             tl.store(tickets + tile, 0)
@@ -260,8 +262,8 @@ def product_skinny(
     activation: str = "",
     y: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (x's unless given); N ≤ 16.
-    `y`: the result's memory, without gaps.
+    """Compute x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (x's unless given); N ≤
+    16. `y`: the result's memory, without gaps.
 
     `norm`: x is normed first. `scales`: x are codes, for an fp8 weight with a scale per row.
     `activation`: the weight is gate over up [2 · I, in] → act(gate) · up [N, I].

@@ -18,18 +18,18 @@ CODES = {"fp8": (torch.float8_e4m3fn, 448.0), "int8": (torch.int8, 127.0)}
 HIGHEST = tl.constexpr(65504.0)
 """Largest fp16."""
 LIFT = tl.constexpr(256.0)
-"""On the scales of V where weights of attention are fp16, whose smallest number is 6e-8; taken off
-at the end."""
+"""Factor on the scales of V if weights of attention are fp16, whose smallest number is 6e-8; it is
+removed at the end."""
 
 
 @triton.jit
 def code_product(a, b, INTERPRET: tl.constexpr):
-    """a [ROWS, K] · b [K, OUTS] of e4m3 codes, in fp32.
+    """Multiply a [ROWS, K] · b [K, OUTS] of e4m3 codes, in fp32.
 
-    Hopper multiplies e4m3 by warpgroups alone, 64 of the first side at a time; for anything
-    smaller the compiler widens both sides, a conversion for every two codes. So of few rows the
-    outputs are the first side. Tensor cores keep some 14 bits of a sum of codes: who adds what
-    this gives, turn by turn, adds in fp32.
+    Hopper multiplies e4m3 by warpgroups alone, 64 of the first side at a time; for anything smaller
+    the compiler widens both sides, a conversion for every two codes. So with few rows the outputs
+    are the first side. Tensor cores keep some 14 bits of a sum of codes: a caller that adds these
+    products turn by turn adds in fp32.
     """
     ROWS: tl.constexpr = a.shape[0]
     OUTS: tl.constexpr = b.shape[1]
@@ -43,7 +43,8 @@ def code_product(a, b, INTERPRET: tl.constexpr):
 
 @triton.jit
 def to_codes(scaled, kind: tl.constexpr, HIGH: tl.constexpr, INTERPRET: tl.constexpr):
-    """scaled fp32 within ±HIGH, but for rounding → int8 or fp8 of type `kind`, nearest."""
+    """Convert scaled fp32 within ±HIGH, except for rounding → int8 or fp8 of type `kind`,
+    nearest."""
     scaled = tl.minimum(tl.maximum(scaled, -HIGH), HIGH)
     if kind == tl.int8:
         # Half away from zero; the interpreter and every target agree on floor.
@@ -61,7 +62,8 @@ def to_codes(scaled, kind: tl.constexpr, HIGH: tl.constexpr, INTERPRET: tl.const
 def store_row(
     codes, scales, row, columns, values, mask, width, HIGH: tl.constexpr, INTERPRET: tl.constexpr
 ):
-    """values [columns] fp32 of one row → codes and the row's scale (absolute maximum / HIGH)."""
+    """Store values [columns] fp32 of one row → codes and the row's scale (absolute maximum /
+    HIGH)."""
     peak = tl.max(tl.where(mask, tl.abs(values), 0.0), 0)
     scale = tl.maximum(peak / HIGH, 1e-30)
     coded = to_codes(values / scale, codes.dtype.element_ty, HIGH, INTERPRET)
@@ -83,7 +85,8 @@ def store_groups(
     HIGH: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """values [COLUMNS] fp32 from column `first` on → codes and one scale per GROUP columns."""
+    """Store values [COLUMNS] fp32 from column `first` on → codes and one scale per GROUP
+    columns."""
     group = first // GROUP + tl.arange(0, COLUMNS // GROUP)
     columns = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     mask = columns < width
@@ -96,24 +99,24 @@ def store_groups(
 
 @triton.jit
 def scale_query(query, scale):
-    """query · scale as fp16, for keys that are codes."""
+    """Return query · scale as fp16, for keys that are codes."""
     scaled = query.to(tl.float32) * scale
     return tl.minimum(tl.maximum(scaled, -HIGHEST), HIGHEST).to(tl.float16)
 
 
 @triton.jit
 def from_codes(codes, INTERPRET: tl.constexpr, INNER: tl.constexpr = False):
-    """int8 or e4m3 codes → the same numbers in fp16, which holds all of both exactly.
+    """Convert int8 or e4m3 codes to the same numbers in fp16, which holds all of both exactly.
 
-    Said to the assembler, four codes a word, for two reasons (counted in the machine code, sm_90).
-    To bf16 there is no conversion but through fp16, and its second half (F2F) runs at an eighth of
-    the rate. And what the compiler knows to be a widening it moves behind the exchange of operands
-    between threads, which 8-bit numbers make byte by byte; as assembler that is not to be doubled
-    it stays before, and `ldmatrix` brings the 16-bit operands.
+    It is assembler, four codes a word, for two reasons (counted in the machine code, sm_90). To
+    bf16 there is no conversion but through fp16, and its second half (F2F) runs at an eighth of the
+    rate. And a widening that the compiler recognises moves after the exchange of operands between
+    threads, which is byte by byte for 8-bit numbers. Assembler that must not be duplicated stays
+    before it, and `ldmatrix` brings the 16-bit operands.
 
     INNER: neighbours in memory are neighbours along the sum (keys; not values, whose sum goes over
-    tokens). Then the exchange brings codes as words, and moving the widening behind it saves a
-    write and half a read of shared memory: as pure assembler the compiler does that.
+    tokens). Then the exchange brings codes as words, and moving the widening after it saves a write
+    and half a read of shared memory: as pure assembler the compiler does that.
     """
     if INTERPRET:
         return codes.to(tl.float32).to(tl.float16)

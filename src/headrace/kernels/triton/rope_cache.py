@@ -9,10 +9,9 @@ depends on the batch.
 
 A program holds its heads as pairs of numbers that are turned by one angle, whatever pairs they are:
 (i, i + half), or neighbours; numbers that nothing turns, of heads that are rotated in part or not
-at all, are pairs too, with angle nought. A norm over all heads of a token (OLMo 2) reads them all
-in each program: they are in L2, and how many share a program is the model's. Where values are the
-keys (Gemma 4), programs of values read those; where K and V are another layer's, there are none of
-either.
+at all, are pairs too, with angle zero. A norm over all heads of a token (OLMo 2) reads them all in
+each program: they are in L2, and how many share a program is the model's. Where values are the keys
+(Gemma 4), programs of values read those. If K and V are another layer's, neither has programs.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .quantise import to_codes
 from .support import INTERPRETED
 
 TOGETHER = 8
-"""Heads of a program: 1,024 values of E 128, eight a thread."""
+"""Heads per program: 1,024 values of E 128, eight a thread."""
 
 
 @triton.jit
@@ -55,9 +54,8 @@ def _store_kv(
     FOUR: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """Both numbers of each pair of heads `head` [HEADS], which lie at `left` and `right`, to their
-    token's slot; as codes with a
-    scale for each where TOP > 0, of four bits where FOUR."""
+    """Store both numbers of each pair of heads `head` [HEADS], which lie at `left` and `right`, in
+    their token's slot; as codes with a scale for each if TOP > 0, in four bits if FOUR."""
     block = slot // BLOCK
     offset = slot % BLOCK
     if FOUR:
@@ -88,7 +86,8 @@ def _store_kv(
 
 @triton.jit
 def _to_one(low, high, eps, HALF: tl.constexpr):
-    """→ what scales heads, their pairs [HEADS, HALF_PADDED], to a root mean square of one."""
+    """Return the factor that scales heads, given as pairs [HEADS, HALF_PADDED], to a root mean
+    square of one."""
     mean = (tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF)
     return (1.0 / tl.sqrt(mean + eps))[:, None]
 
@@ -134,10 +133,10 @@ def _rope_kernel(
     BIASES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """READ, WRITTEN: of keys and values, how many lie behind the queries, and how many are kept.
-    TO_ONE: values are scaled to a root mean square of one; BEHIND: q and k, behind the rotation.
-    EVERY: positions by which queries grow. TURNED: how many pairs of a head are rotated; PAIRS: of
-    neighbours. NORM: of heads, or where WHOLE of all."""
+    """Norm, rotate and store a token's heads. READ, WRITTEN: counts of key and value arrays that
+    follow the queries, and that are kept. TO_ONE: values are scaled to a root mean square of one;
+    BEHIND: q and k are, after the rotation. EVERY: positions by which queries grow. TURNED: rotated
+    pairs of a head; PAIRS: they are neighbours. NORM: over each head, or over all if WHOLE."""
     token = tl.program_id(0).to(tl.int64)
     # Programs of queries come first, then those of keys and of values.
     queries = tl.cdiv(heads, HEADS)
@@ -288,9 +287,9 @@ def rope_and_cache(
     batch: StepBatch,
     group: int,
 ) -> torch.Tensor:
-    """See `Operators.write`: qkv [N, `spec.stacked`] → q [N, H · E]; latents are keys of one head
-    that are values too. E is even. Biases that keys are kept without are of heads whose halves are
-    rotated."""
+    """Compute `Operators.write`: qkv [N, `spec.stacked`] → q [N, H · E]; latents are keys of one
+    head that are values too. E is even. Only heads whose halves are rotated have biases that keys
+    are kept without."""
     heads, kv_heads, width, tokens = spec.heads, spec.kv_heads, spec.size, len(qkv)
     out = torch.empty(tokens, spec.queries, dtype=qkv.dtype, device=qkv.device)
     coded = kv.k_scale is not None

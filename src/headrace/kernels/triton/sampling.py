@@ -5,16 +5,16 @@ of its own for every 4,096 of them reads it in a microsecond; one program a row 
 turns, each a trip to memory and a sum over its threads. A sort would make some 30 passes. Instead,
 floats are mapped to unsigned integers of the same order, and the largest threshold that keeps the
 wanted share is built four bits at a time: a kernel for each digit counts (top-k) or weighs (top-p)
-the tokens at or above each of 16 candidates, and the next one begins by adding the sums of all
-tiles up, in order, and taking the digit. Two more find the tile and then the token at which the
-cumulated mass passes the row's uniform number: 19 kernels of two microseconds, and nothing is asked
-back. Of those the filters are 16, and where no row of a step has one its eight are not launched:
-the host knows that before the step begins. Rows without it, in a step where others have it, leave
+the tokens at or above each of 16 candidates. The next one begins by adding up the sums of all
+tiles, in order, and takes the digit. Two more find the tile and then the token at which the
+cumulated mass passes the row's uniform number: 19 kernels of two microseconds, and nothing is read
+back. The two filters are 16 of them. The eight of a filter that no row of a step has are not
+launched: the host knows that before the step begins. Rows without a filter that others have leave
 its kernels at once.
 
 A row that takes its most likely token may stand among the others: min_p 1 leaves nothing but the
-largest logit, and a uniform number of 0 takes the first of equals. It reads no logits but those of
-the tile with the token.
+largest logit, and a uniform number of 0 takes the first among equals. It reads no logits but those
+of the tile with the token.
 
 The rules are those of `kernels.draws`: min-p, then top-k, then top-p of what they kept; equal
 logits stay or go together; the draw inverts the distribution in token order at `uniform`. Masses
@@ -33,7 +33,7 @@ import triton.language as tl
 from ..draws import DrawParameters
 
 TILE = 4096
-"""Logits of a program."""
+"""Logits per program."""
 TURN = tl.constexpr(1024)
 """Logits in one comparison with all candidates."""
 DIGITS = 8
@@ -42,7 +42,7 @@ DIGITS = 8
 
 @triton.jit
 def _ordered(value):
-    """fp32 → uint32 with the same order (negative numbers flipped)."""
+    """Map fp32 → uint32 with the same order (negative numbers flipped)."""
     bits = value.to(tl.int32, bitcast=True)
     flipped = tl.where(bits < 0, ~bits, bits | -2147483648)
     return flipped.to(tl.uint32, bitcast=True)
@@ -62,7 +62,7 @@ def _peaks_kernel(logits, peaks, places, width, stride, tiles, TILE: tl.constexp
 
 
 def _peaks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [R, V] → the largest of each tile [R, tiles] fp32, and its place in the row."""
+    """Find for logits [R, V] the largest of each tile [R, tiles] fp32, and its place in the row."""
     rows, width = logits.shape
     assert logits.stride(1) == 1
     tiles = triton.cdiv(width, TILE)
@@ -76,12 +76,12 @@ def _peaks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @triton.jit
 def _begin(peaks, temperatures, min_ps, row, tiles, TILES: tl.constexpr):
-    """→ (what logits are multiplied with, the largest of them so, the code below which min-p
+    """Return (the factor of logits, the largest logit times it, the code below which min-p
     cuts)."""
     tile = tl.arange(0, TILES)
     found = tl.load(peaks + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
     min_p = tl.load(min_ps + row).to(tl.float32)
-    # Where only the largest is left nothing may be rounded: neighbours would become equals.
+    # If only the largest is left nothing may be rounded: neighbours would become equals.
     only = min_p >= 1.0
     factor = tl.where(only, 1.0, 1.0 / tl.load(temperatures + row))
     peak = tl.max(found, 0) * factor
@@ -91,7 +91,7 @@ def _begin(peaks, temperatures, min_ps, row, tiles, TILES: tl.constexpr):
 
 @triton.jit
 def _add_up(sums, row, tiles, TILES: tl.constexpr):
-    """sums [rows, tiles, 16] → of a row over its tiles [16]."""
+    """Add up sums [rows, tiles, 16] of a row over its tiles → [16]."""
     tile = tl.arange(0, TILES)
     at = (row * tiles + tile)[:, None] * 16 + tl.arange(0, 16)[None, :]
     return tl.sum(tl.load(sums + at, mask=(tile < tiles)[:, None], other=0.0), 0)
@@ -99,15 +99,15 @@ def _add_up(sums, row, tiles, TILES: tl.constexpr):
 
 @triton.jit
 def _take(prefix, sums, wanted, shift):
-    """The prefix with the largest digit that still keeps enough: sums descend."""
+    """Return the prefix with the largest digit that still keeps enough: sums descend."""
     enough = tl.sum((sums >= wanted).to(tl.int32), 0)
     return prefix | (tl.maximum(enough - 1, 0).to(tl.uint32) << shift)
 
 
 @triton.jit
 def _wanted(row, top_ks, top_ps, masses, width, tiles, MASS: tl.constexpr, TILES: tl.constexpr):
-    """→ (is the filter on, what the kept tokens number or weigh at least). `masses`: the sums of
-    the first digit, whose first candidate is zero and keeps everything; None there."""
+    """Return (whether the filter is on, the least count or mass of the kept tokens). `masses`: the
+    sums of the first digit, whose first candidate is zero and keeps everything; None there."""
     if MASS:
         top_p = tl.load(top_ps + row).to(tl.float32)
         wanted = 0.0
@@ -131,7 +131,7 @@ def _store_code(codes, row, code):
 
 @triton.jit
 def _above_top_k(floor, row, top_ks, before, before_sums, width, tiles, TILES: tl.constexpr):
-    """The floor, raised to the threshold whose last digit `before_sums` tell."""
+    """Return the floor, raised to the threshold whose last digit `before_sums` gives."""
     cuts, count = _wanted(row, top_ks, top_ks, None, width, tiles, False, TILES)
     if cuts:
         last = _add_up(before_sums, row, tiles, TILES)
@@ -163,7 +163,7 @@ def _digit_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """One digit of the threshold of top-k, or with MASS of top-p.
+    """Find one digit of the threshold of top-k, or with MASS of top-p.
 
     `before`, `before_sums`: prefixes and sums of the digit before; for the first digit of top-p
     those of the last of top-k, if that was done (TOP_K), whose threshold is among the `floors` from
@@ -229,8 +229,8 @@ def _mass_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Write the mass `kept` [rows, tiles] that all filters leave in each tile. TOP_K, TOP_P: which
-    of them were done, `before` and `before_sums` are the last digit of the last."""
+    """Write the mass `kept` [rows, tiles] that all filters leave in each tile. TOP_K, TOP_P:
+    whether each was done; `before` and `before_sums` are the last digit of the last one."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     factor, peak, floor = _begin(peaks, temperatures, min_ps, row, tiles, TILES)
@@ -245,7 +245,7 @@ def _mass_kernel(
     if tile == 0:
         _store_code(floors + tl.num_programs(0), row, floor)
     if (tl.load(min_ps + row) >= 1.0) & (tl.load(uniforms + row) == 0.0):
-        # The most likely token, of equals the first: any mass where one is will do.
+        # The most likely token, the first among equals: any mass at it will do.
         found = tl.load(peaks + row * tiles + tile) * factor
         tl.store(kept + row * tiles + tile, tl.where(found == peak, 1.0, 0.0))
         return
@@ -272,7 +272,7 @@ def _token_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """The tile in which the mass passes the uniform number, and there the token."""
+    """Find the tile in which the mass passes the uniform number, and there the token."""
     row = tl.program_id(0).to(tl.int64)
     factor, peak, floor = _begin(peaks, temperatures, min_ps, row, tiles, TILES)
     floor = _load_code(floors + tl.num_programs(0), row)
@@ -296,7 +296,8 @@ def _token_kernel(
 
 
 def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
-    """logits [R, V] fp32 → tokens [R] int64, one draw per row; see `kernels.draws.draw`."""
+    """Draw one token per row: logits [R, V] fp32 → tokens [R] int64; see
+    `kernels.sampling.draw`."""
     rows, width = logits.shape
     assert logits.stride(1) == 1
     tiles = triton.cdiv(width, TILE)
@@ -307,14 +308,14 @@ def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
     peaks, _ = _peaks(logits)
     filters = [parameters.top_k is not None, parameters.top_p is not None]
     # By filter and digit, each at a multiple of 16 bytes: other addresses would compile another
-    # kernel, in the middle of service. Floors before and behind top-p.
+    # kernel, in the middle of service. Floors before and after top-p.
     count = sum(filters)
     prefixes = made(max(1, count), DIGITS, -(-rows // 4) * 4, dtype=torch.int32)
     sums = made(max(1, count), DIGITS, rows if count else 1, tiles, 16)
     floors, kept = made(2, rows, dtype=torch.int32), made(rows, tiles)
     tokens = made(rows, dtype=torch.int64)
     given = logits, peaks, parameters.temperature, parameters.min_p
-    # Nothing reads what stands in place of a filter that no row has.
+    # The stand-in for a filter that no row has is not read.
     asked = (
         parameters.temperature if parameters.top_k is None else parameters.top_k,
         parameters.temperature if parameters.top_p is None else parameters.top_p,
@@ -369,7 +370,7 @@ def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
 
 @triton.jit
 def _best_kernel(peaks, places, tokens, tiles, TILES: tl.constexpr):
-    """Find the most likely token; of equal logits the smallest id wins, as in the reference."""
+    """Find the most likely token; among equal logits the smallest id wins, as in the reference."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, TILES)
     there = tile < tiles
@@ -381,7 +382,7 @@ def _best_kernel(peaks, places, tokens, tiles, TILES: tl.constexpr):
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """logits [R, V] fp32 → the most likely token [R] int64; of equals the smallest id.
+    """Return the most likely token [R] int64 of logits [R, V] fp32; the smallest id among equals.
 
     Two kernels: one program of a row alone would go through its 500 kB in 32 turns of a
     microsecond each, and nothing else runs at that time.

@@ -2,9 +2,9 @@
 
 Arithmetic: a token's C inputs are read `taps` times, all but once from L1 or L2, and C outputs
 written: 4 bytes a channel in bf16 for 2 · taps operations. Bandwidth binds, and with few tokens the
-launch. One program per token and 1,024 channels; what a sequence keeps, the last inputs in fp32 in
-the row that their position says, is written behind the sums by the same program where every entry
-has one token, and by a second kernel where inputs that are read still may be written over.
+launch. There is one program per token and 1,024 channels. A sequence keeps its last inputs in fp32,
+each in the row of its position. If every entry has one token, the same program writes them after
+the sums. Otherwise a second kernel does: inputs that are still read might be overwritten.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TILE = 1024
 
 @triton.jit
 def _input(x, token, columns, mask, channels, x_stride, GATED: tl.constexpr):
-    """What the taps of a token's channels see, in fp32."""
+    """Return the inputs of the taps of a token's channels, in fp32."""
     at = x + token * x_stride + columns
     if GATED:
         gate = tl.load(at, mask=mask, other=0.0).to(tl.float32)
@@ -50,9 +50,9 @@ def _keep(
     KEPT: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """An entry's last inputs, and those of the checkpoints in its step, to their blocks."""
+    """Write an entry's last inputs, and those of the checkpoints in its step, to their blocks."""
     start = length - count
-    # Before what is behind them is written over.
+    # First, while the checkpoints' earlier inputs are not yet overwritten.
     for number in tl.static_range(2):
         at = tl.load(state_rows + entry * 6 + 2 + 2 * number)
         to = tl.load(state_rows + entry * 6 + 3 + 2 * number)
@@ -95,7 +95,7 @@ def _conv_kernel(
     SINGLE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """SINGLE: every entry has one token."""
+    """Convolve one token's channels. SINGLE: every entry has one token."""
     row = tl.program_id(0)
     entry = row if SINGLE else find_entry(query_starts, row, entries)
     first, count, length, block = read_entry(query_starts, lengths, table, entry, table_stride)
@@ -188,7 +188,7 @@ def short_conv(
     batch: StepBatch,
     group: int,
 ) -> torch.Tensor:
-    """See `Operators.short_conv`."""
+    """Compute `Operators.short_conv`."""
     ring, table = tensor(layer.inputs), tensor(batch.groups[group].tables)
     _, kept, channels = ring.shape
     out = torch.empty(len(x), channels, dtype=x.dtype, device=x.device)

@@ -1,10 +1,10 @@
-"""Splitting a sum over programs, where its results are too few tiles: parts and who adds them.
+"""Splitting a sum over programs, where its results are too few tiles: the parts and their addition.
 
 A product of few rows is as fast as the weight streams in, and that takes programs on every
-multiprocessor; a matrix of 4,096 outputs is 64 tiles, fewer than half of an H200's. So the input
-is cut in parts, each a program's own, and a second kernel adds the partial sums in order. How many
-parts there are follows from the weight's shape, never from the rows; and where a step of many rows
-needs no splitting, one program sums part by part in the same order: a row's bits stay the same.
+multiprocessor; a matrix of 4,096 outputs is 64 tiles, fewer than half of an H200's. So the input is
+cut in parts, each a program's own, and a second kernel adds the partial sums in order. The number
+of parts follows from the weight's shape, never from the rows; and where a step of many rows needs
+no splitting, one program sums part by part in the same order: a row's bits stay the same.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import triton
 import triton.language as tl
 
 FEW_ROWS = 64
-"""Up to so many rows the parts are programs of their own."""
+"""Most rows for which the parts are programs of their own."""
 TICKETS = 1 << 16
-"""Results whose parts may be finished by whoever comes last: tiles of outputs, or an entry's KV
+"""Most results whose parts the last program to finish may join: tiles of outputs, or an entry's KV
 heads."""
 
 
 def count_splits(programs: int, outs: int, tile: int, steps: int) -> int:
-    """Parts of an input of `steps` inner tiles, so that there are about `programs` programs."""
+    """Return the parts of an input of `steps` inner tiles, so that there are about `programs`
+    programs."""
     return max(1, min(programs // -(-outs // tile), steps // 2))
 
 
 def make_tickets(device: torch.device) -> torch.Tensor:
-    """The counters of results: zero before and after every launch, so one serves a stream."""
+    """Make the counters of results: zero before and after every launch, so one serves a stream."""
     return torch.zeros(TICKETS, dtype=torch.int32, device=device)
 
 
@@ -45,11 +46,11 @@ def join_parts(
     OUTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """This program's part of result `own` of `cells`: sums [OUTS, ROWS], `other` those of up where
-    GATE is not "", of the rows that are `real` [ROWS].
+    """Leave this program's part of result `own` of `cells`: sums [OUTS, ROWS], and `other`, those
+    of up, if GATE is not "", for the rows that are `real` [ROWS].
 
-    → the sums of all parts, in order, and whether this program is the last of them, which alone
-    has them: it finishes the result.
+    Returns the sums of all parts, in order, and whether this program is the last. Only the last one
+    has the sums: it finishes the result.
     """
     CELL: tl.constexpr = (2 if GATE != "" else 1) * OUTS * ROWS
     place = tl.arange(0, ROWS)[None, :] * OUTS + tl.arange(0, OUTS)[:, None]
@@ -58,7 +59,7 @@ def join_parts(
     tl.store(mine + place, total, mask=there)
     if GATE != "":
         tl.store(mine + OUTS * ROWS + place, other, mask=there)
-    # All threads have written before one of them says so to the whole device.
+    # All threads must have written before one of them says so to the whole device.
     tl.debug_barrier()
     last = tl.atomic_add(tickets + own, 1, sem="acq_rel") == splits - 1
     if last:
@@ -87,7 +88,7 @@ def _sum_kernel(
     BIAS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Partial sums [SPLITS, elements], added in order."""
+    """Add partial sums [SPLITS, elements] in order."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     mask = at < elements
     total = tl.zeros([TILE], tl.float32)
@@ -102,7 +103,7 @@ def _sum_kernel(
 
 
 def add_parts(partial: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
-    """partial [splits, N, out] fp32, summed in order, + bias → y [N, out]."""
+    """Sum partial [splits, N, out] fp32 in order, + bias → y [N, out]."""
     splits, rows, outs = partial.shape
     elements = rows * outs
     _sum_kernel[(triton.cdiv(elements, 512),)](

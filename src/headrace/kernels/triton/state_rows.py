@@ -1,4 +1,4 @@
-"""What kernels of states read of a step: its entries."""
+"""Entries of a step, as the kernels of states read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def find_entry(query_starts, row, entries):
-    """The entry that owns a token of the step; entries without tokens own none."""
+    """Return the entry that owns a token of the step; entries without tokens own none."""
     low = 0
     high = entries
     while low < high:
@@ -22,7 +22,8 @@ def find_entry(query_starts, row, entries):
 
 @triton.jit
 def read_entry(query_starts, lengths, table, entry, table_stride):
-    """→ its first token in the step, its tokens, its length behind them, its block."""
+    """Return the entry's first token in the step, its tokens, its length after them, and its
+    block."""
     first = tl.load(query_starts + entry)
     count = tl.load(query_starts + entry + 1) - first
     return first, count, tl.load(lengths + entry), tl.load(table + entry * table_stride)

@@ -1,20 +1,20 @@
 """Recurrent states: the gated delta rule and selective state spaces, token by token.
 
 Arithmetic. A head's state of 128 x 128 numbers in fp32 is read and written once a step and entry:
-128 KiB, beside which a token's own inputs are nothing, for 5 to 7 operations a number and token.
-With one token an entry bandwidth binds (4 MiB a layer and sequence with 32 heads, as Qwen3-Next
-has them: 1.3 microseconds of an H100); a prompt stays in registers and is bound by how long a token
-waits for the one before it: two sums over keys. So columns of a state, of which none depends on
-another, are programs of a warp each: the sums stay within it, and no barrier is met. Prompts take
-few columns a program, so that one sequence fills the device; decoding takes whole sectors of
-memory. A token's inputs are asked for while the token before is computed.
+128 KiB, for 5 to 7 operations a number and token; a token's own inputs are nothing compared with
+that. With one token an entry bandwidth binds (4 MiB a layer and sequence with 32 heads, as
+Qwen3-Next has them: 1.3 microseconds of an H100); a prompt stays in registers and is bound by how
+long a token waits for the one before it: two sums over keys. So columns of a state, which do not
+depend on each other, are programs of a warp each: the sums stay within it, and no barrier is met.
+Prompts take few columns a program, so that one sequence fills the device; decoding takes whole
+sectors of memory. A token's inputs are requested while the token before is computed.
 
 The chunked form, which multiplies 64 tokens at once on the tensor cores, rounds by where chunks
 begin: it would have to begin at multiples of 64 of the sequence, whatever a step brings. It is not
 here.
 
-Drafts go into `StateLayer.tail` by a kernel of its own: programs of other columns still read there
-what the step before left.
+Drafts go into `StateLayer.tail` by a kernel of its own: programs of other columns still read the
+preceding step's drafts there.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from .gated import softplus
 from .state_rows import read_entry
 
 FEW_COLUMNS = 8
-"""Columns of a program where entries have many tokens: 32 numbers a thread."""
+"""Columns per program if entries have many tokens: 32 numbers a thread."""
 COLUMNS = 16
-"""The same where entries have one: 64 bytes of each key's row; twice as many spill."""
+"""Columns per program if entries have one token: 64 bytes of each key's row; twice as many
+spill."""
 IDLE = tl.constexpr(NOWHERE)
 TOGETHER = 1024
 """Numbers that a program norms."""
@@ -64,7 +65,7 @@ def _token(
     TILED: tl.constexpr,
     DELTA: tl.constexpr,
 ):
-    """What a token brings to a head: q, k [keys], v [columns], decay, step, and v as it was."""
+    """Load a token's inputs to a head: q, k [keys], v [columns], decay, step, and v as it was."""
     group = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
     at = mixed + token * mixed_stride
     gate = tl.load(gates + token * gates_stride + head).to(tl.float32) + head_step
@@ -92,7 +93,7 @@ def _token(
 
 @triton.jit
 def _advance(state, k, v, decay, step, DELTA: tl.constexpr):
-    """The state [keys, columns] behind a token."""
+    """Return the state [keys, columns] after a token."""
     state = state * decay
     if DELTA:
         v = step * (v - tl.sum(state * k[:, None], 0))
@@ -128,7 +129,7 @@ def _walk_kernel(
     TILED: tl.constexpr,
     DELTA: tl.constexpr,
 ):
-    """Results in fp32 [N, HEADS, VALUES], before norm and gate."""
+    """Walk an entry's tokens; results are fp32 [N, HEADS, VALUES], before norm and gate."""
     entry = tl.program_id(2)
     head = tl.program_id(1)
     first, count, length, block = read_entry(query_starts, lengths, table, entry, table_stride)
@@ -148,7 +149,7 @@ def _walk_kernel(
     keep_block = tl.load(line + 3).to(tl.int64)
     then_at = tl.load(line + 4)
     then_block = tl.load(line + 5).to(tl.int64)
-    # Padding of a graph walks nowhere; what it leaves must be finite.
+    # Padding of a graph walks nowhere; its results must be finite.
     walks = certain < IDLE
     cell = (block.to(tl.int64) * HEADS + head) * (KEYS * VALUES)
     state = tl.load(states + cell + home, mask=mask & (settled > 0), other=0.0)
@@ -188,7 +189,7 @@ def _walk_kernel(
         DELTA,
     )
     for number in range(count):
-        # The last one is read again in place of one that is not there.
+        # After the last token, that token is read again.
         then = (first + tl.minimum(number + 1, count - 1)).to(tl.int64)
         next_q, next_k, next_v, next_decay, next_step, next_given = _token(
             mixed,
@@ -255,7 +256,7 @@ def _tail_kernel(
     TILED: tl.constexpr,
     DELTA: tl.constexpr,
 ):
-    """What each draft of an entry would bring to a head's state, to the entry's block."""
+    """Write each draft's inputs to a head's state into the entry's block."""
     entry = tl.program_id(1)
     head = tl.program_id(0)
     first, count, _length, block = read_entry(query_starts, lengths, table, entry, table_stride)
@@ -312,8 +313,8 @@ def _finish_kernel(
     TOGETHER: tl.constexpr,
     DELTA: tl.constexpr,
 ):
-    """An RMS norm over each of PARTS parts of a row, and silu(z): before it, of the delta rule
-    behind it, where all parts have one gain."""
+    """Apply an RMS norm over each of PARTS parts of a row, and silu(z) before it. With the delta
+    rule silu(z) comes after it, and all parts have one gain."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
     column = tl.arange(0, WIDTH_PADDED)
@@ -345,12 +346,12 @@ def recur(
     *,
     columns: int | None = None,
 ) -> torch.Tensor:
-    """See `Operators.recur`. `columns` of a state in a program are part of how sums are rounded;
-    None: by the step."""
+    """Compute `Operators.recur`. The `columns` of a state in a program affect how sums are rounded;
+    None: chosen by the step."""
     assert layer.state is not None
     assert layer.tail is not None
     delta = isinstance(spec, DeltaSpec)
-    # Of the delta rule: what says the step, then what says the decay.
+    # The delta rule has the inputs of the step, then those of the decay.
     mixed, z, *more = given
     steps, gates = more if delta else (more[0], more[0])
     decays, biases, *rest = weights

@@ -1,4 +1,4 @@
-"""What every kernel file shares: the interpreter's limits and small device functions."""
+"""Helpers of every kernel file: the interpreter's limits and small device functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG2E: float = 1.4426950408889634
 
 @triton.jit
 def matrix_product(a, b, accumulator, interpreted: tl.constexpr):
-    """a [M, K] · b [K, N] + accumulator, in fp32.
+    """Compute a [M, K] · b [K, N] + accumulator, in fp32.
 
     The interpreter's bf16 product returns garbage, so its operands are widened there. fp32 stays
     fp32: the tensor cores' own form of it keeps ten bits.
@@ -28,8 +28,8 @@ def matrix_product(a, b, accumulator, interpreted: tl.constexpr):
 
 @triton.jit
 def few_product(a, b, accumulator, interpreted: tl.constexpr):
-    """`matrix_product` of few rows of `a`: where they are fewer than the 16 of the instruction's
-    first side, they are its second, which has 8 (ADR 0031)."""
+    """Compute `matrix_product` of few rows of `a`. Rows fewer than the 16 of the instruction's
+    first side become its second, which has 8 (ADR 0031)."""
     if a.shape[0] < 16:
         turned = matrix_product(tl.trans(b), tl.trans(a), tl.trans(accumulator), interpreted)
         found = tl.trans(turned)
@@ -40,21 +40,22 @@ def few_product(a, b, accumulator, interpreted: tl.constexpr):
 
 @triton.jit
 def first_seen(position, WINDOW: tl.constexpr):
-    """The first place that a query sees, in a window of WINDOW places, itself included, or below
-    zero, in its chunk of -WINDOW; a window begins below nought."""
+    """Return the first place that a query sees: in a window of WINDOW places, itself included; or
+    in its chunk of -WINDOW, if WINDOW is below zero. A window may begin below zero."""
     return position // -WINDOW * -WINDOW if WINDOW < 0 else position - WINDOW + 1
 
 
 @triton.jit
 def sink_mass(sinks, heads, best):
-    """What the sinks of `heads` add to sums of weights whose largest score, to base two, is
-    `best`."""
+    """Return the mass that the sinks of `heads` add to sums of weights, where `best` is the largest
+    score, to base two."""
     return tl.exp2(tl.load(sinks + heads).to(tl.float32) * 1.4426950408889634 - best)
 
 
 @triton.jit
 def soft_cap(scores, cap: tl.constexpr):
-    """cap · tanh(scores / cap), with tanh from one exponential (exact limits at both ends)."""
+    """Compute cap · tanh(scores / cap), with tanh from one exponential (exact limits at both
+    ends)."""
     doubled = tl.exp2(tl.abs(scores) * (-2.0 / cap * 1.4426950408889634))
     magnitude = (1.0 - doubled) / (1.0 + doubled)
     return tl.where(scores < 0, -magnitude, magnitude) * cap

@@ -1,4 +1,4 @@
-"""How each kernel is cut, by architecture and shape bucket: read from a table that ships.
+"""Cut of each kernel, by architecture and shape bucket: read from a table that ships.
 
 `table.json` maps architecture (sm_80, sm_90, sm_100) → kernel → buckets, each a bound on a size
 (`up_to`) and a configuration. The first bucket whose bound is not exceeded applies. Tuning
@@ -33,13 +33,14 @@ Config = TypeVar("Config")
 
 @cache
 def load_table(path: Path = PATH) -> dict[str, Any]:
-    """The whole table; a file that ships with the package, so it never changes while we run."""
+    """Return the whole table, a file that ships with the package, so it never changes while we
+    run."""
     table: dict[str, Any] = json.loads(path.read_text())
     return table
 
 
 def architecture(device: torch.device) -> str:
-    """Row of the table for a device: the newest one that is not newer than it."""
+    """Return the table's row for a device: the newest one that is not newer than the device."""
     if device.type != "cuda":
         return "sm_90"
     major, minor = torch.cuda.get_device_capability(device)
@@ -51,9 +52,10 @@ def architecture(device: torch.device) -> str:
 
 
 def multiplies_fp8(device: torch.device, row: str | None = None) -> bool:
-    """Has the device products of e4m3? They came with 8.9, between two rows of the table.
+    """Return whether the device has products of e4m3. They came with 8.9, between two rows of the
+    table.
 
-    `row`: decides alone where it was asked for; so does `architecture` for what is no GPU.
+    `row`: decides alone if it is given; without a GPU, `architecture` decides.
     """
     if row is None and device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 9)
@@ -67,40 +69,40 @@ class Table:
     architecture: str
 
     def decode(self, width: int, *, coded: bool = False) -> DecodeConfig:
-        """By head size; `coded`: of a cache in 8-bit codes."""
+        """Find by head size; `coded`: for a cache in 8-bit codes."""
         return self._find(DecodeConfig, "attention_decode" + "_coded" * coded, width)
 
     def latents(self, heads: int) -> DecodeConfig:
-        """By the heads of a tile over latents."""
+        """Find by the heads of a tile over latents."""
         return self._find(DecodeConfig, "attention_latents", heads)
 
     def prefill(self, width: int, *, coded: bool = False) -> PrefillConfig:
-        """By head size, of fp32 twice that: tiles of it must fit into shared memory. `coded`: of a
-        cache in 8-bit codes."""
+        """Find by head size, for fp32 twice that: tiles of it must fit into shared memory. `coded`:
+        for a cache in 8-bit codes."""
         return self._find(PrefillConfig, "attention_prefill" + "_coded" * coded, width)
 
     def packed(self, rows: int) -> ProductConfig:
-        """By rows."""
+        """Find by rows."""
         return self._find(ProductConfig, "product_packed", rows)
 
     def dense(self) -> DenseConfig:
-        """One for all: its cut is part of the result."""
+        """Return the one for all: its cut is part of the result."""
         return self._find(DenseConfig, "product_dense", 0)
 
     def fp8(self, rows: int) -> Fp8Config:
-        """By rows."""
+        """Find by rows."""
         return self._find(Fp8Config, "product_fp8", rows)
 
     def skinny(self, rows: int, *, coded: bool = False) -> SkinnyConfig:
-        """By rows; `coded`: of an fp8 weight with a scale per row."""
+        """Find by rows; `coded`: for an fp8 weight with a scale per row."""
         return self._find(SkinnyConfig, "product_skinny" + "_coded" * coded, rows)
 
     def packed_skinny(self, rows: int) -> PackedSkinnyConfig:
-        """By rows."""
+        """Find by rows."""
         return self._find(PackedSkinnyConfig, "product_packed_skinny", rows)
 
     def moe(self, rows_per_expert: int) -> MoeConfig:
-        """By the mean number of rows of an expert."""
+        """Find by the mean number of rows of an expert."""
         return self._find(MoeConfig, "moe", rows_per_expert)
 
     def _find(self, kind: type[Config], kernel: str, size: int) -> Config:

@@ -1,4 +1,4 @@
-"""Writes a row of `table.json`, on the GPU that it is for.
+"""Tuner that writes a row of `table.json`, on the GPU that it is for.
 
     python -m headrace.kernels.triton.tune [--only KERNEL …] [--seconds 500] [--write FILE]
 
@@ -46,7 +46,7 @@ Measure = Callable[[Callable[[], object]], float]
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What is tuned on."""
+    """Shapes on which kernels are tuned."""
 
     out: int = 28_672
     width: int = 4096
@@ -59,7 +59,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One bucket: its place in the table, the candidates, and how one is run."""
+    """One bucket: its place in the table, the candidates, and a function that runs one."""
 
     kernel: str
     up_to: int | None
@@ -68,8 +68,8 @@ class Problem:
 
 
 def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Iterator[Problem]:
-    """Every bucket that is tuned, what is farthest from its limit first; the configuration in use
-    is always among its candidates."""
+    """Yield every bucket that is tuned, the one farthest from its limit first; the configuration in
+    use is always among its candidates."""
     for width, up_to in ((128, 128), (64, 64), (256, 256)):
         for coded in (True, False):
             yield from _attention(table, shapes, width, up_to, device, dtype, coded)
@@ -101,7 +101,8 @@ def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> I
 
 
 def _skinny(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Iterator[Problem]:
-    """Dense products of few rows, gate and norm included; the library and its neighbours beside."""
+    """Yield dense products of few rows, with gate and norm; the library with separate kernels is
+    among the candidates."""
     weight = DenseWeight(torch.randn(shapes.out, shapes.width, device=device).to(dtype))
     gain = torch.rand(shapes.width, device=device).to(dtype)
     tickets = make_tickets(torch.device(device))
@@ -137,7 +138,7 @@ def _skinny(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> It
 
 
 def _coded_skinny(table: Table, shapes: Shapes, device: str) -> Iterator[Problem]:
-    """Products of few rows of e4m3 with a scale per row, where the device has them."""
+    """Yield products of few rows of e4m3 with a scale per row, if the device has them."""
     if table.architecture == "sm_80":
         return
     weight = quantise_weight(torch.randn(shapes.out, shapes.width, device=device))
@@ -168,7 +169,7 @@ def _coded_skinny(table: Table, shapes: Shapes, device: str) -> Iterator[Problem
 def _packed_skinny(
     table: Table, shapes: Shapes, device: str, dtype: torch.dtype
 ) -> Iterator[Problem]:
-    """Packed products of few rows with their gate; beside them `product_packed` and `gated`."""
+    """Yield packed products of few rows with their gate; one candidate is `product_packed`."""
     weights = _weights(shapes, device)
     tickets = make_tickets(torch.device(device))
     for bucket in load_table()[table.architecture]["product_packed_skinny"]:
@@ -202,7 +203,7 @@ def _attention(
     dtype: torch.dtype,
     coded: bool,
 ) -> Iterator[Problem]:
-    """`coded`: over a cache in 8-bit codes."""
+    """Yield attention, decoding and prefill; `coded`: over a cache in 8-bit codes."""
     single, kv = _batch(shapes, [(shapes.context - 1, 1)] * shapes.entries, width, device, dtype)
     chunk, chunk_kv = _batch(shapes, [(0, shapes.chunk)], width, device, dtype)
     suffix = "_coded" * coded
@@ -257,7 +258,7 @@ def _attention(
 
 
 def tune(found: Iterator[Problem], measure: Measure) -> dict[str, list[dict[str, Any]]]:
-    """Kernel → its tuned buckets."""
+    """Return each kernel's tuned buckets."""
     best: dict[str, list[dict[str, Any]]] = {}
     for problem in found:
         times = {}
@@ -292,7 +293,8 @@ def tune_all(
     only: Sequence[str] | None,
     seconds: float,
 ) -> None:
-    """Problem by problem; the table is written after each, so that what is broken off is kept."""
+    """Tune problem by problem; the table is written after each, so that an interrupted run is
+    kept."""
     table = json.loads(PATH.read_text())
     end = time.perf_counter() + seconds
     for problem in found:
@@ -311,8 +313,8 @@ def _with(now: Any, tried: list[Any]) -> list[Any]:
 
 
 def _weights(shapes: Shapes, device: str) -> list[Any]:
-    """Four bits in the groups of files that hold blocks, and of those that hold tensors: one cut
-    serves both."""
+    """Make weights of four bits, in the groups of files with blocks and of files with tensors: one
+    cut serves both."""
     size, found = (shapes.out, shapes.width), []
     for group in (32, 128):
         codes = torch.randint(0, 16, size, dtype=torch.uint8, device=device)
@@ -348,14 +350,14 @@ def _batch(
 
 
 def _codes(kv: KvLayer, kind: torch.dtype) -> KvLayer:
-    """The same cache in 8-bit codes of a thirty-second each."""
+    """Return the same cache in 8-bit codes of a thirty-second each."""
     scales = torch.full(kv.k.shape[:3], 1 / 32, dtype=torch.bfloat16, device=kv.k.device)
     k, v = ((values * 32).to(kind) for values in (kv.k, kv.v))
     return KvLayer(k, v, scales, scales.clone())
 
 
 def on_gpu(run: Callable[[], object]) -> float:
-    """Median of twenty runs, the second-level cache swept before each."""
+    """Return the median of twenty runs, the second-level cache swept before each."""
     run()
     sweep = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
     pairs = []

@@ -1,13 +1,13 @@
 """Packed codes as the operand of a matrix instruction, four at a time, without a conversion.
 
 Arithmetic. A conversion from an integer runs at an eighth of the rate of other instructions, so
-none is made: a code is put into the low bits of a number whose exponent makes them count ones.
-In bf16 0x4300 is 128 and its last bit one: 0x4300 | code is 128 + code, exactly, for codes of up
-to seven bits; in fp16 0x6400 | code is 1024 + code for up to ten. `prmt` puts two codes below two
-such exponents at once, so four codes cost one `and`, at times a shift, and two `prmt`: 0.75 to
-1.4 instructions a weight. Codes of 8 bits are, in bf16, 128 + low nibble and 2048 + 16 · high
-nibble: two operands, both exact. What was added is the same for every code and is taken off behind
-the product, where it is that number times the sum of the inputs.
+none is made: a code is put into the low bits of a number whose exponent makes them count ones. In
+bf16 0x4300 is 128 and its last bit one: 0x4300 | code is 128 + code, exactly, for codes of up to
+seven bits; in fp16 0x6400 | code is 1024 + code for up to ten. `prmt` puts two codes below two such
+exponents at once, so four codes cost one `and`, at times a shift, and two `prmt`: 0.75 to 1.4
+instructions a weight. Codes of 8 bits are, in bf16, 128 + low nibble and 2048 + 16 · high nibble:
+two operands, both exact. The excess is the same for every code and is subtracted after the product,
+as that number times the sum of the inputs.
 
 Sources: the exponent trick of fast int4 kernels (FasterTransformer, Marlin); the order of codes and
 everything else is ours.
@@ -22,12 +22,12 @@ import triton
 import triton.language as tl
 
 NONE, BF16, FP16 = 0, 0x43, 0x64
-"""Upper byte of the number that codes are put into; none: codes become fp32 as they are."""
+"""Upper byte of the number that codes are put into; NONE: codes become fp32 as they are."""
 
 
 @triton.constexpr_function
 def added(bits: int, magic: int) -> int:
-    """What every code of a product has too much."""
+    """Return the excess of every code of a product."""
     if magic == 0x43:
         return 128 + (2048 if bits == 8 else 0)
     return 1024 if magic == 0x64 else 0
@@ -35,13 +35,14 @@ def added(bits: int, magic: int) -> int:
 
 @triton.constexpr_function
 def unpack_step(bits: int, group: int) -> int:
-    """Values of a chunk that are unpacked at a time; with high bits in planes, a plane's width."""
+    """Return the values of a chunk that are unpacked at a time; with high bits in planes, a plane's
+    width."""
     return 32 if bits in (5, 6) else min(max(group, 32), 64)
 
 
 @triton.constexpr_function
 def spell(bits: int, at: int, magic: int, high: bool) -> str:
-    """PTX: four bytes $2 (and their high bits in $3, or $3 and $4) → four halves.
+    """Spell PTX: four bytes $2 (and their high bits in $3, or $3 and $4) → four halves.
 
     `at`: the first of their values in the chunk, a multiple of the step. `high`: the upper nibble
     of an 8-bit code.
@@ -71,7 +72,7 @@ def spell(bits: int, at: int, magic: int, high: bool) -> str:
 
 @triton.constexpr_function
 def spell_all(value: int, magic: int) -> str:
-    """PTX: four times the integer `value`, whatever the four bytes are."""
+    """Spell PTX: four times the integer `value`, whatever the four bytes are."""
     exponent = abs(value).bit_length() - 1
     bias, digits = (127, 7) if magic == 0x43 else (15, 10)
     fraction = (abs(value) << 16 >> exponent) - (1 << 16) >> (16 - digits)
@@ -91,9 +92,10 @@ def unpack(
     HIGH: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """byte [OUTS, STEP] uint8 → added + code in the type of `like`; see `packed` for the layout.
+    """Convert byte [OUTS, STEP] uint8 to excess + code in the type of `like`; see `packed` for the
+    layout.
 
-    `plane`: the bytes of the high bits, where there are any; of 5-bit codes those of the first 16
+    `plane`: the bytes of the high bits, if there are any; for 5-bit codes those of the first 16
     values, zeros for the others, and `second` the other way round. HIGH: the upper nibbles of 8-bit
     codes in bf16; the lower ones otherwise.
     """
@@ -140,7 +142,8 @@ def unpack(
 
 @triton.jit
 def fill(like, byte, VALUE: tl.constexpr, MAGIC: tl.constexpr, INTERPRET: tl.constexpr):
-    """VALUE in the shape, and on a device in the registers, of what `unpack` makes of `byte`."""
+    """Return VALUE in the shape, and on a device in the registers, of `unpack`'s result for
+    `byte`."""
     if MAGIC == 0 or INTERPRET:
         found = tl.full(byte.shape, VALUE, tl.float32).to(like.dtype)
     else:
@@ -152,7 +155,7 @@ def fill(like, byte, VALUE: tl.constexpr, MAGIC: tl.constexpr, INTERPRET: tl.con
 
 @triton.jit
 def halves(pairs, INTERPRET: tl.constexpr):
-    """int32 → its lower and its upper fp16 number, as fp32."""
+    """Return the lower and the upper fp16 number of int32, as fp32."""
     if INTERPRET:
         low, high = first_half(pairs), second_half(pairs)
     else:
@@ -170,7 +173,7 @@ def halves(pairs, INTERPRET: tl.constexpr):
 
 @triton.jit
 def first_half(pair):
-    """The lower fp16 number of int32, as fp32."""
+    """Return the lower fp16 number of int32, as fp32."""
     return (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
