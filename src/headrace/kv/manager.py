@@ -447,8 +447,7 @@ class KvManager:
     def _longest_sliding(
         self, keys: list[bytes], index: Container[bytes], window: int, limit: int
     ) -> int:
-        """Return the largest hit up to `limit` whose visible blocks are all in one sliding group.
-        """
+        """Return the largest hit, at most `limit`, whose visible blocks one sliding group has."""
         hit = at = limit
         while at > self.first_visible(window, hit * self.block_size):
             at -= 1

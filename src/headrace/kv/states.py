@@ -34,8 +34,7 @@ class StateBlocks:
         """Per step: checkpoints that it makes."""
 
     def longest(self, keys: list[bytes], most: int, found: Container[bytes]) -> int:
-        """Return the largest number of blocks, up to `most`, after which `found` has a checkpoint.
-        """
+        """Return the most blocks, at most `most`, after which `found` has a checkpoint."""
         while most and keys[most - 1] not in found:
             most -= 1
         return most

@@ -309,8 +309,7 @@ class Tiers:
         return met
 
     def loaded(self, work: int) -> int:
-        """Return the tokens that were loaded for the work, as far as the pool still had them then.
-        """
+        """Return the tokens loaded for the work, as far as the pool still had them then."""
         return self._answered.get(work, 0)
 
     def left(self, work: int) -> None:

@@ -40,8 +40,7 @@ millisecond."""
 
 
 def least(tokens: int) -> float:
-    """Return the least time of a step of `tokens`, relative to a step of one row, before any ran.
-    """
+    """Return the least time of a step of `tokens`, that of one row being 1, before any ran."""
     return 1 - LEAST + LEAST * tokens
 
 
@@ -57,7 +56,7 @@ class _Knot:
 
 
 class StepPrices:
-    """Expected seconds of a step by its tokens, each of which yields an answer's token.
+    """Expected seconds of a step by its tokens; each of them yields a token of an answer.
 
     The ratio of real to predicted time is kept at powers of two and interpolated linearly. A batch
     that drafts hardly has two steps of one size, so each must inform its neighbours.

@@ -18,8 +18,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class WaitingQueue:
-    """A queue with push, peek, pop and discard in O(log n); discarded entries are dropped lazily.
-    """
+    """A heap with push, peek, pop and discard in O(log n); discarded entries go lazily."""
 
     __slots__ = ("_heap", "_live")
 

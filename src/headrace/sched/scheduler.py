@@ -12,7 +12,7 @@ gets its next result: a token, a vector, an end. Only its kind knows what the un
 3. *place*: decodes first, one unit each; then chunks of known units, by rank, as the budget
    lasts; with pipeline stages only a part at a time (`chunks`);
 4. *admit*: waiting work by rank, while rows, budget and blocks last;
-5. *draft*: decodes verify drafts that pay, in what is left of the budget and in free blocks.
+5. *draft*: decodes verify drafts that pay, in the rest of the budget and in free blocks.
 
 **Nothing starves.** At most `Limits.running` run, so few that each can decode in every step and a
 prompt always gets a part of the budget. Work that finds no blocks waits in place while work before
@@ -433,8 +433,7 @@ class Scheduler:
             roster.waiting.push(work)
 
     def _draft(self, plan: StepPlan, decodes: list[Work]) -> None:
-        """Let decodes verify drafts, last: no prompt waits for one, and no work gives up a block.
-        """
+        """Let decodes verify drafts, last: no prompt waits, and no work gives up a block."""
         tokens, most = plan.tokens, self.limits.drafts
         room = self.limits.step_tokens - tokens
         ready = [work.drafts[: min(most, work.limit - work.scheduled)] for work in decodes]

@@ -31,7 +31,7 @@ class Sequence(Work):
 
     @property
     def scores_prompt(self) -> bool:
-        """Does it still owe log-probabilities of prompt tokens? Choice 0 delivers them for all."""
+        """Whether it still owes log-probabilities of prompt tokens. Choice 0 delivers for all."""
         return (
             self.choice == 0
             and self.request.spec.sampling.prompt_logprobs is not None
