@@ -27,7 +27,7 @@ to be verified, and a model's are not."""
 SHARE = 0.0625
 """Share of the available memory for its cache."""
 LEAST = 256
-"""Least tokens of a cache; with less room there is none."""
+"""Least tokens of a cache; with less room the draft model does not fit."""
 FOREIGN = 0.02
 """Share of the longer vocabulary that the other may lack at its end: files list unused rows, or
 leave them out."""

@@ -46,7 +46,7 @@ class Executor(Protocol):
         caller asks again now and then, which says that it is still wanted."""
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Read an adapter, after the steps in flight. Raises what is wrong with it."""
+        """Read an adapter, after the steps in flight. Raises the errors of its files."""
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter that no sequence has."""
@@ -175,7 +175,7 @@ class _Launched:
     def result(self) -> StepResult:
         try:
             return self.finish.result()()
-        except Exception as fault:  # noqa: BLE001 - the border between the planes
+        except Exception as fault:  # noqa: BLE001 - the boundary between the planes
             return _failed(self.plan, fault)
 
 
@@ -191,7 +191,7 @@ def execute(worker: LoadedWorker, plan: StepPlan) -> StepResult:
     """Run one step; an exception of the worker becomes the error of the step. A named boundary."""
     try:
         return worker.execute(plan)
-    except Exception as fault:  # noqa: BLE001 - the border between the planes
+    except Exception as fault:  # noqa: BLE001 - the boundary between the planes
         return _failed(plan, fault)
 
 

@@ -67,7 +67,7 @@ class RequestsInWork:
         *,
         recorder: Recorder | None = None,
     ) -> None:
-        """`send`: sends to the engine process; raises `EngineDead` if there is none. `recorder`:
+        """`send`: sends to the engine process; raises `EngineDead` without one. `recorder`:
         writes down every request and its answer; None: nothing does."""
         self._recorder = recorder
         self._tokenizer = tokenizer
@@ -247,7 +247,7 @@ class RequestsInWork:
             self._end(work, "abort")
 
     def _fail(self, work: InWork, delta: SequenceDelta) -> None:
-        """End a request of which one choice ended with an error."""
+        """End a request, one choice of it having ended with an error."""
         self._metrics.failed("step")
         if self._recorder is not None:
             self._recorder.cut("step", delta.request_id)

@@ -108,7 +108,7 @@ class MultiprocExecutor:
         self._channel.send(message)
 
     def answered(self) -> None:
-        """Wait until the worker has done what it was asked."""
+        """Wait until the worker has done its task."""
         self._expect(messages.Done)
 
     def submit(self, plan: StepPlan) -> StepFuture:

@@ -153,7 +153,7 @@ class Operations:
         await self._ask("start_profile")
 
     async def stop_profile(self) -> Profile:
-        """Write the timeline of the recording. Raises `InvalidRequest` if there is none."""
+        """Write the timeline of the recording. Raises `InvalidRequest` without one."""
         folder = environment.cache_root() / "profiles"
         path = folder / f"timeline-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}.json"
         facts = await self._ask("stop_profile", str(path))

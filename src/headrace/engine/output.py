@@ -30,7 +30,7 @@ class ChoiceOutput:
         self.ended = False
 
     def feed(self, delta: SequenceDelta) -> OutputDelta | None:
-        """Turn a delta into text; return None if there is none (any more).
+        """Turn a delta into text; return None once the choice has ended.
 
         If a stop string is found, the result has a finish reason that the delta lacks: the caller
         must tell the engine to stop this choice.

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
-    """Be configured, start, serve until `Stop` comes; `leave` closes what was opened."""
+    """Be configured, start, serve until `Stop` comes; `leave` closes the opened resources."""
     begin = time.monotonic()
     gc.disable()  # A start makes a million objects that stay: nothing to collect, much to walk.
     import_torch = arguments.torch and torch_build()[0] != ""  # Else the loader says what needs it.

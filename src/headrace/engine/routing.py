@@ -117,7 +117,7 @@ class PrefixAffinity:
             pass
 
     def forget(self, replica: int) -> Iterator[None]:
-        """Do as `silent` in steps, each of which examines `SLICE` names."""
+        """Do as `silent` in steps of `SLICE` names."""
         if replica not in self._tells:
             return
         self._tells.discard(replica)

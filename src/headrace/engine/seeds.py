@@ -71,7 +71,7 @@ class Seed:
 
 
 def sow(count: int) -> None:
-    """Fork `count` processes, each of which becomes a worker's process once `grown` says so.
+    """Fork `count` processes; each becomes a worker's process once `grown` says so.
 
     Call it in the main thread of an engine's future process that has made no other and opened
     nothing. Outside Linux nothing is forked, and ranks are started as programs.

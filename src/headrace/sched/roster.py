@@ -5,7 +5,7 @@ Work is in one of these places:
     waiting        in the queue: WAITING, or PREEMPTED with nothing held
     prefilling     RUNNING, with known units that no step has been planned for
     decoding       RUNNING, all known units are in some step: each further step computes one
-                   that the step before it made, or there is none
+                   that the step before it made, or no unit is left
     leaving        FINISHED or PREEMPTED, but in a step in flight: holds everything until its end
 
 `enter` moves from the first to the second, `leave` out of the second and third. The scheduler moves
