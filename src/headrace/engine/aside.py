@@ -1,5 +1,5 @@
-"""A lower priority for a process that replaces a dead one until it is ready, so that the processes
-serving on the same cores keep them.
+"""A lower priority for a process that replaces a dead one, until it is ready. So the processes that
+serve on the same cores keep them.
 
 If cores are free it starts as fast as ever. It only makes changes that it can undo. A process may
 not lower its nice value again without the right to. But it may lower that of its session's group,

@@ -8,7 +8,7 @@ E[min(proposed, length)]. Differences of each are sums of P(· ≥ i) over the p
 fall geometrically there.
 
 Steps are drawn one by one. The law omits that copying comes in runs, and that a drafter knows when
-it is good, so a price has less to choose among than in reality.
+it is good. So a price has less to choose among than in reality.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Records of requests and their answers, which `headrace replay` uses to reproduce an answer.
 
 Off unless the environment variable HEADRACE_RECORD names a folder: a record holds all tokens of
-prompt and answer, which is the user's text. Then every request that ends is one line of JSON in a
-file of this process, and so is every request that an engine's death cut off. A record has the
-engine's identity, the resolved spec with its seed, and the answer. An answer's bits depend on
-nothing else (DESIGN promise 1), so the batch around it need not be recorded.
+prompt and answer, which is the user's text. Then every request that ends, or that an engine's death
+cut off, is one line of JSON in a file of this process. A record has the engine's identity, the
+resolved spec with its seed, and the answer. An answer's bits depend on nothing else (DESIGN promise
+1), so the batch around it need not be recorded.
 """
 
 from __future__ import annotations

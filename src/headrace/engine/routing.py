@@ -83,9 +83,8 @@ class PrefixAffinity:
 
     A replica may report its prefixes (`told`); then its report decides. This policy's own choices
     then count only until the replica, still at work, has reported them. For a replica that reports
-    nothing, the policy remembers the requests that it got. A replica with more than `slack` times
-    the mean load (and two more) is passed over for the least loaded one, and so is one that may get
-    nothing now.
+    nothing, the policy remembers the requests that it got. The least loaded replica replaces one
+    with more than `slack` times the mean load (and two more), and one that may get nothing now.
     """
 
     def __init__(self, slack: float = 1.25, most: int = MOST_PREFIXES) -> None:

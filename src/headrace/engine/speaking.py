@@ -2,7 +2,7 @@
 it.
 
 The model's tokens come from the engine like any answer's. Frames of them go to the codec as soon as
-they are whole, in a thread of its own, so the first samples are there long before the model's last
+they are whole, in a thread of its own. So the first samples are there long before the model's last
 token. Frames that arrive while the codec computes are its next piece.
 """
 

@@ -15,9 +15,9 @@ from .prefix import PrefixChain
 from .split import UNKNOWN_RATE, SplitChoice
 
 REMEMBERED = 4096
-"""Most works whose decision is remembered, and most lent prompts that are remembered."""
+"""Most decisions (one for each work) and most lent prompts that are remembered."""
 LEAST_SECONDS = 5e-3
-"""Least time of a part that is handed over: computing a shorter one here is simpler."""
+"""Least seconds to compute a part of a prompt that is handed over."""
 
 
 class Handovers:

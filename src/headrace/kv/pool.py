@@ -13,7 +13,7 @@ evicted; within one tenant it is the least recently used one.
 Empty blocks are taken before cached ones, with one exception. On a CPU memory is handed out page by
 page as it is first written, so a block that was never owned has no memory yet. Such blocks come
 last among the empty, in ascending order. One of them is taken only while at most `keep` blocks are
-cached. So finished sequences leave `keep` blocks of prefixes cached, and the memory of the process
+cached. So finished sequences leave `keep` blocks of prefixes cached. The memory of the process
 does not grow to the whole pool for prefixes that are never used again.
 """
 

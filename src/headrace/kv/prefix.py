@@ -1,15 +1,15 @@
 """Names for prefixes: the key of block i stands for all that blocks 0 … i follow from.
 
 A key is the running BLAKE2b digest (16 bytes) of a root and of links, read at each block boundary.
-So each key contains its predecessor, and two sequences share key i if and only if they agree on the
+So each key contains its predecessor. Two sequences share key i if and only if they agree on the
 root and on their first i + 1 links.
 
 * The **root** names what decides the content of every block: the engine's identity (weights,
   architecture with its rope, KV type, kernels, version), the arrays that a block holds and their
   layers (`GroupShape`), the block size, and the format of the keys. From the request it has the
   tenant's salt and the adapter's content.
-* A **link** is the tokens of a block as 32-bit integers. For each input that is not text (an
-  image) and reaches into the block it also has a mark, which no token is, with the input's digest
+* A **link** is the tokens of a block as 32-bit integers. Each input that is not text (an image)
+  and reaches into the block adds a mark, which no token is. With the mark go the input's digest
   and where the block lies in it. Equal placeholders before different images never share.
 
 Tokens come from strangers. A hash with constructible collisions would hand one tenant the KV of

@@ -1,4 +1,4 @@
-"""The choice where a prompt is computed: here, or on a prefill server whose blocks are moved here.
+"""The place where a prompt is computed: here, or on a prefill server that sends its blocks.
 
 The gain of a split is not that one prompt is ready sooner: another device of the same kind takes as
 long, and then its KV has to come. But a step with a chunk of a prompt is a long step for all

@@ -63,8 +63,8 @@ class StateBlocks:
             table.restores = None
 
     def keep(self, table: BlockTable, row: int, start: int, end: int, plan: StepPlan) -> None:
-        """Have a plan that computes the tokens start … end of a table copy its state at the chosen
-        places, if there is a free block for the copy."""
+        """Have a plan copy a table's state at the chosen places, if there are free blocks. The
+        plan computes its tokens start … end for good."""
         for at in table.keeps:
             if not start < at <= end or table.chain is None:
                 continue

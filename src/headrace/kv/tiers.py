@@ -38,7 +38,7 @@ MOST_WRITING = 64
 RESERVE = 0.02
 """Share of the pool that a load leaves to running sequences."""
 REMEMBERED = 4096
-"""Most works whose answer is remembered, and most keys that are to be compared."""
+"""Most answers (one for each work) that are remembered, and most keys to compare."""
 
 FIRST_RATES = (200e6, 50e6, 200e6)
 """Bytes a second assumed, before any measurement, for a disk, storage that machines share and a

@@ -1,6 +1,6 @@
 """The amount of prompts that a step computes with pipeline stages.
 
-While a prompt's first chunk is in the first stage the others wait, and while its last one is in the
+While a prompt's first chunk is in the first stage the others wait. While its last one is in the
 last stage those before it wait. In n equal chunks U units take the time of n + S − 1 chunks on S
 stages. But each step reads all weights, which takes as long as `EACH` units: (n + S − 1) · (EACH +
 U / n), the least where n² = (S − 1) · U / EACH. Equal chunks are the best: their time is their sum

@@ -8,7 +8,7 @@ gets its next result: a token, a vector, an end. Only its kind knows what the un
 
 1. *yield*: under "priority", waiting work may have preempted less urgent work;
 2. *room*: running work that lacks blocks for its next unit asks for them in order of rank, and
-   preempts from the end of that order, so that work with room by now never loses it again;
+   preempts from the end of that order. So work with room by now never loses it again;
 3. *place*: decodes first, one unit each; then chunks of known units, by rank, as the budget
    lasts; with pipeline stages only a part at a time (`chunks`);
 4. *admit*: waiting work by rank, while rows, budget and blocks last;
