@@ -20,7 +20,7 @@ log = logging.getLogger("headrace.engine")
 
 
 class AdapterLoads:
-    """What the engine process was asked about adapters and has not answered yet.
+    """Questions about adapters that the engine process has not answered yet.
 
     Belongs to one event loop; imports no torch.
     """
@@ -68,7 +68,7 @@ class AdapterLoads:
         await waiting
 
     def done(self, done: messages.AdapterDone) -> None:
-        """The engine process answers."""
+        """Take an answer of the engine process."""
         waiting = self._asked.pop(done.name, None)
         error = None if done.error is None else done.error.error()
         if waiting is not None and not waiting.done():
@@ -77,22 +77,22 @@ class AdapterLoads:
             else:
                 waiting.set_exception(error)
         elif waiting is not None and error is None:
-            # Who asked has left, so nobody knows the adapter.
+            # The caller has left, so the adapter is in no book.
             self._send(messages.UnloadAdapter(done.name))
         elif error is not None:
-            # After a restart: the files are not what they were.
+            # After a restart: the files have changed.
             log.error("an adapter could not be loaded again: %s", error)
             for adapter in self._book:
                 if adapter.id == done.name:
                     self._book.remove(adapter.name)
 
     def again(self) -> None:
-        """A new engine process: it gets them before any request."""
+        """Send all adapters to a new engine process, before any request."""
         for adapter in self._book:
             self._send(messages.LoadAdapter(adapter.id, adapter.path))
 
     def fail(self, error: EngineDead) -> None:
-        """The engine process is gone and answers nothing any more."""
+        """End all open questions: the engine process is gone and answers no more."""
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(error)

@@ -1,7 +1,7 @@
 """Adapters between the planes: their slots as a `sched.Resource`, their names and folders.
 
-Each load of an adapter has a name of its own inside the engine (`name@3`), so that nothing of one
-that was unloaded, KV of prefixes above all, is ever taken for that of a later one with its name.
+Each load of an adapter has a name of its own inside the engine (`name@3`). So nothing of an
+unloaded adapter, KV of prefixes above all, is ever taken for that of a later one with its name.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class AdapterSlots:
         self._running: Counter[str] = Counter()
 
     def add(self, name: str, content: str) -> None:
-        """An adapter that was loaded; `content`: digest of its files."""
+        """Add an adapter that was loaded; `content`: digest of its files."""
         self.known[name] = content
 
     def content(self, name: str) -> str:
-        """What names the content of a known adapter."""
+        """Return the name of a known adapter's content."""
         return self.known.get(name, name)
 
     def named(self, content: str) -> str | None:
-        """The name of the adapter with this content; None: it is not known."""
+        """Return the name of the adapter with this content, or None if it is not known."""
         return next((name for name, one in self.known.items() if one == content), None)
 
     def verify(self, request: Request) -> None:
@@ -85,7 +85,7 @@ class AdapterBook:
         return iter(list(self._loaded.values()))
 
     def new(self, name: str, path: str, taken: str) -> LoadedAdapter:
-        """A record for `add`; `taken`: the name of the model. Raises `InvalidRequest`."""
+        """Make a record for `add`; `taken`: the name of the model. Raises `InvalidRequest`."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidRequest(
                 "the name of an adapter has 1 to 128 letters, digits and . _ : / -",
@@ -99,7 +99,7 @@ class AdapterBook:
         self._loaded[adapter.name] = adapter
 
     def find(self, name: str) -> LoadedAdapter:
-        """Raises `NotFound`."""
+        """Return the adapter of a name. Raises `NotFound`."""
         found = self._loaded.get(name)
         if found is None:
             raise NotFound(f"no adapter {name!r:.140} is loaded", param="model")

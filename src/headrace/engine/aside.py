@@ -1,9 +1,9 @@
-"""A process that starts in place of one that died steps aside until it is ready: who serves on the
-same cores meanwhile keeps them.
+"""A lower priority for a process that replaces a dead one, until it is ready. So the processes that
+serve on the same cores keep them.
 
-Where cores are free it starts as fast as ever. It only does what it can take back: a process may
-not lower its nice value again without the right to, but the one of its session's group, which
-Linux has where no cgroup divides the cores, it may.
+If cores are free it starts as fast as ever. It only makes changes that it can undo. A process may
+not lower its nice value again without the right to. But it may lower that of its session's group,
+which Linux has if no cgroup divides the cores.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from contextlib import suppress
 from pathlib import Path
 
 NICE = 10
-"""Beside a thread that serves, one that starts gets a tenth of a core."""
+"""Nice value of a start; next to a serving thread it gets a tenth of a core."""
 MOST = 15.0
 """Seconds after which a start that is not done takes its share."""
 _AGAIN = 0.1
-"""Seconds within which the system takes one such change from whoever has no rights."""
+"""Interval within which the system takes one such change from an unprivileged process."""
 _CAP_SYS_NICE = 1 << 23
 
 
 _standing: list[int] = []
-"""The nice value that this process has from when it is ready on, where it started aside."""
+"""The nice value of this process once it is ready, if it started aside."""
 _back = threading.Event()
 
 
 def nice_of_children(aside: bool) -> int | None:
-    """The nice value to come back to of a child that is to start `aside`, as do all of a process
-    that did; None: it starts like any other."""
+    """Return the nice value that a child is to come back to if it starts `aside`, or if this
+    process did. None: it starts like any other."""
     if sys.platform != "linux" or not (aside or _standing):
         return None
     return _standing[0] if _standing else os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def step_aside(pid: int, nice: int) -> None:
-    """Let a child, which has a session of its own, have less of the cores until it comes back to
-    this nice value."""
+    """Give a child, which has a session of its own, less of the cores until it comes back to this
+    nice value."""
     with suppress(OSError):  # It has ended; or here are no such groups.
         _group(pid, NICE)
     if nice < NICE and _may_return_to(nice):
@@ -49,13 +49,13 @@ def step_aside(pid: int, nice: int) -> None:
 
 
 def stand_aside(nice: int) -> None:
-    """This process was started aside: it is until it is ready, or for `MOST` seconds."""
+    """Note that this process was started aside: until it is ready, or for `MOST` seconds."""
     _standing[:] = [nice]
     _later(MOST)
 
 
 def come_back() -> None:
-    """Have all of one's share again, if this process started aside. From any thread."""
+    """Take the full share again, if this process started aside. From any thread."""
     if not _standing or _back.is_set():
         return
     nice = _standing[0]

@@ -1,8 +1,8 @@
 """`AsyncEngine`: one served model, for an event loop; the engine runs in a process of its own.
 
-Everything here belongs to one event loop and nothing imports torch. Requests are tokenised here
-and go to the engine process as ids; what it says after each step is detokenised here and handed
-to the streams.
+Everything here belongs to one event loop and nothing imports torch. Requests are tokenised here and
+go to the engine process as ids. Its tokens after each step are detokenised here and handed to the
+streams.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ WAIT_FOR_NEXT = 30.0
 
 
 class AsyncEngine:
-    """See `face.ServingEngine`, which this is, for the meaning of the public names."""
+    """The real `face.ServingEngine`, which documents the public names."""
 
     def __init__(
         self, options: EngineOptions, model: OpenModel, supervisor: Supervisor, tasks: TaskWatch
@@ -94,7 +94,7 @@ class AsyncEngine:
         self._subscribers: list[Callable[[StepStats], None]] = []
         self._reports: list[asyncio.Future[messages.Report]] = []
         self._threads_down: dict[str, str] = {}
-        """Threads of the engine process that do not run and should, with the reason."""
+        """Threads of the engine process that should run and do not, with the reason."""
         self.adapters = AdapterBook()
         self.held_prefixes = HeldPrefixes()
         self._events = published(options)
@@ -115,10 +115,10 @@ class AsyncEngine:
     ) -> AsyncEngine:
         """Open the model and start its engine process, at the same time.
 
-        `fields` are those of `EngineOptions` where none is given. `wait=False` returns when the
-        model's files are open and lets the engine get ready behind: until then `health` says so
-        and requests get `Overloaded`. `progress` is handed to `loader.open_model`. `worker` names
-        the function that loads a worker (see `engine.real`).
+        `fields` are those of `EngineOptions` if `options` is None. `wait=False` returns when the
+        model's files are open, and the engine gets ready in the background. Until then `health`
+        says so and requests get `Overloaded`. `progress` is handed to `loader.open_model`. `worker`
+        names the function that loads a worker (see `engine.real`).
 
         Raises what the start raises: `OptionError`, `ModelNotFound`, `DownloadError`,
         `ModelFileError`, `UnsupportedModel`, `DoesNotFit`, `EngineDead`.
@@ -251,7 +251,7 @@ class AsyncEngine:
     def abort(self, request_id: str) -> bool:
         return self._work.abort(request_id)
 
-    # What the engine process says
+    # Messages of the engine process
 
     def _receive(self, message: Any) -> None:
         match message:
@@ -281,7 +281,7 @@ class AsyncEngine:
                 self._reports.clear()
 
     def _observe(self, stats: StepStats) -> None:
-        # News of an abort may come without a step: what runs has changed, nothing was computed.
+        # A delta of an abort may come without a step: the running set changed, but no result.
         stepped = stats.step != self.stats.step
         self.stats = stats
         if stepped:
@@ -291,7 +291,7 @@ class AsyncEngine:
         for callback in self._subscribers:
             try:
                 callback(stats)
-            except Exception:  # observing must not disturb: a named border
+            except Exception:  # observing must not disturb: a named boundary
                 self.metrics.failed("observer")
                 log.exception("a subscriber to step statistics failed")
 
@@ -331,8 +331,8 @@ class AsyncEngine:
         self.metrics.phases = self.phases
 
     def _down(self, kind: str, error: EngineDead) -> None:
-        """The engine process is gone. Requests of which nobody has seen anything wait for the
-        next, once, where that is soon; whatever else was in it ends with an error."""
+        """Handle the end of the engine process. Requests without visible output wait for the next,
+        once, if that is soon; all other requests in it end with an error."""
         self.metrics.failed(kind)
         if self._recorder is not None:
             self._recorder.cut(kind)
@@ -369,7 +369,7 @@ class AsyncEngine:
 
         From then on requests can have it by its name. Raises `InvalidRequest` (no adapters are
         served, the name is in use), `Forbidden` (the folder), `ModelFileError` and
-        `UnsupportedModel` (what lies in it).
+        `UnsupportedModel` (its content).
         """
         if "adapter" not in self.features:
             raise InvalidRequest(
@@ -378,7 +378,8 @@ class AsyncEngine:
         await self._loads.load(name, path)
 
     async def unload_adapter(self, name: str) -> None:
-        """New requests cannot have it any more; those that have it end as usual. `NotFound`."""
+        """Refuse the adapter to new requests; those that have it end as usual. Raises
+        `NotFound`."""
         await self._loads.unload(name)
 
     # The engine as a whole
@@ -419,12 +420,12 @@ class AsyncEngine:
         return unsubscribe
 
     def in_work(self) -> list[tuple[str, RequestLife]]:
-        """(id, life so far) of every request that has not ended, oldest first."""
+        """Return (id, life so far) of every request that has not ended, oldest first."""
         return self._work.lives()
 
     @property
     def on_end(self) -> Callable[[str, RequestLife], None] | None:
-        """Called with id and life when a request has ended, for traces."""
+        """Callback with id and life when a request has ended, for traces."""
         return self._work.on_end
 
     @on_end.setter
@@ -444,7 +445,7 @@ class AsyncEngine:
 
     @property
     def last_dump(self) -> Path | None:
-        """What the flight recorder saw of the latest failure."""
+        """The flight recorder's dump of the latest failure."""
         return self._supervisor.last_dump
 
     async def close(self, drain_seconds: float = 0.0) -> None:

@@ -51,13 +51,13 @@ log = logging.getLogger("headrace.engine")
 OnPhase = Callable[[str, float], None]
 _PROOF_SALT = "headrace start"
 KEPT_PREFIXES = 0.25
-"""Share of a CPU's pool that cached prefixes fill before blocks without memory are taken: a pool is
-sized for a full house, and memory that a quieter engine never needs is left alone."""
+"""Share of a CPU's pool that cached prefixes fill before blocks without memory are taken. A pool is
+sized for full load, and memory that a quieter engine never needs is left alone."""
 
 
 @dataclass(slots=True)
 class Built:
-    """A core that has proved itself."""
+    """A core that has served its first tokens, and its parts."""
 
     core: EngineCore
     memory: MemoryPlan
@@ -86,8 +86,8 @@ def build(
 ) -> Built:
     """Start an engine. Raises `OptionError`, `DoesNotFit`, `ModelFileError`, `UnsupportedModel`.
 
-    The memory plan is made twice: with the size of the files, to know what to ask of the worker,
-    and with the size that the weights took, to know what is left for KV.
+    The memory plan is made twice. The first, with the size of the files, gives the worker's
+    settings; the second, with the actual size of the weights, gives the memory left for KV.
     """
 
     @contextmanager
@@ -129,7 +129,8 @@ def build(
         device = resolved.options.device
         if worker == REAL_WORKER and needs_calibration(device):
             with phase("calibrate"):
-                # Of the machine, whatever this start was given: the file is kept for good.
+                # For the whole machine, whatever share this start was given: the file is kept for
+                # good.
                 calibrate_quickly(cpu().cores)
         with phase("kv_pool"):
             executor.allocate(memory.pool)
@@ -157,7 +158,7 @@ def build(
 
 
 def _warn(options: EngineOptions, kernels: list[Decision]) -> None:
-    """Log what a user would not expect of the kernels that serve."""
+    """Log surprising choices of the kernels that serve."""
     decided = {one.name: one for one in kernels}
     slow = [
         one for one in decided.values() if one.name.startswith("kernels.") and one.value == "ref"
@@ -174,7 +175,7 @@ def _warn(options: EngineOptions, kernels: list[Decision]) -> None:
 def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
     settings = worker_settings(resolved, wish)
     if resolved.options.layout != "1" or resolved.options.executor == "multiproc":
-        # Local: brings the channels between processes, which nobody else here wants.
+        # Local: imports the channels between processes, which nothing else here needs.
         from .layouts import in_processes
 
         tiers = has_tiers(_decided(resolved), resolved.options)
@@ -273,11 +274,11 @@ def prove(
     generates: bool = True,
     features: Collection[str] = (),
 ) -> None:
-    """A real token through every path that serves: greedy, sampled, filtered, with logprobs; and
-    a vector, where the worker makes them.
+    """Send a real token through every serving path: greedy, and sampled with filters and logprobs.
+    Send a vector, too, if the worker makes them.
 
-    Raises `EngineFault` where one ends otherwise than it should, `ModelFileError` where what comes
-    is not finite.
+    Raises `EngineFault` if one ends otherwise than it should, `ModelFileError` if its results are
+    not finite.
     """
     length = min(8, max_context - 2)
     paths = {
@@ -327,7 +328,7 @@ def prove(
 
 
 def _numbers(delta: SequenceDelta) -> Iterator[float]:
-    """What a delta says in numbers."""
+    """Yield the numbers in a delta."""
     if isinstance(delta.output, Vector | Scores):
         yield from delta.output.values
     for position in delta.logprobs or ():

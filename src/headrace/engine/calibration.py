@@ -20,7 +20,7 @@ from ..roofline.hardware import Hardware, save_hardware
 from ..roofline.machine import calibration_path, last_level_cache, this_hardware
 
 READ_BYTES = 96 * 2**20
-"""At least, and twice what the largest cache holds: a host's may hold 300 MiB."""
+"""Least bytes read; also at least twice the largest cache: a host's may hold 300 MiB."""
 CACHED_BYTES = 4 * 2**20
 SIZE = 512
 SECONDS = 0.12
@@ -29,7 +29,7 @@ RETRIES = 3
 """Retries of a measurement that cannot be true; if none can, the next start measures again."""
 ITERATIONS = 200_000
 SHARE = 0.8
-"""Share of the processors that a measurement without others uses at least."""
+"""Least share of the processors that a measurement uses on an otherwise idle machine."""
 SOURCE = "measured in a moment at the first start"
 BUSY = f"{SOURCE}, beside the work of others"
 """A start an hour later measures such figures again, and keeps the better."""
@@ -38,7 +38,8 @@ log = logging.getLogger("headrace.engine")
 
 
 def needs_calibration(device: str) -> bool:
-    """Is this a CPU of which nothing is kept that can be true, or was measured beside others?
+    """Return whether a CPU has no plausible figures, or only some measured while others used the
+    machine.
 
     GPUs are known by name.
     """
@@ -53,7 +54,7 @@ def needs_calibration(device: str) -> bool:
 
 
 def calibrate_quickly(threads: int) -> None:
-    """Measure with so many threads, and keep, this CPU's ceilings.
+    """Measure this CPU's ceilings with `threads` threads, and keep them.
 
     A cache folder that cannot be written is no error: there are then no predictions.
     """
@@ -85,7 +86,7 @@ def calibrate_quickly(threads: int) -> None:
 
 
 def measured(threads: int) -> tuple[Hardware, bool]:
-    """(figures, was the machine ours meanwhile?)"""
+    """Return (figures, whether the machine was ours meanwhile)."""
     begin, used = time.perf_counter(), time.process_time()
     hardware = quick_hardware(threads)
     used, offered = time.process_time() - used, threads * (time.perf_counter() - begin)
@@ -93,12 +94,13 @@ def measured(threads: int) -> tuple[Hardware, bool]:
 
 
 def undisturbed(used: float, offered: float) -> bool:
-    """Had we the processors' time? Figures measured beside others can be half of the true ones."""
+    """Return whether we had the processors' time. Figures measured next to other load can be half
+    of the true ones."""
     return used >= SHARE * offered
 
 
 def better(one: Hardware, other: Hardware) -> Hardware:
-    """The larger of each figure: others' load only lowers them."""
+    """Return the larger of each figure: other load only lowers them."""
     return replace(
         one,
         bandwidth=max(one.bandwidth, other.bandwidth),
@@ -108,7 +110,8 @@ def better(one: Hardware, other: Hardware) -> Hardware:
 
 
 def quick_hardware(threads: int) -> Hardware:
-    """The best of a few short rounds of each: others' load can only make a round slower.
+    """Measure the best of a few short rounds of each figure: other load can only make a round
+    slower.
 
     numpy's product has as many threads as the process has CPUs, whatever `threads` says.
     """
@@ -152,7 +155,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def best(rate: Callable[[], float]) -> float:
-    """The largest of the rates of `SECONDS`, the first of which also warms up."""
+    """Return the largest of the rates measured in `SECONDS`; the first round also warms up."""
     found, begin = 0.0, time.perf_counter()
     while time.perf_counter() - begin < SECONDS:
         found = max(found, rate())

@@ -1,7 +1,7 @@
 """The context cache of an engine: the tiers below its KV pool, from option to resource.
 
-On a CPU the pool lies in the host's memory and the system's page cache is the tier between it and
-the disk, so that there are: pool, disk, and a store that machines share where one is named.
+On a CPU the pool lies in the host's memory, and the system's page cache is the tier between it and
+the disk. So the tiers are: pool, disk, and a store that machines share if one is named.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from ..worker.mover import Mover
 
 SERVED = 8 << 30
-"""Bytes that `headrace serve` takes of a disk, where that is at most a tenth of what is free."""
+"""Bytes that `headrace serve` takes of a disk, if that is at most a tenth of the free space."""
 
 
 def served_size(options: EngineOptions) -> str:
-    """What "auto" is for a server: a size, as the option takes it."""
+    """Return the value of "auto" for a server: a size in the option's form."""
     folder = root(options.cache_dir)
     while not folder.exists():
         folder = folder.parent
@@ -49,7 +49,8 @@ def served_size(options: EngineOptions) -> str:
 
 
 def context_cache(options: EngineOptions, files: ModelFiles, device: str) -> Decision:
-    """How many bytes of disk keep KV; "0" for none. Raises `OptionError` for what is no size."""
+    """Decide how many bytes of disk keep KV; "0" for none. Raises `OptionError` for an invalid
+    size."""
     wish, obstacle = options.context_cache, ""
     size = 0 if wish == "auto" else parse_size(wish, "context_cache")
     parse_size(options.context_cache_quota or "0", "context_cache_quota")
@@ -78,8 +79,8 @@ def context_cache(options: EngineOptions, files: ModelFiles, device: str) -> Dec
 
 
 def remote_store(options: EngineOptions, decided: Decision) -> Decision | None:
-    """Which store below the disk; None where none was named. Raises `OptionError` where one was
-    that this engine cannot use."""
+    """Decide the store below the disk; None if none was named. Raises `OptionError` if the URL is
+    invalid."""
     url = options.context_cache_remote
     if url is None:
         return None
@@ -92,16 +93,16 @@ def remote_store(options: EngineOptions, decided: Decision) -> Decision | None:
 
 
 _BUT_A_DISK = ("asked for", "only the remote store keeps it, unless a size is given")
-"""Why there is no disk, where there may be another tier all the same."""
+"""Reasons for no disk that still allow another tier."""
 
 
 class PrefixTrace:
-    """A file with a line for each request: when it came, and the names of its prompt's blocks."""
+    """A file with a line for each request: its time, and the names of its prompt's blocks."""
 
     MOST = 256 << 20
 
     def __init__(self, file: Path, head: dict[str, float]) -> None:
-        """Raises `OptionError` where it cannot be written."""
+        """Raises `OptionError` if it cannot be written."""
         try:
             file.unlink(missing_ok=True)
             self._file = os.fdopen(
@@ -116,7 +117,7 @@ class PrefixTrace:
         self._write(head)
 
     def note(self, work: int, chain: PrefixChain, tokens: int) -> None:
-        """One line for a work, however often it asks."""
+        """Write one line for a work, even if it asks repeatedly."""
         if work == self._last or self._written > self.MOST:
             return
         self._last = work
@@ -133,7 +134,7 @@ class PrefixTrace:
 
 
 class ContextCache:
-    """A `sched.Resource`: work is admitted when what is worth loading for it has come."""
+    """A `sched.Resource`: work is admitted when the blocks worth loading for it have come."""
 
     def __init__(self, tiers: Tiers, mover: Mover, trace: PrefixTrace | None = None) -> None:
         self.tiers = tiers
@@ -141,7 +142,7 @@ class ContextCache:
         self._trace = trace
 
     def verify(self, request: Request) -> None:
-        """What is not there is computed."""
+        """Accept: missing blocks are computed."""
 
     def prepare(self, work: Work) -> bool:
         if work.chain is None or not work.reads:
@@ -157,7 +158,7 @@ class ContextCache:
         self.tiers.left(work.id)
 
     def settle(self) -> None:
-        """Wait until nothing is under way: the pool is about to be another."""
+        """Wait until nothing is under way: the pool is about to be replaced."""
         self._mover.settle()
         self.tiers.turn()
 
@@ -168,7 +169,7 @@ class ContextCache:
 
 
 def has_tiers(decided: Decision, options: EngineOptions) -> bool:
-    """Is there anything below the pool, as far as options say?"""
+    """Return whether there is a tier below the pool, as far as options say."""
     remote = options.context_cache_remote is not None and decided.reason in _BUT_A_DISK
     return decided.value != "0" or remote
 
@@ -185,7 +186,7 @@ class _Sharing(Protocol):
 
 @runtime_checkable
 class Paged(Protocol):
-    """A worker with a pool of its own: none that stands in for one."""
+    """A worker with a pool of its own, not a substitute for a worker."""
 
     @property
     def cache(self) -> KvCache: ...
@@ -204,7 +205,8 @@ def open_context_cache(
     seconds: Computing,
     borrowed: Borrowed | None = None,
 ) -> ContextCache | None:
-    """The tiers that were decided on, and what prefill servers lend; None where there are none."""
+    """Open the tiers that were decided on, and prefill servers' loans; None if there are
+    neither."""
     if not has_tiers(decided, options) and borrowed is None:
         return None
     # Local: only a process with a worker pays for this import.

@@ -1,4 +1,4 @@
-"""What an operator can do to a running engine, on the side of the engine process.
+"""An operator's actions on a running engine, on the side of the engine process.
 
 Between two turns of the loop: forget the prefixes, give the KV pool back and take it again, record
 the steps for a timeline.
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from .build import Built
 
 MOST_ENTRIES = 50_000
-"""Bound of one recording (`RecordingExecutor`). Its timeline is made in the engine's only thread:
-with so many it takes a second or two, after which the supervisor hears of it again."""
+"""Bound of one recording (`RecordingExecutor`). Its timeline is made in the engine's only thread.
+At this bound that takes a second or two, in which the supervisor gets no sign of life."""
 SLEEPING_BLOCKS = 2
 """Blocks of each group that stay: the null block, and one that is never handed out."""
 
 
 class Controls:
-    """Does what `messages.Operate` asks."""
+    """Executor of `messages.Operate` requests."""
 
     def __init__(self, built: Built, files: ModelFiles) -> None:
         self.asleep = False
@@ -44,8 +44,8 @@ class Controls:
         self._before: Executor | None = None
 
     def perform(self, asked: messages.Operate) -> messages.Operated:
-        """Every refusal is an answer; what is raised ends the process, `EngineDead` too: a worker
-        that is gone serves nobody."""
+        """Perform an action; every refusal is an answer. An exception ends the process,
+        `EngineDead` too: without its worker the engine can serve nothing."""
         try:
             match asked.action:
                 case "reset_prefix_cache":
@@ -69,7 +69,7 @@ class Controls:
         return messages.Operated(asked.number, facts)
 
     def tidy(self) -> None:
-        """Take back what tiers are done with, while no step does."""
+        """Take back the blocks whose movements in lower tiers have ended, while no step does."""
         if self._built.context is not None:
             self._built.context.tiers.turn()
 

@@ -1,6 +1,6 @@
 """The loop that joins the planes: accept → schedule → submit → update → emit.
 
-There is one. `depth` 1 is synchronous, 2 plans the next step while one computes. Who drives the
+There is one. `depth` 1 is synchronous, 2 plans the next step while one computes. The driver of the
 loop decides where requests come from and where deltas go: `engine.process` over a channel,
 `engine.llm` by a function call.
 """
@@ -25,14 +25,14 @@ from .executor import Executor, StepFuture
 PREDICTED_FOR = 16
 """Steps for which the estimate of a decoding step stands, while as many sequences decode."""
 BOUND = 8.0
-"""A step is given so many times as long as was predicted, and as others took lately."""
+"""Limit of a step's time, as a multiple of its predicted time and the recent slowdown."""
 QUIET_SECONDS = 1.0
 FAILED_STEPS = 3
 """Failures in a row after which the worker is taken to be broken."""
 
 
 class Planner(Protocol):
-    """What the loop asks of the control plane (`sched.Scheduler` is one)."""
+    """The interface of the control plane that the loop uses (`sched.Scheduler` is one)."""
 
     def add(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> list[SequenceDelta]: ...
@@ -66,10 +66,8 @@ class EngineCore:
         predict: Callable[[StepPlan], Estimate] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`check`: verify every plan, and the control plane whenever it is idle.
-
-        `predict`: what the roofline expects of a plan, shown next to what was measured.
-        """
+        """`check`: verify every plan, and the control plane whenever it is idle. `predict`: the
+        roofline's estimate of a plan, shown next to the measurement."""
         self.scheduler = scheduler
         self.executor = executor
         self.stats = StepStats()
@@ -79,33 +77,33 @@ class EngineCore:
         self._clock = clock
         self._predict = predict
         self._last_estimate: tuple[int, int, Estimate] | None = None
-        """(entries, step, estimate) of the latest step that only decoded and was asked about."""
+        """(entries, step, estimate) of the latest step that only decoded and was estimated."""
         self.stalled = False
-        """Is there work of which nothing can run now? Then `executor.wake` rings when it can."""
+        """Whether there is work but nothing can run now. Then `executor.wake` rings when it can."""
         self.announce: Callable[[float], None] | None = None
-        """Told, before a step that may take longer than `QUIET_SECONDS`, how long at most."""
+        """Callback, before a step that may exceed `QUIET_SECONDS`, with its longest time."""
         self._slower = 1.0
-        """How much longer than predicted steps took lately, at most."""
+        """Largest recent ratio of a step's time to its prediction."""
         self._flying: deque[tuple[StepPlan, StepFuture, Estimate | None]] = deque()
         self._emitted: list[SequenceDelta] = []
         self._schedule_seconds = 0.0
         self._idle_seconds = 0.0
         self._device_free_at: float | None = None
-        """When the device last ran out of steps while there was work; None: it has one."""
+        """Time when the device last ran out of steps while there was work; None: it has one."""
         self._failures = 0
         self._dead: EngineDead | None = None
         self._adapters = adapters
         self._unloading: set[str] = set()
-        """Adapters that no new request can have, until the last that has one has ended."""
+        """Adapters that new requests cannot have, until the last request with one has ended."""
 
     @property
     def has_work(self) -> bool:
-        """Is there something to compute, to wait for, or to say?"""
+        """Whether there is anything to compute, to wait for, or to report."""
         return bool(self._flying or self._emitted) or self.scheduler.has_work
 
     @property
     def max_context(self) -> int:
-        """Longest sequence that is served: the limit, or what the pool holds."""
+        """Longest sequence that is served: the limit, or the pool's capacity."""
         return self.scheduler.max_context
 
     def add(self, request: Request) -> None:
@@ -126,7 +124,7 @@ class EngineCore:
         self.stalled = False
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Raises `InvalidRequest` where none are served, and what is wrong with the files."""
+        """Load an adapter. Raises `InvalidRequest` if none are served, and errors of the files."""
         if self._adapters is None:
             raise InvalidRequest(
                 "this engine serves no adapters (option max_adapters)", param="lora_name"
@@ -135,7 +133,7 @@ class EngineCore:
         self._adapters.add(name, adapter_digest(Path(path)))
 
     def unload_adapter(self, name: str) -> None:
-        """New requests cannot have it from now on; those that have it end as usual."""
+        """Refuse the adapter to new requests from now on; those that have it end as usual."""
         if self._adapters is not None and name in self._adapters.known:
             self._adapters.known.pop(name, None)
             self._unloading.add(name)
@@ -148,10 +146,10 @@ class EngineCore:
             self.executor.unload_adapter(name)
 
     def turn(self) -> list[SequenceDelta]:
-        """One turn of the loop: fill the pipeline, take the oldest result, say what is new.
+        """Make one turn of the loop: fill the pipeline, take the oldest result, return the deltas.
 
-        Waits for the device. Raises `EngineDead` where the worker is gone or fails every step,
-        and from then on always.
+        Waits for the device. Raises `EngineDead` if the worker is gone or fails every step, and
+        from then on always.
         """
         if self._dead is not None:
             raise self._dead
@@ -171,7 +169,7 @@ class EngineCore:
                 self._device_free_at = self._clock()
             self._update(plan, result, expected)
         elif self._emitted:
-            # An abort changed what runs, and no step follows to say so.
+            # An abort changed the running set, and no step follows to report it.
             self.stats = self.scheduler.stats()
         if self._unloading and not self._flying:
             self._unload()
@@ -203,11 +201,11 @@ class EngineCore:
             self._flying.append((plan, self.executor.submit(plan), expected))
 
     def _expected(self, plan: StepPlan) -> Estimate:
-        """What the roofline expects of a plan. Of one that decodes as many sequences as the last
-        did, that is hardly another number: it is asked again only every few steps."""
+        """Return the roofline's estimate of a plan. For a plan that decodes as many sequences as
+        the last it hardly changes, so it is computed again only every few steps."""
         assert self._predict is not None
         entries, before = len(plan.rows), self._last_estimate
-        # Another stage's unit is another amount of work: one image is no decoded token.
+        # The unit of another part is another amount of work: one image is no decoded token.
         decodes = not plan.parts and sum(plan.counts) == entries
         if decodes and before is not None:
             known, number, estimate = before

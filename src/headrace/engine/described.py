@@ -1,9 +1,9 @@
-"""One description of a model for the roofline, the simulator, the planner and the bench.
+"""Descriptions of a model for the roofline, the simulator, the planner and the bench.
 
-A file is what it is: the bytes of its own tensors, also one of a family that is not served, one
-in parts, or a header alone. A name of the catalog is its file. A `config.json` (alone, in a folder
-without weights, or of a hub id) and the known architectures have the formats in which they are
-published.
+A file is described by the bytes of its own tensors. That holds also for a family that is not
+served, a file in parts, or a header alone. A name of the catalog stands for its file. A
+`config.json` (alone, in a folder without weights, or of a hub id) and the known architectures have
+their published formats.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Described:
 
     arch: ModelArch
     weights: WeightBytes
-    """Bytes by role, from the files or from what was published."""
+    """Bytes by role, from the files or from the published formats."""
     source: str
     files: ModelFiles | None = None
     """None: there is only a config."""
 
 
 def describe_model(name: str) -> Described:
-    """What a name means: a path, a name of the catalog, a known architecture, a hub id.
+    """Describe the model of a name: a path, a name of the catalog, a known architecture, a hub id.
 
-    Raises what `open_model` raises; an unknown name is answered with all known ones.
+    Raises what `open_model` raises; the error for an unknown name lists all known ones.
     """
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".json":
@@ -89,7 +89,8 @@ def make_case(
     layout: Layout | None = None,
     skew: float | None = None,
 ) -> Case:
-    """A model on a device; what is not said is as stored, and as a server there would start."""
+    """Make the case of a model on a device; missing options are as stored, or as a server's
+    defaults."""
     found = describe_model(model) if isinstance(model, str) else model
     wide = kv_wide = "float32" if device.kind == "cpu" else "bfloat16"
     if device.kind == "cpu" and found.files is not None:
@@ -113,7 +114,8 @@ def _of_config(path: Path) -> Described:
 
 
 def _of_gguf(path: Path, name: str) -> Described:
-    """A file that can be served, or the header of any other one: cut off, in parts, unserved."""
+    """Describe a file that can be served, or the header of any other: cut off, in parts,
+    unserved."""
     first = GgufFile(path, complete=False)
     files = _parts(path, first.metadata.get("split.count"))
     if len(files) == 1 and first.complete:
@@ -130,7 +132,7 @@ def _of_gguf(path: Path, name: str) -> Described:
 
 
 def _parts(path: Path, count: object) -> list[Path]:
-    """All files of a model in parts, the first of which is named."""
+    """Return all files of a model in parts, given the first one."""
     if not isinstance(count, int) or count < 2:
         return [path]
     found = re.fullmatch(r"(.+)-00001-of-(\d{5}).gguf", path.name)
@@ -143,7 +145,7 @@ def _parts(path: Path, count: object) -> list[Path]:
 
 
 def _of_hub(name: str, repo: str, selector: str) -> Described:
-    """Read a repository's files where its weights are here, else fetch its config alone."""
+    """Read a repository's files if its weights are here, else fetch only its config."""
     try:
         files = open_model(name, offline=True)
         return Described(files.arch, stored_weights(files), "file", files)

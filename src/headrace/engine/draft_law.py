@@ -1,12 +1,14 @@
-"""What a draft costs before steps were timed, and how drafts fare in the simulator: as measured
-per class of text, or with one chance for every draft.
+"""The cost of a draft before steps were timed, and the success of drafts in the simulator: measured
+per class of text, or one chance for every draft.
 
 A class's law is two numbers at 1, 3 and 7 drafts a step, of the drafters that are on by default
-(`benchmarks/results/speculation_accept.json`: `suffix, past answers too`): the tokens of a step,
-1 + E[min(accepted, length)], and the share of drafts accepted, which gives
+(`benchmarks/results/speculation_accept.json`: `suffix, past answers too`). The first is the tokens
+of a step, 1 + E[min(accepted, length)]. The second is the share of drafts accepted, which gives
 E[min(proposed, length)]. Differences of each are sums of P(· ≥ i) over the places between, which
-fall geometrically there. Steps are drawn one by one: that copying comes in runs, and that a drafter
-knows when it is good, is not in the law, so a price has less to choose among than in truth.
+fall geometrically there.
+
+Steps are drawn one by one. The law omits that copying comes in runs, and that a drafter knows when
+it is good. So a price has less to choose among than in reality.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ..roofline.step import StepModel
 from ..sched.price import least
 
 USUAL = 512
-"""Context of which a draft's row is priced: what it adds to a step hardly changes with it."""
+"""Context for which a draft's row is priced: its cost in a step hardly depends on it."""
 LENGTHS = (1, 3, 7)
 MEASURED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "code-edit": ((1.679, 2.505, 3.3), (0.902, 0.808, 0.657)),
@@ -36,29 +38,29 @@ MEASURED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 def verifying(model: StepModel, tokens: int) -> float:
-    """Seconds of a step that verifies so many tokens of one sequence of `USUAL` tokens; where
-    nobody fitted steps of this machine, no less than `sched.price.least` says."""
+    """Return the seconds of a step that verifies `tokens` of one sequence of `USUAL` tokens.
+    Without fitted steps of this machine, it is at least the bound of `sched.price.least`."""
     one, all = (model.seconds(verify_step(model.case.arch, 1, USUAL, n - 1)) for n in (1, tokens))
     return max(all, one * least(tokens) * model.hardware.efficiency.source.startswith("assumed"))
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLaw:
-    """What a step finds: so many drafts proposed, of which so many are right."""
+    """The law of a step: the number of drafts proposed, and the number of these that are right."""
 
     name: str
     proposed: tuple[float, ...]
     """Chance that at least 1, 2, … 7 drafts are proposed."""
     chances: tuple[float, ...]
-    """Chance that each is right where those before it are."""
+    """Chance that each is right if those before it are."""
 
     @property
     def synthetic(self) -> bool:
-        """Is it nobody's text, but a number?"""
+        """True for a chosen number, False for a law measured on text."""
         return self.name not in MEASURED
 
     def draw(self, chance: random.Random) -> tuple[int, int]:
-        """(drafts proposed, those that are right) of one step."""
+        """Draw (drafts proposed, drafts that are right) of one step."""
         threshold = chance.random()
         count = sum(one > threshold for one in self.proposed)
         right = 0
@@ -73,7 +75,7 @@ class DraftLaw:
         return tuple(one * alive for one, alive in zip(self.proposed, right, strict=True))
 
     def survival(self, count: int) -> list[float]:
-        """The chance of each of `count` drafts to be accepted with all before it."""
+        """Return the chance of each of `count` drafts to be accepted with all before it."""
         alive, found = 1.0, []
         for one in self.chances[:count]:
             alive *= one
@@ -82,8 +84,8 @@ class DraftLaw:
 
 
 def draft_law(wish: str) -> DraftLaw:
-    """The law of a class of text by its name; or of a chance from 0 to 1, with which every draft is
-    right and seven are always proposed. Raises `OptionError` for anything else."""
+    """Return the law of a class of text by its name. A number from 0 to 1 is the chance of every
+    draft to be right, and seven are always proposed. Raises `OptionError` for anything else."""
     if wish in MEASURED:
         tokens, shares = MEASURED[wish]
         accepted = [each - 1 for each in tokens]
@@ -106,7 +108,7 @@ def draft_law(wish: str) -> DraftLaw:
 
 
 def _tail(expected: Sequence[float]) -> list[float]:
-    """P(X ≥ 1), P(X ≥ 2), … from E[min(X, length)] at `LENGTHS`."""
+    """Return P(X ≥ 1), P(X ≥ 2), … from E[min(X, length)] at `LENGTHS`."""
     found = [expected[0]]
     for (low, before), (high, after) in pairwise(zip(LENGTHS, expected, strict=True)):
         least, most = 0.0, 1.0

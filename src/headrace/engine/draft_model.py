@@ -1,4 +1,4 @@
-"""A draft model or a head before a start: found, held against the target, its cache planned."""
+"""A draft model or a head before a start: found, checked against the target, its cache planned."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from ..text import Tokenizer
 
 SLOTS = 8
-"""Sequences that it drafts for at the same time: with more of them a draft that is verified must
-all but surely be right to pay, which a model's are not."""
+"""Sequences that it drafts for at the same time. With more of them only almost certain drafts pay
+to be verified, and a model's are not."""
 SHARE = 0.0625
-"""Part of the available memory for its cache."""
+"""Share of the available memory for its cache."""
 LEAST = 256
-"""Tokens of a cache below which there is none."""
+"""Least tokens of a cache; with less room the draft model does not fit."""
 FOREIGN = 0.02
-"""Share of the longer vocabulary that the other may lack at its end: files list rows that stand
-for nothing, or leave them out."""
+"""Share of the longer vocabulary that the other may lack at its end: files list unused rows, or
+leave them out."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """What a worker is told, and what the memory plan counts."""
+    """The draft model for the worker and the memory plan."""
 
     path: str
-    """What the worker is told to open it again."""
+    """Path from which the worker opens it again."""
     file_bytes: int
     """Size of its weights as they are stored."""
     slots: int
@@ -49,12 +49,12 @@ class DraftPlan:
 
 
 def plan_draft(options: EngineOptions, target: ModelFiles, available: int) -> DraftPlan:
-    """Open `draft_model`, which is a model or a head for `target`, and divide its memory; `options`
+    """Open `draft_model`, which is a model or a head for `target`, and divide its memory. `options`
     are resolved ones.
 
-    Raises what `open_model` and `open_head` raise, `OptionError` where it cannot draft for
-    `target`, and `DoesNotFit` where its weights and the least cache are more than its part of
-    `available` bytes.
+    Raises the errors of `open_model` and `open_head`, and `OptionError` if it cannot draft for
+    `target`. Raises `DoesNotFit` if its weights and the least cache exceed its part of `available`
+    bytes.
     """
     assert options.draft_model is not None
     folder = Path(options.cache_dir) if options.cache_dir else None
@@ -106,7 +106,7 @@ def _divided(
     available: int,
     drafter: tuple[str, str, str, int],
 ) -> DraftPlan:
-    """The slots of a `drafter`: its name, what it is, its path, bytes of its weights."""
+    """Plan the slots of a `drafter`: its name, its kind, its path, bytes of its weights."""
     name, what, path, size = drafter
     if arch.recurrence is not None:
         raise UnsupportedModel(
@@ -141,14 +141,14 @@ def _divided(
 
 
 def tokenizer_of(files: ModelFiles) -> Tokenizer:
-    """The tokenizer of a model, opened here."""
+    """Open the tokenizer of a model."""
     from ..text import load_tokenizer  # Local: most engine processes, which start here, have none.
 
     return load_tokenizer(files.tokenizer, files.arch.vocab_size)
 
 
 def _verify_vocabulary(files: ModelFiles, target: ModelFiles) -> None:
-    """Raise `OptionError` where an id may mean another token to the two models."""
+    """Raise `OptionError` if an id may mean different tokens to the two models."""
     ours, its = (tokenizer_of(one).vocabulary for one in (target, files))
     both, longer = sorted((len(ours.tokens), len(its.tokens)))
     if both < (1 - FOREIGN) * longer:

@@ -1,5 +1,5 @@
-"""Where a worker runs that is not in the engine's process, as the engine sees it: a channel to it,
-and how one knows that it has ended."""
+"""Ends of connections to workers outside the engine's process: a channel to each, and a way to
+notice its end."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class WorkerEnd(Protocol):
     name: str
     channel: Channel
     wakes: bool
-    """Does an end wake who waits on the channel?"""
+    """Whether the worker's end wakes a wait on the channel."""
 
     @property
     def ended(self) -> bool:
-        """Is the worker gone?"""
+        """Whether the worker is gone."""
 
     def on_end(self, call: Callable[[], None]) -> None:
-        """Call this, from a thread of its own, as soon as it is."""
+        """Call `call` from a thread of its own as soon as the worker is gone."""
 
     def how(self) -> str:
-        """How it ended, as the end of a sentence that its name begins."""
+        """Return how the worker ended, as the end of a sentence that begins with its name."""
 
     def close(self) -> None:
-        """Tell it to stop, and let go of it."""
+        """Tell the worker to stop, and release it."""
 
 
 class SpawnedEnd:
-    """A process that this one has started."""
+    """A worker in a process that this one has started."""
 
     def __init__(
         self, name: str, worker: str, keep: Sequence[int] = (), silent: float | None = None
@@ -70,7 +70,7 @@ class SpawnedEnd:
 
     @property
     def killed(self) -> bool:
-        """Has a signal ended it, so that it has said nothing of its end?"""
+        """Whether a signal ended it, so that it sent no reason."""
         return (self._child.exit_code or 0) < 0
 
     @property
@@ -100,7 +100,7 @@ class SpawnedEnd:
 
 
 class JoinedEnd:
-    """A process that a launcher has started, perhaps on another host."""
+    """A worker in a process that a launcher has started, perhaps on another host."""
 
     wakes = True
 
@@ -112,7 +112,7 @@ class JoinedEnd:
         channel.watch(self._wake.fileno())
 
     def lost(self, why: str) -> None:
-        """It is gone; from any thread, once."""
+        """Note that it is gone; from any thread, once."""
         self._why = why
         self._over.set()
         self._wake.ring()

@@ -1,4 +1,4 @@
-"""How a process of the engine begins and ends: its arguments, its channel, its last words."""
+"""The begin and end of an engine's process: its arguments, its channel, its last words."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ log = logging.getLogger("headrace.engine")
 
 
 def enter(hears: Any, run: Callable[[Channel, argparse.Namespace, ExitStack], None]) -> None:
-    """Say hello to the parent and `run`; an error is the parent's last message. Exits by it.
+    """Say hello to the parent and `run`; an error is the parent's last message. Exits with its
+    code.
 
-    `hears`: the type of the parent's messages. What `run` leaves in the stack is closed behind that
-    message: to put an engine away takes a tenth of a second, in which its clients would not know.
+    `hears`: the type of the parent's messages. `run` leaves resources in the stack that are closed
+    after that message: closing an engine takes a tenth of a second, too long for its clients to
+    wait.
     """
     started = time.monotonic()
     parser = argparse.ArgumentParser()
@@ -44,7 +46,7 @@ def enter(hears: Any, run: Callable[[Channel, argparse.Namespace, ExitStack], No
         stacks = become_child(arguments)
         channel = Channel(arguments.address, hears, bind=False)
     except (FileNotFoundError, ConnectionError):
-        sys.exit(ORPHANED)  # Whose folder and socket they were is gone.
+        sys.exit(ORPHANED)  # The parent, which owned the folder and the socket, is gone.
     leave = ExitStack()
     try:
         # Ctrl-C is ignored here (`become_child`), so its exception is SIGTERM's alone.

@@ -1,8 +1,9 @@
-"""Executors: where a worker runs. The loop hands one a plan and takes the result when it needs it.
+"""Executors: places for a worker to run. The loop gives one a plan and takes the result when
+needed.
 
 `InlineExecutor` runs the worker in the engine's process: at depth 1 in the loop's own thread, at
-depth 2 in a thread of its own, so that the next step is planned while this one computes (kernels
-let go of the interpreter lock). `engine.multiproc` runs it in a process of its own.
+depth 2 in a thread of its own. Then the next step is planned while this one computes (kernels
+release the interpreter lock). `engine.multiproc` runs it in a process of its own.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ class StepFuture(Protocol):
     """A result that is coming. `concurrent.futures.Future` is one."""
 
     def result(self) -> StepResult:
-        """Wait for it. Raises `EngineDead` where the worker is gone."""
+        """Wait for it. Raises `EngineDead` if the worker is gone."""
 
 
 class Executor(Protocol):
-    """One worker, wherever it runs. Calls come in the order load, allocate, warm_up, submit*."""
+    """One worker, in any place. Calls come in the order load, allocate, warm_up, submit*."""
 
     @property
     def wake(self) -> Bell:
-        """Rings when a grammar that was not ready is, and where the worker dies between steps.
-        Clearing it raises `EngineDead` then. To be had from `load` on."""
+        """A bell that rings when a grammar becomes ready, and when the worker dies between steps.
+        In the latter case clearing it raises `EngineDead`. Available from `load` on."""
 
     def load(self) -> WorkerFacts:
         """Load the weights."""
@@ -41,11 +42,11 @@ class Executor(Protocol):
         """Start a step. Steps run in the order of submission."""
 
     def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        """Begin to compile a grammar unless that was begun; is it done? Who waits asks again now
-        and then, which says that it is still wanted."""
+        """Begin to compile a grammar unless that has begun; return whether it is done. A waiting
+        caller asks again now and then, which says that it is still wanted."""
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Read an adapter, after the steps in flight. Raises what is wrong with it."""
+        """Read an adapter, after the steps in flight. Raises the errors of its files."""
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter that no sequence has."""
@@ -55,7 +56,7 @@ class Executor(Protocol):
 
 
 class LoadedWorker(Protocol):
-    """What an executor asks of a worker (`worker.Worker` is one)."""
+    """The interface of a worker that an executor needs (`worker.Worker` is one)."""
 
     def allocate(self, pool: PoolShape) -> None: ...
     def warm_up(self) -> None: ...
@@ -63,28 +64,29 @@ class LoadedWorker(Protocol):
     def prepare_grammar(
         self, source: str, owner: str = "", done: Callable[[], None] | None = None
     ) -> bool:
-        """May be called from any thread; only where "grammar" is among the features. Where it
-        says no, `done` is called from any thread once asking again is worth it."""
+        """Compile a grammar; return whether it is ready. May be called from any thread; only with
+        "grammar" among the features. After a False, `done` is called from any thread once asking
+        again is worth it."""
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Only where "adapter" is among the features."""
+        """Only with "adapter" among the features."""
 
     def unload_adapter(self, name: str) -> None:
-        """Only where "adapter" is among the features."""
+        """Only with "adapter" among the features."""
 
     def close(self) -> None: ...
 
 
 @runtime_checkable
 class LaunchingWorker(Protocol):
-    """A worker that can start a step before the result of the one before was taken."""
+    """A worker that can start a step before the previous step's result was taken."""
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]: ...
 
 
 @runtime_checkable
 class StageWorker(Protocol):
-    """A worker that has the first layers, and learns what the last ones made of its steps."""
+    """A worker with the first layers, which learns the tokens that the last stage sampled."""
 
     def learn(self, rows: list[int], places: list[int], tokens: list[list[int]]) -> None: ...
 
@@ -94,7 +96,7 @@ LoadWorker = Callable[[], tuple[LoadedWorker, WorkerFacts]]
 
 
 class InlineExecutor:
-    """The worker in this process."""
+    """An executor with the worker in this process."""
 
     def __init__(self, load_worker: LoadWorker, *, threaded: bool = False) -> None:
         self._load_worker = load_worker
@@ -173,12 +175,12 @@ class _Launched:
     def result(self) -> StepResult:
         try:
             return self.finish.result()()
-        except Exception as fault:  # noqa: BLE001 - the border between the planes
+        except Exception as fault:  # noqa: BLE001 - the boundary between the planes
             return _failed(self.plan, fault)
 
 
 def launch(worker: LoadedWorker, plan: StepPlan) -> Callable[[], StepResult]:
-    """Start a step where the worker can; a worker that cannot has done it when this returns."""
+    """Start a step if the worker can; a worker that cannot has done it when this returns."""
     if isinstance(worker, LaunchingWorker):
         return worker.launch(plan)
     result = execute(worker, plan)
@@ -186,10 +188,10 @@ def launch(worker: LoadedWorker, plan: StepPlan) -> Callable[[], StepResult]:
 
 
 def execute(worker: LoadedWorker, plan: StepPlan) -> StepResult:
-    """One step; what a worker raises becomes the error of the step. A named border."""
+    """Run one step; an exception of the worker becomes the error of the step. A named boundary."""
     try:
         return worker.execute(plan)
-    except Exception as fault:  # noqa: BLE001 - the border between the planes
+    except Exception as fault:  # noqa: BLE001 - the boundary between the planes
         return _failed(plan, fault)
 
 

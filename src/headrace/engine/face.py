@@ -1,7 +1,7 @@
-"""The engine as its users see it: what the server, the terminal and the factory code against.
+"""The engine's interface for its users: the server, the terminal and the factory code against it.
 
-`AsyncEngine` is the real one. A test may bring its own: nothing outside this package asks for
-more than this protocol. Nothing here imports torch.
+`AsyncEngine` is the real one. A test may bring its own: nothing outside this package needs more
+than this protocol. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from .operations import Operations
 
 Prompt = str | list[int]
-"""Text, which is tokenised with the model's begin-of-text where it has one, or token ids."""
+"""Text, which is tokenised with the model's begin-of-text if it has one, or token ids."""
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may say beside prompt and sampling: see `InputProcessor.request` for
-    what each means where it is left out. Without a `request_id` one is made."""
+    """Options of a request in addition to prompt and sampling. `InputProcessor.request` documents
+    them and their defaults. Without a `request_id` one is made."""
 
     request_id: str
     priority: int
@@ -54,7 +54,7 @@ class Health:
     ready: bool
     alive: bool
     reason: str = ""
-    """Why it is not ready or not alive; empty when both."""
+    """Reason why it is not ready or not alive; empty if it is both."""
     retry_after: float | None = None
     """Seconds after which readiness is expected, for `Retry-After`."""
     heartbeat_age: float = 0.0
@@ -66,9 +66,9 @@ class OutputStream(Protocol):
     """The answer to one request while it comes: an asynchronous iterator of `OutputDelta`.
 
     Deltas of one choice that its reader has not taken yet are merged, so a slow reader holds no
-    more memory than the answer itself. Errors are raised by `__anext__`: `Overloaded` where the
-    engine refused the request, `EngineFault` where its step failed, `EngineDead` where the engine
-    died with it. Leaving the iteration early does not stop the work: call `cancel`.
+    more memory than the answer itself. `__anext__` raises errors: `Overloaded` if the engine
+    refused the request, `EngineFault` if its step failed, `EngineDead` if the engine died with it.
+    Leaving the iteration early does not stop the work: call `cancel`.
     """
 
     request_id: str
@@ -80,10 +80,11 @@ class OutputStream(Protocol):
         """Offer further deltas to a function, past a reader that waits: see `Stream.divert`."""
 
     def show(self) -> bool:
-        """Give up that the answer can come anew, since somebody sees it: see `Stream.show`."""
+        """Note that the answer is visible and cannot come again from the start: see
+        `Stream.show`."""
 
     def cancel(self) -> None:
-        """Stop the work (if it still goes on) and free what it holds; further deltas are lost."""
+        """Stop the work (if it still goes on) and free its memory; further deltas are lost."""
 
 
 class ServingEngine(Protocol):
@@ -94,30 +95,30 @@ class ServingEngine(Protocol):
     tokenizer: Any
     """`text.Tokenizer`."""
     template: Any
-    """`text.ChatTemplates`, or None where the model has none."""
+    """`text.ChatTemplates`, or None if the model has none."""
     model_name: str
     max_context: int
     """Longest prompt plus output that is served, in tokens."""
     features: frozenset[str]
-    """What the worker can do beyond text: "grammar", "adapter", "pooling" (vectors);
-    "score" (a cross-encoder: one number for a pair). A request for any other is refused."""
+    """Abilities of the worker beyond text: "grammar", "adapter", "pooling" (vectors); "score" (a
+    cross-encoder: one number for a pair). A request for any other is refused."""
     operations: Operations
     """Sleep and wake, reset of the prefix cache, recording of a profile."""
     adapters: AdapterBook
     """The LoRA adapters that requests can have by name."""
     decisions: list[Decision]
-    """What the options became and why: `headrace explain`."""
+    """The values of the options and their reasons: `headrace explain`."""
     identity: Identity | None
-    """What the bits of its answers depend on; None until it has once been ready."""
+    """Everything that the bits of its answers depend on; None until it has once been ready."""
     phases: dict[str, float]
     """Seconds of each start phase, in the order in which they ended."""
     stats: StepStats
     """Statistics of the latest step."""
     registry: CollectorRegistry
     """Metrics of this engine; the server adds its own and renders it under /metrics."""
-    # Optional, asked for with `getattr`: `metrics` (obs.metrics.EngineMetrics, whose sketches give
-    # latencies of the last seconds), `held_prefixes` (for routers), `in_work()` (id and life
-    # of each request, for the page) and `on_end` (called with id and life when a request has ended,
+    # Optional, read with `getattr`: `metrics` (obs.metrics.EngineMetrics, whose sketches give
+    # latencies of the last seconds), `held_prefixes` (for routers), `in_work()` (id and life of
+    # each request, for the page) and `on_end` (called with id and life when a request has ended,
     # for traces).
 
     def submit(
@@ -130,8 +131,8 @@ class ServingEngine(Protocol):
     ) -> OutputStream:
         """Verify a request and send it to the engine.
 
-        `whole`: the reader shows nothing before it has all. Where the engine dies in the middle,
-        the answer comes anew from the next one, and its deltas say so (`OutputDelta.void`).
+        `whole`: the reader shows nothing before it has all. If the engine dies in the middle, the
+        answer comes again from the next one, and its deltas say so (`OutputDelta.void`).
 
         Raises at once, before any work: `InvalidRequest` (a field out of bounds, an empty prompt,
         an id that is already in work), `ContextOverflow`, `Overloaded` (starting, restarting,
@@ -141,18 +142,19 @@ class ServingEngine(Protocol):
     def stream(
         self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[OutputDelta]:
-        """`submit` as an asynchronous generator: closing or cancelling it stops the work."""
+        """Do as `submit`, as an asynchronous generator: closing or cancelling it stops the work."""
 
     async def generate(
         self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> RequestOutput:
-        """The whole answer."""
+        """Return the whole answer."""
 
     async def embed(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> EmbeddingOutput:
-        """The vector of a text (with what its model wants before and after it) or of token ids."""
+        """Return the vector of a text (with the model's tokens before and after it) or of token
+        ids."""
 
     def abort(self, request_id: str) -> bool:
-        """End a request; its stream ends with finish reason "abort". False: there is none."""
+        """End a request; its stream ends with finish reason "abort". False: the id is unknown."""
 
     async def load_adapter(self, name: str, path: str | Path) -> None:
         """See `AsyncEngine.load_adapter`."""
@@ -163,7 +165,8 @@ class ServingEngine(Protocol):
     def health(self) -> Health: ...
 
     def subscribe(self, callback: Callable[[StepStats], None]) -> Callable[[], None]:
-        """Call back after each step; returns the function that ends the subscription."""
+        """Call back after each step; return the function that ends the subscription."""
 
     async def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, wait so long for those in work, end the rest, stop the process."""
+        """Refuse new requests, wait `drain_seconds` for those in work, end the rest, stop the
+        process."""

@@ -1,4 +1,4 @@
-"""A rank that a launcher started and that is not the first: it serves rank 0."""
+"""A rank other than the first that a launcher started: it serves rank 0."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def follow(
     patience: Patience = PATIENCE,
 ) -> None:
     """Do what rank 0 says until it says stop. Raises `EngineDead` naming the rank that ended the
-    group, `OptionError` where this one is not of it."""
+    group, `OptionError` if this one does not belong to it."""
     began = time.monotonic()
     circle, channel = join(place, lambda port: joins(place, options, files, port), patience)
     wake = Wake()
@@ -39,7 +39,7 @@ def follow(
     channel.watch(wake.fileno())
 
     def load(asked: messages.Load) -> tuple[LoadedWorker, WorkerFacts]:
-        """What rank 0 decided, with this host's files, threads and memory."""
+        """Load the model that rank 0 decided on, with this host's files, threads and memory."""
         here: dict[str, Any] = {
             "rank": place.rank,
             "commons": circle.descriptor,
@@ -70,10 +70,10 @@ def follow(
 
 
 class RayRank:
-    """What an actor of Ray is: a rank in a process of its own, on a host that Ray chose."""
+    """An actor of Ray: a rank in a process of its own, on a host that Ray chose."""
 
     def follow(self, options: EngineOptions, place: RankPlace) -> str:
-        """Returns how the rank ended; nothing where rank 0 told it to."""
+        """Follow rank 0; return the error that ended the rank, or "" if rank 0 stopped it."""
         try:
             files = open_model(options.model, cache_dir=options.cache_dir, offline=options.offline)
             follow(options, files, place)

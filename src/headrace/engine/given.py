@@ -1,4 +1,4 @@
-"""What a caller of `LLM` gives: one of a thing for all prompts, or one for each."""
+"""Arguments of a caller of `LLM`: one for all prompts, or one for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OneOrEach = str | Sequence[str | None] | None
 
 
 def as_list(prompts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
-    """Prompts, of which one alone may be given without a list. Raises `InvalidRequest`."""
+    """Return a list of prompts; a single one needs no list. Raises `InvalidRequest`."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence):
@@ -27,7 +27,7 @@ def as_list(prompts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
 
 
 def for_each(given: OneOrEach, name: str, count: int) -> Sequence[str | None]:
-    """What was given for all prompts, or for each."""
+    """Return one value for each prompt, given one for all or one for each."""
     if given is None or isinstance(given, str):
         return [given] * count
     if len(given) != count:
@@ -36,7 +36,7 @@ def for_each(given: OneOrEach, name: str, count: int) -> Sequence[str | None]:
 
 
 def text_or_ids(prompt: TextOrIds) -> tuple[str | None, list[int] | None]:
-    """(text, ids), one of which may be missing."""
+    """Return (text, ids); one of them may be None."""
     if isinstance(prompt, str):
         return prompt, None
     if isinstance(prompt, Mapping):

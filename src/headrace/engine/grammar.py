@@ -1,8 +1,8 @@
 """Grammars between the planes: the tokenizer that the worker's matchers need.
 
-The worker must not know `text`, so the tokenizer that its matchers need is made here. It takes
-seconds for a large vocabulary: it is made in a thread, when the first grammar comes, and until
-then (and until its grammar is compiled) a sequence waits in the queue and holds nobody up.
+The worker must not know `text`, so the tokenizer of its matchers is made here. It takes seconds for
+a large vocabulary, so it is made in a thread, when the first grammar comes. Until then, and until
+its grammar is compiled, a sequence waits in the queue and holds up no others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from ..sched.work import Work
 
 
 def tokenizer_for_grammars(files: ModelFiles) -> Callable[[], Any] | None:
-    """Makes the model's `llguidance.LLTokenizer`; None where llguidance is not installed."""
+    """Return a function that makes the model's `llguidance.LLTokenizer`, or None without
+    llguidance."""
     if find_spec("llguidance") is None:
         return None
 
     def make() -> Any:
-        # Local: a process whose requests demand no form does not load the library.
+        # Local: a process whose requests have no grammar does not load the library.
         from ..text import load_tokenizer
         from ..text.lltokenizer import grammar_tokenizer
 
@@ -43,17 +44,17 @@ class GrammarResource:
     """A `sched.Resource`: a sequence runs once the worker has its grammar compiled."""
 
     def __init__(self, prepare: Callable[[str, str], bool]) -> None:
-        """`prepare`: begin to compile a source for an owner; is it done?"""
+        """`prepare`: begins to compile a source for an owner; returns whether it is done."""
         self._prepare = prepare
 
     def verify(self, request: Request) -> None:
-        """Every grammar gets ready, or fails and ends its own request."""
+        """Accept: every grammar becomes ready, or fails and ends its own request."""
 
     def prepare(self, work: Work) -> bool:
         request = work.request
         grammar = request.spec.grammar
-        # Who shares no prefixes with others shares no place in the queue with them either.
+        # Requests that share no prefixes share no place in the queue either.
         return grammar is None or self._prepare(grammar, request.cache_salt)
 
     def free(self, work: Work) -> None:
-        """Nothing is held."""
+        """Free nothing."""

@@ -1,10 +1,10 @@
 """The executor of a model that several workers share: ranks, on one host or on several.
 
 Rank 0 runs in the engine's process, each other in one of its own. Every rank is a whole worker: it
-gets every plan, keeps all tables, and computes its part of each product, so that all of them have
-every step's outputs and draw the same tokens by themselves. The results of rank 0 are the engine's;
-that the others' tokens were the same is looked at a step later, when nobody waits for it. Where one
-rank ends, all do, and the error names it.
+gets every plan, keeps all tables, and computes its part of each product. So each has every step's
+outputs and draws the same tokens by itself. The results of rank 0 are the engine's. The others'
+tokens are compared with them a step later, when no request waits for it. If one rank ends, all do,
+and the error names it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .real import worker_loader
 from .spawn import tell_parent
 
 SILENT = 10.0
-"""Seconds without a sign of life after which a rank of this host is ended: more than between
-hosts, so that who is stopped for a moment goes on as if nothing had been."""
+"""Seconds without a sign of life after which a rank of this host is ended. More than between hosts,
+so that a rank that is stopped for a moment continues normally."""
 
 
 class GroupExecutor:
@@ -51,12 +51,12 @@ class GroupExecutor:
         met: LocalRanks | JoinedRanks,
         layout: Layout,
     ) -> None:
-        """`settings`: of one worker. `met`: where the other ranks are."""
+        """`settings`: of one worker. `met`: the other ranks."""
         self._met, stages = met, layout.pp
         settings = {**settings, "dealt": layout.ep}
         own = {**settings, "ranks": met.ranks, "stages": stages, **met.settings(0, settings)}
         self._each = met.ranks // stages
-        """So many ranks have the same layers."""
+        """Number of ranks with the same layers."""
         self._others = [
             MultiprocExecutor(files, {**own, **met.settings(rank, settings)}, end)
             for rank, end in enumerate(met.ends, 1)
@@ -65,7 +65,7 @@ class GroupExecutor:
         self._bell: AnyBell | None = None
         self._closed = False
         self._unseen: deque[tuple[StepResult, list[StepFuture]]] = deque()
-        """Results of rank 0, and what comes of the others."""
+        """Results of rank 0, and the pending ones of the others."""
 
     @property
     def wake(self) -> Bell:
@@ -114,7 +114,7 @@ class GroupExecutor:
         return done
 
     def _compare(self, left: int) -> None:
-        """Look at the results of the other ranks but for the last `left` steps'."""
+        """Compare the results of the other ranks, except for the last `left` steps."""
         while len(self._unseen) > left:
             result, coming = self._unseen.popleft()
             for rank, one in enumerate(coming, 1):
@@ -122,7 +122,7 @@ class GroupExecutor:
                 same(other, result, rank)
 
     def _check(self) -> None:
-        """Raise `EngineDead` where another rank has ended."""
+        """Raise `EngineDead` if another rank has ended."""
         culprit = self._met.culprit
         if culprit is not None:
             raise self._others[culprit - 1].death()
@@ -131,12 +131,12 @@ class GroupExecutor:
                 raise other.death()
 
     def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        self._compare(0)  # What they say of grammars comes behind what they say of steps.
+        self._compare(0)  # Their answers about grammars come after their results of steps.
         done = [other.prepare_grammar(source, owner) for other in self._others]
         return self._own.prepare_grammar(source, owner) and all(done)
 
     def load_adapter(self, name: str, path: str) -> None:
-        """All have it, or none."""
+        """Load an adapter in all ranks, or in none."""
         self._compare(0)
         all_of_them: list[Executor] = [self._own, *self._others]
         have = []
@@ -169,7 +169,7 @@ class GroupExecutor:
 
 
 def same(other: StepResult, result: StepResult, rank: int, first: int = 0) -> None:
-    """Raise `EngineDead` where ranks of one stage made different tokens."""
+    """Raise `EngineDead` if ranks of one stage made different tokens."""
     if (other.tokens, other.error) != (result.tokens, result.error):
         raise EngineDead(f"rank {rank} made other tokens in step {result.number} than rank {first}")
 
@@ -178,9 +178,10 @@ class LocalRanks:
     """Ranks in processes of this host, which share memory."""
 
     culprit: int | None = None
-    """The rank at which an exchange ended, where that is known: here it is who ended."""
+    """The rank at which an all-gather ended, if known; here the rank that ended is known
+    otherwise."""
     apart = False
-    """Has each its own copy of the weights?"""
+    """Whether each has its own copy of the weights."""
 
     def __init__(self, worker: str, ranks: int) -> None:
         self.ranks = ranks
@@ -201,13 +202,13 @@ class LocalRanks:
             tell_parent(f"{end.name} {end.how()}")
 
     def settings(self, rank: int, whole: dict[str, Any]) -> dict[str, Any]:
-        """What a rank is told; they share the threads of one worker."""
+        """Return the settings of a rank; the ranks share the threads of one worker."""
         threads = even(max(whole["threads"], self.ranks), self.ranks)
         mine = threads[rank + 1] - threads[rank]
         return {"rank": rank, "threads": mine, "commons": self._descriptor}
 
     def stop(self) -> None:
-        """Let go whoever waits for a rank at an exchange."""
+        """Release all that wait for a rank in an all-gather."""
         self._stopped = True
         self._commons.tear()
 
@@ -243,7 +244,7 @@ class JoinedRanks:
         return {"rank": rank, "commons": self._circle.descriptor}
 
     def stop(self) -> None:
-        """Where one is lost the others hear who."""
+        """Tell the other ranks which rank is lost, if there is one."""
         try:
             self._circle.check()
         except EngineDead as lost:

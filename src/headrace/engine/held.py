@@ -1,8 +1,8 @@
-"""Which marked beginnings of prompts the engine's cache holds, as the API process knows it.
+"""The marked beginnings of prompts in the engine's cache, as the API process knows them.
 
-The engine process says after each turn what was gained and lost (`messages.PrefixNews`). A
-follower, one for each router that listens, gets all that is held and then the changes; changes that
-it has not taken yet are merged, so that a slow one holds no more memory than what there is to know.
+The engine process reports the gains and losses after each turn (`messages.PrefixNews`). A
+follower, one for each router that listens, gets all held marks and then the changes. Changes that
+it has not taken yet are merged, so a slow one holds no more memory than the current state.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ MOST_FOLLOWERS = 32
 
 
 class HeldPrefixes:
-    """Marks (`Request.marks`) that are held now, and who follows them."""
+    """Marks (`Request.marks`) that are held now, and their followers."""
 
     def __init__(self) -> None:
         self.marks: set[int] = set()
         self._followers: set[Follower] = set()
 
     def told(self, held: Iterable[int], gone: Iterable[int]) -> None:
-        """What the engine says of one turn."""
+        """Take the engine's report of one turn."""
         for there, marks in ((True, held), (False, gone)):
             (self.marks.update if there else self.marks.difference_update)(marks)
             for follower in self._followers:
                 follower.changed(marks, there)
 
     def forget(self) -> None:
-        """The engine process is gone, and all that it held."""
+        """Forget all marks: the engine process is gone, and its cache with it."""
         self.told((), tuple(self.marks))
 
     def follow(self) -> Follower | None:
-        """A new follower; None: there are `MOST_FOLLOWERS`."""
+        """Make a new follower; None if there are `MOST_FOLLOWERS`."""
         if len(self._followers) >= MOST_FOLLOWERS:
             return None
         follower = Follower(self.marks)
@@ -44,7 +44,7 @@ class HeldPrefixes:
 
 
 class Follower:
-    """What one listener has not been told yet."""
+    """The changes that one listener has not been sent yet."""
 
     def __init__(self, marks: Iterable[int]) -> None:
         self._news = dict.fromkeys(marks, True)
@@ -58,7 +58,7 @@ class Follower:
             self._rung.set()
 
     def take(self, most: int) -> dict[int, bool]:
-        """At most so many of the changes: mark → is it held?"""
+        """Take at most `most` of the changes: mark → whether it is held."""
         news = self._news
         if len(news) <= most:
             self._news = {}
@@ -70,7 +70,7 @@ class Follower:
         return taken
 
     async def wait(self, seconds: float) -> None:
-        """Until there is something to take, and at most so long."""
+        """Wait until there is something to take, `seconds` at most."""
         try:
             async with asyncio.timeout(seconds):
                 await self._rung.wait()

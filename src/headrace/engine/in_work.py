@@ -1,4 +1,4 @@
-"""The requests that have not ended: from what the engine says of each to its reader and its life.
+"""The requests that have not ended: takes the engine's deltas to each one's reader and life.
 
 Belongs to one event loop; imports no torch.
 """
@@ -40,7 +40,7 @@ class InWork:
 
     def __init__(self, stream: Stream, outputs: RequestOutputs, life: RequestLife) -> None:
         self.retried = False
-        """Has an engine died with it before?"""
+        """Whether an engine has died with it before."""
         self.stream = stream
         self.outputs = outputs
         self.life = life
@@ -48,7 +48,7 @@ class InWork:
         """Per choice: when its latest tokens came."""
 
     def again(self, tokenizer: Tokenizer) -> None:
-        """Begin anew."""
+        """Start it again from the beginning."""
         self.outputs = RequestOutputs(self.outputs.request, tokenizer)
         self.latest = [0.0] * self.life.choices
         self.life.generated, self.life.scheduled, self.life.first_token = 0, 0.0, 0.0
@@ -56,8 +56,8 @@ class InWork:
 
 
 class RequestsInWork:
-    """All of one engine. Every request that was opened ends exactly once: by its last delta, an
-    error, its reader's leaving or the engine's death."""
+    """All requests of one engine. Every request that was opened ends exactly once: by its last
+    delta, an error, its reader's leaving or the engine's death."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class RequestsInWork:
         *,
         recorder: Recorder | None = None,
     ) -> None:
-        """`send`: to the engine process; raises `EngineDead` where there is none. `recorder`:
-        writes down every request and its answer; None: nobody does."""
+        """`send`: sends to the engine process; raises `EngineDead` without one. `recorder`:
+        writes down every request and its answer; None: nothing does."""
         self._recorder = recorder
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -91,15 +91,15 @@ class RequestsInWork:
         return request_id in self._by_id
 
     def request(self, request_id: str) -> Request:
-        """The request that was sent. Raises `KeyError` where it has ended."""
+        """Return the request that was sent. Raises `KeyError` if it has ended."""
         return self._by_id[request_id].outputs.request
 
     def lives(self) -> list[tuple[str, RequestLife]]:
-        """(id, life so far), oldest first."""
+        """Return (id, life so far), oldest first."""
         return [(name, work.life) for name, work in self._by_id.items()]
 
     def open(self, request: Request, adapter: str | None, *, whole: bool = False) -> Stream:
-        """The engine has it: from here on its reader gets whatever comes of it.
+        """Open a request that the engine has: from here on its reader gets all its deltas.
 
         `whole`: the reader shows nothing before it has all.
         """
@@ -122,7 +122,7 @@ class RequestsInWork:
         return stream
 
     def abort(self, request_id: str) -> bool:
-        """Ask the engine to end it. False: there is none of this id."""
+        """Ask the engine to end it. False: the id is unknown."""
         if request_id not in self._by_id:
             return False
         if request_id in self._held:
@@ -138,10 +138,10 @@ class RequestsInWork:
             self.abort(request_id)
 
     def deliver(self, deltas: list[SequenceDelta], now: float) -> None:
-        """What a step brought, at `now` of the monotonic clock."""
+        """Deliver a step's deltas, at `now` of the monotonic clock."""
         gaps: dict[tuple[float, int], int] = {}
-        """Choices by when their latest tokens came and how many have come now: the same of nearly
-        all that decode, so that they are counted together."""
+        """Number of choices by the time of their latest tokens and the number that came now. Nearly
+        all decoding choices agree in both, so they are counted together."""
         for delta in deltas:
             self._deliver(delta, now, gaps)
         for (latest, count), choices in gaps.items():
@@ -184,7 +184,7 @@ class RequestsInWork:
             self._end(work, out.finish_reason or "stop")
 
     def refuse(self, request_id: str, error: HeadraceError) -> None:
-        """The engine process would not take it."""
+        """End a request that the engine process refused."""
         work = self._by_id.get(request_id)
         if work is not None:
             self._metrics.refused(refusal(error))
@@ -192,7 +192,7 @@ class RequestsInWork:
             work.stream.fail(error)
 
     def end_all(self, error: HeadraceError) -> None:
-        """The engine is gone and they with it, also those that wait for the next."""
+        """End all requests: the engine is gone, also for those that wait for the next."""
         self._stop_waiting()
         self._held.clear()
         for work in list(self._by_id.values()):
@@ -200,8 +200,8 @@ class RequestsInWork:
             work.stream.fail(error)
 
     def hold(self, error: EngineDead, seconds: float) -> None:
-        """The engine died with them. Those of which nobody has seen anything wait for the next
-        engine, once and for so many seconds at most; the others end."""
+        """Hold the requests of an engine that died. Those without visible output wait for the next
+        engine, once and for `seconds` at most; the others end."""
         for work in list(self._by_id.values()):
             if work.retried or not work.stream.repeatable:
                 self._end(work, "error")
@@ -214,7 +214,7 @@ class RequestsInWork:
             self._patience = loop.call_later(seconds, self._give_up, error)
 
     def send_held(self) -> None:
-        """A new engine serves: it gets those that wait for it, in their order."""
+        """Send the requests that wait to a new engine that serves, in their order."""
         self._stop_waiting()
         held, self._held = self._held, {}
         for work in held.values():
@@ -239,7 +239,7 @@ class RequestsInWork:
             self._patience = None
 
     def _left(self, request_id: str) -> None:
-        """The reader has left: stop the work and forget it at once."""
+        """Stop the work of a reader that has left, and forget it at once."""
         work = self._by_id.get(request_id)
         if work is not None:
             self._held.pop(request_id, None)
@@ -247,7 +247,7 @@ class RequestsInWork:
             self._end(work, "abort")
 
     def _fail(self, work: InWork, delta: SequenceDelta) -> None:
-        """One choice ended with an error: so does the request."""
+        """End a request, one choice of it having ended with an error."""
         self._metrics.failed("step")
         if self._recorder is not None:
             self._recorder.cut("step", delta.request_id)
@@ -266,7 +266,7 @@ class RequestsInWork:
         if self.on_end is not None:
             try:
                 self.on_end(work.stream.request_id, work.life)
-            except Exception:  # observing must not disturb: a named border
+            except Exception:  # observing must not disturb: a named boundary
                 self._metrics.failed("observer")
                 log.exception("the observer of ended requests failed")
 
@@ -284,7 +284,7 @@ class RequestsInWork:
 
 
 def refusal(error: HeadraceError) -> str:
-    """The label under which a refusal is counted."""
+    """Return the label under which a refusal is counted."""
     if isinstance(error, EngineDead):
         return "unavailable"
     if isinstance(error, Overloaded):

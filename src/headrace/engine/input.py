@@ -1,4 +1,4 @@
-"""From what the user gave to a `Request`: tokenised, every field verified, limits resolved."""
+"""The step from user input to a `Request`: tokenised, every field verified, limits resolved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AUTHORS_FIELDS = (
 
 
 def default_sampling(files: ModelFiles) -> SamplingParams:
-    """The sampling that the model's authors ship, our defaults where they are silent."""
+    """Return the sampling that the model's authors ship, with our defaults for missing fields."""
     given = {name: files.generation[name] for name in _AUTHORS_FIELDS if name in files.generation}
     if files.generation.get("do_sample") is False:
         given["temperature"] = 0.0
@@ -33,7 +33,7 @@ def default_sampling(files: ModelFiles) -> SamplingParams:
 
 
 class InputProcessor:
-    """Makes requests for one model."""
+    """Maker of requests for one model."""
 
     def __init__(
         self,
@@ -69,15 +69,16 @@ class InputProcessor:
         prefixes: TextPrefixes = NOTHING,
         inputs: Sequence[InputSpan] = (),
     ) -> Request:
-        """Resolve a request: its tokens, its limits, its seed. `grammar`: what the answer must
-        match, made by `text.grammar` or `text.toolgrammar`. `keep_ids`: special tokens that stay
-        in the text though special tokens are skipped. `expected`: the answer that the client
-        expects, a hint for drafts; what is longer than an answer may be is cut off. `retained`:
-        beginnings of the prompt that are to stay in the context cache. `prefixes`: names of its
-        beginnings, of which the engine tells those that it holds. `inputs`: what of the prompt
-        stands for something else than text, each with its rows. `task` other
-        than "tokens": nothing is sampled; with `second_at` the prompt is a pair of texts, of which
-        the second begins there.
+        """Resolve a request: its tokens, its limits, its seed.
+
+        `grammar`: the form that the answer must match, made by `text.grammar` or
+        `text.toolgrammar`. `keep_ids`: special tokens that stay in the text though special tokens
+        are skipped. `expected`: the answer that the client expects, a hint for drafts, cut to the
+        longest possible answer. `retained`: beginnings of the prompt that are to stay in the
+        context cache. `prefixes`: names of its beginnings; the engine reports those that it holds.
+        `inputs`: places in the prompt that stand for something else than text, each with its rows.
+        `task` other than "tokens": nothing is sampled; with `second_at` the prompt is a pair of
+        texts, and the second begins there.
 
         Raises `InvalidRequest` naming the field, or `ContextOverflow`.
         """
@@ -171,9 +172,9 @@ class InputProcessor:
         return index < self._vocab_size
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The ids of each word as vLLM has them: at the beginning of a text, and behind a space
-        where that is another first token and no more tokens. A word that comes to no ids is none.
-        """
+        """Return the ids of each word as vLLM has them: at the beginning of a text, and after a
+        space if that changes the first token but not the number of tokens. A word without ids is
+        dropped."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             plain = word.lstrip()
@@ -182,11 +183,11 @@ class InputProcessor:
             found[start] = None
             if start and inside[:1] != start[:1] and len(inside) == len(start):
                 found[inside] = None
-        # What is in no row of logits is never drawn.
+        # An id without a row of logits is never drawn.
         return tuple(ids for ids in found if ids and max(ids) < self._vocab_size)
 
     def _reasoning(self, sampling: SamplingParams, prompt: list[int]) -> ReasoningBudget | None:
-        """The budget with the model's marks, which must be tokens: between two of them tokens
+        """Make the budget with the model's marks, which must be tokens: between two of them tokens
         can be counted exactly."""
         budget = sampling.thinking_token_budget
         if budget is None:
@@ -263,7 +264,7 @@ class InputProcessor:
         )
 
     def _ends(self) -> tuple[int, ...]:
-        """Tokens that end a constrained answer, as `text.lltokenizer` has it."""
+        """Return the tokens that end a constrained answer, as `text.lltokenizer` has it."""
         ends = self._eos_ids or tuple(
             index for index in (self._tokenizer.eos_id,) if index is not None
         )
@@ -274,9 +275,10 @@ class InputProcessor:
         return ends
 
     def tokenise(self, prompt: str | Sequence[int]) -> list[int]:
-        """Give the ids of a prompt: text gets the model's begin-of-text, ids are taken as they are.
+        """Return the ids of a prompt: text gets the model's begin-of-text, ids are taken as they
+        are.
 
-        Raises `InvalidRequest` for an id without a row of the model's matrices, also of a text: a
+        Raises `InvalidRequest` for an id without a row of the model's matrices, also from a text: a
         file's own vocabulary may be larger than the model.
         """
         if isinstance(prompt, str):
@@ -301,7 +303,8 @@ class InputProcessor:
 
 
 def resolve_seed(wish: int | None) -> int:
-    """The seed of a request's random streams: the user's as 64 bits, or one drawn here, once."""
+    """Return the seed of a request's random streams: the user's as 64 bits, or one drawn here,
+    once."""
     return secrets.randbits(64) if wish is None else wish % SEEDS
 
 

@@ -1,9 +1,9 @@
-"""How ranks that a launcher started find each other: rank 0 awaits the others, and all are
-connected to all before a weight is loaded.
+"""The way in which ranks that a launcher started find each other. Rank 0 awaits the others, and all
+are connected to all before a weight is loaded.
 
-    rank r → 0     Joins: who it is, and what it would serve
-    0 → rank r     Peers: where the others listen; or Failed, where it is not what rank 0 is
-    r → each q < r one connection for exchanges, and one for signs of life
+    rank r → 0     Joins: its identity and the model that it would serve
+    0 → rank r     Peers: the addresses of the others; or Failed, if it differs from rank 0
+    r → each q < r one connection for all-gathers, and one for signs of life
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .messages import WireError
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds."""
+    """Limits of waiting, in seconds."""
 
     join: float = 300.0
-    """Until all ranks have come."""
+    """Limit until all ranks have come."""
     silent: float = SILENT
-    """Without a sign of life."""
+    """Limit without a sign of life."""
 
 
 PATIENCE = Patience()
@@ -48,17 +48,17 @@ PATIENCE = Patience()
 
 @dataclass(slots=True)
 class Circle:
-    """All ranks, connected: what this one exchanges with them, and who of them is lost."""
+    """All ranks, connected: this rank's shared memory and links to them, and which are lost."""
 
     place: RankPlace
     names: Sequence[str]
-    """By rank, with where it is."""
+    """By rank, with its address."""
     descriptor: int
-    """Descriptor of this rank's commons, which is its own."""
+    """Descriptor of this rank's shared-memory arena, which is its own."""
     commons: Commons
     wire: Wire
     lost: dict[int, str] = field(default_factory=dict)
-    """How those ended that are gone, the first one first."""
+    """Reasons of the ranks that are gone, the first one first."""
     calls: list[Callable[[int, str], None]] = field(default_factory=list)
     _pulse: Pulse | None = None
     _connections: Sequence[Arrival] = ()
@@ -89,12 +89,12 @@ class Circle:
             call(rank, why)
 
     def check(self) -> None:
-        """Raise `EngineDead`, naming the rank that is lost, where one is."""
+        """Raise `EngineDead`, naming the rank that is lost, if there is one."""
         for rank, why in self.lost.items():
             raise EngineDead(f"{self.names[rank]} {why}")
 
     def close(self) -> None:
-        """Nobody may be in a step any more."""
+        """Close all connections; no thread may be in a step any more."""
         if self._pulse is not None:
             self._pulse.close()
         self.commons.tear()
@@ -105,7 +105,7 @@ class Circle:
 
 
 def joins(place: RankPlace, options: EngineOptions, files: ModelFiles, port: int = 0) -> Joins:
-    """What a rank says of itself."""
+    """Return a rank's own description."""
     digest = content_digest(files)
     layout = str(Layout.parse(options.layout))
     return Joins(place.rank, place.ranks, VERSION, sources(), layout, digest, port)
@@ -117,9 +117,11 @@ def lead(
     patience: Patience = PATIENCE,
     call: Callable[[int], None] = lambda port: None,
 ) -> tuple[Circle, list[Channel]]:
-    """Await the other ranks, as rank 0: the circle, and a channel to each from rank 1 on. `call`,
-    given the port, lets them come. Raises `EngineDead` naming who does not come, `OptionError`
-    naming who is not what this one is, and what whoever was called says instead."""
+    """Await the other ranks, as rank 0; return the circle, and a channel to each from rank 1 on.
+
+    `call`, given the port, lets them come. Raises `EngineDead` naming ranks that do not come,
+    `OptionError` naming a rank that differs from this one, and any error that a peer sends instead.
+    """
     # Without a key only this host can come.
     host = "" if place.key else place.leader.host
     door = Door.open(host, place.leader.port, place.key)
@@ -171,7 +173,8 @@ def _tell(channel: Channel, error: EngineDead | OptionError) -> None:
 def _admitted(
     arrival: Arrival, place: RankPlace, mine: Joins, channels: dict[int, Channel]
 ) -> tuple[Channel, int] | None:
-    """A channel to a rank and its port; None: to somebody who is none. Raises `OptionError`."""
+    """Return the rank's channel and port, or None if the peer is not a rank. Raises
+    `OptionError`."""
     name = f"rank {arrival.rank} of {place.ranks} ({arrival.host})"
     channel = Channel(arrival.connection, FromRank)
     said = None
@@ -210,7 +213,7 @@ def _names(place: RankPlace, hosts: dict[int, str]) -> list[str]:
 def _awaited(
     door: Door, place: RankPlace, names: Sequence[str], ranks: Sequence[int]
 ) -> list[Arrival]:
-    """Both connections of each of `ranks`. Raises `EngineDead`."""
+    """Return both connections of each of `ranks`. Raises `EngineDead`."""
     found: dict[tuple[int, Use], Arrival] = {}
     wanted = {(rank, use) for rank in ranks for use in (Use.PULSE, Use.EXCHANGE)}
     end = time.monotonic() + 2 * PROOF_SECONDS
@@ -232,10 +235,10 @@ def _awaited(
 def join(
     place: RankPlace, describe: Callable[[int], Joins], patience: Patience = PATIENCE
 ) -> tuple[Circle, Channel]:
-    """Come to rank 0, as another: the circle, and the channel by which it says what to do.
+    """Join rank 0, as another rank; return the circle, and the channel for its commands.
 
-    `describe` makes what this rank says of itself, given its port. Raises `EngineDead`, and what
-    rank 0 has against this one.
+    `describe` makes this rank's own description, given its port. Raises `EngineDead`, and the error
+    with which rank 0 refuses this one.
     """
     try:
         control = dial(place.leader, place.key, Use.CONTROL, place.rank, seconds=patience.join)

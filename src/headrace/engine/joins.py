@@ -1,4 +1,4 @@
-"""What ranks that a launcher started say to each other before they work: see `joining`."""
+"""Messages between ranks that a launcher started, before they work: see `joining`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .launch import RankPlace
 
 
 class Joins(msgspec.Struct, array_like=True, tag=True):
-    """A rank says what it is."""
+    """A rank's description of itself."""
 
     rank: int
     ranks: int
@@ -21,22 +21,22 @@ class Joins(msgspec.Struct, array_like=True, tag=True):
     weights: str
     """Digest of the model's files."""
     port: int
-    """Where it awaits ranks behind it."""
+    """Port where it awaits ranks after it."""
 
 
 class RanksAsked(msgspec.Struct):
-    """What Ray is asked for: all ranks of a layout but the first, which asks."""
+    """A request to Ray for all ranks of a layout but the first, which asks."""
 
     options: EngineOptions
-    """Each rank's, with its threads."""
+    """Options of each rank, with its threads."""
     first: RankPlace
 
 
 class Peers(msgspec.Struct, array_like=True, tag=True):
-    """Everybody has come."""
+    """The answer once all ranks have come."""
 
     addresses: list[tuple[str, int]]
-    """Where each rank listens, but for the first, which all know."""
+    """Address of each rank, but for the first, which all know."""
 
 
 ToRank = Peers | messages.ToWorker

@@ -1,10 +1,10 @@
 """Blocks of the prefix cache as they come and go, in the form of vLLM's events over ZeroMQ.
 
-For routers of others, which know a prompt by its tokens. The form is that of vLLM's `kv_events.py`
-of 2026: a PUB socket with (topic, number of the batch as eight bytes, batch in msgpack), and a
-ROUTER socket at the next port that sends the batches from a number on again, with an empty one of
-the number -1 behind them. Names of blocks are our own 16 bytes; who wants other names makes them of
-the tokens and the parent.
+For other projects' routers, which know a prompt by its tokens. The form is that of vLLM's
+`kv_events.py` of 2026. A PUB socket sends (topic, number of the batch as eight bytes, batch in
+msgpack). A ROUTER socket at the next port sends the batches from a number on again, and then an
+empty one with the number -1. Names of blocks are our own 16 bytes; a listener that needs other
+names makes them from the tokens and the parent.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ..obs.threads import THREADS
 log = logging.getLogger("headrace.engine")
 
 AGAIN = 10_000
-"""Batches that can be had again."""
+"""Batches that are kept to be sent again."""
 WAITING = 100_000
-"""Batches that may wait for the thread; whoever listens sees a gap in the numbers behind that."""
+"""Most batches that wait for the thread; after that a listener sees a gap in the numbers."""
 LOOK_SECONDS = 0.1
-"""How often is looked for who wants batches again."""
+"""Seconds between checks for listeners that want batches again."""
 LAST = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -60,7 +60,7 @@ class AllBlocksCleared(_KvEvent):
 
 
 class KVEventBatch(msgspec.Struct, omit_defaults=True):
-    """What happened at one moment; `ts` in seconds since 1970."""
+    """The events of one moment; `ts` in seconds since 1970."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -68,17 +68,17 @@ class KVEventBatch(msgspec.Struct, omit_defaults=True):
 
 
 def published(options: EngineOptions) -> KvEvents | None:
-    """The publisher that the options ask for. Raises `OptionError` and `PackageAbsent`."""
+    """Return the publisher for the options. Raises `OptionError` and `PackageAbsent`."""
     if options.kv_events is None:
         return None
     return KvEvents(options.kv_events)
 
 
 class KvEvents:
-    """Publishes from a thread of its own, so that no listener holds up the loop."""
+    """Publisher with a thread of its own, so that no listener holds up the loop."""
 
     def __init__(self, address: str) -> None:
-        """Raises `OptionError` where the address or the next port cannot be had."""
+        """Raises `OptionError` if the address or the next port cannot be bound."""
         zmq = needed("zmq", "events of the KV cache", "events")
         head, _, port = address.rpartition(":")
         if not head.startswith("tcp://") or not port.isdigit() or not 0 < int(port) < 65535:
@@ -86,11 +86,11 @@ class KvEvents:
                 f"kv_events must be tcp://HOST:PORT, not {address!r}", param="kv_events"
             )
         self.medium = "GPU"
-        """Where blocks lie: CPU or GPU."""
+        """Memory of the blocks: CPU or GPU."""
         self._context = zmq.Context()
         self._events, self._again = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
         self._again.setsockopt(zmq.MAXMSGSIZE, 1024)
-        self._again.setsockopt(zmq.SNDHWM, 2 * AGAIN)  # What is above it is dropped unsaid.
+        self._again.setsockopt(zmq.SNDHWM, 2 * AGAIN)  # Messages above it are dropped silently.
         try:
             self._events.bind(address)
             self._again.bind(f"{head}:{int(port) + 1}")
@@ -108,7 +108,7 @@ class KvEvents:
         self._thread = THREADS.keep("kv-events", self._run)
 
     def tell(self, blocks: Sequence[BlockEvent]) -> None:
-        """Publish what happened in one turn, in its order."""
+        """Publish the events of one turn, in their order."""
         medium = self.medium
         events: list[Any] = []
         for key, tokens, parent in blocks:
@@ -128,7 +128,7 @@ class KvEvents:
             self._put(events)
 
     def cleared(self) -> None:
-        """Nothing is held any more: the engine process is gone."""
+        """Publish that nothing is held any more: the engine process is gone."""
         self._put([AllBlocksCleared()])
 
     def _put(self, events: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, as a launcher says it in its environment."""
+"""This process's rank and the number of ranks, from a launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..base.layout import Layout
 from ..dist.hosts import HostPort
 
 PORT = 29500
-"""Where rank 0 awaits the others, when nothing says where."""
+"""Port where rank 0 awaits the others, unless the launcher names one."""
 MOST_RANKS = 64
 _KEY_BYTES = 32
 
@@ -27,14 +27,14 @@ class RankPlace:
     rank: int
     ranks: int
     leader: HostPort
-    """Where rank 0 awaits the others."""
+    """Address where rank 0 awaits the others."""
     key: bytes
-    """What all ranks know, and nobody else; empty where nobody else can come."""
+    """Secret shared by all ranks; empty if no other process can connect."""
     stages: int = 1
 
 
 def place_of(options: EngineOptions, said: Mapping[str, str] | None = None) -> RankPlace:
-    """This process's place in a layout. Raises `OptionError`."""
+    """Return this process's place in a layout. Raises `OptionError`."""
     if options.launcher == "ray":
         return _placing(options)
     said = launcher_variables() if said is None else said
@@ -51,7 +51,7 @@ def place_of(options: EngineOptions, said: Mapping[str, str] | None = None) -> R
 
 
 def _placing(options: EngineOptions) -> RankPlace:
-    """Rank 0, which has others placed: they are told where it is, and a key of this one start."""
+    """Return the place of rank 0, which has others placed: they get its address and a fresh key."""
     if options.rank_key is not None:
         raise OptionError("launcher ray makes a key for each start", param="rank_key")
     layout = Layout.parse(options.layout)
@@ -98,7 +98,7 @@ def _nobody() -> tuple[int, int, HostPort]:
 
 
 def first_node(nodes: str) -> str:
-    """The first host of a list as Slurm writes it: `gpu[07-09,12],login` begins with `gpu07`.
+    """Return the first host of a list in Slurm's form: `gpu[07-09,12],login` begins with `gpu07`.
     Raises `OptionError`."""
     found = re.match(r"([^\[,\s]+)(?:\[(\w+)[^\]]*\]([^,\s]*))?", nodes)
     if found is None:

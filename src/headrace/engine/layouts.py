@@ -1,4 +1,4 @@
-"""The executor that a layout wants."""
+"""The executor for a layout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def in_processes(
     *,
     share_pool: bool,
 ) -> MultiprocExecutor | GroupExecutor:
-    """The executor of a worker in a process of its own, or of several that share the model;
+    """Make the executor of a worker in a process of its own, or of several that share the model.
     `share_pool` is for one. Raises as `joining.lead`."""
     layout = Layout.parse(options.layout)
     if layout == ONE:

@@ -1,8 +1,8 @@
 """Both sides of a prefill/decode split as an engine opens them; the prefill server's in its loop.
 
-A prompt that a decode server hands over becomes a request like any other, which computes one token;
-nobody reads that one. What it leaves in the prefix index is lent from then on (`kv.leases`), and
-the socket's thread sends the blocks (`worker.lending`).
+A prompt that a decode server hands over becomes a request like any other. It computes one token,
+which is not used. Its blocks in the prefix index are lent from then on (`kv.leases`), and the
+socket's thread sends them (`worker.lending`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .core import EngineCore
 from .executor import Executor, InlineExecutor
 
 MINE = "headrace-split-"
-"""Begins the ids of such requests."""
+"""Prefix of the ids of such requests."""
 
 
 class Lender:
-    """Belongs to the engine's thread."""
+    """The prefill server's side. Belongs to the engine's thread."""
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class Lender:
         self._ids: dict[Name, str] = {}
 
     def turn(self, core: EngineCore, *, asleep: bool = False) -> bool:
-        """Take what came, and end what nobody wants any more. Have counts changed?"""
+        """Take the messages that came, and end prompts that are no longer wanted. Return whether
+        counts have changed."""
         before = len(self._leases), self.stats.refused
         for name in self._leases.expire():
             self._end(core, name)
@@ -77,7 +78,7 @@ class Lender:
         stats.expired, stats.lent_bytes = leases.expired, self._socket.lines.sent_bytes
 
     def take(self, deltas: list[SequenceDelta]) -> list[SequenceDelta]:
-        """The news that are for others; what is computed of ours is lent."""
+        """Return the deltas of other requests; lend the blocks of our own that are computed."""
         if not self._in_work:
             return deltas
         others = []
@@ -90,7 +91,7 @@ class Lender:
         return others
 
     def _begin(self, core: EngineCore, name: Name, handed: Handed) -> str:
-        """Have it computed; returns why not, or nothing."""
+        """Have it computed; return why not, or ""."""
         if len(handed.tokens) >= core.max_context:
             return f"prompts here have fewer than {core.max_context} tokens"
         adapter = None
@@ -154,7 +155,7 @@ class Lender:
 def borrowed(
     options: EngineOptions, kv: KvManager, pool: PoolShape, identity: Identity
 ) -> Borrowed | None:
-    """What prefill servers lend this engine; None where it asks none."""
+    """Open what prefill servers lend this engine; None if it asks none."""
     role = Role.parse(options.role)
     if role.kind != "decode":
         return None
@@ -170,8 +171,8 @@ def lender(
     adapter_named: Callable[[str], str | None],
     vocabulary: int,
 ) -> Lender | None:
-    """What lends this engine's blocks; None where it lends none. Raises `OptionError` where the
-    address cannot be had."""
+    """Open the lender of this engine's blocks; None if it lends none. Raises `OptionError` if the
+    address cannot be bound."""
     role = Role.parse(options.role)
     if role.kind != "prefill" or not isinstance(executor, InlineExecutor):
         return None

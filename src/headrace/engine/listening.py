@@ -1,8 +1,8 @@
-"""What a language model that hears is given of a sound: rows, made beside its engine.
+"""The input embeddings of a sound for a language model that takes audio, made next to its engine.
 
-The encoder computes in a thread of its own, one sound after the other. What it made lately is kept
-by the sound's content, so that a conversation that goes on costs it nothing: the engine finds its
-KV by the same name.
+The encoder computes in a thread of its own, one sound after the other. Its recent results are kept
+by the sound's content, so a conversation that goes on pays nothing: the engine finds its KV by the
+same name.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ..speech.sound_rows import SoundRows, open_sound_files
 
 Floats = npt.NDArray[np.float32]
 LIMITS = AudioLimits(seconds=60.0)
-"""What a decoder may do; how long a sound may be is the encoder's to say."""
+"""Limits of a decoder; the encoder itself limits the length of a sound."""
 KEPT_BYTES = 64 << 20
-"""Rows of sounds that are kept."""
+"""Most bytes of embeddings that are kept."""
 
 
 class SoundListener:
     """One model's encoder, for an event loop."""
 
     def __init__(self, files: ModelFiles, threads: int = 0, precision: Precision = "exact") -> None:
-        """`threads`: 0: one for each core. Raises `ModelFileError`, and `UnsupportedModel` also
-        where the CPU kernels are not there."""
+        """`threads`: 0 is one for each core. Raises `ModelFileError`, and `UnsupportedModel` also
+        without the CPU kernels."""
         opened = open_sound_files(files.path, files.weights, files.arch.hidden)
         try:
             team = Team(threads or hardware.cpu().physical_cores)
@@ -54,14 +54,14 @@ class SoundListener:
         return self._rows.files.place
 
     def decode(self, data: bytes, param: str, on_child: OnChild | None = None) -> Floats:
-        """Decode a file of sound; in a thread. Raises as `media.decode`, and `InvalidRequest`
-        for a sound that is too short or too long."""
+        """Decode a sound file; in a thread. Raises as `media.decode`, and `InvalidRequest` for a
+        sound that is too short or too long."""
         samples = decode(data, LIMITS, param, on_child).samples
         self._rows.check(samples, param)
         return samples
 
     async def hear(self, samples: Floats) -> tuple[bytes, Floats]:
-        """(name of its content, rows [n, D]) of a sound at 16 kHz."""
+        """Return (name of its content, rows [n, D]) of a sound at 16 kHz."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._hear, samples)
 

@@ -1,4 +1,5 @@
-"""`LLM`: the blocking face, for scripts and notebooks. The engine runs in the caller's thread."""
+"""`LLM`: the blocking front end, for scripts and notebooks. The engine runs in the caller's
+thread."""
 
 from __future__ import annotations
 
@@ -48,14 +49,14 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, Any]]
 _AHEAD = 256
-"""Sequences that wait in the scheduler; further prompts wait here, where they cost less."""
+"""Most sequences that wait in the scheduler; further prompts wait here, where they cost less."""
 
 _LOOK_UP = 0.5
-"""Seconds after which a wait for a grammar looks whether another thread has closed the LLM."""
+"""Seconds between checks, while waiting for a grammar, if another thread has closed the LLM."""
 
 
 class LLM:
-    """A model, loaded. Close it, or use it as a context manager, to give its memory back.
+    """A loaded model. Close it, or use it as a context manager, to give its memory back.
 
     One call at a time: a second thread waits. Results come in the order of the prompts. A prompt
     that cannot be served raises before any work starts, naming its place.
@@ -68,7 +69,7 @@ class LLM:
         worker: str = REAL_WORKER,
         **options: Any,
     ) -> None:
-        """`options` are the fields of `EngineOptions`; where these are text, a path is, too."""
+        """`options` are the fields of `EngineOptions`; text fields also take a path."""
         if model is not None:
             options["model"] = model
         paths = {key: os.fspath(it) for key, it in options.items() if isinstance(it, os.PathLike)}
@@ -86,7 +87,7 @@ class LLM:
         self.adapters = AdapterBook()
         self._lock = threading.Lock()
         self._worker_thread: int | None = None
-        """The thread that is in a call of now."""
+        """The thread of the current call."""
         self._closing = False
         self._process = os.getpid()
         self._recorder = recorder_of(self.options)
@@ -107,7 +108,7 @@ class LLM:
 
             self.phases["import_engine"] = time.monotonic() - opened
             self._template: ChatTemplates | None = None
-            # Nobody else waits here: what the caller hands over is never refused for its number.
+            # There are no other callers, so prompts are never refused for their number.
             options = replace(self.options, max_waiting=max(self.options.max_waiting, 2 * _AHEAD))
             built = build(
                 options,
@@ -148,7 +149,7 @@ class LLM:
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's authors recommend."""
+        """Return the sampling that the model's authors recommend."""
         return default_sampling(self.files)
 
     def generate(
@@ -165,11 +166,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue each prompt.
 
-        One `SamplingParams` for all or one for each. `use_tqdm` shows a progress bar (the name
-        is that of vLLM). `grammar`, one for all or one for each, is what an answer must match, as
-        `text.grammar` makes it from a schema, a pattern or choices; `adapter` likewise the name of
-        a loaded adapter, and `prediction` the text that is expected, which changes no answer and
-        with `speculate` makes it come sooner. `on_delta` is called with every delta as it comes.
+        Most arguments are one for all prompts or one for each. `use_tqdm` shows a progress bar (the
+        name is vLLM's). `grammar` is the form that an answer must match; `text.grammar` makes it
+        from a schema, a pattern or choices. `adapter` is the name of a loaded adapter. `prediction`
+        is the expected text, which changes no answer and with `speculate` makes it come sooner.
+        `on_delta` is called with every delta as it comes.
         """
         wanted = as_list(prompts)
         params = self._params(sampling_params, len(wanted))
@@ -217,8 +218,8 @@ class LLM:
         prediction: OneOrEach = None,
         on_delta: Callable[[OutputDelta], None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, with the model's chat template or `template`, which
-        is one, or the name of one of the model's."""
+        """Answer one conversation or several, with the model's chat template or `template`: a
+        template's text, or the name of one of the model's."""
         conversations: Sequence[Messages]
         one = messages and isinstance(messages[0], Mapping)
         conversations = [messages] if one else messages  # type: ignore[list-item,assignment]
@@ -254,11 +255,11 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = False,
     ) -> list[EmbeddingOutput]:
-        """The vector of each prompt: of an embedding model its own pooling, of a model that
-        generates its last token's (`ModelFiles.pooling`).
+        """Return the vector of each prompt: an embedding model's own pooling, a generating model's
+        last token (`ModelFiles.pooling`).
 
-        `truncate_prompt_tokens` cuts texts and ids at their end to so many tokens (-1: to what
-        fits); else one that is too long raises `ContextOverflow`.
+        `truncate_prompt_tokens` cuts texts and ids at their end to this number of tokens (-1: to
+        the most that fits); otherwise one that is too long raises `ContextOverflow`.
         """
         if "score" in self._engine.facts.features:
             raise InvalidRequest("this model scores pairs of texts; use score()", param="model")
@@ -279,7 +280,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = False,
     ) -> list[ScoreOutput]:
-        """How well pairs of texts fit: one with each of the others, or each with its own."""
+        """Score how well pairs of texts fit: one with each of the others, or each with its own."""
         pairs = pairs_of(first, second)
         limit = cut_limit(truncate_prompt_tokens, self.max_context)
         inputs = score_inputs(
@@ -313,7 +314,7 @@ class LLM:
         if os.getpid() != self._process:
             return  # All of it belongs to the process that was forked.
         self._closing = True
-        if self._worker_thread != threading.get_ident():  # Else by the call that it comes from.
+        if self._worker_thread != threading.get_ident():  # Else by its current call.
             with self._lock:
                 self._close()
 
@@ -324,7 +325,7 @@ class LLM:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """One call at a time. Raises `InvalidRequest` where waiting would never end."""
+        """Allow one call at a time. Raises `InvalidRequest` if waiting would never end."""
         if os.getpid() != self._process:
             raise InvalidRequest(
                 "this LLM was loaded before the process forked, and its threads are in the other "
@@ -377,7 +378,7 @@ class LLM:
     def _vectors(
         self, inputs: list[tuple[list[int], int]], task: Task, show: bool
     ) -> list[EmbeddingOutput]:
-        """The vector or the scores of each (ids, where the second text begins)."""
+        """Return the vector or the scores of each (ids, start of the second text)."""
         requests: list[Request] = []
         with self._working():
             for place, (ids, second_at) in enumerate(inputs):
@@ -461,7 +462,7 @@ class LLM:
 
 
 def _settle(core: EngineCore, requests: Iterable[str]) -> None:
-    """Whatever is still in work (an exception, Ctrl-C, a stop string) ends and frees all it has."""
+    """End all that is still in work (after an exception, Ctrl-C, a stop string) and free it."""
     for request_id in requests:
         core.abort(request_id)
     with contextlib.suppress(EngineDead):  # Then there is nothing left to settle.

@@ -1,7 +1,7 @@
-"""What the API process, the engine process and the worker process say to each other.
+"""Messages between the API process, the engine process and the worker process.
 
-One message carries everything that one step has to say. Tagged arrays in msgpack: compact, and a
-message of the wrong shape is refused by the decoder.
+One message carries everything that one step has to report. Tagged arrays in msgpack: compact, and
+the decoder refuses a message of the wrong shape.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Message(msgspec.Struct, array_like=True, tag=True):
     pass
 
 
-# Both children say this first.
+# The first message of both children.
 
 
 class Hello(_Message):
@@ -98,14 +98,14 @@ class Hello(_Message):
 
 
 class Phase(_Message):
-    """One phase of the start has ended."""
+    """The end of one phase of the start."""
 
     name: str
     seconds: float
 
 
 class Failed(_Message):
-    """The process cannot go on and ends."""
+    """The error of a process that cannot go on and ends."""
 
     error: WireError
 
@@ -141,7 +141,7 @@ class LoadAdapter(_Message):
 
 
 class UnloadAdapter(_Message):
-    """Let an adapter go; the worker forgets it when the last request that has it has ended."""
+    """An adapter to unload; the worker forgets it when its last request has ended."""
 
     name: str
 
@@ -152,7 +152,7 @@ class AdapterDone(_Message):
 
 
 class Operate(_Message):
-    """What an operator wants (`engine.controls`); answered by `Operated` with its number."""
+    """An operator's action (`engine.controls`); answered by `Operated` with its number."""
 
     number: int
     action: str
@@ -160,7 +160,7 @@ class Operate(_Message):
 
 
 class Inspect(_Message):
-    """Ask for a `Report`: is everything given back when nobody is served?"""
+    """A question for a `Report`: whether everything is given back when nothing is served."""
 
 
 class Stop(_Message):
@@ -171,7 +171,7 @@ class Stop(_Message):
 
 
 class Started(_Message):
-    """The start is done: what is sent from now on is served."""
+    """The end of the start: messages sent from now on are served."""
 
 
 class Ready(Started):
@@ -191,7 +191,7 @@ class News(_Message):
 
 
 class PrefixNews(_Message):
-    """What the prefix cache gained and lost in a turn (`kv.holdings.Gains`)."""
+    """The changes of the prefix cache in a turn (`kv.holdings.Gains`)."""
 
     held: list[int]
     gone: list[int]
@@ -204,7 +204,7 @@ class Refused(_Message):
 
 
 class Beat(_Message):
-    """Nothing to do, and well."""
+    """A sign of life of an idle engine."""
 
     step: int
 
@@ -215,11 +215,11 @@ class ThreadNews(_Message):
     failed: list[str]
     """Names of those that met an error, once for each."""
     down: dict[str, str]
-    """Threads that do not run and should: name → what ended them."""
+    """Threads that should run and do not: name → the reason."""
 
 
 class Busy(_Message):
-    """The step that begins now may be silent for so long."""
+    """A warning that the step that begins now may be silent for this time."""
 
     seconds: float
 
@@ -235,7 +235,7 @@ class Report(_Message):
     waiting: int
     kv_usage: float
     integrity: str
-    """What `check_integrity` found wrong; empty: nothing."""
+    """The error that `check_integrity` found; empty if none."""
 
 
 ToEngine = (
@@ -287,7 +287,7 @@ class Execute(_Message):
 
 
 class Learn(_Message):
-    """What was sampled behind places of rows, for a stage without the head."""
+    """Tokens sampled after positions of rows, for a stage without the head."""
 
     rows: list[int]
     places: list[int]
@@ -295,7 +295,7 @@ class Learn(_Message):
 
 
 class Prepare(_Message):
-    """Compile a grammar, and say whether that is done."""
+    """A grammar to compile; the answer says whether that is done."""
 
     grammar: str
     owner: str = ""
@@ -323,7 +323,7 @@ class Prepared(_Message):
 
 
 class Compiled(_Message):
-    """A grammar that was not done is now: ask again."""
+    """A sign that a grammar has become ready: ask again."""
 
 
 ToWorker = (

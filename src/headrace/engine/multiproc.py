@@ -1,7 +1,7 @@
-"""The executor whose worker runs in a process of its own.
+"""The executor with a worker in a process of its own.
 
-Nothing waits in a thread: who needs a result pumps the channel, and a pidfd wakes it at once when
-the worker dies.
+Nothing waits in a thread: a caller that needs a result pumps the channel, and a pidfd wakes it at
+once when the worker dies.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .executor import StepFuture
 from .messages import WireFiles
 
 if TYPE_CHECKING:
-    from ..worker.elsewhere import PoolElsewhere  # Brings arrays.
+    from ..worker.elsewhere import PoolElsewhere  # Imports arrays.
 
 _PREPARED = 32
-"""Grammars of which the engine remembers that the worker has them; fewer than the worker keeps."""
+"""Most grammars that the engine remembers the worker to have; fewer than the worker keeps."""
 _POLL = 0.25
-"""Seconds between looks at the worker where the system has no pidfd."""
+"""Seconds between checks of the worker on a system without pidfd."""
 _ASK_AGAIN = 0.5
-"""Seconds after which the worker is told that a grammar is still wanted."""
+"""Seconds after which the worker is asked again for a grammar that is still wanted."""
 
 
 class MultiprocExecutor:
-    """Speaks to `engine.worker_process`."""
+    """The executor that speaks to `engine.worker_process`."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class MultiprocExecutor:
         *,
         share_pool: bool = False,
     ) -> None:
-        """`worker`: `module:function` that loads one, as in `engine.real`, or where one runs;
-        `share_pool`: its pool lies where this process can read and write it."""
+        """`worker`: `module:function` that loads one, as in `engine.real`, or the end of a running
+        one; `share_pool`: its pool lies where this process can read and write it."""
         self._files = files
         self._settings = settings
         self.pool: PoolElsewhere | None = None
-        """The pool as this process sees it, once somebody wants to."""
+        """The pool as this process sees it, once it is needed."""
         self.pool_file = -1
         keep = []
         if share_pool:
@@ -64,10 +64,10 @@ class MultiprocExecutor:
         self._channel = self.end.channel
         self._waiting: deque[_Coming] = deque()
         self._asked: deque[int] = deque()
-        """Hashes of the grammars about which the worker was asked and has not answered."""
+        """Hashes of the grammars that the worker was asked for and has not answered."""
         self._prepared: OrderedDict[int, None] = OrderedDict()
         self._compiling: dict[int, float] = {}
-        """Hashes of those that it has not done yet, and when it was asked."""
+        """Hashes of the grammars that it has not compiled yet, and the time when it was asked."""
         self._closed = False
         self._rung = Wake()
         self._any: AnyBell | None = None
@@ -108,7 +108,7 @@ class MultiprocExecutor:
         self._channel.send(message)
 
     def answered(self) -> None:
-        """What was asked is done."""
+        """Wait until the worker has done its task."""
         self._expect(messages.Done)
 
     def submit(self, plan: StepPlan) -> StepFuture:
@@ -123,7 +123,7 @@ class MultiprocExecutor:
         return coming
 
     def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        """Asks the worker, and again when that says that one is done; never waits for an answer."""
+        """Ask the worker, and again when it says that one is done; never wait for an answer."""
         self.listen()
         name, now = hash(source), time.monotonic()
         if name in self._prepared:
@@ -138,9 +138,10 @@ class MultiprocExecutor:
         return False
 
     def listen(self) -> bool:
-        """Hear what the worker says between steps: has it said anything? Raises as results do."""
+        """Take the worker's messages between steps; return whether there were any. Raises as
+        results do."""
         if self._waiting:
-            return False  # A result comes first: who takes it hears what comes before.
+            return False  # A result comes first: its taker also takes the messages before it.
         said = self._channel.receive(0.0)
         for message in said:
             if not self._heard(message):
@@ -168,7 +169,7 @@ class MultiprocExecutor:
             raise done.error.error()
 
     def _heard(self, message: Any) -> bool:
-        """Was it about grammars?"""
+        """Take a message about grammars; return whether it was one."""
         match message:
             case messages.Prepared(done):
                 name = self._asked.popleft()
@@ -188,7 +189,7 @@ class MultiprocExecutor:
         return True
 
     def pump(self) -> None:
-        """Take one result, which is that of the oldest step in flight."""
+        """Take one result, which belongs to the oldest step in flight."""
         executed = self._expect(messages.Executed)
         self._waiting.popleft().value = executed.result
         if self.pool is not None:
@@ -211,9 +212,9 @@ class MultiprocExecutor:
             return message
 
     def death(self) -> EngineDead:
-        """How the process ended, as an error."""
+        """Return the end of the process as an error."""
         if self.pool is not None:
-            self.pool.gaps.step_ended()  # Nobody waits for the end of that step any more.
+            self.pool.gaps.step_ended()  # Nothing waits for the end of that step any more.
         return EngineDead(f"{self.end.name} {self.end.how()}")
 
     def close(self) -> None:
@@ -230,7 +231,7 @@ class MultiprocExecutor:
 
 @dataclass(frozen=True, slots=True)
 class _Bell:
-    """What the worker says unasked."""
+    """Messages that the worker sends unasked."""
 
     _channel: Channel
     _listen: Callable[[], bool]
@@ -243,7 +244,7 @@ class _Bell:
 
 
 class _Coming:
-    """A result that is taken from the channel when somebody asks for it."""
+    """A result that is taken from the channel when it is asked for."""
 
     __slots__ = ("_executor", "value")
 

@@ -1,4 +1,5 @@
-"""What the API process opens of a model before it can serve it: files, tokenizer, template."""
+"""The parts of a model that the API process opens before it can serve: files, tokenizer,
+template."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class OpenModel:
 async def open_for_serving(
     options: EngineOptions, progress: Any, on_files: Callable[[ModelFiles], None]
 ) -> OpenModel:
-    """`on_files` is called as soon as the files are open: the tokenizer takes its time.
+    """Open a model. `on_files` is called as soon as the files are open: the tokenizer takes its
+    time.
 
     Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
     """
@@ -58,10 +60,10 @@ async def open_for_serving(
 
 
 def check_beside(files: ModelFiles) -> None:
-    """Raise what is wrong with what stands beside a language model and is opened once it is ready:
-    a codec and its voices, an encoder of sounds. Models of text have neither."""
+    """Raise the errors of files next to a language model that are opened once it is ready: a codec
+    and its voices, an encoder of sounds. Text models have neither."""
     if (files.path / "speech.json").is_file():
-        # While the weights load, whose process is another.
+        # While the weights load, in another process.
         speaking = import_module("headrace.engine.speaking")
         speaking.open_speech_codec(speaking.open_voices(files.path, files.arch.vocab_size))
     if listens(files.path):
@@ -70,8 +72,8 @@ def check_beside(files: ModelFiles) -> None:
 
 
 def _read_ahead(files: ModelFiles, options: EngineOptions) -> None:
-    """Have the system read the weights while the engine process still imports: those that are
-    kept repacked, where there are such, since then the model's file is hardly read any more."""
+    """Have the system read the weights while the engine process still imports. If there are kept
+    repacked weights it reads those, since then the model's file is hardly read any more."""
     kept = kept_path(files, panel_folder(options.cache_dir)) if options.keep_packed else None
     paths = (kept,) if kept else files.weights
     if hasattr(os, "posix_fadvise"):

@@ -1,8 +1,8 @@
-"""What an operator can do to a running engine, on the side of the event loop.
+"""An operator's actions on a running engine, on the side of the event loop.
 
-Asleep at level 1 the engine process has given its KV pool back; at level 2 there is no engine
-process, and waking up is a start (whose files are open and whose weights the system may still
-have in its cache). Either way requests are refused with the time after which to come again.
+Asleep at level 1 the engine process has given its KV pool back. At level 2 there is no engine
+process, and waking up is a start, with files open and weights perhaps still in the system's cache.
+Either way requests are refused with the time after which to come again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("headrace.engine")
 TRIES = 100
 """Times, with 50 ms between them, that a sleep waits for the last turn of the loop."""
 KEPT_PROFILES = 20
-"""Timelines that stay; the oldest go first."""
+"""Number of timelines that stay; the oldest go first."""
 
 Mode = Literal["abort", "wait"]
 
@@ -43,13 +43,13 @@ class Profile(NamedTuple):
     path: Path
     """The timeline, for ui.perfetto.dev."""
     steps: int
-    """In it."""
+    """Number of steps in it."""
     left_out: int
     """Later steps that a full recording lacks."""
 
 
 class Work(Protocol):
-    """What is asked of `in_work.RequestsInWork`."""
+    """The part of `in_work.RequestsInWork` that is used here."""
 
     idle: asyncio.Event
 
@@ -66,7 +66,8 @@ class Operations:
         on_end: Callable[[EngineDead], None],
         tasks: TaskWatch,
     ) -> None:
-        """`on_end`: the engine process was ended, and whoever still waits for it ends too."""
+        """`on_end`: called when the engine process was ended, so that all that wait for it end
+        too."""
         self.asleep = 0
         """Level of sleep; 0: awake."""
         self._supervisor = supervisor
@@ -74,7 +75,7 @@ class Operations:
         self._on_end = on_end
         self._tasks = tasks
         self._ending: asyncio.Task[None] | None = None
-        """The latest end of the engine process, which goes on though who asked for it has left."""
+        """The latest end of the engine process, which goes on even if its caller has left."""
         self._asked: dict[int, asyncio.Future[dict[str, float]]] = {}
         self._number = 0
         self._turn = asyncio.Lock()
@@ -88,7 +89,8 @@ class Operations:
             )
 
     async def reset_prefix_cache(self) -> dict[str, float]:
-        """Forget all prefixes, of running requests too. Returns `blocks`, how many were kept."""
+        """Forget all prefixes, of running requests too. Returns `blocks`, the number that was
+        kept."""
         self.check_awake()
         return await self._ask("reset_prefix_cache")
 
@@ -96,8 +98,8 @@ class Operations:
         """Give memory back; requests in work are ended ("abort") or finished first ("wait").
 
         Level 1: the KV pool, and with it the prefixes. Level 2: everything, the process too.
-        Returns `kv_bytes` at level 1. Raises `EngineDead` where there is no engine. Cancelled
-        once the engine was asked it stays asleep, which it may be by now, until `wake`.
+        Returns `kv_bytes` at level 1. Raises `EngineDead` if there is no engine. If it is cancelled
+        after the engine was asked, the engine may be asleep by now and stays so until `wake`.
         """
         async with self._turn:
             await self._ended()
@@ -126,12 +128,12 @@ class Operations:
         self._on_end(EngineDead("the engine was put to sleep", retry_after=messages.ASLEEP_RETRY))
 
     async def _ended(self) -> None:
-        """Wait for an end whose asker has left: what it raised was his."""
+        """Wait for an end whose caller has left: its error belonged to that caller."""
         if self._ending is not None:
             await asyncio.wait([self._ending])
 
     async def wake(self) -> None:
-        """Serve again; returns when requests are. Raises `EngineDead` where that fails."""
+        """Serve again; returns when requests are served. Raises `EngineDead` if that fails."""
         async with self._turn:
             await self._ended()
             if self.asleep == 1:
@@ -145,12 +147,13 @@ class Operations:
             self.asleep = 0
 
     async def start_profile(self) -> None:
-        """Record the steps from now on. Raises `InvalidRequest` where that is done, or cannot."""
+        """Record the steps from now on. Raises `InvalidRequest` if that is done already, or cannot
+        be."""
         self.check_awake()
         await self._ask("start_profile")
 
     async def stop_profile(self) -> Profile:
-        """Write the timeline of what was recorded. Raises `InvalidRequest` where nothing was."""
+        """Write the timeline of the recording. Raises `InvalidRequest` without one."""
         folder = environment.cache_root() / "profiles"
         path = folder / f"timeline-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}.json"
         facts = await self._ask("stop_profile", str(path))
@@ -160,7 +163,7 @@ class Operations:
         return Profile(path, int(facts["steps"]), int(facts["left_out"]))
 
     async def _when_idle(self, action: str) -> dict[str, float]:
-        """The last request has left here a moment before it has left there."""
+        """Ask again while busy: the last request leaves here a moment before it leaves there."""
         for _ in range(TRIES):
             try:
                 return await self._ask(action)
@@ -178,7 +181,7 @@ class Operations:
         return await waiting
 
     def done(self, answer: messages.Operated) -> None:
-        """The engine process answers."""
+        """Take an answer of the engine process."""
         waiting = self._asked.pop(answer.number, None)
         if waiting is None or waiting.done():
             return
@@ -188,11 +191,11 @@ class Operations:
             waiting.set_exception(answer.error.error())
 
     def ready(self) -> None:
-        """A new engine process: it is awake, whatever the one before was."""
+        """Note a new engine process: it is awake, whatever the one before was."""
         self.asleep = 0
 
     def fail(self, error: HeadraceError) -> None:
-        """The engine process is gone and answers nothing any more."""
+        """End all open questions: the engine process is gone and answers no more."""
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(error)

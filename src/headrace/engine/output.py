@@ -1,4 +1,4 @@
-"""From `SequenceDelta` (ids) to `OutputDelta` (text): detokenised, cut at stop strings."""
+"""The step from `SequenceDelta` (ids) to `OutputDelta` (text): detokenised, cut at stop strings."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ChoiceOutput:
         self.ended = False
 
     def feed(self, delta: SequenceDelta) -> OutputDelta | None:
-        """The news as text; None where there is none (any more).
+        """Turn a delta into text; return None once the choice has ended.
 
-        Where a stop string is found the result has a finish reason and the delta had none: the
-        engine has to be told to stop this choice.
+        If a stop string is found, the result has a finish reason that the delta lacks: the caller
+        must tell the engine to stop this choice.
         """
         if self.ended:
             return None
@@ -63,7 +63,7 @@ class ChoiceOutput:
         return out
 
     def _plain(self, ids: list[int], delta: SequenceDelta) -> str:
-        """Text of ids, without that of a stop id that is not to be shown."""
+        """Return the text of ids, without a stop id that is not to be shown."""
         if delta.stop_token is not None and not self._include:
             ids = ids[:-1]
         return self._detokenizer.feed(ids)
@@ -86,7 +86,7 @@ class ChoiceOutput:
                 return
 
     def _rest(self) -> str:
-        """What was held back, at the end."""
+        """Return the text that was held back, at the end."""
         text = self._detokenizer.finish()
         if self._stops is None:
             return text
@@ -147,7 +147,7 @@ class RequestOutputs:
 
 
 class Answer:
-    """Gathers the deltas of a request into its `RequestOutput`."""
+    """The deltas of a request, gathered into its `RequestOutput`."""
 
     def __init__(self, request: Request, prompt: str | None) -> None:
         choices = [CompletionOutput(index) for index in range(request.spec.sampling.n)]
@@ -178,5 +178,5 @@ class Answer:
             output.finished = all(each.finish_reason is not None for each in output.outputs)
 
     def fail(self, choice: int, message: str) -> None:
-        """One choice ended with an error."""
+        """Note that one choice ended with an error."""
         self.output.outputs[choice].error = message

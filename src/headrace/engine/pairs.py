@@ -17,21 +17,21 @@ from ..base.spec import Task
 from ..text.tokenizer import Tokenizer
 
 Input = tuple[list[int], int]
-"""Token ids, and where the second text begins (0: there is one text)."""
+"""Token ids, and the start of the second text (0: there is one text)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreInputs:
-    """What to compute for some pairs."""
+    """The inputs to compute for some pairs."""
 
     inputs: list[Input]
     pairs: list[tuple[int, int]]
-    """Indices into `inputs`; both the same where the input is the pair."""
+    """Indices into `inputs`; both the same if the input is the pair."""
     task: Task
-    """What is wanted of each input."""
+    """The task of each input."""
 
     def scores(self, vectors: Sequence[Sequence[float]]) -> list[ScoreOutput]:
-        """Scores of the pairs from the vectors of their inputs."""
+        """Compute the scores of the pairs from the vectors of their inputs."""
         lengths = [len(ids) for ids, _ in self.inputs]
         return [
             ScoreOutput(lengths[a], sigmoid(vectors[a][0]))
@@ -49,7 +49,8 @@ class ScoreInputs:
 def score_inputs(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, cross: bool, limit: int | None = None
 ) -> ScoreInputs:
-    """`cross`: the model scores pairs. `limit`: longest input, see `Tokenizer.encode_pair`."""
+    """Make the inputs of pairs. `cross`: the model scores pairs. `limit`: longest input, see
+    `Tokenizer.encode_pair`."""
     for first, second in pairs:
         if not first or not second:
             raise InvalidRequest("a text of a pair is empty", param="text")
@@ -65,7 +66,7 @@ def score_inputs(
 
 
 def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
-    """One with each of the others, or each with its own. Raises `InvalidRequest`."""
+    """Pair one with each of the others, or each with its own. Raises `InvalidRequest`."""
     left = [first] if isinstance(first, str) else list(first)
     right = [second] if isinstance(second, str) else list(second)
     if not left or not right:
@@ -82,7 +83,7 @@ def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[tu
 
 
 def cut_limit(wish: int | None, most: int) -> int | None:
-    """What `truncate_prompt_tokens` means: None no cut, -1 the most that fits."""
+    """Resolve `truncate_prompt_tokens`: None is no cut, -1 the most that fits."""
     if wish is None:
         return None
     if wish == -1:
@@ -96,7 +97,7 @@ def cut_limit(wish: int | None, most: int) -> int | None:
 
 
 def sigmoid(logit: float) -> float:
-    """Written so that neither end overflows."""
+    """Return the logistic function, computed so that neither end overflows."""
     if logit >= 0:
         return 1 / (1 + math.exp(-logit))
     grown = math.exp(logit)

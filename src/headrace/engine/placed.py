@@ -1,6 +1,6 @@
 """Ranks that Ray places for this engine, by a process of its own: `placing`.
 
-Ray's library ends the process that it is in when its cluster is lost. What serves is not in it.
+Ray's library ends its process when its cluster is lost, so the serving processes do not load it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ASKED = "asked"
 
 
 class PlacedRanks(JoinedRanks):
-    """They begin with this engine and end with it."""
+    """Ranks that begin with this engine and end with it."""
 
     def __init__(self, place: RankPlace, mine: Joins, options: EngineOptions) -> None:
-        """Raises as `joining.lead`, and what keeps Ray from placing them."""
+        """Raises as `joining.lead`, and any error that keeps Ray from placing them."""
         self._place, self._options = place, options
         self._private = PrivateFolder()
         self._placing: Child | None = None
@@ -40,7 +40,7 @@ class PlacedRanks(JoinedRanks):
 
     def _call(self, port: int) -> None:
         given = self._options
-        # Paths are looked for from elsewhere.
+        # Paths are resolved in another place.
         asked = replace(
             given,
             threads=given.threads or cpu().physical_cores,

@@ -1,8 +1,8 @@
 """A process that has ranks placed by Ray: `python -m headrace.engine.placing FOLDER`.
 
-Ray chooses hosts by the CPUs that are free, starts an actor for each rank but the first, and tells
-how one ended. No token, weight or result passes through it: actors join rank 0 as ranks of any
-launcher do.
+Ray chooses hosts by their free CPUs, starts an actor for each rank but the first, and reports how
+one ended. No token, weight or result passes through it: actors join rank 0 like ranks of any
+launcher.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .placed import ASKED
 from .spawn import become_child, take_arguments
 
 REACH_SECONDS = 30.0
-"""Until the cluster answers."""
+"""Most seconds until the cluster answers."""
 PLACE_SECONDS = 240.0
-"""Until there is room for all, which a cluster that grows may have to make."""
+"""Most seconds until there is room for all, which a growing cluster may have to make."""
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def tell(asked: RanksAsked, error: HeadraceError) -> None:
-    """Rank 0, while it awaits the others; later it knows by itself."""
+    """Send rank 0 an error while it awaits the others; later it notices by itself."""
     port = asked.first.leader.port
     try:
         end = dial(HostPort("127.0.0.1", port), asked.first.key, Use.CONTROL, 0, seconds=0.5)
@@ -60,10 +60,10 @@ def tell(asked: RanksAsked, error: HeadraceError) -> None:
 
 
 def place(asked: RanksAsked) -> None:
-    """Have all ranks run until they end. Raises `OptionError` where no cluster is, `EngineDead`
-    where it has no room; what ends a rank is told by `tell`."""
+    """Run all ranks until they end. Raises `OptionError` without a cluster and `EngineDead` without
+    room in it. An error that ends a rank is sent by `tell`."""
     ray = needed("ray", "ranks that Ray places", "ray")
-    late = threading.Timer(REACH_SECONDS, _unreached, [asked])  # Ray itself asks for ever.
+    late = threading.Timer(REACH_SECONDS, _unreached, [asked])  # Ray itself retries for ever.
     late.daemon = True
     late.start()
     try:
@@ -78,7 +78,7 @@ def place(asked: RanksAsked) -> None:
     here = ray.util.get_node_ip_address()
     threads, first = asked.options.threads, asked.first
     share = {"CPU": threads}
-    # Rank 0 is here already; what it takes is taken, too.
+    # Rank 0 is here already, so its share is taken, too.
     shares = [{**share, f"node:{here}": 0.001}] + [share] * (first.ranks - 1)
     group = ray.util.placement_group(shares, strategy="SPREAD")
     if not group.wait(PLACE_SECONDS):

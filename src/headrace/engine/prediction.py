@@ -1,4 +1,4 @@
-"""What the roofline needs to know of an opened model: the bytes of its tensors by role."""
+"""The roofline's view of an opened model: the bytes of its tensors by role."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 
 
 
 def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
-    """(bytes of each tensor by its Hugging Face name, the format that most of them are in)."""
+    """Return (bytes of each tensor by its Hugging Face name, the format of most of them)."""
     sizes: dict[str, int] = {}
     formats: Counter[str] = Counter()
     if files.format == "gguf":
@@ -54,20 +54,21 @@ def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
 
 
 def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str) -> Case:
-    """The roofline's case of this model as its file stores it."""
+    """Return the roofline's case of this model as its file stores it."""
     skew = typical_skew(files.arch)
     return Case(files.arch, stored_weights(files), dtype, kv_dtype, Layout(), skew)
 
 
 def stored_weights(files: ModelFiles) -> WeightBytes:
-    """The bytes of the file's own tensors."""
+    """Return the bytes of the file's own tensors."""
     sizes, format = tensor_bytes(files)
     assert any(re.search(r"layers?\.\d+\.", name) for name in sizes), "a model has layers"
     return from_tensors(files.arch, sizes, format)
 
 
 def serving_types(files: ModelFiles) -> tuple[str, str]:
-    """(dtype, kv_dtype) with which a server of this model would start on this machine's CPU."""
+    """Return (dtype, kv_dtype) with which a server of this model would start on this machine's
+    CPU."""
     options = resolve(EngineOptions(model=files.name, device="cpu"), files, hardware()).options
     return options.dtype, options.kv_dtype
 
@@ -75,7 +76,7 @@ def serving_types(files: ModelFiles) -> tuple[str, str]:
 def step_predictor(
     files: ModelFiles, *, device: str, dtype: str, kv_dtype: str
 ) -> StepPredictor | None:
-    """What the roofline expects of a plan; None where the hardware is not known.
+    """Return the roofline's predictor of plans, or None if the hardware is not known.
 
     Costs tens of microseconds per step. `headrace roofline --calibrate` makes a CPU known, and
     `--measure` fits it to real steps.
@@ -88,20 +89,20 @@ def step_predictor(
 
 
 def draft_prices(predict: StepPredictor | None) -> StepPrices:
-    """The prices of drafts with which an engine begins."""
+    """Return the prices of drafts with which an engine begins."""
     return StepPrices(least if predict is None else predict.verifying)
 
 
 def computing(predict: StepPredictor | None, step_tokens: int) -> Computing:
-    """Seconds in which a part of a prompt is computed, as the roofline expects; where it knows
-    nothing of this machine every load is taken to be quicker."""
+    """Return the roofline's seconds to compute a part of a prompt. If it does not know this
+    machine, every load is taken to be quicker."""
     if predict is None:
         return lambda start, tokens: float("inf")
     return lambda start, tokens: predict.prefill(start, tokens, step_tokens)
 
 
 def drafts_that_pay(options: EngineOptions, files: ModelFiles) -> Decision:
-    """The chances from which on an engine that has not run a step yet verifies drafts."""
+    """Return the chances from which an engine verifies drafts before it has run a step."""
     asked = resolve(options, files, hardware()).options
     known = step_predictor(files, device=asked.device, dtype=asked.dtype, kv_dtype=asked.kv_dtype)
     prices = draft_prices(known)
@@ -116,7 +117,7 @@ def drafts_that_pay(options: EngineOptions, files: ModelFiles) -> Decision:
 
 
 class StepPredictor:
-    """Expects the time and work of plans as they come, in order.
+    """Predictor of the time and work of plans as they come, in order.
 
     It remembers which rows pool: those end in a vector, so they need no logits.
     """
@@ -126,11 +127,11 @@ class StepPredictor:
         self._pooling: dict[int, bool] = {}
 
     def verifying(self, tokens: int) -> float:
-        """Seconds of a step that verifies so many tokens of one sequence."""
+        """Return the seconds of a step that verifies `tokens` of one sequence."""
         return verifying(self._model, tokens)
 
     def prefill(self, start: int, tokens: int, step_tokens: int) -> float:
-        """Seconds in which so many tokens of one prompt are computed behind `start` others."""
+        """Return the seconds to compute `tokens` of one prompt after `start` others."""
         arch, end = self._model.case.arch, start + tokens
         return sum(
             self._model.estimate(compose(arch, [at], [min(step_tokens, end - at)], 0)).seconds

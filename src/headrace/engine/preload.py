@@ -1,8 +1,8 @@
-"""Making a start shorter: what can be done beside the imports, and what can be left out of them.
+"""A shorter start: work that runs parallel to the imports, and imports that can be left out.
 
-A dense model on the CPU is served without torch. Where torch is wanted its import holds the
-interpreter's lock for a second; a quarter of that is the system's loader, which relocates the
-largest library: it needs no interpreter, and another core does it meanwhile.
+A dense model on the CPU is served without torch. If torch is needed, its import holds the
+interpreter's lock for a second. A quarter of that is the system's loader, which relocates the
+largest library. That needs no interpreter, so another core does it meanwhile.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LIBRARY = Path("lib", "libtorch_cpu.so")
 
 
 def wants_torch(options: EngineOptions) -> bool:
-    """Will the worker compute on tensors? Guessed by the options before the model is opened: where
-    the guess is wrong the worker imports torch later, or it was loaded for nothing."""
+    """Guess from the options, before the model is opened, whether the worker computes on tensors.
+    After a wrong guess the worker imports torch later, or it was loaded in vain."""
     if options.device == "cuda":
         return True
     if options.device == "auto" and torch_build()[1] is not None and gpus():
@@ -35,10 +35,10 @@ def wants_torch(options: EngineOptions) -> bool:
 
 
 def preload_torch() -> threading.Thread | None:
-    """Begin to load torch's library in a thread; None where that is of no use.
+    """Begin to load torch's library in a thread; return None if that has no use.
 
-    Only of builds for CPUs: the others want to find CUDA's libraries themselves first. Whatever
-    goes wrong is left to the import that follows, which does the same and can say why.
+    Only for builds for CPUs: the others must find CUDA's libraries themselves first. Any error is
+    left to the import that follows, which does the same and can say why.
     """
     if "torch" in sys.modules or sys.platform != "linux" or torch_build()[1] is not None:
         return None
@@ -59,16 +59,16 @@ def _load(library: Path) -> None:
 
 
 def give_back() -> None:
-    """Free memory of the C library's heaps to the system: what a start leaves of parsing the
-    vocabulary is some tens of megabytes."""
+    """Return free memory of the C library's heaps to the system: parsing the vocabulary at a start
+    leaves some tens of megabytes."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No garbage collection inside: a start makes a million objects that stay, and walking over
-    them again and again costs a tenth of it."""
+    """Collect no garbage inside: a start makes a million objects that stay, and walking over them
+    again and again costs a tenth of it."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
 """The engine process: `python -m headrace.engine.process ADDRESS FOLDER`.
 
-Its one thread runs the loop: what came over the channel is accepted between two turns, and what a
-turn brought leaves in one message. Idle, it waits for a message and says now and then that it is
-well.
+Its one thread runs the loop. Messages from the channel are accepted between two turns, and the
+results of a turn leave in one message. While idle, it waits for a message and now and then sends a
+sign of life.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def main() -> None:
 
 
 def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
-    """Be configured, start, serve until told to stop; `leave` closes what was opened."""
+    """Be configured, start, serve until `Stop` comes; `leave` closes the opened resources."""
     begin = time.monotonic()
     gc.disable()  # A start makes a million objects that stay: nothing to collect, much to walk.
-    import_torch = arguments.torch and torch_build()[0] != ""  # Else the loader says who needs it.
+    import_torch = arguments.torch and torch_build()[0] != ""  # Else the loader says what needs it.
     if import_torch:
         preload_torch()
-    # Local: the imports below take longer than saying hello, and the parent opens the files
-    # of the model meanwhile.
+    # Local: the imports below take longer than saying hello, and the parent opens the files of the
+    # model meanwhile.
     from ..loader.gguf_model import gguf_of
     from .build import build
     from .controls import Controls
@@ -108,7 +108,7 @@ def serve(
     holdings: Holdings | None = None,
     lender: Lender | None = None,
 ) -> None:
-    """accept → turn → emit, until `Stop` comes."""
+    """Repeat accept → turn → emit, until `Stop` comes."""
     bell = core.executor.wake
     channel.watch(bell.fileno())
     while True:
@@ -147,13 +147,13 @@ def serve(
 
 
 def _tell(channel: Channel, holdings: Holdings | None) -> None:
-    """Say what the prefix cache gained and lost."""
+    """Report the changes of the prefix cache."""
     if holdings is not None and (news := holdings.take()) is not None:
         channel.send(messages.PrefixNews(*news))
 
 
 def accept(channel: Channel, core: EngineCore, message: object) -> None:
-    """One message of the API process. What cannot be accepted is refused by name."""
+    """Take one message of the API process. A request that cannot be accepted is refused by id."""
     match message:
         case messages.Submit(request):
             try:
@@ -183,7 +183,7 @@ def _about_adapter(name: str, work: Callable[[], None]) -> messages.AdapterDone:
 
 
 def inspect(core: EngineCore) -> messages.Report:
-    """The state of the control plane, looked at closely."""
+    """Report the state of the control plane after a close check."""
     stats, wrong = core.scheduler.stats(), ""
     try:
         core.scheduler.check_integrity()

@@ -1,4 +1,4 @@
-"""Which layouts are served, and why others are not."""
+"""Layouts that are served, and the reasons why others are not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..models.registry import describe
 def shared_by(
     layout: Layout, options: EngineOptions, files: ModelFiles, device: str, threads: int
 ) -> str:
-    """How ranks share this model, as a reason. Raises `OptionError` where they cannot."""
+    """Return how ranks share this model, as a reason. Raises `OptionError` if they cannot."""
     for holds, why in (
         (layout.dp == 1, "replicas are servers of their own, behind `headrace route`"),
         (device == "cpu", f"ranks are served on a CPU, not on {device}"),
@@ -58,7 +58,7 @@ def shared_by(
 def rank_groups(
     layout: Layout, arch: ModelArch, kv_dtype: str
 ) -> tuple[tuple[GroupShape, ...], ...]:
-    """KV groups of each process of a layout; (): nothing is shared."""
+    """Return the KV groups of each process of a layout; () if nothing is shared."""
     if layout.devices == 1:
         return ()
     graph, ranks = absorbed(describe(arch)), range(layout.tp)

@@ -1,4 +1,4 @@
-"""Where workers come from: named functions, so that another process can find the same one.
+"""The sources of workers: named functions, so that another process can find the same one.
 
 A loader takes the files and the settings (fields of `worker.WorkerOptions`, as plain values) and
 returns a loaded worker with its facts. Tests and the simulator name their own.
@@ -30,14 +30,14 @@ WorkerLoader = Callable[[ModelFiles, dict[str, Any]], tuple[LoadedWorker, Worker
 
 
 def worker_loader(name: str) -> WorkerLoader:
-    """The function behind `module:function`."""
+    """Return the function that `module:function` names."""
     module, _, function = name.partition(":")
     loader: WorkerLoader = getattr(import_module(module), function)
     return loader
 
 
 def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWorker, WorkerFacts]:
-    """The real worker on the device that the settings name."""
+    """Load the real worker on the device that the settings name."""
     begin = time.monotonic()
     with (
         needing_torch(lambda: _who_needs_torch(files, settings)),
@@ -60,20 +60,21 @@ def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWork
 
 
 def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:
-    """The repacked weights of a model, where the CPU kernels may serve it and keeping is wanted."""
+    """Return a model's packed-weight cache, if the CPU kernels may serve it and keeping is
+    wanted."""
     folder = settings.get("panels")
     if folder is None or settings.get("device", "cpu") != "cpu":
         return None
     if settings.get("kernels", "auto") not in ("auto", "cpu"):
         return None
-    # Local: brings numpy, 60 ms of the process that only serves HTTP.
+    # Local: imports numpy, 60 ms of the process that only serves HTTP.
     from ..kernels.cpu.library import LAYOUT
 
     return PanelShelf(files, Path(folder), LAYOUT, progress=TerminalLine())
 
 
 def kernel_decisions(files: ModelFiles, settings: dict[str, Any]) -> list[Decision]:
-    """Which kernels would serve, operator by operator; loads no weight."""
+    """Return the kernels that would serve, operator by operator; loads no weight."""
     with needing_torch(lambda: _who_needs_torch(files, settings)):
         from ..worker.loading import kernel_decisions as decide
         from ..worker.options import WorkerOptions  # Local, as above.
@@ -82,7 +83,7 @@ def kernel_decisions(files: ModelFiles, settings: dict[str, Any]) -> list[Decisi
 
 
 def _who_needs_torch(files: ModelFiles, settings: dict[str, Any]) -> str:
-    """The first of the reasons for which a worker computes on tensors."""
+    """Return the first of the reasons why a worker computes on tensors."""
     # Local, as above.
     from ..kernels.cpu.library import LibraryAbsent, load
 

@@ -1,4 +1,4 @@
-"""Whether an engine records its requests: see `records`."""
+"""The decision whether an engine records its requests: see `records`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def recorder_of(options: EngineOptions) -> Recorder | None:
-    """A recorder where the environment asks for one. Raises `OptionError` for a folder that cannot
-    be made."""
+    """Make a recorder if the environment asks for one. Raises `OptionError` for a folder that
+    cannot be made."""
     folder = environment.record_folder()
     if folder is None:
         return None

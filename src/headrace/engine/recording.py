@@ -11,7 +11,8 @@ from ..base.step import StepPlan, StepResult
 from .executor import Executor, StepFuture
 
 STEP_ENTRIES = 16
-"""What a step weighs in a recording beside its rows: about as many operators are drawn of it."""
+"""Entries of a step in a recording, in addition to its rows: about as many operators are drawn for
+it."""
 
 
 @dataclass(slots=True)
@@ -40,11 +41,11 @@ class _Watched:
 
 
 class RecordingExecutor:
-    """Stands before a loaded executor and keeps the steps that pass, from the first one on."""
+    """A wrapper of a loaded executor that keeps the steps that pass, from the first one on."""
 
     def __init__(self, inner: Executor, *, most_entries: int | None = None) -> None:
-        """`most_entries`: a step has one per row and `STEP_ENTRIES` more; steps after the one
-        that fills the recording only pass, and are counted in `left_out`."""
+        """`most_entries`: a step has one per row and `STEP_ENTRIES` more. Steps after the one that
+        fills the recording only pass, and are counted in `left_out`."""
         self._inner = inner
         self._most_entries = most_entries
         self._entries = 0
@@ -69,7 +70,7 @@ class RecordingExecutor:
 
 
 def step_lines(steps: Sequence[RecordedStep]) -> list[dict[str, Any]]:
-    """Step records as `roofline.fit.read_records` reads them, one JSON object per step."""
+    """Return step records as `roofline.fit.read_records` reads them, one JSON object per step."""
     return [
         {
             "starts": step.plan.starts,

@@ -1,10 +1,10 @@
-"""Records of requests and their answers, from which `headrace replay` proves an answer again.
+"""Records of requests and their answers, which `headrace replay` uses to reproduce an answer.
 
 Off unless the environment variable HEADRACE_RECORD names a folder: a record holds all tokens of
-prompt and answer, which is the user's text. Then every request that ends is one line of JSON in a
-file of this process, and so is every request that an engine's death cut off. A record carries the
-engine's identity, the resolved spec with its seed, and the answer; nothing else is in an answer's
-bits (DESIGN promise 1), so that the batch around it need not be recorded.
+prompt and answer, which is the user's text. Then every request that ends, or that an engine's death
+cut off, is one line of JSON in a file of this process. A record has the engine's identity, the
+resolved spec with its seed, and the answer. An answer's bits depend on nothing else (DESIGN promise
+1), so the batch around it need not be recorded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..base.step import TokenLogprobs
 log = logging.getLogger("headrace.engine")
 
 MOST_BYTES = 1 << 30
-"""Bound of one file: what comes after it is not recorded, and the log says so once."""
+"""Bound of one file: later requests are not recorded, and the log says so once."""
 MOST_LINE = 64 << 20
 CARRIED = (*OPTIONS, "kernels", "max_context", "max_adapters", "adapter_rank")
 """Options of `EngineOptions` that a replay starts its engine with."""
@@ -46,7 +46,7 @@ class Choice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True):
-    """One request and what came of it."""
+    """One request and its answers."""
 
     model: str
     options: dict[str, str | int | bool | None]
@@ -63,7 +63,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     """The failure of the engine that ended it: death, hang or step."""
 
     def request(self, name: str) -> Request:
-        """The same request once more, under another name."""
+        """Make the same request under another name."""
         return Request(name, self.prompt, self.spec, arrival=time.monotonic())
 
 
@@ -75,10 +75,10 @@ class _Open:
 
 
 class Recorder:
-    """Writes the records of one engine into a folder."""
+    """Writer of the records of one engine into a folder."""
 
     def __init__(self, folder: Path, options: EngineOptions) -> None:
-        """Raises `OSError` where the folder cannot be made."""
+        """Raises `OSError` if the folder cannot be made."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"records-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
         self.identity: Identity | None = None
@@ -95,13 +95,13 @@ class Recorder:
         log.warning("requests and answers are recorded, text and all, in %s", self.path)
 
     def begin(self, request: Request, adapter: str | None = None) -> None:
-        """A request is in work. `adapter`: the folder of the one it has."""
+        """Note a request that is in work. `adapter`: the folder of its adapter."""
         choices = [Choice() for _ in range(request.spec.sampling.n)]
         if request.spec.generates:
             self._open[request.id] = _Open(request, adapter, choices)
 
     def take(self, delta: OutputDelta) -> None:
-        """More of an answer, as its reader gets it; the last end of its choices ends the record."""
+        """Add a delta as its reader gets it; the end of the last choice writes the record."""
         found = self._open.get(delta.request_id)
         if found is None:
             return
@@ -115,12 +115,12 @@ class Recorder:
                 self._write(self._open.pop(delta.request_id), None)
 
     def forget(self, request_id: str) -> None:
-        """It has ended otherwise: where its reader left, how far it came depended on when."""
+        """Drop a request that its reader left: how far it came depended on when."""
         self._open.pop(request_id, None)
 
     def cut(self, failure: str, request_id: str | None = None) -> None:
-        """The engine failed with a request, or with all that it had in work; what is asked again
-        begins anew."""
+        """Record that the engine failed with a request, or with all in work (`request_id` None).
+        Requests that are asked again start empty."""
         for name, found in self._open.items():
             if request_id in (None, name):
                 self._write(found, failure)
@@ -155,8 +155,8 @@ _record = json_reader(Record)
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file, one at a time. Raises `InvalidRequest` naming the line that is none,
-    or the file that cannot be read."""
+    """Yield the records of a file, one at a time. Raises `InvalidRequest` naming the line that is
+    not a record, or the file that cannot be read."""
     try:
         with path.open("rb") as file:
             for number in range(1, 1 << 62):
@@ -174,7 +174,8 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def records_of_dump(path: Path) -> Path | None:
-    """The file of records that a dump of the flight recorder names; None: this is no dump.
+    """Return the file of records that a dump of the flight recorder names, or None if this is not a
+    dump.
 
     Raises `InvalidRequest` for a dump without one.
     """

@@ -1,4 +1,4 @@
-"""Answers recorded requests again and compares, bit for bit."""
+"""Replay of recorded requests: answers them again and compares, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .records import Choice, Record
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where an answer first differs from its record."""
+    """The first place where an answer differs from its record."""
 
     choice: int
     place: int
@@ -29,11 +29,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one record."""
+    """The outcome of one record."""
 
     record: Record
     tokens: int
-    """Compared."""
+    """Tokens compared."""
     difference: Difference | None
     refused: str | None = None
     """Why this engine would not take the request, or could not finish it."""
@@ -52,11 +52,12 @@ def replay(
     on_token: Callable[[int], None] = lambda number: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> list[Verdict]:
-    """Answer all records, in one batch as far as it goes, and compare each with what it holds.
+    """Answer all records, in one batch as far as possible, and compare each with its recorded
+    answer.
 
-    The batch is another one than the first time's, on purpose. A recorded adapter must be loaded
-    under the name that its spec has. `on_token` is told how many tokens came, `on_end` that one
-    more answer has.
+    The batch differs from the first time's, on purpose. A recorded adapter must be loaded under the
+    name in its spec. `on_token` gets the number of tokens that came; `on_end` is called for each
+    answer that is complete.
     """
     listed = list(records)
     verdicts: dict[int, Verdict] = {}
@@ -97,14 +98,14 @@ def replay(
                 verdicts[place] = compare(listed[place], choices)
                 on_end()
                 del again[delta.request_id]
-    while core.has_work:  # Choices that were stopped give back what they held.
+    while core.has_work:  # Stopped choices give back their blocks.
         core.turn()
     return [verdicts[place] for place in range(len(listed))]
 
 
 def compare(record: Record, choices: list[Choice]) -> Verdict:
-    """Hold an answer against its record: tokens, log-probabilities and why it ended. Of one that a
-    failure cut off, what it had is compared."""
+    """Compare an answer with its record: tokens, log-probabilities and reason of its end. If a
+    failure cut the recorded one off, only its tokens are compared."""
     tokens = 0
     for index, (before, after) in enumerate(zip(record.choices, choices, strict=True)):
         tokens += len(before.tokens)
@@ -144,8 +145,8 @@ def _scores(choice: Choice, place: int) -> TokenLogprobs | None:
 
 
 def _verify(record: Record, max_context: int, vocab_size: int) -> None:
-    """A record is a file from somewhere: what it holds is within this engine's bounds, or
-    `InvalidRequest`."""
+    """Raise `InvalidRequest` unless a record, which may come from anywhere, is within this engine's
+    bounds."""
     record.spec.sampling.verify(vocab_size)
     ids = (*record.prompt, *record.spec.stop_ids)
     if not record.prompt or any(not 0 <= index < vocab_size for index in ids):

@@ -1,8 +1,8 @@
-"""Which replica gets a request: the policies of the live router and of the simulator.
+"""Policies that choose the replica of a request, for the live router and the simulator.
 
-A policy sees of a request its prompt and of a replica its number and its load, and keeps whatever
-else it goes by. It knows no clock and draws nothing: the same calls give the same choices, so that
-a trace of the live router can be decided again.
+A policy sees a request's prompt and a replica's number and load, and keeps its own state. It knows
+no clock and draws nothing: the same calls give the same choices. So a trace of the live router can
+be decided again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 MOST_PREFIXES = 1 << 20
-"""Prefixes that a policy remembers of its own choices; those seen least recently go first."""
+"""Most prefixes of its own choices that a policy remembers; the least recently seen go first."""
 
 SLICE = 1 << 14
-"""Prefixes that are looked at in one go where a replica is forgotten: some milliseconds."""
+"""Prefixes examined in one go when a replica is forgotten: some milliseconds."""
 
 
 class Prompted(Protocol):
-    """What a policy sees of a request."""
+    """A policy's view of a request."""
 
     @property
     def prefixes(self) -> Sequence[int]:
@@ -27,7 +27,7 @@ class Prompted(Protocol):
 
 
 class Loaded(Protocol):
-    """What a policy sees of a replica."""
+    """A policy's view of a replica."""
 
     @property
     def number(self) -> int:
@@ -35,20 +35,20 @@ class Loaded(Protocol):
 
     @property
     def load(self) -> int:
-        """Requests that have not ended, whoever sent them."""
+        """Requests that have not ended, from any sender."""
 
 
 Place = TypeVar("Place", bound=Loaded)
 
 
 class Router(Protocol):
-    """Chooses the replica of a request among those that may get it (at least one)."""
+    """A policy that chooses a request's replica among those that may get it (at least one)."""
 
     def choose(self, request: Prompted, replicas: Sequence[Place]) -> Place: ...
 
 
 class RoundRobin:
-    """One after the other."""
+    """Replicas in rotation."""
 
     def __init__(self) -> None:
         self._next = itertools.count()
@@ -58,10 +58,10 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """Fewest requests that have not ended; equals take turns.
+    """The replica with the fewest requests that have not ended; equals take turns.
 
-    Always taking the first of equals gave longer tails: at a load where many are idle it is the
-    same few that get every burst.
+    Always taking the first of equals gave longer tails: at a load where many are idle, the same few
+    get every burst.
     """
 
     def __init__(self) -> None:
@@ -79,26 +79,25 @@ class LeastLoaded:
 
 
 class PrefixAffinity:
-    """Where the longest prefix of the prompt is, unless that replica has too much to do.
+    """The replica with the longest prefix of the prompt, unless it has too much to do.
 
-    What a replica holds it may tell (`told`): then that decides, and of what this policy chose
-    itself only what the replica, still at work, has not spoken of yet. Of a replica that tells
-    nothing the policy remembers what it got last. A replica with more than `slack` times the mean
-    load (and two more) is passed over for the least loaded one, and so is one that may get
-    nothing now.
+    A replica may report its prefixes (`told`); then its report decides. This policy's own choices
+    then count only until the replica, still at work, has reported them. For a replica that reports
+    nothing, the policy remembers the requests that it got. The least loaded replica replaces one
+    with more than `slack` times the mean load (and two more), and one that may get nothing now.
     """
 
     def __init__(self, slack: float = 1.25, most: int = MOST_PREFIXES) -> None:
         self._slack, self._most = slack, most
         self._sent: dict[int, int] = {}
-        """Prefix → the replica that it was last sent to and that has not spoken of it."""
+        """Prefix → the replica that it was last sent to and that has not reported it."""
         self._held: dict[int, int | set[int]] = {}
-        """Prefix → the replica that holds it, or those that do."""
+        """Prefix → the replica that holds it, or a set of replicas."""
         self._tells: set[int] = set()
         self._else = LeastLoaded()
 
     def told(self, replica: int, held: Iterable[int], gone: Iterable[int]) -> None:
-        """A replica says which prefixes it holds now and which no longer."""
+        """Take a replica's report of the prefixes that it gained and lost."""
         self._tells.add(replica)
         known, sent = self._held, self._sent
         for key in held:
@@ -112,12 +111,12 @@ class PrefixAffinity:
         self._lose(replica, gone)
 
     def silent(self, replica: int) -> None:
-        """Forget what a replica told: it tells nothing any more."""
+        """Forget a replica's reports: it sends none any more."""
         for _ in self.forget(replica):
             pass
 
     def forget(self, replica: int) -> Iterator[None]:
-        """Do as `silent` in steps, each of which looks at `SLICE` names."""
+        """Do as `silent` in steps of `SLICE` names."""
         if replica not in self._tells:
             return
         self._tells.discard(replica)
@@ -146,7 +145,7 @@ class PrefixAffinity:
             chosen = self._else.choose(request, replicas)
         number = chosen.number
         for key in keys:
-            sent.pop(key, None)  # What is used again is the youngest.
+            sent.pop(key, None)  # The most recently used is the youngest.
             if number not in self._holders(key):
                 sent[key] = number
         while len(sent) > self._most:
@@ -154,12 +153,12 @@ class PrefixAffinity:
         return chosen
 
     def _holders(self, key: int) -> Collection[int]:
-        """The replicas that say they hold a prefix."""
+        """Return the replicas that report holding a prefix."""
         holders = self._held.get(key, ())
         return (holders,) if isinstance(holders, int) else holders
 
     def _where(self, keys: Sequence[int], replicas: Sequence[Place]) -> Place | None:
-        """The least loaded of those that have the longest prefix."""
+        """Return the least loaded of the replicas that have the longest prefix."""
         able: dict[int, Place] | None = None
         for key in reversed(keys):
             holders, last = self._holders(key), self._sent.get(key)

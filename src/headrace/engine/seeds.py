@@ -1,8 +1,8 @@
-"""Ranks of this host as forks of the engine's process, from when it had imported and done nothing
-else: they share what was imported with it, and start without an interpreter of their own.
+"""Ranks of this host as forks of the engine's process, made when it had only imported. They share
+the imports with it, and start without an interpreter of their own.
 
-At that moment there is one thread, and nothing is open but what the system gave; whoever is forked
-waits until the engine says what it is to be.
+At that moment there is one thread, and nothing is open except what the system gave. A fork waits
+until the engine says which process it becomes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from contextlib import suppress
 from importlib import import_module
 
 _MOST = 1 << 16
-"""Bytes of arguments."""
+"""Most bytes of arguments."""
 _LOOK = 2e-3
 """Seconds between looks at a process whose end is awaited for a while."""
 _ABOVE = 512
-"""Descriptors that came are kept from here on until each has its number."""
+"""Received descriptors are kept from here on until each has its number."""
 _SHARED = ("engine.controls", "engine.layouts", "engine.build", "worker", "engine.worker_process")
-"""What ranks share by being forked; the last one is what they are."""
+"""Modules that ranks share by being forked; they become the last one."""
 _waiting: list[Seed] = []
 
 
 class Seed:
-    """A forked process, as the one that forked it sees it: what `subprocess.Popen` is to a program,
-    so far as `spawn.Child` needs it."""
+    """A forked process, as its parent sees it: the part of `subprocess.Popen` that `spawn.Child`
+    needs."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
         self.pid, self.stdin = pid, line
@@ -42,7 +42,7 @@ class Seed:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """Return the exit code, or None while it runs."""
         with self._lock:
             if self._code is None:
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
@@ -50,11 +50,11 @@ class Seed:
             return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code. Raises `subprocess.TimeoutExpired` after so many seconds."""
+        """Return the exit code. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
         end = time.monotonic() + (timeout or 0.0)
         while (code := self.poll()) is None:
             if timeout is None:
-                with suppress(ChildProcessError):  # Another thread has been told.
+                with suppress(ChildProcessError):  # Another thread has reaped it.
                     os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             elif time.monotonic() > end:
                 raise subprocess.TimeoutExpired("a fork", timeout)
@@ -71,17 +71,17 @@ class Seed:
 
 
 def sow(count: int) -> None:
-    """Fork so many processes, each of which becomes a worker's process once `grown` says so.
+    """Fork `count` processes; each becomes a worker's process once `grown` says so.
 
-    Call it in the main thread of a process that has made no other, opened nothing, and is to be an
-    engine's. Where that is no Linux nothing is forked, and ranks are started as programs.
+    Call it in the main thread of an engine's future process that has made no other and opened
+    nothing. Outside Linux nothing is forked, and ranks are started as programs.
     """
     if sys.platform != "linux" or count < 1:
         return
-    # By name: who has one process imports these when it has said hello.
+    # By name: an engine with one process imports these after it has said hello.
     *_, process = [import_module(f"headrace.{name}") for name in _SHARED]
     gc.collect()
-    gc.freeze()  # Pages of what a collection does not look at stay shared.
+    gc.freeze()  # Pages that a collection does not examine stay shared.
     for _ in range(count):
         line, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
@@ -97,13 +97,14 @@ def sow(count: int) -> None:
 
 
 def _told(line: socket.socket) -> list[str]:
-    """What this process is to be; its standard input is from now on the engine's life."""
+    """Return the arguments that make this process a worker; its standard input is the engine's life
+    line from now on."""
     os.setsid()
     os.dup2(line.fileno(), 0)
     data, came, _, _ = socket.recv_fds(line, _MOST, 16)
     line.close()
     if not data:
-        sys.exit()  # Nobody is left to say it, or wants it.
+        sys.exit()  # The parent is gone, or does not want it.
     arguments, numbers = json.loads(data)
     high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for one in came]
     for one in came:
@@ -115,8 +116,8 @@ def _told(line: socket.socket) -> list[str]:
 
 
 def grown(module: str, arguments: Sequence[str], keep: Sequence[int]) -> Seed | None:
-    """A fork that runs this module with these arguments and has the descriptors `keep` by their
-    numbers; None where none is left."""
+    """Return a fork that runs this module with these arguments and has the descriptors `keep` by
+    their numbers, or None if none is left."""
     while _waiting and module == f"headrace.{_SHARED[-1]}":
         seed = _waiting.pop(0)
         with suppress(OSError):  # It has been killed.

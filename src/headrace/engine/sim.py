@@ -1,13 +1,13 @@
 """Engines on virtual time: the real scheduler and the real KV manager, steps timed by the roofline.
 
-No device and no sleeping: a heap of events. One replica is what one engine would be (its loop is
-that of `engine.core`: fill up to `depth`, land the oldest); a cluster is many of them behind a
-router, all alike or split into a prefill and a decode pool. The same input gives the same output.
+No device and no sleeping: a heap of events. One replica is one engine (its loop is that of
+`engine.core`: fill up to `depth`, land the oldest). A cluster is many of them after a router, all
+alike or split into a prefill and a decode pool. The same input gives the same output.
 
-With a law of drafts (`draft_law`) steps verify as many as the real prices choose, which are the
-roofline's and learn from the steps as in an engine.
+With a law of drafts (`draft_law`) steps verify as many as the real prices choose. These are the
+roofline's at first and learn from the steps as in an engine.
 
-What is not simulated: what HTTP and text cost beyond a constant, groups that wait for each other,
+Not simulated: the cost of HTTP and text beyond a constant, process groups that wait for each other,
 a death that is noticed late (connections that stay open without an answer).
 """
 
@@ -45,7 +45,7 @@ from .sim_replica import (
 )
 
 HANDOVERS = ("always", "pays")
-"""Which prompts a prefill pool computes: all, or those for which the live rule says so."""
+"""Prompts that a prefill pool computes: all, or those for which the live rule says so."""
 
 
 MIGRATIONS = 2
@@ -55,10 +55,11 @@ NOBODY = "no server is ready for this request"
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Replicas die, each for itself, and come back with empty caches. A group dies as one."""
+    """Failures of replicas, which die independently and come back with empty caches. A group dies
+    as one."""
 
     between_seconds: float
-    """Mean time from being there to the next death, exponential."""
+    """Mean time from a replica's return to its next death, exponential."""
     restart_seconds: float
 
     def __post_init__(self) -> None:
@@ -70,10 +71,10 @@ class Failures:
 
 @dataclass(slots=True)
 class Losses:
-    """What failures cost."""
+    """The cost of failures."""
 
     down: list[tuple[float, float]] = field(default_factory=list)
-    """When a replica was not there, from its death to its return."""
+    """Times without a replica, from its death to its return."""
     moved: int = 0
     """Times that a request went on at another replica."""
     repeated_tokens: int = 0
@@ -83,7 +84,7 @@ class Losses:
 
 
 class Chooser(Protocol):
-    """Every policy of `routing`, and what goes by more of a simulated replica than they do."""
+    """A policy of `routing`, or one that uses more of a simulated replica."""
 
     def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica: ...
 
@@ -91,11 +92,11 @@ class Chooser(Protocol):
 Requests = Iterable[tuple[float, SimRequest]]
 """(time, request), in the order of the times."""
 Follow = Callable[[SimAnswer], Requests]
-"""What an ended request is followed by: a user's next turn."""
+"""The requests that follow an ended one: a user's next turn."""
 
 
 class Cluster:
-    """Replicas behind a router; with `prefill` > 0 the first so many only prefill."""
+    """Replicas after a router; with `prefill` > 0 the first `prefill` replicas only prefill."""
 
     def __init__(
         self,
@@ -110,11 +111,13 @@ class Cluster:
         handover: str = "always",
         failures: Failures | None = None,
     ) -> None:
-        """`course`: 0 gives each request the gateway's mean time, every other number times of its
-        own, exponential with that mean, and interruptions of its own. `told_after`: seconds in
-        which the router learns what a replica's cache gained and lost; None: it never does.
-        `handover`: one of `HANDOVERS`. What a replica that dies (`failures`) had in work goes on at
-        another from its beginning, and what the client has is left out."""
+        """`course`: 0 gives each request the gateway's mean time. Every other number gives times of
+        its own, exponential with that mean, and interruptions of its own.
+
+        `told_after`: seconds until the router learns the changes of a replica's cache; None: it
+        never does. `handover`: one of `HANDOVERS`. A request on a replica that dies (`failures`)
+        starts again at another, and the tokens that the client has are left out.
+        """
         if not 0 <= prefill < replicas:
             raise OptionError(
                 f"of {replicas} replicas {prefill} cannot be for prefill alone", param="prefill"
@@ -153,7 +156,7 @@ class Cluster:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._gateways = [0.0] * len(self._prefill)
-        """When each is free."""
+        """Times when each is free."""
         self._dirty: dict[int, Replica] = {}
         hardware = spec.hardware
         link = (hardware.link_bandwidth or hardware.bandwidth) * hardware.efficiency.network
@@ -179,15 +182,16 @@ class Cluster:
         self._groups.append(group)
 
     def _living(self) -> None:
-        """Note which replicas may get something now."""
+        """Note which replicas may get requests now."""
         self._prefill = [one for one in self.replicas if one.lives and one.role != "decode"]
         self._decode = [one for one in self.replicas if one.lives and one.role == "decode"]
 
     def run(
         self, requests: Requests, follow: Follow | None = None, until: float | None = None
     ) -> list[SimAnswer]:
-        """All answers, in the order in which they ended; none where `follow` is given them. A
-        request is asked for when the one before it has come: no more are kept than are in work."""
+        """Run; return all answers in the order of their ends, or none if `follow` takes them. A
+        request is asked for when the one before it has come, so no more are kept than are in work.
+        """
         self._follow = follow or self._keep
         self._coming = iter(requests)
         self._next()
@@ -217,7 +221,7 @@ class Cluster:
         return ()
 
     def _next(self) -> None:
-        """The next of those that come by themselves."""
+        """Submit the next of the requests that come by themselves."""
         for time, request in itertools.islice(self._coming, 1):
             if time < self.clock.now:
                 raise HeadraceError(f"request {request.id} is older than the one before it")
@@ -230,7 +234,8 @@ class Cluster:
         self._at(time, lambda: self._enter(answer))
 
     def _enter(self, answer: SimAnswer) -> None:
-        """Each replica has a gateway, which does one request after another."""
+        """Pass a request through its gateway; each replica has one, which does one request at a
+        time."""
         seconds = self.spec.hardware.loop.gateway_seconds
         if self._course:
             seconds *= self._random.expovariate(1.0)
@@ -285,7 +290,7 @@ class Cluster:
         self._end(answer)
 
     def _move(self, answer: SimAnswer) -> None:
-        """Its replica died: it goes on at another, which computes all of it again."""
+        """Move a request whose replica died to another, which computes all of it again."""
         answer.deaths += 1
         if answer.deaths > MIGRATIONS:
             self._fail(answer, "its replica died, and so did others before")
@@ -323,7 +328,7 @@ class Cluster:
         self._doom(group)
 
     def _tell(self, replica: Replica, after: float) -> None:
-        """Let the router hear of what the replica's cache gained and lost."""
+        """Report the changes of the replica's cache to the router."""
         news, router = replica.kv.holdings.take(), self._router
         if news is not None and isinstance(router, PrefixAffinity):
             told = (replica.number, news.held, news.gone)
@@ -337,7 +342,7 @@ class Cluster:
         for delta in replica.land():
             answer = self._answers.get(delta.request_id)
             if answer is None:
-                continue  # Hung up in this very step.
+                continue  # Its client hung up in this very step.
             again = min(answer.again, len(delta.tokens))
             answer.again -= again
             answer.times.extend(
@@ -359,13 +364,13 @@ class Cluster:
                     self._end(answer)
 
     def _hand_over(self, answer: SimAnswer, source: Replica) -> None:
-        """The KV of the prompt goes to the decode pool."""
+        """Send the KV of the prompt to the decode pool."""
         request = answer.request
         if not self._decode:
             self._fail(answer, NOBODY)
             return
         target = self._second.choose(request, self._decode)
-        target.outstanding += 1  # So that what comes at the same time goes elsewhere.
+        target.outstanding += 1  # So that requests at the same time go elsewhere.
         life = target.life
 
         def receive(whole: bool) -> None:
@@ -385,8 +390,8 @@ class Cluster:
         return len(request.prompt) * kv_bytes_of_all(case.arch, case.kv_dtype)
 
     def _choice(self, request: SimRequest, replica: Replica) -> SplitChoice:
-        """What its prompt costs, computed by a decode replica or before it; as `kv.handover`, but
-        that nothing is taken to be cached."""
+        """Return the costs of its prompt, computed by a decode replica or before it; like
+        `kv.handover`, but nothing counts as cached."""
         decoding, admitted = replica.scheduler.pressure
         computing = replica.computing(len(request.prompt))
         return SplitChoice(

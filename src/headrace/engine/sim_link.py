@@ -1,8 +1,8 @@
-"""Links between simulated replicas: KV that several move at a time shares what carries it.
+"""Links between simulated replicas: concurrent transfers of KV share their bandwidth.
 
 Each replica has one port out and one port in, as fast as its link. A transfer gets an equal share
-of both its ports, and the smaller of the two is its speed: what a port has left because a transfer
-is slower at its other end stays unused, so crowded links are told a little too slow, never too
+of both its ports, and the smaller of the two is its speed. If a transfer is slower at its other
+end, the rest of a port's share stays unused. So crowded links appear a little too slow, never too
 fast. With one transfer at a time it is size / bandwidth + latency.
 """
 
@@ -25,13 +25,13 @@ class Transfer:
     target: int
     size: float
     arrive: Callable[[bool], None]
-    """Told whether it came whole: not where one of both ends died."""
+    """Callback with whether it came whole: False if either end died."""
     left: float = 0.0
     rate: float = 0.0
 
 
 class Ports:
-    """All transfers of a cluster; `at` calls something at a time."""
+    """All transfers of a cluster; `at` schedules a call at a time."""
 
     def __init__(
         self,
@@ -46,21 +46,21 @@ class Ports:
         self._moving: list[Transfer] = []
         self._since = 0.0
         self._plans = 0
-        """A wake-up of an older plan is none: rates have changed since."""
+        """Number of plans. A wake-up of an older plan is ignored: rates have changed since."""
 
     def send(self, transfer: Transfer) -> None:
-        """Begin it now."""
+        """Begin a transfer now."""
         self._advance()
         transfer.left = transfer.size
         self._moving.append(transfer)
         self._share()
 
     def seconds(self, size: float) -> float:
-        """What so many bytes take alone."""
+        """Return the seconds that `size` bytes take alone."""
         return size / self._bandwidth + self._latency
 
     def drop(self, replica: int) -> None:
-        """A replica is gone: transfers from and to it end here."""
+        """End all transfers from and to a replica that is gone."""
         self._advance()
         lost = [one for one in self._moving if replica in (one.source, one.target)]
         self._moving = [one for one in self._moving if one not in lost]
@@ -75,7 +75,7 @@ class Ports:
         self._since = now
 
     def _share(self) -> None:
-        """New rates, and a wake-up at the next end."""
+        """Compute new rates, and schedule a wake-up at the next end."""
         out = Counter(one.source for one in self._moving)
         into = Counter(one.target for one in self._moving)
         for one in self._moving:

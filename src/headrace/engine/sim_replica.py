@@ -20,13 +20,13 @@ from ..sched import Limits, Scheduler, StepPrices
 from .draft_law import LENGTHS, DraftLaw, verifying
 
 TOKEN = 1
-"""What every simulated answer consists of, so that a next turn finds it in the prefix index."""
+"""The token of every simulated answer, so that a next turn finds it in the prefix index."""
 
 GRAIN = 128
-"""Tokens between two names of a prompt's beginnings: about what 512 bytes are in a live router."""
+"""Tokens between two names of a prompt's beginnings: about 512 bytes, as in a live router."""
 
 DECODE_BUDGET = 1 << 20
-"""Tokens per step of a decode pool: what arrives there is not computed but received."""
+"""Tokens per step of a decode pool, whose prompts are not computed but received."""
 COMPUTED, RECEIVED = 0, 1
 """Seeds, which draw nothing here, of requests whose KV is computed and comes from elsewhere."""
 
@@ -56,14 +56,14 @@ class ReplicaSpec:
     max_waiting: int = 1 << 20
     drafts: DraftLaw | None = None
     kv_tokens: int | None = None
-    """Cap of the KV pool, below what memory holds: the simulator keeps an object per block, which
-    counts where hundreds of replicas never fill theirs."""
+    """Cap of the KV pool, below the memory's capacity. The simulator keeps an object per block,
+    which matters when hundreds of replicas never fill theirs."""
 
     def memory(self) -> MemoryPlan:
-        """The plan of one rank; raises `DoesNotFit` as the engine would.
+        """Plan the memory of one rank; raises `DoesNotFit` as the engine would.
 
-        A pipeline has a batch per stage in work, and each device 1 / pp of every token's KV: the
-        pool of one batch is what a device would hold of the whole model's.
+        A pipeline has a batch per stage in work, and each device 1 / pp of every token's KV. So the
+        pool of one batch is what a device would hold for the whole model.
         """
         plan = plan_memory(
             self.case.arch,
@@ -91,7 +91,7 @@ class ReplicaSpec:
 
 @dataclass(slots=True)
 class SimRequest:
-    """A request as the simulator takes it."""
+    """A request in the simulator's form."""
 
     id: str
     prompt: list[int]
@@ -111,17 +111,17 @@ class SimRequest:
 
 @dataclass(slots=True)
 class SimAnswer:
-    """What became of it; times in virtual seconds."""
+    """The outcome of a request; times in virtual seconds."""
 
     request: SimRequest
     arrived: float
     times: list[float] = field(default_factory=list)
-    """When each token came."""
+    """Arrival times of the tokens."""
     end: float = 0.0
     cached: int = 0
     replica: int = -1
     deaths: int = 0
-    """How many replicas died that had it in work."""
+    """Number of replicas that died while working on it."""
     again: int = 0
     """Tokens that are computed again and that the client has."""
     error: str | None = None
@@ -140,14 +140,15 @@ class Stages:
         self._free_at = 0.0
 
     def take(self, now: float, seconds: float) -> float:
-        """When a step ends that is ready now and is in work for `seconds`."""
+        """Return the end of a step that is ready now and is in work for `seconds`."""
         begin = max(now, self._free_at)
         self._free_at = begin + seconds / self._stages
         return begin + seconds
 
 
 class Replica:
-    """One engine on virtual time: a batch of its own, on devices that a pipeline's others share."""
+    """One engine on virtual time: a batch of its own, on devices shared with its pipeline's
+    others."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class Replica:
         draws: random.Random | None = None,
         budget: int | None = None,
     ) -> None:
-        """`budget`: tokens of a step, where they are not those of `spec`."""
+        """`budget`: tokens of a step, if they differ from those of `spec`."""
         self.spec, self.number, self.role = spec, number, role
         self._stages = stages or Stages(1)
         memory = spec.memory()
@@ -181,14 +182,14 @@ class Replica:
         self.outstanding = 0
         """Requests given to it and not ended."""
         self.lives, self.life = True, 0
-        """May it get something; and how often it died."""
+        """Whether it may get requests; and its number of deaths."""
         self.busy = 0.0
         """Seconds of device time used, of one of its stages."""
         self.steps = 0
         self._last_end = 0.0
         self._random = draws or random.Random(number)
         self._drawn: dict[int, tuple[int, int]] = {}
-        """Row → drafts that are ready for it, and those that are right."""
+        """Row → number of drafts that are ready for it, and of those that are right."""
         self._flying: deque[tuple[StepPlan, float]] = deque()
         self._received: dict[int, int] = {}
         """Row → tokens whose KV came from the prefill pool."""
@@ -199,7 +200,7 @@ class Replica:
         return self.outstanding
 
     def computing(self, tokens: int) -> float:
-        """Seconds in which so many tokens of a prompt are computed alone."""
+        """Return the seconds to compute `tokens` of a prompt alone."""
         return self.model.seconds(compose(self.spec.case.arch, [0], [tokens], 1)) if tokens else 0.0
 
     @property
@@ -208,7 +209,7 @@ class Replica:
         return self.computing(sum(len(one.prompt) for one in self.scheduler.requests()))
 
     def fill(self, now: float) -> list[float]:
-        """Plan steps while fewer than `depth` fly; → when each ends."""
+        """Plan steps while fewer than `depth` fly; return the end of each."""
         ends = []
         while len(self._flying) < self.spec.depth:
             plan = self.scheduler.schedule()
@@ -224,7 +225,7 @@ class Replica:
         return ends
 
     def land(self) -> list[SequenceDelta]:
-        """The oldest step is done."""
+        """Finish the oldest step."""
         plan, seconds = self._flying.popleft()
         tokens = [[TOKEN] if sampled else [] for sampled in plan.samples]
         result = StepResult(plan.number, tokens, seconds=seconds)
@@ -233,7 +234,7 @@ class Replica:
         return self.scheduler.update(plan, result)
 
     def die(self) -> list[str]:
-        """What it had in work is lost: the names of these requests. Its cache is empty after."""
+        """Lose all requests in work; return their names. The cache is empty afterwards."""
         lost = [one.id for one in self.scheduler.requests()]
         for one in lost:
             self.scheduler.abort(one)
@@ -274,14 +275,14 @@ class Replica:
         return seconds + self._hitches(seconds * loop.hitch_rate) * loop.hitch_seconds
 
     def _hitches(self, expected: float) -> float:
-        """Interruptions of a step, in mean lengths: they come at any time, are of any length."""
+        """Draw a step's interruptions, in mean lengths: they come at any time, of any length."""
         total = 0.0
         while expected > 0 and (expected := expected - self._random.expovariate(1.0)) > 0:
             total += self._random.expovariate(1.0)
         return total
 
     def _without_received(self, plan: StepPlan) -> tuple[list[int], list[int]]:
-        """The plan's columns without the tokens whose KV is there already."""
+        """Return the plan's columns without the tokens whose KV is there already."""
         for admission in plan.admitted:
             received = admission.spec.seed == RECEIVED
             self._received[admission.row] = admission.prompt_length - 1 if received else 0

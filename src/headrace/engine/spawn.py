@@ -1,10 +1,10 @@
 """Child processes that live and die with their parent.
 
 A child is a fresh interpreter, or was forked before there were threads and sockets (`seeds`). It
-has a session of its own, so that Ctrl-C in the terminal reaches the parent alone, which then
-drains. Its standard input is a pipe that only the parent holds: when the parent ends, however it
-ends, the child reads the end of the pipe and leaves. Where the kernel can, it also ends a child
-whose Python is locked up.
+has a session of its own, so that Ctrl-C in the terminal reaches only the parent, which then drains.
+Its standard input is a pipe that only the parent holds. When the parent ends in any way, the child
+reads the end of the pipe and exits. Where the kernel can, it also ends a child whose Python is
+locked up.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from .aside import nice_of_children, stand_aside, step_aside
 from .seeds import grown
 
 STACKS = "stacks.txt"
-"""File in a child's folder that takes its stacks: on a crash, and when it is asked by a signal."""
+"""File in a child's folder that takes its stacks: on a crash, and on `DUMP_SIGNAL`."""
 DUMP_SIGNAL = signal.SIGUSR1
 PR_SET_PDEATHSIG = 1
 _IMPORTS = 600.0
-"""Seconds that a child may take to its first sign of life, on a machine that has much to do."""
+"""Most seconds to a child's first sign of life, on a machine that has much to do."""
 ORPHANED = 74
 """Exit code of a child whose parent is gone."""
 _pulses: list[Pulse] = []
-"""This process's to its parent, where it has one."""
+"""This process's pulse to its parent, if it has one."""
 
 
 class Child:
     """A running child process, as its parent sees it."""
 
     silence = ""
-    """How it was silent, where it was ended for that; the end of a sentence."""
+    """Reason, as the end of a sentence, if it was ended for its silence."""
 
     def __init__(
         self,
@@ -58,10 +58,12 @@ class Child:
         aside: bool = False,
     ) -> None:
         """Start `python -m module arguments… --spawned T`, T being the monotonic clock of now.
-        It gets the descriptors `keep` by their numbers; `silent`: seconds without a sign of life
-        after which it is killed, for who calls `become_child` with `--pulse`. `on_word` is called
-        from a thread with what it says by `tell_parent`. `aside`: it takes less of the cores until
-        it is ready, and so do its own children."""
+
+        It gets the descriptors `keep` by their numbers. `silent`: seconds without a sign of life
+        after which it is killed, for a child that calls `become_child` with `--pulse`. `on_word` is
+        called from a thread with its words by `tell_parent`. `aside`: it takes less of the cores
+        until it is ready, and so do its own children.
+        """
         mine, its = socket.socketpair() if silent is not None else (None, None)
         if its is not None:
             keep, arguments = [*keep, its.fileno()], [*arguments, "--pulse", str(its.fileno())]
@@ -103,11 +105,11 @@ class Child:
         return self._process.poll()
 
     def how(self, code: int) -> str:
-        """An end with this exit code, in words."""
+        """Return the end with this exit code, in words."""
         return self.silence or explain_exit(code)
 
     def _lost(self, why: str) -> None:
-        """It is stopped, or hangs with the interpreter locked, or is ending by itself."""
+        """Kill it: it is stopped, or hangs with the interpreter locked, or is ending by itself."""
         if self.wait(0.5) is None:
             self.silence = f"{why} and was ended"
             self.kill()
@@ -118,11 +120,11 @@ class Child:
         def wait() -> None:
             on_exit(self._process.wait())
 
-        # Without a thread its end is seen all the same, when its exit code is next asked for.
+        # Without a thread its end is noticed all the same, when its exit code is next asked for.
         THREADS.errand("wait", wait)
 
     def wait(self, timeout: float) -> int | None:
-        """The exit code, or None when it still runs after `timeout` seconds."""
+        """Return the exit code, or None if it still runs after `timeout` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout)
         return None
@@ -137,7 +139,7 @@ class Child:
             self._process.kill()
 
     def release(self) -> None:
-        """Close the life line: a child that did not leave by itself leaves now."""
+        """Close the life line: a child that still runs exits now."""
         if self._pulse is not None:
             self._pulse.close()
         if self._process.stdin is not None:
@@ -146,7 +148,7 @@ class Child:
 
 
 def explain_exit(code: int) -> str:
-    """An exit code in words."""
+    """Return an exit code in words."""
     if code >= 0:
         return f"exited with code {code}"
     if -code == signal.SIGBUS:
@@ -158,7 +160,7 @@ def explain_exit(code: int) -> str:
 
 
 def take_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every child takes."""
+    """Add the arguments that every child takes."""
     parser.add_argument("folder", type=Path)
     parser.add_argument("--bound", action="store_true", help="die with the spawning thread")
     parser.add_argument("--spawned", type=float, default=time.monotonic())
@@ -167,8 +169,9 @@ def take_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def become_child(arguments: argparse.Namespace) -> IO[str]:
-    """Called first in a child, with what `take_arguments` took: ignore the terminal, follow the
-    parent, be ready to show stacks. Returns the file of the stacks, which has to stay open."""
+    """Prepare a child; called first, with the arguments of `take_arguments`. It ignores the
+    terminal, follows the parent and is ready to show stacks. Returns the file of the stacks, which
+    has to stay open."""
     if arguments.aside is not None:
         stand_aside(arguments.aside)
     if arguments.pulse is not None:  # The parent's silence is its own supervisor's affair.
@@ -187,8 +190,8 @@ def become_child(arguments: argparse.Namespace) -> IO[str]:
 
 
 def tell_parent(why: str) -> None:
-    """Say why this process cannot go on, from any thread: its parent need not wait until the thread
-    that computes has noticed, which on busy cores takes many times as long."""
+    """Tell the parent why this process cannot go on, from any thread. The parent need not wait
+    until the thread that computes has noticed, which on busy cores takes many times as long."""
     for pulse in _pulses:
         pulse.say(why)
 

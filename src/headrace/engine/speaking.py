@@ -1,8 +1,9 @@
-"""A language model that writes the codes of a sound, and the codec that makes the sound of them.
+"""Speech synthesis: a language model that writes the codes of a sound, and the codec that decodes
+it.
 
-The model's tokens come from the engine as any answer's do. Frames of them go to the codec as soon
-as they are whole, in a thread of its own, so the first samples are there long before the model's
-last token; what arrives while the codec computes is its next piece.
+The model's tokens come from the engine like any answer's. Frames of them go to the codec as soon as
+they are whole, in a thread of its own. So the first samples are there long before the model's last
+token. Frames that arrive while the codec computes are its next piece.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from .face import RequestOptions, ServingEngine
 
 Floats = npt.NDArray[np.float32]
 MOST_CHARACTERS = 4_096
-"""Longest text that is spoken, as OpenAI has it."""
+"""Longest text that is spoken, as in OpenAI's API."""
 PIECE = 2
-"""Frames that the codec takes at a time: others' sounds get their turn, and its rows stay in the
-cache of the processor."""
+"""Frames that the codec takes at a time: other sounds get their turn, and its rows stay in the
+processor's cache."""
 SECONDS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 
 
 def open_speech_codec(voices: VoiceFiles, threads: int = 1) -> Codec:
-    """Raises `ModelFileError`, and `UnsupportedModel` where the CPU kernels are not there."""
+    """Open the codec. Raises `ModelFileError`, and `UnsupportedModel` without the CPU kernels."""
     try:
         team = Team(threads)
     except LibraryAbsent as absent:
@@ -46,7 +47,7 @@ def open_speech_codec(voices: VoiceFiles, threads: int = 1) -> Codec:
 
 
 class SpeakingMetrics:
-    """Instruments beside those of the engine of text."""
+    """Instruments in addition to those of the text engine."""
 
     def __init__(self, engine: ServingEngine) -> None:
         def named(kind: Any, name: str, words: str, **more: Any) -> Any:
@@ -66,11 +67,10 @@ class SpeakingMetrics:
 
 
 class Speaker:
-    """One model that speaks, for the event loop of its engine."""
+    """One speech-synthesis model, for the event loop of its engine."""
 
     def __init__(self, engine: ServingEngine, voices: VoiceFiles, threads: int = 1) -> None:
-        """Raises `ModelFileError` for a codec that is not as it should be, `UnsupportedModel`
-        where the CPU kernels are not there."""
+        """Raises `ModelFileError` for a bad codec, `UnsupportedModel` without the CPU kernels."""
         self.engine, self.voices = engine, voices
         self._codec = open_speech_codec(voices, threads)
         # One thread: the sounds take turns, piece by piece.
@@ -79,7 +79,7 @@ class Speaker:
 
     @classmethod
     def of(cls, engine: ServingEngine) -> Speaker:
-        """The speaker of a model's folder. Raises what `open_voices` and `Speaker` raise."""
+        """Open the speaker of a model's folder. Raises what `open_voices` and `Speaker` raise."""
         return cls(engine, open_voices(engine.files.path, engine.files.arch.vocab_size))
 
     @property
@@ -90,17 +90,17 @@ class Speaker:
     def speak(
         self, text: str, voice: str, given: dict[str, Any], **options: Unpack[RequestOptions]
     ) -> Speaking:
-        """Begin to speak a text. `given`: fields of `SamplingParams`, over what the folder says.
+        """Begin to speak a text. `given`: fields of `SamplingParams`, which override the folder's.
 
         Raises, before any work, what `ServingEngine.submit` raises, and `InvalidRequest` for an
-        empty or too long text and for a voice that is not there.
+        empty or too long text and for an unknown voice.
         """
         if not text.strip() or len(text) > MOST_CHARACTERS:
             raise InvalidRequest(
                 f"input must have 1 to {MOST_CHARACTERS:,} characters, not only spaces",
                 param="input",
             )
-        # What looks like a special token in a text is text.
+        # Text that looks like a special token is text.
         encode: Callable[[str], list[int]] = partial(self.engine.tokenizer.encode, special=False)
         prompt = self.voices.ids(encode, voice, text)
         sampling = SamplingParams(**{"max_tokens": None, **self.voices.sampling, **given})
@@ -111,11 +111,11 @@ class Speaker:
         return Speaking(self, prompt, sampling, options)
 
     async def run(self, work: Callable[[], Floats]) -> Floats:
-        """What the codec makes, in its thread."""
+        """Run `work` in the codec's thread; return its samples."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def begin(self, seed: int) -> Any:
-        """A new sound of the codec."""
+        """Begin a new sound of the codec."""
         return self._codec.stream(seed % 2**64)
 
 
@@ -139,8 +139,8 @@ class Speaking:
         self._stream.cancel()
 
     async def pieces(self) -> AsyncGenerator[Floats]:
-        """Samples, fp32 from -1 to 1, in order. Raises the error that ended the sound, and
-        `EngineFault` where the model wrote no frame at all."""
+        """Yield samples, fp32 from -1 to 1, in order. Raises the error that ended the sound, and
+        `EngineFault` if the model wrote no frame at all."""
         metrics = self._speaker.metrics
         try:
             async for delta in self._stream:

@@ -1,4 +1,4 @@
-"""The role of an engine in a prefill/decode split, as the start decides on it."""
+"""The role of an engine in a prefill/decode split, decided at the start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ..base.split import Role
 
 
 def split_role(options: EngineOptions, files: ModelFiles, device: str) -> Decision | None:
-    """The role that was asked for; None for "both". Raises `OptionError` where it cannot be had."""
+    """Decide the role that was asked for; None for "both". Raises `OptionError` if it is
+    impossible."""
     role = Role.parse(options.role)
     if role.kind == "both":
         return None

@@ -1,10 +1,11 @@
-"""The executor of a model whose layers are dealt out to processes: stages, on one host or several.
+"""The executor of a model whose layers are divided among processes: stages, on one host or several.
 
-A stage is a process, or ranks that share its layers: the first of all in the engine's process, each
-other in one of its own. Every one gets every plan and keeps all tables; rows of the residual stream
-go from one stage to the next inside their native steps, from each rank to the one in its place. The
-last stage samples, and its results are the engine's. As many plans are in flight as there are
-stages, each of other sequences: a stage computes one while the next computes the one before.
+A stage is a process, or ranks that share its layers. The first rank of all is in the engine's
+process, each other in one of its own. Every rank gets every plan and keeps all tables. Rows of the
+residual stream go from one stage to the next inside their native steps, from each rank to the one
+in its place. The last stage samples, and its results are the engine's. As many plans are in flight
+as there are stages, each with other sequences: while a stage computes one plan, the next stage
+computes the plan before.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .group import GroupExecutor, same
 
 
 class StagesExecutor(GroupExecutor):
-    """Stages of one layout; see `Executor`."""
+    """The stages of one layout; see `Executor`."""
 
     def submit(self, plan: StepPlan) -> StepFuture:
         coming = [other.submit(plan) for other in self._others]
@@ -29,10 +30,10 @@ class StagesExecutor(GroupExecutor):
         return _Staged(self, plan, done, coming)
 
     def _compare(self, left: int) -> None:
-        """Stages make different things of a step."""
+        """Compare nothing: stages compute different parts of a step."""
 
     def landed(self, plan: StepPlan, own: StepResult, coming: list[StepFuture]) -> StepResult:
-        """The result of the oldest step in flight. Raises `EngineDead` where a stage failed."""
+        """Return the result of the oldest step in flight. Raises `EngineDead` if a stage failed."""
         results = [own, *(one.result() for one in coming)]
         for rank, each in enumerate(results):
             if each.error is not None:
@@ -53,7 +54,7 @@ class StagesExecutor(GroupExecutor):
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """A step that all stages have been told of."""
+    """A step that was sent to all stages."""
 
     _executor: StagesExecutor
     _plan: StepPlan

@@ -1,4 +1,4 @@
-"""From wishes to a start: every "auto" is decided, with its reason, before anything is loaded."""
+"""Decisions of a start: every "auto" is decided, with its reason, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .real import kernel_decisions
 from .split import split_role
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
-"""Budget of a step: on a device large enough for full speed of the matrix products, and small
+"""Budget of a step: large enough for full speed of the matrix products on the device, and small
 enough that one prompt's chunk does not stop the others for long."""
 DRAFTS = MOST_DRAFTS
 """Drafts of a sequence and step: the products of eight rows cost two steps of one."""
@@ -42,7 +42,7 @@ ENCODER_STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Options without "auto" and None, but for what only the memory plan can say."""
+    """Options without "auto" and None, except those that only the memory plan can decide."""
 
     options: EngineOptions
     decisions: tuple[Decision, ...]
@@ -50,11 +50,11 @@ class Resolved:
     """Bytes on the device when the plan was made, weights not yet loaded."""
     kv_memory: int | None
     draft: DraftPlan | None = None
-    """The model that drafts."""
+    """The plan of the draft model."""
 
 
 def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Resolved:
-    """Decide what was left open. Raises `OptionError` for what cannot work here."""
+    """Decide the open options. Raises `OptionError` for a value that cannot work here."""
     options.verify()
     decisions = list(files.decisions)
 
@@ -142,7 +142,7 @@ def _verify_values(options: EngineOptions) -> None:
 
 
 def _verify_draft_model(options: EngineOptions) -> None:
-    """Raise `OptionError` where a draft model has nothing to do, or there is none."""
+    """Raise `OptionError` if a draft model has nothing to do, or is missing."""
     if options.speculate == "draft" and options.draft_model is None:
         raise OptionError("speculate is draft, so draft_model must name one", param="draft_model")
     if options.draft_model is not None and options.speculate not in ("auto", "draft"):
@@ -153,8 +153,8 @@ def _verify_draft_model(options: EngineOptions) -> None:
 
 
 def _drafting(options: EngineOptions, device: str, files: ModelFiles) -> tuple[str, str]:
-    """(who drafts, reason); of "auto" nobody where nothing can be drafted. Raises `OptionError`
-    where somebody was asked for by name all the same."""
+    """Return (drafters, reason); "auto" becomes "off" if nothing can be drafted. Raises
+    `OptionError` if a drafter was asked for by name all the same."""
     wish, obstacle = options.speculate, ""
     if files.arch.task != "tokens":
         obstacle = "an encoder makes no tokens to draft"
@@ -176,12 +176,12 @@ def _drafting(options: EngineOptions, device: str, files: ModelFiles) -> tuple[s
 
 
 def drafts_of(options: EngineOptions) -> int:
-    """Drafts that one step may verify beside a token."""
+    """Return the drafts that one step may verify in addition to a token."""
     return 0 if options.speculate == "off" else DRAFTS
 
 
 def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
-    """(device, reason)"""
+    """Return (device, reason)."""
     version, cuda = torch_build()
     obstacle = ""
     if not hardware.gpus:
@@ -209,7 +209,7 @@ def _dtype(device: str, hardware: Hardware) -> tuple[str, str]:
 
 
 def weight_bytes_on_disk(resolved: Resolved, files: ModelFiles) -> int:
-    """What the weights will take, before they are loaded: the size of their files."""
+    """Estimate the weights' size before they are loaded: the size of their files."""
     drafts = 0 if resolved.draft is None else resolved.draft.file_bytes
     return drafts + sum(path.stat().st_size for path in files.weights)
 
@@ -249,7 +249,7 @@ def plan(
 
 
 def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
-    """Fields of `worker.WorkerOptions`."""
+    """Return the fields of `worker.WorkerOptions`."""
     options = resolved.options
     return {
         "device": options.device,
@@ -277,10 +277,10 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
 def explain(
     options: EngineOptions, files: ModelFiles, hardware: Hardware
 ) -> tuple[list[Decision], MemoryPlan]:
-    """What a start would decide, without loading weights (their size is that of their files).
+    """Return the decisions of a start, without loading weights (their size is that of their files).
 
-    Which kernels serve is asked of the kernels themselves, and the tokenizer which it is: a
-    damaged one ends this as it would end a start.
+    The kernels themselves say which of them serve. The tokenizer is opened: a damaged one ends this
+    as it would end a start.
     """
     resolved = resolve(options, files, hardware)
     memory = plan(resolved, files, weight_bytes_on_disk(resolved, files))

@@ -1,4 +1,4 @@
-"""One answer on its way to its reader, who may be slow."""
+"""One answer on its way to its reader, which may be slow."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..base.request import OutputDelta
 class Stream:
     """An asynchronous iterator of the deltas of one request (see `face.OutputStream`).
 
-    What the reader has not taken is merged per choice: at most n deltas wait, and together they
-    are never larger than the answer. Belongs to one event loop and one reader.
+    Deltas that the reader has not taken are merged per choice. At most n deltas wait, and together
+    they are never larger than the answer. Belongs to one event loop and one reader.
     """
 
     __slots__ = (
@@ -30,16 +30,16 @@ class Stream:
         *,
         whole: bool = False,
     ) -> None:
-        """`whole`: the reader keeps what it takes until it has all, and takes it anew if need be
-        (`OutputDelta.void`)."""
+        """`whole`: the reader keeps its deltas until it has all, and can take the answer again from
+        the start (`OutputDelta.void`)."""
         self.begun = False
-        """Has the reader had anything?"""
+        """Whether the reader has had anything."""
         self._choices = choices
         self._whole = whole
         self._taken: dict[int, int] = {}
         """Per choice the tokens that the reader has; only where it wants the whole."""
         self._void: dict[int, int] = {}
-        """Per choice the tokens that the reader had and that count no longer, until it is told."""
+        """Per choice the reader's tokens that are void, until a delta tells it so."""
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self._open = choices
@@ -50,11 +50,11 @@ class Stream:
         self._cancel = cancel
 
     def push(self, delta: OutputDelta) -> None:
-        """More of one choice (engine's side)."""
+        """Add more of one choice (engine's side)."""
         if (
             self._straight is not None
             and delta.finish_reason is None
-            and self._waiter is not None  # All that came before has been read.
+            and self._waiter is not None  # All earlier deltas have been read.
             and not self._waiter.done()
             and self._straight(delta)
         ):
@@ -72,14 +72,14 @@ class Stream:
         self._wake()
 
     def divert(self, straight: Callable[[OutputDelta], bool]) -> None:
-        """From now on `straight` is offered each delta but the last of a choice, in the call that
-        brings it, while the reader waits for it; where it says no the reader gets it. It does not
-        raise."""
+        """Offer each delta but a choice's last to `straight` from now on, in the call that brings
+        it, while the reader waits for it. If it returns False the reader gets the delta. It does
+        not raise."""
         assert not self._whole
         self._straight = straight
 
     def fail(self, error: HeadraceError) -> None:
-        """The request ends with an error, once what is pending has been read."""
+        """End the request with an error, once the pending deltas have been read."""
         if self._open:
             self._error = error
             self._open = 0
@@ -87,19 +87,19 @@ class Stream:
 
     @property
     def repeatable(self) -> bool:
-        """Can all of it come anew, and nobody outside sees?"""
+        """Whether the whole answer can come again without an outside observer seeing it."""
         return self._whole or not self.begun
 
     def again(self) -> None:
-        """All of it comes anew."""
+        """Prepare for the whole answer to come again."""
         assert self.repeatable
         self._pending.clear()
         self._void = dict(self._taken)
         self._open = self._choices
 
     def show(self) -> bool:
-        """Somebody outside is to see what the reader has: from here on it cannot come anew. False:
-        the engine has died and it counts no longer, so there is nothing to see yet."""
+        """Note that an outside observer is to see the reader's tokens: from here on they cannot
+        come again. False: the engine has died and they are void, so there is nothing to see yet."""
         anew = self._void or any(delta.void is not None for delta in self._pending.values())
         if anew and self._error is None:
             return False
@@ -108,7 +108,7 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Will nothing more be pushed?"""
+        """Whether nothing more will be pushed."""
         return self._open == 0
 
     def cancel(self) -> None:

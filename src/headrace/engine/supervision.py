@@ -1,4 +1,4 @@
-"""How patient whoever watches an engine's process is with it, and how it stands with that."""
+"""The limits with which an engine's process is supervised, and its state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Supervision:
     hang: float = 120.0
     """Silence of the step loop after which it is taken to hang: longer than any step takes."""
     silent: float = 10.0
-    """Silence of the process of a group's rank 0, whatever it computes, after which it is ended."""
+    """Silence of a process group's rank 0, during any computation, after which it is ended."""
     stacks: float = 2.0
     """Time that a process which hangs has to write its stacks; one that is stopped never does."""
     start: float = 900.0
@@ -37,4 +37,4 @@ class Supervision:
     give_up: int = 5
     """Failures in a row after which the engine no longer counts as alive; attempts go on."""
     dumps: Path | None = None
-    """Folder for what the flight recorder saw; None: no dumps are kept."""
+    """Folder for the flight recorder's dumps; None: no dumps are kept."""

@@ -1,4 +1,5 @@
-"""Keeps one engine process alive: starts it, watches it, says why it ended, starts it again."""
+"""The supervisor of one engine process: starts it, watches it, says why it ended, starts it
+again."""
 
 from __future__ import annotations
 
@@ -45,16 +46,16 @@ class Supervisor:
         module: str = ENGINE,
         says: Any = messages.FromEngine,
     ) -> None:
-        """`on_message`: what a ready engine says; `on_down`: it is gone, and so is its
-        work; called with the kind of failure (death, hang, start) and the error; `tasks`: where
-        the supervision runs; `module`: the process's own, and `says` the type of its messages."""
+        """`on_message`: gets a ready engine's messages. `on_down`: called with the kind of failure
+        (death, hang, start) and the error when the engine and its work are gone. `tasks`: runs the
+        supervision. `module`: the process's own, and `says` the type of its messages."""
         self.state = State.STARTING
         self.phases: dict[str, float] = {}
         self.restarts = 0
         self.reason = ""
         self.last_dump: Path | None = None
         self.details: dict[str, str] = {}
-        """What else every dump is to say."""
+        """Further details for every dump."""
         self._options = options
         self._rules = rules
         self._worker = worker
@@ -62,7 +63,7 @@ class Supervisor:
         self._on_down = on_down
         self._module, self._says = module, says
         self._configuration: Callable[[str], Any] | None = None
-        """Makes the first message to a process, told the path of its flight recorder."""
+        """Makes the first message to a process from the path of its flight recorder."""
         self._private = PrivateFolder()
         self._folder = self._private.path
         self._number = 0
@@ -77,33 +78,33 @@ class Supervisor:
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._started.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._allowed = 0.0
-        """Seconds that the step of now may take, where it may take long."""
+        """Seconds that the current step may take, if it may take long."""
         self._tasks = tasks
         self._task = tasks.keep("supervisor", self._supervise)
 
-    # For the engine's face
+    # For the engine's front end
 
     def configure(self, files: ModelFiles) -> None:
-        """The model is open: the process, which has been importing, may load it."""
+        """Let the process, which has been importing, load the model, which is open."""
         wire = WireFiles.of(files)
         self.configure_by(lambda flight: messages.Configure(self._options, wire, flight))
 
     def configure_by(self, make: Callable[[str], Any]) -> None:
-        """Like `configure`, with the message that `make` gives each process."""
+        """Do as `configure`, with the message that `make` gives each process."""
         self._configuration = make
         self._configure()
 
     @property
     def folder(self) -> Path:
-        """What both processes may write to, and nobody else."""
+        """The folder to which both processes, and no others, may write."""
         return self._folder
 
     async def started(self) -> None:
-        """Wait until the first start is done. Raises what went wrong with it."""
+        """Wait until the first start is done. Raises its error."""
         await asyncio.shield(self._started)
 
     def send(self, message: Any) -> None:
-        """Raises `EngineDead` where there is no engine to take it."""
+        """Send a message. Raises `EngineDead` if there is no engine to take it."""
         if self.state is not State.READY or self._channel is None:
             raise self.dead()
         try:
@@ -127,12 +128,12 @@ class Supervisor:
         if self.state is State.CLOSED:
             return False
         if self.state is not State.ASLEEP and self._task.done():
-            return False  # Nobody would notice an end.
+            return False  # An end would go unnoticed.
         return self.state is State.READY or self._in_a_row < self._rules.give_up
 
     @property
     def late(self) -> float:
-        """Seconds by which a sign of life is overdue; 0: none is."""
+        """Seconds by which a sign of life is overdue; 0 if it is not."""
         if self.state is not State.READY:
             return 0.0
         return max(0.0, self.heartbeat_age - self._allowed - self._rules.late)
@@ -146,7 +147,7 @@ class Supervisor:
         return None if self._child is None else self._child.pid
 
     async def close(self) -> None:
-        """Stop the process, kindly for two seconds."""
+        """Stop the process; kill it after two seconds."""
         if self.state is State.CLOSED:
             return
         self.state, self.reason = State.CLOSED, "closed"
@@ -159,8 +160,8 @@ class Supervisor:
         self._private.close()
 
     async def sleep(self) -> None:
-        """End the process, kindly for two seconds, until `wake`. Raises `EngineDead` where it
-        is not ready."""
+        """Stop the process until `wake`; kill it after two seconds. Raises `EngineDead` if it is
+        not ready."""
         if self.state is not State.READY:
             raise self.dead()
         self.state, self.reason = State.ASLEEP, "asleep"
@@ -185,7 +186,7 @@ class Supervisor:
         self._bury()
         self._channel = self._child = None
         if child is not None:
-            # Who is told that it sleeps may count on its memory: a killed process takes a moment.
+            # A caller that sees it asleep may count on its memory: a killed process takes a moment.
             await _gone(child, 10.0)
 
     # The life of one process after the other
@@ -204,7 +205,7 @@ class Supervisor:
                 kind = "death" if self.state is State.READY else "start"
                 reason = f"could not be started or watched: {fault}"
             if self._channel is not None:
-                self._channel.flush()  # What it said before it ended is still true.
+                self._channel.flush()  # Its words before it ended are still true.
             was_ready = self.state is State.READY
             if not was_ready and not self._started.done():
                 self._give_up_starting(reason)
@@ -231,7 +232,7 @@ class Supervisor:
         self._number += 1
         loop = asyncio.get_running_loop()
         self._child = self._channel = None
-        self._private.ensure()  # What cleans up temporary files may have taken it.
+        self._private.ensure()  # A cleaner of temporary files may have removed it.
         where = address(self._folder, f"engine-{self._number}")
         self._hello = self._configured = False
         self._failed, self._allowed = None, 0.0
@@ -299,7 +300,8 @@ class Supervisor:
                 self._channel.send(make(flight))
 
     async def _until_it_ends(self) -> tuple[str, str]:
-        """(kind of failure, reason in words); on return the process is dead, or has been killed."""
+        """Return (kind of failure, reason in words); by then the process is dead, or has been
+        killed."""
         assert self._child is not None
         assert self._channel is not None
         patience = min(self._rules.hang, self._rules.start)
@@ -381,7 +383,7 @@ class Supervisor:
 
 
 async def _gone(child: Child, seconds: float) -> None:
-    """Wait so long at most until the process has ended."""
+    """Wait until the process has ended, `seconds` at most."""
     end = time.monotonic() + seconds
     while child.exit_code is None and time.monotonic() < end:
         await asyncio.sleep(0.02)

@@ -1,8 +1,8 @@
 """Recorded steps as the timeline that ui.perfetto.dev and chrome://tracing draw.
 
 The Trace Event Format's complete events ("X": begin and duration in microseconds). Slices of one
-track must lie beside or inside each other, which is kept here: two steps in flight have tracks of
-their own, and a prediction that is longer than the room until the next step is drawn shorter.
+track must be disjoint or nested, which is ensured here. Two steps in flight have tracks of their
+own, and a prediction that is longer than the room until the next step is drawn shorter.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class _Events:
 def timeline(
     steps: Sequence[RecordedStep], model: StepModel, *, left_out: int = 0
 ) -> dict[str, Any]:
-    """The loop, the device as measured, the roofline's operators, and a track per sequence.
+    """Draw the loop, the device as measured, the roofline's operators, and a track per sequence.
 
-    The operators are where the roofline expects them, from the start of their step; the gap after
-    them is what it cannot explain. Where it expects more time than there is until the next step
-    they are shortened alike, and `predicted_us` says how long each was to be.
+    The operators are where the roofline expects them, from the start of their step; it cannot
+    explain the gap after them. If it expects more time than there is until the next step they are
+    shortened alike, and `predicted_us` gives each one's full prediction.
 
     `left_out`: later steps that are not among `steps`; the engine's name says so.
     """
@@ -126,10 +126,10 @@ def timeline(
 
 
 def device_spans(steps: Sequence[RecordedStep]) -> list[tuple[float, float]]:
-    """(begin, seconds) of each step on the device, one after the other.
+    """Return (begin, seconds) of each step on the device, one after the other.
 
-    A step's end is known when its result is taken, which at depth 2 may be later than it was: where
-    it would reach into the next one it is moved forward.
+    A step's end is known when its result is taken, which at depth 2 may be later than it was. If it
+    would reach into the next one it is moved forward.
     """
     spans = [(step.ended - step.device_seconds, step.device_seconds) for step in steps]
     for index in range(len(spans) - 2, -1, -1):

@@ -22,7 +22,7 @@ from .real import worker_loader
 from .spawn import become_child, take_arguments
 
 _HOT = 1e-3
-"""Seconds for which a rank looks for the next plan before it sleeps."""
+"""Seconds for which a rank polls for the next plan before it sleeps."""
 
 
 def main(given: list[str] | None = None) -> None:
@@ -48,10 +48,11 @@ def serve(
     spawned: float,
     check: Callable[[], None] = lambda: None,
 ) -> HeadraceError | None:
-    """Do what the engine says until it says stop, or an error ends it, which the engine is told.
+    """Do what the engine says until it says stop; return the error that ended it otherwise, which
+    is also sent to the engine.
 
-    `spawned`: the monotonic clock when this process began; `check` is called when something else
-    than a message wakes it, and raises what ends it. Raises `PeerGone` where the engine is gone.
+    `spawned`: the monotonic clock when this process began. `check` is called when it wakes without
+    a message, and raises if it must end. Raises `PeerGone` if the engine is gone.
     """
     wake = Wake()
     channel.watch(wake.fileno())
@@ -120,8 +121,8 @@ def serve(
 
 
 def _soon(channel: Channel) -> Any:
-    """The next message. Other ranks wait for what it makes of it, so that it is not asleep when one
-    comes right behind the last."""
+    """Return the next message. Other ranks wait for its result, so this polls for a while: one that
+    follows the last closely finds it awake."""
     end = time.monotonic() + _HOT
     while time.monotonic() < end:
         message = channel.receive_one(0.0)
@@ -131,7 +132,7 @@ def _soon(channel: Channel) -> Any:
 
 
 def _load_adapter(worker: LoadedWorker, name: str, path: str) -> messages.AdapterDone:
-    """What is wrong with an adapter is no reason to end."""
+    """Load an adapter; an error of the adapter does not end the process."""
     try:
         worker.load_adapter(name, path)
     except HeadraceError as error:

@@ -1,7 +1,8 @@
-"""Which prompts a decode server has computed by a prefill server, and until when it borrows them.
+"""Prompts that a decode server has a prefill server compute, and the leases on their blocks.
 
-Work is handed over at most once: where that came to nothing it is computed here. What is lent is
-read as from any tier (`tiers`), and released when the work has it, needs it no more, or has ended.
+Work is handed over at most once; if that fails, its prompt is computed here. Lent blocks are read
+like those of any tier (`tiers`). They are released when the work has them, needs them no more, or
+has ended.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from .prefix import PrefixChain
 from .split import UNKNOWN_RATE, SplitChoice
 
 REMEMBERED = 4096
-"""Work of which it is remembered that it was decided on, and prompts that were lent."""
+"""Most decisions (one for each work) and most lent prompts that are remembered."""
 LEAST_SECONDS = 5e-3
-"""A part of a prompt that is computed sooner is not handed over."""
+"""Least seconds to compute a part of a prompt that is handed over."""
 
 
 class Handovers:
-    """The decode server's side. Belongs to the engine's thread."""
+    """The decode server's side of hand-overs. Belongs to the engine's thread."""
 
     def __init__(
         self,
@@ -29,27 +30,28 @@ class Handovers:
         beside: Callable[[], tuple[int, int]],
         stats: SplitStats,
     ) -> None:
-        """`computing`: (tokens that are there, tokens more) → seconds. `beside`: (sequences that
-        decode, tokens of admitted prompts still to be computed)."""
+        """`computing`: (tokens present, tokens to compute) → seconds. `beside`: returns (sequences
+        that decode, tokens of admitted prompts still to be computed)."""
         self._servers = servers
         self._computing = computing
         self._beside = beside
         self.stats = stats
         self._tickets: dict[int, int] = {}
-        """By work that was decided on: the order, 0 where none is open."""
+        """By work that was decided on: its order, or 0 if none is open."""
         self._awaited: dict[bytes, int] = {}
-        """Last block of what is being computed elsewhere → the order."""
+        """Last block of a prompt that is being computed elsewhere → its order."""
         self._open: dict[int, bytes] = {}
         """By order: its last block."""
         self._there: dict[bytes, None] = {}
-        """Last blocks of what was lent lately: whoever computed it is likely to have it still."""
+        """Last blocks of prompts that were lent lately; the server that computed them likely still
+        has them."""
 
     def ask(
         self, ticket: int, work: int, chain: PrefixChain, first: int, blocks: int, moving: float
     ) -> bool | None:
-        """Shall the blocks `first` … `blocks` of a prompt be computed elsewhere? True: that began,
-        as order `ticket`. None: it began before, for other work. `moving`: seconds to fetch them.
-        """
+        """Decide whether the blocks `first` … `blocks` of a prompt are computed elsewhere. True:
+        that began, as order `ticket`. None: other work ordered it already. `moving`: seconds to
+        fetch them."""
         if work in self._tickets:
             return False
         handed = chain.handed(first, blocks)
@@ -77,7 +79,7 @@ class Handovers:
         return True
 
     def ended(self, ticket: int, good: bool) -> None:
-        """It is lent from now on, or will not be."""
+        """Note that an order has ended: its blocks are lent from now on, or never (`good`)."""
         key = self._open.pop(ticket, None)
         if key is not None and self._awaited.get(key) == ticket:
             del self._awaited[key]
@@ -88,13 +90,13 @@ class Handovers:
                 del self._there[next(iter(self._there))]
 
     def done(self, work: int) -> None:
-        """The work has what it needs of what was lent, or needs none of it."""
+        """Release the blocks lent for a work that has all it needs of them, or needs none."""
         if ticket := self._tickets.get(work, 0):
             self._tickets[work] = 0
             self._servers.release(ticket)
 
     def gone(self, work: int) -> None:
-        """The work ended before it ran."""
+        """Forget work that ended before it ran."""
         self.done(work)
         self._tickets.pop(work, None)
 

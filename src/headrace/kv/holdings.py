@@ -1,12 +1,12 @@
-"""Which marked beginnings of prompts a pool holds, for whoever routes by it.
+"""The marked beginnings of prompts that a pool holds, for a router that routes by them.
 
-A request may bring *marks*: names that others have for the first so many tokens of its prompt
+A request may bring *marks*: outside names for the first n tokens of its prompt
 (`base.text_prefixes`). A mark is held while the block with the last of these tokens is in the
-index: blocks are given up from the end of a prefix, so those before it are there too, unless one
-tenant's blocks were taken in another order; then a router's hint is worse by some blocks.
+index. Blocks are evicted from the end of a prefix, so the blocks before it are usually there too.
+If one tenant's blocks were taken in another order, a router's hint is worse by some blocks.
 
-Routers of others want the blocks themselves, with their tokens: where these are `logged`, the news
-have them too.
+Other projects' routers want the blocks themselves, with their tokens. If blocks are `logged`, the
+deltas contain them too.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ from .table import BlockTable
 
 
 class BlockEvent(NamedTuple):
-    """A block came into the index, or left it."""
+    """A block that came into the index, or left it."""
 
     key: bytes
     tokens: list[int]
-    """What it holds; none: it left."""
+    """The block's tokens; empty if it left the index."""
     parent: bytes | None = None
     """Key of the block before it."""
 
 
 class Gains(NamedTuple):
-    """What changed."""
+    """The changes since the last call."""
 
     held: list[int]
     gone: list[int]
-    """Marks; what came and went meanwhile may be told as gone though it never was as held."""
+    """Marks. One that came and left between two calls may be in `gone` without ever being in
+    `held`."""
     blocks: list[BlockEvent]
 
 
 class Holdings:
-    """Marks of the blocks in one pool's index, and what changed since it was last asked."""
+    """Marks of the blocks in one pool's index, and their changes since the last `take`."""
 
     __slots__ = ("_block_size", "_blocks", "_by_block", "_held", "_logged", "_news", "_pool")
 
     def __init__(self, paged: Sequence[tuple[int, int | None, BlockPool]], block_size: int) -> None:
-        """`paged`: (group, window, pool); the pool is one whose prefixes have no window, if any."""
+        """`paged`: (group, window, pool). The pool observed is one whose prefixes have no window,
+        if there is one."""
         ordered = sorted(paged, key=lambda one: one[1] is not None)
         self._pool = ordered[0][2] if ordered else None
         if self._pool is not None:
@@ -54,15 +56,15 @@ class Holdings:
         self._news: dict[int, bool] = {}
         self._blocks: list[BlockEvent] = []
         self._logged: set[bytes] | None = None
-        """Blocks of which was told that they are in the index; None: blocks are not told."""
+        """Blocks reported as in the index; None: blocks are not reported."""
 
     def log_blocks(self) -> None:
-        """Tell of blocks from now on, not of marks alone."""
+        """Report blocks from now on, not only marks."""
         self._logged = set()
 
     def note(self, table: BlockTable, upto: int) -> None:
-        """A table enters its full blocks below `upto`: they are in the index now. Of the chain's
-        marks, whose last is the shortest, those that lie in them are held."""
+        """Note that a table enters its full blocks below `upto` into the index. The chain's marks
+        that lie in them are held from now on; the last mark is the shortest."""
         chain, pool, size = table.chain, self._pool, self._block_size
         if chain is None or pool is None:
             return
@@ -83,7 +85,7 @@ class Holdings:
                     self._blocks.append(BlockEvent(keys[at], tokens, parent))
 
     def gone(self, block: bytes) -> None:
-        """A block left the index."""
+        """Note that a block left the index."""
         for mark in self._by_block.pop(block, ()):
             self._held.discard(mark)
             self._news[mark] = False
@@ -92,7 +94,7 @@ class Holdings:
             self._blocks.append(BlockEvent(block, []))
 
     def take(self) -> Gains | None:
-        """What changed since the last call; None: nothing."""
+        """Return what changed since the last call, or None if nothing did."""
         if not self._news and not self._blocks:
             return None
         news, self._news = self._news, {}

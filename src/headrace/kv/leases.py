@@ -1,12 +1,12 @@
-"""Blocks that other engines hold for a while: leases of computed prompts.
+"""Leases: blocks of computed prompts that other engines hold for a while.
 
-    OFFERED ──► LEASED ──► RELEASED      the borrower has what it wanted, or wants nothing more
+    OFFERED ──► LEASED ──► RELEASED      the borrower has its blocks, or wants nothing more
        │           │
-       └───────────┴─────► EXPIRED       nobody renewed it: the borrower, or the way to it, is gone
+       └───────────┴─────► EXPIRED       not renewed: the borrower, or the way to it, is gone
 
-OFFERED: the prompt is being computed, whose work holds its blocks itself. LEASED: the lease holds
-them. A lease lasts `SECONDS` from its begin and from each renewal; none is without an end, so that
-whatever becomes of the other side, nothing is held for longer.
+OFFERED: the prompt is being computed, and its work holds the blocks. LEASED: the lease holds them.
+A lease lasts `SECONDS` from its start and from each renewal. Every lease ends, so that nothing is
+held longer if the other side disappears.
 
 Leases change in the engine's thread alone. Other threads renew them, and read their blocks.
 """
@@ -27,7 +27,7 @@ from .prefix import PrefixChain
 
 SECONDS = 2.0
 MOST_LENT = 0.5
-"""Share of each pool that leases hold at most."""
+"""Most of each pool that leases hold, as a share."""
 
 Name = tuple[bytes, int]
 """(borrower, its number for the lease)"""
@@ -64,7 +64,7 @@ class Leases:
         self.held: Counter[tuple[int, int]] = Counter()
         """(group, block) → leases that hold it."""
         self.expired = 0
-        """Since the start."""
+        """Leases that expired since the start."""
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -75,7 +75,7 @@ class Leases:
     # The engine's thread
 
     def offer(self, name: Name) -> bool:
-        """A prompt is about to be computed. False: there is a lease of that name."""
+        """Offer a prompt that is about to be computed. False: there is a lease of that name."""
         if name in self._leases:
             return False
         with self._lock:
@@ -85,17 +85,20 @@ class Leases:
     def lend(
         self, name: Name, chain: PrefixChain, first: int, blocks: int
     ) -> list[tuple[int, list[int]]] | None:
-        """Hold what a table that opens with the first `blocks` of a chain needs, from block `first`
-        on: per group the place in the prompt of the first block that is held, and all of them, up
-        to the last. None, and the lease has ended, where the pool has not got all of it any more,
-        or leases hold too much."""
+        """Hold the blocks of a chain from block `first` on that a table opening with its first
+        `blocks` needs.
+
+        Returns per group the place in the prompt of the first block held, and all blocks from there
+        to the last. Returns None, and the lease has ended, if the pool lacks one of them or leases
+        hold too much.
+        """
         lease, kv = self._leases[name], self._kv
         assert lease.state is LeaseState.OFFERED
         keys, found = chain.extend(blocks), {}
         counts = Counter(group for group, _ in self.held)
         runs: list[tuple[int, list[int]]] = []
         for group, (of, pool) in enumerate(zip(kv.groups, kv.pools, strict=True)):
-            # Of states the last, as with a window of two.
+            # States need the last block only, like a window of two tokens.
             visible = kv.first_visible(2 if of.state else of.window, blocks * kv.block_size)
             runs.append((max(first, visible), []))
             for at in range(runs[-1][0], blocks):
@@ -114,14 +117,14 @@ class Leases:
         return runs
 
     def release(self, name: Name) -> bool:
-        """End a lease; False where there was none: a message may come twice."""
+        """End a lease; False if it is unknown: a message may come twice."""
         if name not in self._leases:
             return False
         self._end(name, LeaseState.RELEASED)
         return True
 
     def expire(self) -> list[Name]:
-        """End those that nobody renewed."""
+        """End the leases that were not renewed in time; return their names."""
         now = self._clock()
         late = [name for name, lease in self._leases.items() if lease.until < now]
         for name in late:
@@ -130,7 +133,7 @@ class Leases:
         return late
 
     def distrust(self) -> list[Name]:
-        """End all: what the blocks hold means something else from now on."""
+        """End all leases: the blocks' content is no longer valid. Returns their names."""
         names = list(self._leases)
         for name in names:
             self._end(name, LeaseState.RELEASED)
@@ -150,7 +153,7 @@ class Leases:
     # Any thread
 
     def renew(self, names: Iterable[Name]) -> None:
-        """These are still wanted."""
+        """Extend the leases of these names, which are still wanted."""
         until = self._clock() + SECONDS
         with self._lock:
             for name in names:
@@ -158,8 +161,9 @@ class Leases:
                     lease.until = until
 
     def lent(self, name: Name, group: int, places: Sequence[int]) -> list[LentBlock]:
-        """The first of a group's blocks at these places of the prompt, up to one that is not lent.
-        Who has read them asks again: what is not lent then may have been written over."""
+        """Return a group's blocks at these places of the prompt, up to the first that is not lent.
+        The caller asks again after reading them: a block that is not lent then may have been
+        overwritten."""
         with self._lock:
             lease = self._leases.get(name)
             blocks = {} if lease is None else lease.blocks

@@ -2,22 +2,21 @@
 
 A table is a list of blocks per group, and its index range has four regions:
 
-    [0, first)           behind the window: given back, NULL_BLOCK in the table (sliding groups)
+    [0, first)           before the window: given back, NULL_BLOCK in the table (sliding groups)
     [first, entered)     full, their content is final: in the prefix index
     [entered, last]      being filled, or full and not entered yet
     above                not there yet
 
-**When is a block in the index?** When the step that fills it has been *scheduled*, not when it
-is done. Steps run in order, and in a step the KV of all rows is written before any row attends
-to it, layer by layer; so whoever is scheduled in the same step or a later one may read it.
-Sixteen requests with one prefix that arrive together compute it once. The price: if that step
-fails, its entries must go (`forget`), which is why entries are remembered per step until the
-step is known to have succeeded (`settle`).
+**When is a block in the index?** As soon as the step that fills it has been *scheduled*, not when
+it is done. Steps run in order. In a step the KV of all rows is written before any row attends to
+it, layer by layer; so work scheduled in the same step or a later one may read it. Sixteen requests
+with one prefix that arrive together compute it once. The price: if that step fails, its entries
+must go (`forget`). So entries are remembered per step until it has succeeded (`settle`).
 
-**What is a hit with several groups?** The largest n such that every full group has blocks
-0 … n-1, every sliding group has those of them that a query at token n * block_size can see, and
-the state group has a checkpoint there (`states`): its table does not grow, it is one block. Without
-states there may come behind it the first tokens of one block more, which is copied (see `partial`).
+**What is a hit with several groups?** The largest n such that every full group has blocks 0 … n-1,
+every sliding group has those of them that a query at token n * block_size can see, and the state
+group has a checkpoint there (`states`): its table does not grow, it is one block. Without states,
+the first tokens of one more block may follow; that block is copied (see `partial`).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from .table import BlockTable
 
 
 class KvManager:
-    """Owns every block of every group; `sched` asks it for room and it answers with deltas."""
+    """Owner of every block of every group; `sched` asks it for room and it answers with deltas."""
 
     def __init__(
         self,
@@ -52,11 +51,11 @@ class KvManager:
         adapter_content: Callable[[str], str] = str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`keep`: the share of each pool that cached prefixes may fill before blocks without
-        memory are taken (see `pool`); 1 where all of the pool has its memory from the start.
+        """`keep`: the share of each pool that cached prefixes may fill before blocks without memory
+        are taken (see `pool`); 1 if the whole pool has its memory from the start.
 
-        `identity`: what the KV of this engine follows from, see `prefix.root_of`.
-        `adapter_content`: an adapter's name → what names its content.
+        `identity`: the inputs that this engine's KV follows from, see `prefix.root_of`.
+        `adapter_content`: maps an adapter's name to a name of its content.
         """
         self.root = root_of(pool, identity)
         self._adapter_content = adapter_content
@@ -70,7 +69,7 @@ class KvManager:
         self.prefix_queries = 0
         """Tokens looked up in the index since the start."""
         self.prefix_hits = 0
-        """Tokens of these that were found."""
+        """Tokens found, of those looked up."""
         self.tiers: LowerTiers | None = None
         self.leases: LentBlocks | None = None
         self.states: StateBlocks | None = None
@@ -83,15 +82,15 @@ class KvManager:
             for at, (group, block_pool) in enumerate(zip(pool.groups, self.pools, strict=True))
             if not group.state
         ]
-        """(group, window, pool) of those whose tables grow with their sequences."""
+        """(group, window, pool) of each group whose tables grow with their sequences."""
         self.holdings = Holdings(self._paged, self.block_size)
         self._tables: dict[int, BlockTable] = {}
         self.unsettled: dict[int, list[KeyedBlock]] = {}
-        """Per step whose end is not known: what it entered into the index."""
+        """Per step not known to have ended: the blocks that it entered into the index."""
         self._fresh: set[bytes] = set()
-        """Keys of these."""
+        """Keys of these blocks."""
         self._copying: dict[int, list[list[int]]] = {}
-        """Per step whose end is not known: the blocks that it copies, by group."""
+        """Per step not known to have ended: the blocks that it copies, by group."""
         self.partial = PartialBlocks(max((pool.total for pool in self.pools), default=0), self._has)
 
     # What fits
@@ -101,8 +100,8 @@ class KvManager:
         """Tokens of the longest sequence that can run when it is alone."""
         size, longest = self.block_size, 2**62
         for _, window, pool in self._paged:
-            # A window of w tokens lies in at most (w - 2) // size + 2 blocks, and a sequence that
-            # cannot hold a longer chunk is given shorter ones: then the window never outgrows it.
+            # A window of w tokens lies in at most (w - 2) // size + 2 blocks. A sequence that
+            # cannot hold a longer chunk is given shorter ones, so the window never outgrows it.
             if window is None or pool.total < (window - 2) // size + 2:
                 longest = min(longest, pool.total * size)
         return longest
@@ -115,19 +114,19 @@ class KvManager:
 
     @property
     def free(self) -> int:
-        """Free blocks, of all groups together."""
+        """Free blocks of all groups together."""
         return sum(pool.free for pool in self.pools)
 
     def turn(self) -> None:
-        """Take back what lower tiers are done with."""
+        """Take back the blocks whose movements in lower tiers have ended."""
         if self.tiers is not None:
             self.tiers.turn()
 
     def has_room(self, tokens: int, chunk: int, shared: int, reserve: float) -> bool:
-        """Is there room for `tokens` of a new sequence that comes in chunks?
+        """Return whether there is room for `tokens` of a new sequence that comes in chunks.
 
-        `shared` tokens of them lie in blocks that are owned already; `reserve` is the share of
-        each pool that must stay free, for those who are running to grow.
+        `shared` tokens of them lie in blocks that are owned already. `reserve` is the share of each
+        pool that must stay free, so that running sequences can grow.
         """
         size = self.block_size
         if self.states is not None and not (shared or self.states.pool.free):
@@ -143,7 +142,8 @@ class KvManager:
     # A table's life
 
     def chain(self, request: Request, tokens: list[int]) -> PrefixChain | None:
-        """Names for the prefixes of a request's `tokens`, a list that grows; None: no index."""
+        """Return names for the prefixes of a request's `tokens`, a list that grows; None without an
+        index."""
         if not self.prefix_cache:
             return None
         spec = request.spec
@@ -159,11 +159,11 @@ class KvManager:
         )
 
     def open(self, known: int, chain: PrefixChain | None, *, read: bool) -> BlockTable:
-        """A new table that starts with the longest prefix of `known` tokens that all groups hold,
-        in whole blocks and then a part of one.
+        """Open a table that starts with the longest prefix of `known` tokens that all groups hold:
+        whole blocks, then a part of one.
 
         At least the last token is left to compute: something must produce the next one. Without
-        `read` nothing is looked up, but what is computed is still left for others.
+        `read` nothing is looked up, but computed blocks are still entered for others.
         """
         table = BlockTable(len(self.pools), chain if self.prefix_cache else None)
         self._tables[id(table)] = table
@@ -190,14 +190,14 @@ class KvManager:
         return table
 
     def _retain(self, pool: BlockPool, chain: PrefixChain, blocks: list[int], first: int) -> None:
-        """Keep the blocks of a prefix, from the one at `first`, as the request asked."""
+        """Retain the blocks of a prefix, from the one at `first`, as the request asked."""
         now = self._clock()
         for tokens, seconds, priority in chain.retained:
             for block in blocks[: max(0, -(-tokens // self.block_size) - first)]:
                 pool.retain(block, now + seconds, priority)
 
     def _part_of_a_block(self, table: BlockTable, known: int) -> None:
-        """Find a block that begins as the table goes on."""
+        """Find a block that begins with the tokens that follow in the table."""
         chain, hit, size = table.chain, table.entered, self.block_size
         assert chain is not None
         wanted = chain.plain(hit * size, min(known - 1, (hit + 1) * size))
@@ -211,32 +211,32 @@ class KvManager:
         if not tokens:
             return
         sources = [pool.index[key] for pool in self.pools]
-        if all(pool.free > 1 for pool in self.pools):  # One to copy into, beside this one.
+        if all(pool.free > 1 for pool in self.pools):  # One to copy into, and this one.
             for pool, block in zip(self.pools, sources, strict=True):
                 pool.share(block)
             table.sources, table.copied = sources, tokens
 
     def _has(self, key: bytes) -> bool:
-        """Is this block in every group, and computed?"""
+        """Return whether this block is in every group and computed."""
         return key not in self._fresh and all(key in pool.index for pool in self.pools)
 
     def keep(self, table: BlockTable, row: int, start: int, plan: StepPlan) -> None:
-        """Add to the plan, whose last chunk begins at `start` of the table's tokens, what it is to
-        keep of their state."""
+        """Add to the plan the state checkpoints that a table is to keep. The plan's last chunk
+        begins at `start` of the table's tokens."""
         if self.states is not None:
             self.states.keep(table, row, start, start + plan.counts[-1], plan)
 
     def count_lookup(self, tokens: int, hits: int) -> None:
-        """Book one lookup; apart from `open`, since a sequence that did not fit asks again."""
+        """Count one lookup; separate from `open`, since a sequence that did not fit asks again."""
         self.prefix_queries += tokens
         self.prefix_hits += hits
 
     def cached(self, table: BlockTable) -> int:
-        """Tokens that a table just opened found."""
+        """Return the number of tokens that a table just opened found."""
         return table.entered * self.block_size + table.copied
 
     def writes(self, table: BlockTable, row: int, plan: StepPlan) -> None:
-        """Add to the plan what brings the blocks of a table just opened to its row."""
+        """Add to the plan the block writes and copies that bring a table just opened to its row."""
         for group, blocks in enumerate(table.blocks):
             if blocks:
                 plan.blocks.append(BlockWrite(row, group, 0, blocks.copy()))
@@ -252,10 +252,11 @@ class KvManager:
     def grow(
         self, table: BlockTable, row: int, oldest: int, end: int, out: list[BlockWrite]
     ) -> int:
-        """Blocks for tokens up to `end`, as far as they go; returns up to where there is room.
+        """Add blocks for tokens up to `end`, as far as they go; return the position up to which
+        there is room.
 
-        `oldest` is the first position from which a step in flight or the next one queries: what
-        lies behind its window is given back first. Deltas for the row are appended to `out`.
+        `oldest` is the first position from which a step in flight or the next one queries: blocks
+        before its window are given back first. Deltas for the row are appended to `out`.
         """
         size = self.block_size
         wanted = -(-end // size)
@@ -279,7 +280,7 @@ class KvManager:
     def enter(self, table: BlockTable, upto: int, step: int | None) -> None:
         """Make the full blocks below token `upto` findable.
 
-        `step` is the last that may write them, or None where all that wrote them succeeded.
+        `step` is the last that may write them, or None if all that wrote them succeeded.
         """
         blocks = upto // self.block_size
         if table.chain is None or blocks <= table.entered:
@@ -306,8 +307,8 @@ class KvManager:
             self.tiers.offer(entries)
 
     def leave_rest(self, table: BlockTable, upto: int) -> None:
-        """Make the last block below token `upto`, which is not full, findable for who goes on from
-        there. No step in flight writes to it, and nobody will."""
+        """Make the last block below token `upto`, which is not full, findable for work that
+        continues there. No step in flight writes to it, and none will."""
         chain, at = table.chain, upto // self.block_size
         if chain is None or at != table.entered or at >= min(map(len, table.blocks), default=0):
             return
@@ -331,13 +332,13 @@ class KvManager:
         table.blocks = []
 
     def distrust(self, table: BlockTable) -> None:
-        """What the table holds may be wrong: from now on it leaves nothing in the index."""
+        """Stop a table whose content may be wrong from entering anything in the index."""
         table.chain = None
 
     # Steps
 
     def settle(self, step: int) -> None:
-        """A step succeeded: what it entered is there."""
+        """Note that a step succeeded: the blocks that it entered are computed."""
         entered = self.unsettled.pop(step, [])
         if self.states is not None:
             entered += self.states.settle(step)
@@ -348,7 +349,7 @@ class KvManager:
         self._give_back(self._copying.pop(step, []))
 
     def forget(self, step: int) -> None:
-        """A step failed: what it and all later steps entered leaves the index."""
+        """Take out of the index all that a failed step and all later ones entered."""
         if self.states is not None:
             self.states.forget(step)
         for number in [number for number in self.unsettled if number >= step]:
@@ -377,7 +378,7 @@ class KvManager:
             for block in list(pool.index.values()):
                 pool.forget(block)
         for table in self._tables.values():
-            # What runs was computed before: it must not come back under its keys.
+            # Its blocks were computed before: they must not come back under their keys.
             self.distrust(table)
 
     def check_integrity(self) -> None:
@@ -404,14 +405,14 @@ class KvManager:
     # Inside
 
     def first_visible(self, window: int | None, position: int) -> int:
-        """The first block of which a query at `position` sees a token."""
+        """Return the first block with a token that a query at `position` sees."""
         if window is None:
             return 0
         return max(0, position - window + 1) // self.block_size
 
     def longest(self, keys: list[bytes], limit: int, found: Sequence[Container[bytes]]) -> int:
-        """Blocks of the longest prefix that every group can serve with the keys `found` for it
-        (see the module's text)."""
+        """Return the blocks of the longest prefix that every group can serve with the keys `found`
+        for it (see the module's docstring)."""
         hit = self._longest_paged(keys, limit, found)
         while self.states is not None and hit:
             lower = self.states.longest(keys, hit, found[self.states.group])
@@ -423,7 +424,7 @@ class KvManager:
     def _longest_paged(
         self, keys: list[bytes], limit: int, found: Sequence[Container[bytes]]
     ) -> int:
-        """The same of the groups whose tables grow."""
+        """Return the same for the groups whose tables grow."""
         hit = limit
         groups = [(window, found[group]) for group, window, _ in self._paged]
         for window, index in groups:
@@ -446,7 +447,7 @@ class KvManager:
     def _longest_sliding(
         self, keys: list[bytes], index: Container[bytes], window: int, limit: int
     ) -> int:
-        """The largest hit up to `limit` whose visible blocks are all in one sliding group."""
+        """Return the largest hit, at most `limit`, whose visible blocks one sliding group has."""
         hit = at = limit
         while at > self.first_visible(window, hit * self.block_size):
             at -= 1
@@ -477,7 +478,8 @@ class KvManager:
 
 
 def lent_of(kv: KvManager) -> Counter[tuple[int, int]]:
-    """(group, block) → how often something holds it that is no table: orders of tiers, leases."""
+    """Count by (group, block) the holders of a block that are not tables: orders of tiers, and
+    leases."""
     lent: Counter[tuple[int, int]] = Counter()
     for holder in _holders(kv):
         lent.update(holder.held)

@@ -1,4 +1,4 @@
-"""The blocks of one layer group: who owns each, which are free, which can be found again.
+"""The blocks of one layer group: their owners, the free ones, and the index to find them again.
 
 A block is in exactly one of three states:
 
@@ -6,16 +6,15 @@ A block is in exactly one of three states:
     cached    refs == 0    free, but its content is in the index: may be taken up again
     empty     refs == 0    free, and its content means nothing
 
-Empty blocks stand in a doubly linked list, threaded through two arrays of block numbers, of which
-block 0, never owned, is the sentinel; they are put at its head. Which cached block is given up is
-said in `retention`; within one tenant it is the one that was used least recently.
+Empty blocks form a doubly linked list, threaded through two arrays of block numbers. Its sentinel
+is block 0, which is never owned; blocks are put at its head. `retention` says which cached block is
+evicted; within one tenant it is the least recently used one.
 
-Empty blocks are taken before cached ones, with one exception. Where memory is handed out page by
-page as it is first written (a CPU), a block that was never owned has no memory yet. Such blocks
-come last among the empty, in ascending order, and one of them is taken only while at most `keep`
-blocks are cached: so finished sequences leave `keep` blocks of prefixes behind and the
-memory of the process does not grow to the whole pool for the sake of prefixes that nobody asks
-for again.
+Empty blocks are taken before cached ones, with one exception. On a CPU memory is handed out page by
+page as it is first written, so a block that was never owned has no memory yet. Such blocks come
+last among the empty, in ascending order. One of them is taken only while at most `keep` blocks are
+cached. So finished sequences leave `keep` blocks of prefixes cached. The memory of the process
+does not grow to the whole pool for prefixes that are never used again.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ class BlockPool:
         """Per block: the key under which the index knows its content."""
         self.index: dict[bytes, int] = {}
         self.on_gone: Callable[[bytes], None] | None = None
-        """Told the key of each block that leaves the index."""
+        """Callback that gets the key of each block that leaves the index."""
         self._next: list[int] = []
         self._before: list[int] = []
         self.reset(blocks)
 
     def reset(self, blocks: int | None = None) -> None:
-        """All blocks empty, in ascending order. Only while none is owned."""
+        """Make all blocks empty, in ascending order. Only while none is owned."""
         count = self.total + 1 if blocks is None else blocks
         assert self.free == self.total or not self.refs, "reset while blocks are owned"
         if self.on_gone is not None:
@@ -81,7 +80,7 @@ class BlockPool:
         return self.cached_blocks.count
 
     def take(self) -> int:
-        """The next free block, owned once and empty; its old content leaves the index."""
+        """Take the next free block, owned once and empty; its old content leaves the index."""
         block = self._next[NULL_BLOCK]
         if block == NULL_BLOCK or (block > self.touched and self.cached > self.keep):
             block = self.cached_blocks.oldest()
@@ -95,19 +94,19 @@ class BlockPool:
         return block
 
     def fresh(self, count: int) -> range:
-        """Blocks that were never owned among the next `count` to be taken, as it is now."""
+        """Return the never-owned blocks among the next `count` to be taken, as things are now."""
         if self.cached > self.keep:
             return range(0)
         return range(self.touched + 1, min(self.touched + count, self.total) + 1)
 
     def share(self, block: int) -> None:
-        """One more owner of a block that was found through the index."""
+        """Add an owner to a block that was found through the index."""
         if self.refs[block] == 0:
             self._unlink(block)
         self.refs[block] += 1
 
     def give_back(self, block: int) -> None:
-        """One owner less; the last one makes the block cached (tail) or empty (head)."""
+        """Remove an owner; the last one makes the block cached (tail) or empty (head)."""
         refs = self.refs[block] - 1
         assert refs >= 0, f"block {block} is given back but not owned"
         self.refs[block] = refs
@@ -119,7 +118,8 @@ class BlockPool:
             self.free += 1
 
     def enter(self, key: bytes, block: int, tenant: str = "") -> bool:
-        """Make an owned block findable. False: this content, or this block, is in the index."""
+        """Make an owned block findable. False: this content, or this block, is in the index
+        already."""
         assert self.refs[block] > 0
         if self.keys[block] is not None or key in self.index:
             return False
@@ -129,7 +129,7 @@ class BlockPool:
         return True
 
     def retain(self, block: int, until: float, priority: int) -> None:
-        """Keep an owned block of the index, once it is free, for as long as that is possible."""
+        """Retain an owned, indexed block, once it is free, for as long as that is possible."""
         assert self.refs[block] > 0
         self.cached_blocks.retain(block, until, priority)
 
@@ -154,13 +154,13 @@ class BlockPool:
             self.on_gone(key)
 
     def _insert(self, block: int, before: int) -> None:
-        """Link a block into the empty list, behind `before`."""
+        """Link a block into the empty list, after `before`."""
         after = self._next[before]
         self._next[before], self._before[block] = block, before
         self._next[block], self._before[after] = after, block
 
     def _unlink(self, block: int) -> None:
-        """A free block out of its list; its key still says which that is."""
+        """Take a free block out of its list; its key still says which list that is."""
         self.free -= 1
         if self.keys[block] is not None:
             self.cached_blocks.remove(block)

@@ -1,21 +1,21 @@
 """Names for prefixes: the key of block i stands for all that blocks 0 … i follow from.
 
-A key is the running BLAKE2b digest (16 bytes) of a root and of links, read at each block border; so
-each key contains its predecessor, and two sequences share key i if and only if they agree on the
+A key is the running BLAKE2b digest (16 bytes) of a root and of links, read at each block boundary.
+So each key contains its predecessor. Two sequences share key i if and only if they agree on the
 root and on their first i + 1 links.
 
-* The **root** names what decides over the content of every block: the engine's identity (weights,
-  architecture with its rope, KV type, kernels, version), which arrays a block holds of which layers
-  (`GroupShape`), the block size, the format of the keys; and of the request the tenant's salt and
-  the adapter's content.
-* A **link** is the tokens of a block as 32-bit integers, and for each input that is not text (an
-  image) and reaches into the block a mark, which no token is, with the input's digest and where
-  the block lies in it. Equal placeholders in front of different images never share.
+* The **root** names what decides the content of every block: the engine's identity (weights,
+  architecture with its rope, KV type, kernels, version), the arrays that a block holds and their
+  layers (`GroupShape`), the block size, and the format of the keys. From the request it has the
+  tenant's salt and the adapter's content.
+* A **link** is the tokens of a block as 32-bit integers. Each input that is not text (an image)
+  and reaches into the block adds a mark, which no token is. With the mark go the input's digest
+  and where the block lies in it. Equal placeholders before different images never share.
 
-Tokens come from strangers. A hash for which collisions can be made would hand one tenant the KV
-of another, so a cryptographic one is used; measured, it costs about a microsecond a block, and
-each token is hashed once in the life of its sequence. Keys do not depend on the process: they
-can name blocks in another tier or on another machine.
+Tokens come from strangers. A hash with constructible collisions would hand one tenant the KV of
+another, so a cryptographic one is used. Measured, it costs about a microsecond a block, and each
+token is hashed once in the life of its sequence. Keys do not depend on the process: they can name
+blocks in another tier or on another machine.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from headrace.base.step import PoolShape
 from headrace.base.tiers import KEY_BYTES
 
 FORMAT = 5
-"""Raised when keys are made of something else, and when the bytes of a block mean something else
-while its arrays stay: 5 is for int8 keys that lack their large biases on GPUs."""
+"""Version of the keys. Raised when keys are made of something else, and when the bytes of a block
+change meaning while its arrays stay: 5 is for int8 keys that lack their large biases on GPUs."""
 _MARK = -1
-"""Begins what a link says of an input; token ids are never negative."""
+"""First word of an input's part of a link; token ids are never negative."""
 
 
 def root_of(pool: PoolShape, identity: str) -> bytes:
-    """What all keys of an engine begin with. `identity`: what its KV's bits follow from beside the
-    form of the pool, see `base.identity`."""
+    """Return the digest that all keys of an engine begin with. `identity`: what its KV's bits
+    follow from in addition to the form of the pool, see `base.identity`."""
     held = [(group.name, group.layers, group.window, group.arrays) for group in pool.groups]
     return _digest(repr((FORMAT, identity, pool.block_size, held)))
 
 
 def tenant_of(salt: str) -> str:
-    """A name for those who share a salt, which does not tell it: 16 hexadecimal digits. Salts that
-    a key's requests name (`server.caller`) are one tenant: nobody has two shares by naming two."""
+    """Return a name for the users of a salt that does not reveal it: 16 hexadecimal digits. Salts
+    that a key's requests name (`server.caller`) are one tenant, so naming two does not give two
+    shares."""
     return _digest(f"tenant {salt.partition(chr(0))[0]}")[:8].hex()
 
 
@@ -86,10 +87,10 @@ class PrefixChain:
         self.tenant = tenant_of(salt)
         self.retained = retained
         self.marks = list(marks)
-        """What nobody was told of yet (`holdings`)."""
+        """Marks not reported yet (`holdings`)."""
 
     def extend(self, blocks: int) -> list[bytes]:
-        """Keys of at least the first `blocks` full blocks."""
+        """Return the keys of at least the first `blocks` full blocks."""
         keys, size = self.keys, self.block_size
         done = len(keys)
         if done < blocks:
@@ -104,23 +105,24 @@ class PrefixChain:
         return keys
 
     def kept_for(self, block: int) -> float:
-        """Seconds for which a block was asked to stay; 0 where it was not."""
+        """Return the seconds for which a block is to be retained; 0 if the request did not ask."""
         begin = block * self.block_size
         return max((one.seconds for one in self.retained if begin < one.tokens), default=0.0)
 
     def before(self, block: int) -> bytes:
-        """The key of all that is before a block."""
+        """Return the key of the prefix before a block."""
         return self.keys[block - 1] if block else self._start
 
     def plain(self, begin: int, end: int) -> list[int]:
-        """The tokens of a part of one block; [] where an input that is not text reaches into it."""
+        """Return the tokens of a part of one block, or [] if an input that is not text reaches into
+        the block."""
         if self._inputs and self._links(begin // self.block_size * self.block_size):
             return []
         return self._tokens[begin:end]
 
     def handed(self, first: int, blocks: int) -> Handed | None:
-        """What another engine needs to compute the first `blocks` and to lend those from `first`
-        on; None where an input that is not text is among them."""
+        """Return what another engine needs to compute the first `blocks` and to lend those from
+        `first` on. Returns None if an input that is not text is among them."""
         upto = blocks * self.block_size
         if any(one.first < upto for one in self._inputs):
             return None
@@ -128,13 +130,13 @@ class PrefixChain:
         return Handed(tokens, self.salt, self.adapter, key, first, blocks)
 
     def rest(self, upto: int) -> bytes:
-        """A key for the first `upto` tokens, the last block of which is not full."""
+        """Return a key for the first `upto` tokens, whose last block is not full."""
         whole = upto // self.block_size
         rest = array("i", self._tokens[whole * self.block_size : upto]).tobytes()
         return blake2b(self.before(whole) + rest, digest_size=KEY_BYTES, person=b"rest").digest()
 
     def _links(self, begin: int) -> bytes:
-        """What the inputs that reach into the block at `begin` add to its link."""
+        """Return the bytes that inputs reaching into the block at `begin` add to its link."""
         end = begin + self.block_size
         return b"".join(
             array("q", (_MARK, one.first - begin, one.length)).tobytes()
@@ -144,8 +146,8 @@ class PrefixChain:
         )
 
     def fork(self, tokens: list[int]) -> PrefixChain:
-        """A chain that goes on by itself from here, with `tokens` that begin as these do: the n
-        choices of a request share a prompt."""
+        """Return a copy of the chain for `tokens` that begin like its own; from here on it is
+        independent. The n choices of a request share a prompt."""
         twin = PrefixChain.__new__(PrefixChain)
         twin.block_size = self.block_size
         twin._tokens = tokens

@@ -1,10 +1,10 @@
-"""Cached blocks of a pool, and which of them is given up when one is needed.
+"""Cached blocks of a pool, and the choice of the one that is evicted when one is needed.
 
-Each tenant's blocks are a list of their own, in the order of their last use. What belongs to a
-tenant who has not come for ten minutes goes first; then the oldest of the tenant that holds most,
-so that nobody pushes out another's. Blocks that somebody asked to retain are lists by priority:
-they go when nothing else is cached, the lowest priority first, are never more than half of the
-pool, and are like any others when their time is over. Nothing is ever locked.
+Each tenant's blocks are a list of their own, in the order of their last use. First go the blocks of
+a tenant that has been idle for ten minutes; then the oldest of the tenant that holds most, so that
+no tenant pushes out the others. Blocks that a request asked to retain are in lists by priority.
+They go when nothing else is cached, the lowest priority first, and are never more than half of the
+pool. When their time is over they are like any others. Nothing is ever locked.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 FORGOTTEN = 600.0
-"""Seconds after which a tenant's blocks go before those of others."""
+"""Seconds of idleness after which a tenant's blocks go before those of others."""
 LOOKED_AT = 64
-"""Blocks that one list gives up before it is asked again which list it should be."""
+"""Most blocks evicted from one list before the list is chosen again."""
 
 
 class CachedBlocks:
@@ -36,7 +36,7 @@ class CachedBlocks:
         self.tenants: dict[int, str] = {}
         """The tenant of each block in the index, owned or not."""
         self._lists: dict[str | int, OrderedDict[int, None]] = {}
-        """By tenant, or by priority of what is retained."""
+        """By tenant, or by priority for retained blocks."""
         self._places: dict[int, str | int] = {}
         """Cached block → its list."""
         self._seen: dict[str, float] = {}
@@ -48,7 +48,7 @@ class CachedBlocks:
         self._left = 0
 
     def add(self, block: int) -> None:
-        """Its last owner gave it back."""
+        """Add a block that its last owner gave back."""
         place: str | int = self.tenants[block]
         now = self._seen[self.tenants[block]] = self._clock()
         if self._until:
@@ -60,23 +60,23 @@ class CachedBlocks:
         self.count += 1
 
     def remove(self, block: int) -> None:
-        """Somebody takes it up again, or it is given up."""
+        """Remove a block that is taken up again or evicted."""
         place = self._places.pop(block)
         del self._lists[place][block]
         self._retained -= isinstance(place, int)
         self.count -= 1
 
     def retain(self, block: int, until: float, priority: int) -> None:
-        """Keep a block of the index, once it is free, for as long as that is possible."""
+        """Retain an indexed block, once it is free, for as long as that is possible."""
         self._until[block] = max(self._until.get(block, (0.0, 0)), (until, priority))
 
     def forget(self, block: int) -> None:
-        """It is in the index no more."""
+        """Forget a block that left the index."""
         self.tenants.pop(block, None)
         self._until.pop(block, None)
 
     def oldest(self) -> int:
-        """The block that is given up next."""
+        """Return the block that is evicted next."""
         assert self.count, "no free block: the caller counts before it takes"
         if not self._left or not self._victim:
             self._victim, self._left = self._choose()
@@ -84,7 +84,7 @@ class CachedBlocks:
         return next(iter(self._victim))
 
     def walk(self) -> Iterator[int]:
-        """All of them."""
+        """Yield all cached blocks."""
         assert self.count == len(self._places)
         assert self._retained == sum(isinstance(place, int) for place in self._places.values())
         for held in self._lists.values():
@@ -95,7 +95,7 @@ class CachedBlocks:
         self._lists.setdefault(place, OrderedDict())[block] = None
 
     def _choose(self) -> tuple[OrderedDict[int, None], int]:
-        """The list that gives up blocks next, and how many before it is asked again."""
+        """Choose the list that gives up blocks next, and how many before the next choice."""
         now = self._clock()
         self._expire(now)
         for place in [place for place, held in self._lists.items() if not held]:
@@ -114,7 +114,7 @@ class CachedBlocks:
         return self._lists[largest], min(LOOKED_AT, more + 1)
 
     def _expire(self, now: float) -> None:
-        """What was retained long enough is its tenant's like any other."""
+        """Return blocks whose retention is over to their tenants' lists."""
         over = [
             block
             for place, held in self._lists.items()

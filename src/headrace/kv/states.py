@@ -1,17 +1,16 @@
 """Blocks of the state group: one for each running sequence, and checkpoints of prompts.
 
-A state follows from all tokens of a sequence, and takes the memory of hundreds of them: there is
-one of each sequence, which moves on with it, and none per block. What a later request can begin
-with is a **checkpoint**, a copy that a step makes on its way at a place that the manager chose:
+A state follows from all tokens of a sequence, and takes the memory of hundreds of them. Each
+sequence has one, which advances with it; blocks have none of their own. A later request can begin
+with a **checkpoint**, a copy that a step makes on its way at a place that the manager chose:
 
-* at the last border of blocks in the prompt, where the same prompt, or the next turn of the same
+* at the last block boundary in the prompt, where the same prompt, or the next turn of the same
   conversation, goes on;
-* where the other groups have blocks for more of the prompt than any checkpoint: somebody else's
-  text began alike and went its own way there (Pan et al. 2024, Marconi), so more will.
+* where the other groups have blocks for more of the prompt than any checkpoint: another text
+  diverged there (Pan et al. 2024, Marconi), so more will.
 
-A checkpoint is found by the key of the block that it ends, once the step that made it succeeded.
-Whoever finds one takes a copy of it before its first step. Those that nobody found for longest go
-first.
+A checkpoint is found by the key of the block that it ends, once the step that made it succeeded. A
+sequence that finds one takes a copy of it before its first step. The least recently found go first.
 """
 
 from __future__ import annotations
@@ -35,15 +34,14 @@ class StateBlocks:
         """Per step: checkpoints that it makes."""
 
     def longest(self, keys: list[bytes], most: int, found: Container[bytes]) -> int:
-        """The largest number of blocks, up to `most`, behind which there is a checkpoint, which
-        `found` has."""
+        """Return the most blocks, at most `most`, after which `found` has a checkpoint."""
         while most and keys[most - 1] not in found:
             most -= 1
         return most
 
     def open(self, table: BlockTable, known: int, hit: int, paged: int) -> None:
-        """Hold the checkpoint behind the `hit` blocks that a table begins with, and choose where it
-        leaves some in its `known` tokens; `paged`: blocks that the other groups have of them."""
+        """Hold the checkpoint after the `hit` blocks that a table begins with, and choose where in
+        its `known` tokens it leaves some. `paged`: blocks of them that the other groups have."""
         assert table.chain is not None
         if hit:
             table.restores = self.pool.index[table.chain.keys[hit - 1]]
@@ -52,21 +50,21 @@ class StateBlocks:
         table.keeps = tuple(blocks * self._size for blocks in wanted if blocks > hit)
 
     def restore(self, table: BlockTable, plan: StepPlan) -> None:
-        """Have a plan begin with the checkpoint of a table just opened, where it found one."""
+        """Have a plan begin with the checkpoint of a table just opened, if it found one."""
         source, (target, *_) = table.restores, table.blocks[self.group]
         if source is not None and source != target:
             plan.copies.append(BlockCopy(self.group, source, target))
         self.leave(table)
 
     def leave(self, table: BlockTable) -> None:
-        """Hold its checkpoint no more."""
+        """Release the checkpoint that a table holds."""
         if table.restores is not None:
             self.pool.give_back(table.restores)
             table.restores = None
 
     def keep(self, table: BlockTable, row: int, start: int, end: int, plan: StepPlan) -> None:
-        """Have a plan that computes the tokens start … end of a table for good copy its state where
-        that was chosen, if there is a block for it that nobody runs in."""
+        """Have a plan copy a table's state at the chosen places, if there are free blocks. The
+        plan computes its tokens start … end for good."""
         for at in table.keeps:
             if not start < at <= end or table.chain is None:
                 continue
@@ -80,7 +78,7 @@ class StateBlocks:
         table.keeps = tuple(at for at in table.keeps if at > end)
 
     def settle(self, step: int) -> list[KeyedBlock]:
-        """A step succeeded: its checkpoints, which can be found from now on."""
+        """Enter the checkpoints of a step that succeeded in the index; return them."""
         made = self._coming.pop(step, [])
         for one in made:
             self.pool.enter(one.key, one.block, one.tenant)
@@ -88,16 +86,17 @@ class StateBlocks:
         return made
 
     def forget(self, step: int) -> None:
-        """A step failed: nothing that it and later ones copied means anything."""
+        """Drop the checkpoints of a step that failed and of later ones: they are invalid."""
         for number in [number for number in self._coming if number >= step]:
             for one in self._coming.pop(number):
                 self.pool.give_back(one.block)
 
     def reset(self) -> None:
-        """Nothing that is being copied is to be found."""
+        """Drop all checkpoints that are being copied."""
         self.forget(-1)
 
     def held(self, tables: Iterable[BlockTable]) -> Iterator[int]:
-        """Blocks that steps in flight fill, and checkpoints that tables are to begin with."""
+        """Yield the blocks that steps in flight fill, and the checkpoints that tables are to begin
+        with."""
         yield from (one.block for coming in self._coming.values() for one in coming)
         yield from (table.restores for table in tables if table.restores is not None)

@@ -17,12 +17,12 @@ class BlockTable:
         self.entered = 0
         """Full blocks below this were offered to the index."""
         self.sources: list[int] = []
-        """Per group: the block of which the first `copied` tokens are its next block's; held until
+        """Per group: the block whose first `copied` tokens begin the table's next block; held until
         the step that copies them has ended."""
         self.copied = 0
         self.chain = chain
         """None: this sequence neither finds nor leaves anything in the index."""
         self.keeps: tuple[int, ...] = ()
-        """Tokens behind which its state is to be kept for others."""
+        """Token counts after which its state is to be kept for others."""
         self.restores: int | None = None
         """The checkpoint that its first step begins with; held until then."""

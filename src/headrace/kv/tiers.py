@@ -1,21 +1,21 @@
-"""Which blocks go to the tiers below the pool, and which come back before a request is computed.
+"""The tiers below the pool: which blocks are written to them, and which are loaded for a request.
 
-**Down**: a block whose step has succeeded is final; it is written once, behind the back of the
-steps, while its bytes stay where they are (`hold`). Nothing is written when a block is evicted:
-by then the next owner would have to wait.
+**Down**: a block whose step has succeeded is final. It is written once, in the background, while
+its bytes stay where they are (`hold`). Nothing is written when a block is evicted: by then the next
+owner would have to wait.
 
-**Up**: work that is about to be admitted asks (`ready`). Blocks that continue the prefix which the
-pool has are taken from the free ones, filled by the tier's threads and entered in the index; then
-the work is admitted and finds them as any prefix hit. A read that fails is a shorter hit. A tier
-that other machines share is asked first what it has.
+**Up**: work that is about to be admitted asks (`ready`). Blocks that continue the pool's prefix are
+taken from the free ones, filled by the tier's threads and entered in the index. Then the work is
+admitted and finds them as any prefix hit. A read that fails is a shorter hit. A tier shared with
+other machines is first asked for its blocks.
 
-**Or both**: where neither loading nor computing is much quicker, the work is admitted at once and
-computes from the front, while blocks are loaded from the back; when it reaches the first of those
-that came, it is admitted anew and finds them all (`meets`).
+**Or both**: if neither loading nor computing is much quicker, the work is admitted at once and
+computes from the front, while blocks are loaded from the back. When it reaches the first loaded
+block, it is admitted again and finds them all (`meets`).
 
-**The canary**: of each `CANARY` prefixes that are loaded one leaves its last block out, or all of
-them where the model keeps states. The request computes it, as it would have without the tier, and
-what it computed of that block is compared, bit for bit, with what had been kept.
+**The canary**: one of each `CANARY` prefixes that are loaded leaves its last block out, or all of
+them if the model keeps states. The request computes it, as it would have without the tier. Its
+result for that block is compared, bit for bit, with what had been kept.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from .manager import KvManager
 from .prefix import PrefixChain
 
 CANARY = 16
-"""Loads of which one computes and compares a block."""
+"""One in this number of loads computes a block and compares it."""
 MOST_WRITING = 64
-"""Blocks held by writes: those that come when so many wait are not written."""
+"""Most blocks held by writes; while this number waits, further ones are not written."""
 RESERVE = 0.02
-"""Share of the pool that a load leaves to those who run."""
+"""Share of the pool that a load leaves to running sequences."""
 REMEMBERED = 4096
-"""Work of which it is remembered that it was answered, and keys that are to be compared."""
+"""Most answers (one for each work) that are remembered, and most keys to compare."""
 
 FIRST_RATES = (200e6, 50e6, 200e6)
-"""Bytes a second that a disk, what machines share and a prefill server are taken to give before it
-was measured."""
+"""Bytes a second assumed, before any measurement, for a disk, storage that machines share and a
+prefill server."""
 LATENCY = 1e-3
-"""Seconds from an order to its end, beside its bytes."""
+"""Seconds from an order to its end, in addition to those for its bytes."""
 ASKING = 5e-3
-"""Seconds that a prompt has to take for a tier to be asked what it has of it."""
+"""Least seconds to compute a prompt for which a tier is asked for blocks."""
 WORTH = 0.15
-"""Share of a time that loading and computing at once must save."""
+"""Share of the time that loading and computing at once must save."""
 PIECE = 8
-"""Blocks of one order, of those that are loaded from the back."""
+"""Most blocks of one order that loads from the back."""
 PROBE = 16
-"""Refusals of which one loads all the same: a tier that was slow once may be quick again."""
+"""One in this number of refusals loads all the same: a tier that was slow may be quick again."""
 
 Computing = Callable[[int, int], float]
-"""(tokens that are there, tokens more) → seconds in which they are computed."""
+"""(tokens present, tokens more) → seconds to compute the latter."""
 
 
 class Tiers:
@@ -64,7 +64,7 @@ class Tiers:
     def __init__(
         self, kv: KvManager, store: BlockStore, bytes_per_block: list[int], computing: Computing
     ) -> None:
-        """`bytes_per_block`: of each group."""
+        """`bytes_per_block`: one number for each group."""
         self.kv = kv
         self.store = store
         self.stats = TierStats()
@@ -73,22 +73,22 @@ class Tiers:
         self._bytes = bytes_per_block
         self._computing = computing
         self.rates = list(FIRST_RATES)
-        """Bytes a second that loads of each tier took lately, from order to end."""
+        """Bytes a second of recent loads from each tier, from order to end."""
         self._coming_bytes = [0] * len(FIRST_RATES)
         self._orders: dict[int, _Order] = {}
         """By ticket."""
         self._coming: dict[tuple[int, bytes], int] = {}
-        """(group, key) of what is being read → the ticket."""
+        """(group, key) of a block that is being read → the ticket."""
         self._loading: dict[int, _Load] = {}
-        """What is read, by the work for which it is."""
+        """Loads under way, by the work that they are for."""
         self._sought: set[int] = set()
-        """Work for which a tier was asked, until it has its answer."""
+        """Work for which a tier was asked."""
         self._meeting: dict[int, list[bytes]] = {}
         """By work that computes meanwhile: keys of the prefix that is there once both have met."""
         self.handovers: Handovers | None = None
-        """To prefill servers, where there are any."""
+        """Hand-overs to prefill servers, if there are any."""
         self._answered: dict[int, int] = {}
-        """Work that has had its answer → tokens that were loaded for it."""
+        """Work that has its answer → tokens that were loaded for it."""
         self._witnesses: dict[tuple[int, bytes], None] = {}
         """Blocks to compare once they are computed."""
         self._ticket = 0
@@ -98,7 +98,7 @@ class Tiers:
     # Down
 
     def offer(self, blocks: Iterable[KeyedBlock]) -> None:
-        """These are computed and final, if the pool still has them under their keys."""
+        """Write blocks that are computed and final, if the pool still has them under their keys."""
         wanted: list[KeyedBlock] = []
         compared: list[KeyedBlock] = []
         nearest = self.store.nearest
@@ -124,8 +124,8 @@ class Tiers:
     # Up
 
     def ready(self, work: int, chain: PrefixChain, known: int) -> bool:
-        """Is what the pool has of the first `known` tokens all that it should have before the work
-        is admitted? False: more is on its way, and whoever brings it wakes the loop."""
+        """Return whether the pool has all that it should have of the first `known` tokens before
+        the work is admitted. False: more is on its way, and its arrival wakes the loop."""
         ready = self._ready(work, chain, known)
         if ready and work in self._answered and work not in self._meeting:
             self._done(work)
@@ -137,7 +137,7 @@ class Tiers:
         if work in self._loading:
             return False
         kv, size = self.kv, self.kv.block_size
-        # Of a last block that is full, all tokens but one are taken; of a state, none.
+        # All tokens but one are taken of a full last block, but none of a state.
         limit = (known if kv.states is None else known - 1) // size
         keys = chain.extend(limit)
         hit = kv.longest(keys, limit, [pool.index for pool in kv.pools])
@@ -148,7 +148,7 @@ class Tiers:
         if most < limit and self._hand_over(work, chain, most, limit):
             return False
         witness = most - 1
-        lent = most > hit and self._place((0, witness), keys) == 2  # And soon no more.
+        lent = most > hit and self._place((0, witness), keys) == 2  # It will be gone soon.
         compares = self._canary + 1 >= CANARY and witness > hit and not lent
         if compares and kv.states is None:
             most = kv.longest(keys, witness, views)
@@ -156,25 +156,26 @@ class Tiers:
             self._done(work)
             return True
         if compares and kv.states is not None and keys[witness] not in kv.pools[0].index:
-            # Nothing comes before a state that is computed: all of the prefix is.
+            # Nothing comes before a state that is computed: the whole prefix is computed.
             self._canary = 0
             self._watch(keys[witness])
             self._answer(work, 0)
             return True
         needed = [
             (group, at)
-            for group, of in enumerate(kv.groups)  # Of states the last, as with a window of two.
+            for group, of in enumerate(kv.groups)  # States: the last only.
             for at in range(kv.first_visible(2 if of.state else of.window, most * size), most)
         ]
         missing = [(group, at) for group, at in needed if keys[at] not in kv.pools[group].index]
-        # What is continued must still be there when the rest has come, and is held, too.
+        # The blocks that are continued must still be there when the rest has come, so they are held
+        # too.
         there = [
             (group, kv.pools[group].index[keys[at]])
             for group, at in needed
             if keys[at] in kv.pools[group].index
         ]
         if any((group, keys[at]) in self._coming for group, at in missing):
-            return False  # Another's load brings it.
+            return False  # Another load brings it.
         if not self._room(missing, there):
             return True  # It cannot be admitted now; once it can, it asks again.
         loading = LATENCY + self._seconds(missing, keys)
@@ -182,7 +183,8 @@ class Tiers:
         both = loading * computing / (loading + computing) if computing < float("inf") else loading
         met = kv.states is None and len(missing) == most - hit > PIECE
         if met and both < (1 - WORTH) * min(loading, computing):
-            # Of blocks that all groups lack, so much that both end at the same time.
+            # Of the blocks that all groups lack, load the number at which loading and computing end
+            # together.
             front = hit + max(1, round((most - hit) * both / computing))
             self._meeting[work] = keys[:most]
             self.stats.met += 1
@@ -208,8 +210,8 @@ class Tiers:
         return False
 
     def _seek(self, work: int, chain: PrefixChain, most: int, limit: int) -> bool:
-        """Ask the tiers that must be asked for what continues the first `most` blocks, once; False
-        where there are none, or nothing to gain."""
+        """Ask, once, the tiers that must be asked for blocks that continue the first `most`. False:
+        there are no such tiers, or nothing to gain."""
         size = self.kv.block_size
         if work in self._sought or not self.store.asks:
             return False
@@ -229,7 +231,7 @@ class Tiers:
         return True
 
     def _hand_over(self, work: int, chain: PrefixChain, most: int, limit: int) -> bool:
-        """Is what follows the first `most` blocks being computed by a prefill server?"""
+        """Return whether a prefill server is computing the blocks after the first `most`."""
         if self.handovers is None:
             return False
         kv, counts = self.kv, []
@@ -250,7 +252,7 @@ class Tiers:
         return begun is not False
 
     def _done(self, work: int) -> None:
-        """Nothing more is read for the work."""
+        """Read nothing more for the work."""
         if self.handovers is not None:
             self.handovers.done(work)
 
@@ -258,7 +260,7 @@ class Tiers:
         return self.store.place(piece[0], keys[piece[1]])
 
     def _seconds(self, missing: list[tuple[int, int]], keys: list[bytes]) -> float:
-        """Until all of it is read, behind what is on its way."""
+        """Return the seconds until all of it is read, after the reads that are on their way."""
         waiting = self._coming_bytes.copy()
         for group, at in missing:
             waiting[self._place((group, at), keys) or 0] += self._bytes[group]
@@ -271,7 +273,7 @@ class Tiers:
         missing: list[tuple[int, int]],
         there: list[tuple[int, int]],
     ) -> None:
-        """Order (group, place in the prefix) of `missing`, which one tier has."""
+        """Order the read of `missing`, as (group, place in the prefix), all from one tier."""
         ticket = self._ticket = self._ticket + 1
         place = self._place(missing[0], chain.keys) or 0
         for group, block in there:
@@ -290,8 +292,8 @@ class Tiers:
         self.store.read(ticket, pieces)
 
     def meets(self, work: int, computed: int) -> bool:
-        """Is all that follows the tokens computed there by now, as far as it was loaded meanwhile?
-        Then the work is better admitted anew."""
+        """Return whether all blocks after the `computed` tokens are there by now, of those loaded
+        meanwhile. Then it is better to admit the work again."""
         keys = self._meeting.get(work)
         if keys is None:
             return False
@@ -307,18 +309,18 @@ class Tiers:
         return met
 
     def loaded(self, work: int) -> int:
-        """Tokens that were loaded for the work, as far as the pool still had them then."""
+        """Return the tokens loaded for the work, as far as the pool still had them then."""
         return self._answered.get(work, 0)
 
     def left(self, work: int) -> None:
-        """The work gave back what it held; if it comes again, it asks again."""
+        """Note that the work gave back its blocks; if it comes again, it asks again."""
         self._answered.pop(work, None)
         self._sought.discard(work)
         if self._meeting.pop(work, None) is not None:
             self._done(work)
 
     def gone(self, work: int) -> None:
-        """Work that waited has ended: what comes for it is not waited for."""
+        """Note that waiting work has ended: nothing waits for what comes for it."""
         self.left(work)
         if self.handovers is not None:
             self.handovers.gone(work)
@@ -350,7 +352,7 @@ class Tiers:
             stats.kept_bytes = self.store.kept_bytes()
 
     def _arrived(self, moved: OrderEnd, order: _Order) -> None:
-        """A read has ended: what is good can be found from now on."""
+        """Enter the good blocks of a read that has ended into the index."""
         stats, good, place = self.stats, sum(moved.good), order.place
         entered = []
         for piece, fine in zip(order.pieces, moved.good, strict=True):
@@ -374,7 +376,7 @@ class Tiers:
             self.offer(entered)  # The nearer tiers keep it, too.
 
     def _arrived_for(self, order: _Order, bad: int) -> None:
-        """One of the orders for a work has ended: the last lets it be admitted."""
+        """Count down the orders for a work; the end of the last one lets it be admitted."""
         assert order.work is not None
         load = self._loading.get(order.work)
         if load is None:
@@ -388,7 +390,7 @@ class Tiers:
                 self._answer(order.work, 0 if load.bad else load.tokens)
 
     def distrust(self) -> None:
-        """The pool's content is another from now on: what is under way is not entered in it."""
+        """Enter nothing that is under way: the pool's content means something else from now on."""
         self._witnesses.clear()
         self._coming.clear()
         self._meeting.clear()
@@ -396,7 +398,8 @@ class Tiers:
     # Inside
 
     def _room(self, missing: list[tuple[int, int]], there: list[tuple[int, int]]) -> bool:
-        """Are there blocks to fill, beside those that are continued, and some for who runs?"""
+        """Return whether enough free blocks remain for the load, the blocks that it continues, and
+        the running requests."""
         for number, pool in enumerate(self.kv.pools):
             need = sum(group == number for group, _ in missing)
             need += sum(group == number and not pool.refs[block] for group, block in there)
@@ -422,7 +425,8 @@ class Tiers:
             del self.held[group, block]
 
     def _answer(self, work: int, tokens: int) -> None:
-        """Work that is aborted while it waits never says so: the oldest are forgotten."""
+        """Note the answer for a work. Work that is aborted while it waits never reports that, so
+        the oldest answers are forgotten."""
         self._answered[work] = tokens
         if len(self._answered) > REMEMBERED:
             oldest = next(iter(self._answered))
@@ -442,7 +446,7 @@ class _Order:
     pieces: list[KeyedBlock]
     work: int | None = None
     beside: list[tuple[int, int]] = field(default_factory=list)
-    """(group, block) of what a read continues."""
+    """(group, block) of the blocks that a read continues."""
     place: int = 0
     """The tier from which it is read."""
     counts: list[int] = field(default_factory=list)
@@ -451,7 +455,7 @@ class _Order:
 
 @dataclass(slots=True)
 class _Load:
-    """What work waits for."""
+    """The load that a work waits for."""
 
     tokens: int
     """Tokens that it brings; 0 for a question."""
@@ -462,7 +466,7 @@ class _Load:
 
 
 class _Either:
-    """Keys that one of two places has."""
+    """The keys of two places together."""
 
     __slots__ = ("_first", "_second")
 

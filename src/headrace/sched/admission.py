@@ -1,4 +1,4 @@
-"""At the door: what a request must be, the work it becomes, when to come again if it is full."""
+"""Admission: the check of a request, the work it becomes, and the time to retry if it is full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .work import ALL, Work
 
 
 def verify_request(request: Request) -> None:
-    """Raise `InvalidRequest` for what can be no request of any model."""
+    """Raise `InvalidRequest` for a request that is invalid for every model."""
     prompt, n = request.prompt, request.spec.sampling.n
     if not prompt:
         raise InvalidRequest("the prompt is empty: at least one token is needed", param="prompt")
@@ -35,8 +35,8 @@ def verify_request(request: Request) -> None:
 def work_of(
     request: Request, *, order: int, now: float, policy: Policy, max_context: int, kv: KvManager
 ) -> list[Work]:
-    """The work that a request is, or the error that says why there can be none. `order`: number of
-    the first."""
+    """Turn a request into work; raise the error that says why it cannot be. `order`: number of the
+    first."""
     urgency = now + request.priority * PATIENCE_SECONDS if policy == "priority" else 0.0
     if request.spec.generates:
         return list(_sequences(request, order, urgency, max_context, kv))
@@ -46,7 +46,7 @@ def work_of(
 def _sequences(
     request: Request, order: int, urgency: float, max_context: int, kv: KvManager
 ) -> list[Sequence]:
-    """The n choices of a text. They share a prompt, and the names of its prefixes."""
+    """Make the n choices of a text, which share a prompt and the names of its prefixes."""
     length = _length(request, max_context)
     made = [
         Sequence(order + choice, request, choice, length, (urgency, order + choice))
@@ -61,8 +61,8 @@ def _sequences(
 
 
 def _once(request: Request, order: int, urgency: float, max_context: int, kv: KvManager) -> Once:
-    """An input of which a vector or a score is wanted. It needs every position's hidden state, so
-    it takes up no prefix. A model that keeps nothing between two steps reads it whole."""
+    """Make the work of an input whose vector or score is wanted. It needs every position's hidden
+    state, so it takes up no prefix. A model that keeps nothing between two steps reads it whole."""
     length, keeps = len(request.prompt), bool(kv.groups)
     if length > max_context:
         raise ContextOverflow(
@@ -73,7 +73,7 @@ def _once(request: Request, order: int, urgency: float, max_context: int, kv: Kv
 
 
 def _length(request: Request, max_context: int) -> int:
-    """Total length at which a sequence of the request ends."""
+    """Return the total length at which a sequence of the request ends."""
     length, wish = len(request.prompt), request.spec.sampling.max_tokens
     if length >= max_context:
         raise ContextOverflow(
@@ -95,7 +95,7 @@ def _length(request: Request, max_context: int) -> int:
 
 
 class RetryEstimate:
-    """When a full queue may have room: from the pace at which work ended lately."""
+    """Estimate when a full queue may have room, from the pace at which work ended lately."""
 
     __slots__ = ("_ends",)
 
@@ -106,7 +106,7 @@ class RetryEstimate:
         self._ends.append(now)
 
     def seconds(self, now: float, waiting: int) -> float:
-        """Until about half of `waiting` have ended; 1 to 60 seconds."""
+        """Estimate the seconds until about half of `waiting` have ended; 1 to 60."""
         if not self._ends:
             return 1.0
         pace = len(self._ends) / max(now - self._ends[0], 1e-3)

@@ -1,10 +1,10 @@
-"""How much of prompts a step computes where stages compute steps one behind the other.
+"""The amount of prompts that a step computes with pipeline stages.
 
-While a prompt's first chunk is in the first stage the others wait, and while its last one is in the
-last stage those before it. In n equal chunks U units take the time of n + S − 1 chunks on S stages;
-but each step reads all weights, which takes as long as `EACH` units: (n + S − 1) · (EACH + U / n),
-the least where n² = (S − 1) · U / EACH. Equal chunks are the best: what they take is their sum and
-S − 1 times the longest.
+While a prompt's first chunk is in the first stage the others wait. While its last one is in the
+last stage those before it wait. In n equal chunks U units take the time of n + S − 1 chunks on S
+stages. But each step reads all weights, which takes as long as `EACH` units: (n + S − 1) · (EACH +
+U / n), the least where n² = (S − 1) · U / EACH. Equal chunks are the best: their time is their sum
+and S − 1 times the longest.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .limits import Limits
 from .work import NO_ROW, Work
 
 EACH = 8
-"""Units of a prompt that take as long as a step takes beside its units: by the times of a token and
-of 512 of the default model, 7.5 on a Zen 5 and 10 on an Emerald Rapids. Half or twice as much makes
-a prompt of 512 slower by 2 %."""
+"""Units of a prompt that take as long as a step's fixed time. By the times of one token and of 512
+of the default model: 7.5 on a Zen 5 and 10 on an Emerald Rapids. Half or twice as much makes a
+prompt of 512 slower by 2 %."""
 
 
 class EqualChunks:
@@ -31,8 +31,8 @@ class EqualChunks:
         self._size = 0
 
     def room(self, works: Iterable[Work]) -> int:
-        """Units of prompts that the next step may compute; `works` have some that no step has been
-        planned for. Whatever cannot be cut fits."""
+        """Return the units of prompts that the next step may compute. `works` have some that no
+        step has been planned for. An atom that cannot be cut always fits."""
         if not self._between:
             return self._most
         left = atom = 0

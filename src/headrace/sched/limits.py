@@ -1,4 +1,4 @@
-"""The bounds inside which the scheduler works."""
+"""The bounds of the scheduler."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ Policy = Literal["fcfs", "priority"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Made once, at start, from the resolved options and the memory plan."""
+    """Bounds made once, at start, from the resolved options and the memory plan."""
 
     rows: int
     """Rows of the worker's tables: sequences that can run at the same time."""
     step_tokens: int
-    """Most units that one step computes: what its buffers hold."""
+    """Most units that one step computes; its buffers hold this number."""
     max_context: int
-    """Most units of one piece of work: of a text, prompt and output together."""
+    """Most units of one piece of work; for text, prompt and output together."""
     max_waiting: int
-    """Work that may wait beyond that which has a free row, before requests are refused."""
+    """Most work that waits, in addition to work that has a free row, before requests are refused.
+    """
     policy: Policy = "fcfs"
     depth: int = 1
     """Steps in flight: with 2 the next is planned before the result of the last is there."""
     drafts: int = 0
-    """Drafts that a decode verifies beside its own token, at most."""
+    """Most drafts that a decode verifies in addition to its own token."""
     stages: int = 1
-    """Parts of the model that compute steps one behind the other, so many at a time: with more than
-    one, a step decodes sequences that no step in flight has, and its share of them."""
+    """Pipeline stages of the model; this number of steps is computed at a time, one after the
+    other. With more than one, a step decodes its share of the sequences: some that no step in
+    flight has."""
 
     def __post_init__(self) -> None:
         for name, low in (("rows", 1), ("max_context", 2), ("max_waiting", 0), ("drafts", 0)):
@@ -46,5 +48,5 @@ class Limits:
 
     @property
     def running(self) -> int:
-        """Most sequences that run: so few that each of them can decode in every step."""
+        """Most sequences that run, few enough that each of them can decode in every step."""
         return min(self.rows, self.step_tokens)

@@ -9,7 +9,7 @@ from .work import Work
 
 
 class Once(Work):
-    """An input all of which is known. Where attention is bidirectional its atom is the whole
+    """An input that is known completely. Where attention is bidirectional its atom is the whole
     input, and it keeps nothing."""
 
     __slots__ = ()

@@ -1,8 +1,9 @@
-"""How many drafts a step verifies: as many as give the most tokens for its time.
+"""The number of drafts that a step verifies: the one that gives the most tokens for its time.
 
-A draft is worth its chance to be accepted with all before it; it costs what one more row makes a
-step longer. Both change with the text, the batch and the minute, so both are measured: the chances
-come with the drafts, and a step's seconds are a prediction corrected by what such steps took.
+A draft's value is the chance that it is accepted with all before it. Its cost is the time that one
+more row adds to the step. Both change with the text, the batch and the minute, so both are
+measured. The chances come with the drafts; a step's seconds are a prediction corrected by what such
+steps took.
 """
 
 from __future__ import annotations
@@ -15,53 +16,54 @@ from ..base.step import Drafting, StepPlan, StepResult
 from ..speculate import MODEL
 
 MEMORY = 0.1
-"""Share of the newest step in what is known of steps about as large."""
+"""Weight of the newest step in the average of steps of about its size."""
 FORGOTTEN = 100
-"""Steps after which half of that is forgotten: a slow moment must not stand for ever."""
+"""Half-life of that average in steps: a slow moment must not count for ever."""
 MOST = 100.0
-"""Steps of a size that are counted at most: more would take as long to forget as they took."""
+"""Most steps of a size that are counted: more would take as long to forget as they took."""
 TRUST = 2.0
 """Steps of a size after which their own times count as much as those of the size below."""
 OUTLIER = 2.0
-"""A step that took so many times what was expected says no more than one that took this."""
+"""A step longer than this multiple of the expected time counts as this multiple."""
 MARGIN = 1.05
-"""A step with drafts must promise so much more than one without: whoever drafts gets ahead, all
-others wait for the longer step, and what is expected is not known to a few per cent."""
+"""Least gain that a step with drafts must promise over one without. A sequence that drafts gets
+ahead, but all others wait for the longer step, and expectations are off by a few per cent."""
 LEAST = 0.2
-"""What a row adds to a step of one row at least, until steps show that it is less. A machine that
-others use looks as if it waited for its memory only, so that rows seem to cost nothing; too dear a
-guess is soon corrected, since what is as good as sure is verified at this price, too."""
+"""Least time that a row adds to a step of one row, until steps show that it is less. A machine
+shared with others looks memory-bound, so rows seem to cost nothing. Too high a guess is soon
+corrected, since almost certain drafts are verified at this price, too."""
 
 EACH, APART = 16, 8
-"""Numbers of tokens up to which each is predicted, and of tokens between two predictions beyond:
-on a line, to 0.2 % (default model), since a prediction takes the better part of a millisecond."""
+"""Number of tokens up to which each is predicted, and the spacing of predictions beyond,
+interpolated linearly: exact to 0.2 % (default model). A prediction takes the better part of a
+millisecond."""
 
 
 def least(tokens: int) -> float:
-    """What a step of so many tokens takes at least, that of one row being 1, before any ran."""
+    """Return the least time of a step of `tokens`, that of one row being 1, before any ran."""
     return 1 - LEAST + LEAST * tokens
 
 
 @dataclass(slots=True)
 class _Knot:
-    """What steps of about so many tokens took over what was predicted."""
+    """The times of steps of about this number of tokens, relative to the prediction."""
 
     ratio: float
     seen: float
-    """Steps, each by how near to the knot it was, fading."""
+    """Number of these steps, each weighted by its nearness to the knot, fading."""
     last: int
     """Number of the last of them."""
 
 
 class StepPrices:
-    """Expected seconds of a step by its tokens, all of which give a token of an answer.
+    """Expected seconds of a step by its tokens; each of them yields a token of an answer.
 
-    What steps took over what was predicted is kept at powers of two and read between them by line:
-    a batch that drafts has hardly two steps of one size, so each must tell of its neighbours.
+    The ratio of real to predicted time is kept at powers of two and interpolated linearly. A batch
+    that drafts hardly has two steps of one size, so each must inform its neighbours.
     """
 
     def __init__(self, predict: Callable[[int], float]) -> None:
-        """`predict`: seconds of a step of so many tokens. Only how it grows matters."""
+        """`predict`: tokens of a step → its seconds. Only how it grows matters."""
         self._predict = predict
         self._predicted: dict[int, float] = {}
         self._knots: dict[int, _Knot] = {}
@@ -70,16 +72,16 @@ class StepPrices:
 
     @property
     def known(self) -> bool:
-        """Has a step been observed? Until then only ratios of `seconds` mean anything."""
+        """Whether a step has been observed. Until then only ratios of `seconds` mean anything."""
         return bool(self._knots)
 
     def seconds(self, tokens: int) -> float:
-        """Expect so long of a step of so many tokens, as steps are now."""
+        """Return the expected seconds of a step of `tokens`, as steps are now."""
         return self.rising(tokens, tokens)[0]
 
     def rising(self, least: int, most: int) -> list[float]:
-        """`seconds` of each number of tokens from `least` to `most`; a knot is read once for all,
-        since thirty sequences have two hundred drafts ready, and no step waits for their sum."""
+        """Return `seconds` of each number of tokens from `least` to `most`, reading each knot once.
+        Thirty sequences have two hundred drafts ready, and no step waits for their sum."""
         places = range(least.bit_length() - 1, most.bit_length() + 1)
         knots = {place: self._ratio(place) for place in places}
         found = []
@@ -90,7 +92,7 @@ class StepPrices:
         return found
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Note what a step of so many tokens took, without chunks: their tokens have no head."""
+        """Note the seconds of a step of `tokens` without chunks: tokens of chunks have no head."""
         if seconds <= 0:
             return
         self._steps += 1
@@ -106,9 +108,9 @@ class StepPrices:
             knot.ratio += weight * max(MEMORY, min(1.0, 1 / knot.seen)) * (ratio - knot.ratio)
 
     def _ratio(self, place: int) -> float:
-        """A knot's ratio, which leans on the next smaller one of which something is known; that of
-        the smallest on the next larger: who always drafts runs no small steps, and one slow moment
-        among the last of them would make all drafts look free."""
+        """Return a knot's ratio, shrunk towards the next smaller known one; the smallest leans on
+        the next larger. An engine that always drafts never measures small steps; one outlier among
+        the last of them would make all drafts look free."""
         knots = self._knots
         if not knots:
             return 1.0
@@ -125,7 +127,7 @@ class StepPrices:
         return (TRUST * lean + seen * own.ratio) / (TRUST + seen)
 
     def _faded(self, knot: _Knot) -> float:
-        """What is left of what was known."""
+        """Return the share of a knot's knowledge that has not faded."""
         return float(0.5 ** ((self._steps - knot.last) / FORGOTTEN))
 
     def _prior(self, tokens: int) -> float:
@@ -142,28 +144,28 @@ class StepPrices:
 
 
 def _between(tokens: int) -> tuple[int, float]:
-    """(exponent of the power of two at or below `tokens`, share of the way to the next)"""
+    """Return (exponent of the power of two at or below `tokens`, share of the way to the next)."""
     low = tokens.bit_length() - 1
     return low, tokens / (1 << low) - 1
 
 
 def paying(running: int, prices: StepPrices) -> float:
-    """The least chance of a draft, of so many sequences one each, at which a step verifies them;
-    above 1 it never does."""
+    """Return the least chance of a draft at which a step verifies one for each of `running`
+    sequences; above 1 it never does."""
     return MARGIN * prices.seconds(2 * running) / prices.seconds(running) - 1
 
 
 class DraftCounts:
-    """What came of drafts since the start, as `StepStats` has it."""
+    """Counts of drafts and their outcomes since the start, as in `StepStats`."""
 
     def __init__(self) -> None:
         self.totals = (0, 0, 0)
         """`drafts`, `draft_tokens` and `accepted_tokens`."""
         self.costs: tuple[float, float] | None = None
-        """The latest of a draft model."""
+        """The latest costs of a draft model."""
 
     def drafting(self, told: Drafting | None) -> float:
-        """Seconds that a step's drafts took, where a model made some."""
+        """Return the seconds that a step's drafts took, if a model made some."""
         if told is None:
             return 0.0
         self.costs = told.costs
@@ -177,10 +179,10 @@ class DraftCounts:
         prices: StepPrices | None,
         drafting: float = 0.0,
     ) -> None:
-        """Count what a step of `tokens` and so many decodes verified, and price it.
+        """Count what a step of `tokens` with `decodes` decodes verified, and price it.
 
-        Drafts cost what they made the step longer, each row alike; those of a draft model also the
-        seconds of `drafting`. Each that was accepted saves its sequence a step of the decodes
+        Drafts cost the time that they added to the step, each row alike; those of a draft model
+        also the seconds of `drafting`. Each accepted draft saves its sequence a step of the decodes
         alone.
         """
         drafts, tried, accepted = self.totals
@@ -198,8 +200,8 @@ class DraftCounts:
 
 
 def computed(plan: StepPlan, result: StepResult) -> int:
-    """Tokens that a step computed: with two steps in flight fewer drafts may have been ready than
-    were planned."""
+    """Return the tokens that a step computed: with two steps in flight fewer drafts may have been
+    ready than planned."""
     verified = result.verified or {}
     return plan.tokens - plan.drafts + sum(one.tried for one in verified.values())
 
@@ -211,18 +213,18 @@ def draft_lengths(
     prices: StepPrices | None,
     making: Sequence[float] = (),
 ) -> list[int]:
-    """How many drafts of each sequence a step of `tokens` others verifies, `room` together.
+    """Choose how many drafts of each sequence a step of `tokens` others verifies, `room` together.
 
-    `survivals`: of each sequence the chance (of 255) of each draft that is ready to be accepted
-    with all before it. Prompts' tokens and decodes are sure, so they count as 1: the step that
-    gives most expected tokens a second is taken, and none of the drafts where that gives less than
-    `MARGIN` times what a step without gives. Without `prices` every draft is verified.
+    `survivals`: per sequence, for each ready draft, its chance (of 255) to be accepted with all
+    before it. Tokens of prompts and decodes are certain, so they count as 1. The step with the most
+    expected tokens a second is chosen. It verifies no draft if that gives less than `MARGIN` times
+    the rate of a step without drafts. Without `prices` every draft is verified.
 
-    `making`: the seconds that it takes to make one more draft of a sequence, 0 where they are
-    there. Those are made one behind the other and for all sequences together, so a step is longer
-    by its deepest. Where some are to be made, a step without these is considered, too.
+    `making`: seconds to make one more draft of a sequence, 0 if they are there. Those are made one
+    after the other and for all sequences together, so the deepest determines how much longer a step
+    is. If some are to be made, a step without these is considered, too.
     """
-    # By chance, and for equal ones by depth: so each sequence's drafts stay in their order.
+    # By chance, then by depth: so each sequence's drafts stay in their order.
     slots = sorted(
         (-chance, depth, place)
         for place, chances in enumerate(survivals)
@@ -247,7 +249,7 @@ def draft_lengths(
 
 
 def _lengths(chosen: Sequence[tuple[int, int, int]], survivals: Sequence[bytes]) -> list[int]:
-    """How many of the chosen drafts are of each sequence."""
+    """Return the number of chosen drafts of each sequence."""
     lengths = [0] * len(survivals)
     for _, _, place in chosen:
         lengths[place] += 1

@@ -1,10 +1,10 @@
 """The waiting queue: a heap by rank, from which any work can be taken.
 
-Work has the rank with which its request was added and keeps it, so what was preempted
-returns to its old place. Under "fcfs" the rank is the order of arrival. Under "priority" it is
-`arrival + priority * PATIENCE_SECONDS`: the more urgent goes first, but nobody waits for ever,
-since whoever has waited a minute longer per step of priority has caught up. As all ranks age
-alike, the order of two never changes and nothing is ever sorted again.
+Work keeps the rank with which its request was added, so preempted work returns to its old place.
+Under "fcfs" the rank is the order of arrival. Under "priority" it is `arrival + priority *
+PATIENCE_SECONDS`: the more urgent goes first, but none waits for ever, since work that has waited a
+minute longer per step of priority has caught up. As all ranks age alike, the order of two never
+changes and nothing is ever sorted again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class WaitingQueue:
-    """push, peek, pop and discard in O(log n) at most; discarded entries are dropped lazily."""
+    """A heap with push, peek, pop and discard in O(log n); discarded entries go lazily."""
 
     __slots__ = ("_heap", "_live")
 
@@ -38,12 +38,12 @@ class WaitingQueue:
         heappush(self._heap, (work.rank, work))
 
     def first(self, most: int) -> Iterator[Work]:
-        """The head, and about the next, at most so many."""
+        """Return the head and roughly the next work, `most` at most."""
         self.peek()  # From now on the head is live.
         return (work for _, work in self._heap[:most] if work.id in self._live)
 
     def peek(self) -> Work | None:
-        """What is to be served first."""
+        """Return the work that is served first."""
         heap = self._heap
         while heap and heap[0][1].id not in self._live:
             heappop(heap)
@@ -57,7 +57,7 @@ class WaitingQueue:
         return work
 
     def discard(self, work: Work) -> None:
-        """Take out work wherever it stands; does nothing if it does not wait."""
+        """Take out work wherever it stands; do nothing if it does not wait."""
         self._live.discard(work.id)
         if len(self._heap) > 2 * len(self._live) + 64:
             self._heap = [entry for entry in self._heap if entry[1].id in self._live]

@@ -5,11 +5,11 @@ Work is in one of these places:
     waiting        in the queue: WAITING, or PREEMPTED with nothing held
     prefilling     RUNNING, with known units that no step has been planned for
     decoding       RUNNING, all known units are in some step: each further step computes one
-                   that the step before it made, or there is none
+                   that the step before it made, or no unit is left
     leaving        FINISHED or PREEMPTED, but in a step in flight: holds everything until its end
 
-`enter` moves from the first to the second, `leave` out of the second and third; the scheduler
-itself moves between these two, when it plans the last chunk.
+`enter` moves from the first to the second, `leave` out of the second and third. The scheduler moves
+work from the second to the third, when it plans the last chunk.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .rows import Rows
 from .work import NO_ROW, State, Work
 
 RESERVE = 0.02
-"""Share of the blocks that an admission leaves to those who run, so that they can grow."""
+"""Share of the blocks that an admission leaves to running work, so that it can grow."""
 
 
 class Roster:
-    """The places, and every way to take and to give back what running work holds."""
+    """The places of work, and every way to take and give back what running work holds."""
 
     def __init__(self, limits: Limits, kv: KvManager, resources: tuple[Resource, ...]) -> None:
         self.kv = kv
@@ -44,8 +44,8 @@ class Roster:
         self.preemptions = 0
         """Since the start."""
         self.carried: list[BlockWrite] = []
-        """Deltas of the plan that is made: blocks behind a window are given back even where nothing
-        comes of it, and the next one tells."""
+        """Deltas of the plan being made. Blocks before a window are given back even if no plan
+        results; then the next plan reports them."""
         self.blocked: Work | None = None
         """The head of the queue, if it found no blocks when it was tried last."""
         self._blocked_free = 0
@@ -58,7 +58,7 @@ class Roster:
 
     @property
     def full(self) -> bool:
-        """Must someone leave before another can run?"""
+        """Whether work must leave before other work can run."""
         return not self.rows.free or self.running >= self._most
 
     @property
@@ -68,7 +68,8 @@ class Roster:
         return len(self.decoding), left
 
     def uncomputed(self, most: int) -> Iterator[Work]:
-        """Work with units that no step was planned for: of those that wait at most so many."""
+        """Yield work with units that no step was planned for: all that runs, and at most `most`
+        that waits."""
         yield from self.prefilling.values()
         if not self.full:
             yield from self.waiting.first(min(most, self._most - self.running))
@@ -77,25 +78,25 @@ class Roster:
         return chain(self.decoding.values(), self.prefilling.values())
 
     def last_in_rank(self, *, keeps: bool = False) -> Work:
-        """The running work that is preempted first: the latest, or least urgent. `keeps`: among
-        that which holds blocks."""
+        """Return the running work that is preempted first: the latest, or least urgent. `keeps`:
+        only among work that holds blocks."""
         return max((s for s in self.all_running() if s.keeps or not keeps), key=lambda s: s.rank)
 
     # In
 
     def still_blocked(self, work: Work) -> bool:
-        """Would trying to admit it fail as it did before?"""
+        """Return whether trying to admit it would fail as it did before."""
         return work is self.blocked and self.running > 0 and self.kv.free <= self._blocked_free
 
     def prepare(self, work: Work) -> bool:
-        """The resources that it needs to run, all or none."""
+        """Take the resources that it needs to run, all or none."""
         return all_prepared(self.resources, work)
 
     def enter(self, work: Work, budget: int) -> int:
-        """Take the (prepared) head of the queue into a row, with what the prefix index has for it.
+        """Take the (prepared) head of the queue into a row, with its hits of the prefix index.
 
-        Returns the units of its first chunk, at most `budget`. 0, and nothing taken and the
-        resources given back, if there are no blocks.
+        Returns the units of its first chunk, at most `budget`. Without enough blocks it returns 0,
+        takes nothing and gives the resources back.
         """
         known = work.known
         if work.keeps:
@@ -122,8 +123,8 @@ class Roster:
         return count
 
     def _open(self, work: Work, known: int, budget: int) -> tuple[int, int]:
-        """A table with what the index has and blocks for a first chunk: (start, count) of it.
-        Count 0: there are not enough, and nothing is taken."""
+        """Open a table with the hits of the index and blocks for a first chunk; return its (start,
+        count). Count 0: there are too few blocks, and nothing is taken."""
         kv, read = self.kv, work.reads
         table = kv.open(known, work.chain, read=read)
         start = kv.cached(table)
@@ -150,7 +151,7 @@ class Roster:
         self.leave(work, State.PREEMPTED)
 
     def leave(self, work: Work, state: State) -> None:
-        """Stop running or waiting; what is held is given back once no step in flight uses it."""
+        """Stop running or waiting; its holdings are given back once no step in flight uses them."""
         was_running = work.state is State.RUNNING
         work.move(state)
         if not was_running:
@@ -166,24 +167,25 @@ class Roster:
             self._give_back(work)
 
     def drain(self, work: Work) -> None:
-        """After a result of a work that does not run: was it the last that it waited for?"""
+        """After a result of a work that does not run, give back its holdings if it was the last
+        awaited."""
         if work.in_flight == 0 and work.row != NO_ROW:
             self.leaving -= 1
             self._give_back(work)
 
     def _give_back(self, work: Work) -> None:
-        """Row, blocks and resources return; who was preempted waits from now on."""
+        """Return row, blocks and resources; preempted work waits from now on."""
         assert work.row != NO_ROW
         assert work.in_flight == 0
         table = work.table
         if table is not None:
-            # No step in flight: what is scheduled is computed.
+            # No step is in flight, so all that is scheduled is computed.
             computed = min(work.scheduled, work.known)
             self.kv.enter(table, computed, step=None)
             self.kv.leave_rest(table, computed)
             self.kv.close(table)
             work.table = None
-        if self.carried:  # In its place: a plan that is being made holds the list.
+        if self.carried:  # In place: a plan that is being made holds the list.
             self.carried[:] = [write for write in self.carried if write.row != work.row]
         self.rows.give_back(work.row)
         work.row = NO_ROW
@@ -193,7 +195,7 @@ class Roster:
             self.waiting.push(work)
 
     def check_integrity(self, flying: list[Work]) -> None:
-        """Assert the places and what is held; `flying`: the entries of all steps in flight."""
+        """Assert the places and the holdings; `flying`: the entries of all steps in flight."""
         running = list(self.all_running())
         assert all(s.state is State.RUNNING and s.row != NO_ROW for s in running)
         assert len(running) <= self._most

@@ -25,7 +25,8 @@ class Rows:
         self._released.append(row)
 
     def take_released(self) -> list[int]:
-        """Rows given back since the last call, for the next plan to tell the worker."""
+        """Return the rows given back since the last call, for the next plan to report to the
+        worker."""
         released, self._released = self._released, []
         return released
 

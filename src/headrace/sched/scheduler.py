@@ -1,30 +1,30 @@
 """The scheduler: which work computes how many of its units in the next step.
 
 There is no prefill phase and no decode phase. Work has units that are known and units that are
-scheduled; a step computes `(start, count)` of each entry, and whoever reaches its last known unit
-gets what comes next: a token, a vector, an end. What the units are only its kind knows.
+scheduled. A step computes `(start, count)` of each entry. Work that reaches its last known unit
+gets its next result: a token, a vector, an end. Only its kind knows what the units are.
 
 **Order of side effects in `schedule`** (nothing is undone later in the call):
 
 1. *yield*: under "priority", waiting work may have preempted less urgent work;
-2. *room*: whoever runs and lacks blocks for its next unit asks for them in order of rank, and
-   preempts from the end of that order, so that nobody who has room by now loses it again;
-3. *place*: decodes first, one unit each; then chunks of what was known, by rank, as the budget
-   lasts, of which stages take a part at a time (`chunks`);
+2. *room*: running work that lacks blocks for its next unit asks for them in order of rank, and
+   preempts from the end of that order. So work with room by now never loses it again;
+3. *place*: decodes first, one unit each; then chunks of known units, by rank, as the budget
+   lasts; with pipeline stages only a part at a time (`chunks`);
 4. *admit*: waiting work by rank, while rows, budget and blocks last;
-5. *draft*: decodes verify drafts that pay, in what is left of the budget and in free blocks.
+5. *draft*: decodes verify drafts that pay, in the rest of the budget and in free blocks.
 
-**Nobody starves.** At most `Limits.running` run, so few that each can decode in every step and a
-prompt always gets a part of the budget. Who finds no blocks waits in place while those before it
-in rank may preempt it; the first in rank preempts all others if it must, and `add` refused
-whoever does not fit alone. What is preempted keeps its rank and all that is known. An atom that
-the decodes of a step leave no budget for lets nothing of lower rank go before it: decodes end,
-and then it fits, since `add` refused what exceeds a whole step.
+**Nothing starves.** At most `Limits.running` run, so few that each can decode in every step and a
+prompt always gets a part of the budget. Work that finds no blocks waits in place while work before
+it in rank may preempt it. The first in rank preempts all others if it must, and `add` refused work
+that does not fit alone. Preempted work keeps its rank and all that is known. If the decodes of a
+step leave no budget for an atom, nothing of lower rank goes before it. Decodes end, and then it
+fits, since `add` refused what exceeds a whole step.
 
 **Steps in flight.** `update` takes results in the order of the plans. Work that finishes, is
-aborted or preempted while steps with it are in flight keeps its row and blocks until they are
-done (it is *leaving*). With `depth` 2 a plan may contain work of which the result before it shows
-that it was finished: what it gets is dropped.
+aborted or preempted while steps with it are in flight keeps its row and blocks until they are done
+(it is *leaving*). With `depth` 2 a plan may contain work that the previous result shows to be
+finished: its results are dropped.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from .roster import RESERVE, Roster
 from .work import NO_ROW, State, Work
 
 LOOK_AHEAD = 32
-"""Work without its resources that an admission looks past, to find some that has them."""
+"""Most work without its resources that an admission looks past, to find some that has them."""
 
 
 @dataclass(slots=True)
 class Flight:
-    """A plan whose result is not there, and who is in it."""
+    """A plan whose result is not there, and its entries."""
 
     plan: StepPlan
     entries: list[Work]
     decodes: int
-    """The first entries: one unit, and drafts, each."""
+    """Number of first entries that decode: one unit, and drafts, each."""
 
 
 class Scheduler:
@@ -72,15 +72,15 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         prices: StepPrices | None = None,
     ) -> None:
-        """`prices`: by which drafts are chosen; None: every one that is ready is verified."""
+        """`prices`: used to choose drafts; None: every draft that is ready is verified."""
         self.prices, self._drafts = prices, DraftCounts()
         self.limits = limits
         self.kv = kv
         self.resources = tuple(resources)
-        # What keeps nothing between two steps is computed in one.
+        # Work that keeps nothing between two steps is computed in one.
         capacity = kv.capacity if kv.groups else limits.step_tokens
         self.max_context = min(limits.max_context, capacity)
-        """Units of the longest work: the option's, or what the pool can hold."""
+        """Units of the longest work: the option, or what the pool can hold."""
         self._clock = clock
         self._requests: dict[str, list[Work]] = {}
         """Live work of each request."""
@@ -90,7 +90,7 @@ class Scheduler:
         self._order = 0
         self._retry = RetryEstimate()
         self._last = 0, 0, 0, 0, 0
-        """The latest step's number, entries, units, those of prompts, and new tokens."""
+        """The latest step's number, entries, units, units of prompts, and new tokens."""
         self._held: tuple[float, int] | None = None
         """Rank of the atom for which the decodes of this step left no budget."""
         self._chunks = EqualChunks(limits)
@@ -98,9 +98,9 @@ class Scheduler:
         """Live work of other parts than the first."""
         self._check = check_plans()
         self.split: SplitStats | None = None
-        """Counts of the prefill/decode split, where the engine has a role in one."""
+        """Counts of the prefill/decode split, if the engine has a role in one."""
 
-    # What the engine asks
+    # Queries of the engine
 
     @property
     def running(self) -> int:
@@ -112,7 +112,7 @@ class Scheduler:
 
     @property
     def pressure(self) -> tuple[int, int]:
-        """(sequences that decode, tokens of admitted prompts that are still to be computed)."""
+        """Sequences that decode, and tokens of admitted prompts that are still to be computed."""
         return self._roster.pressure
 
     @property
@@ -122,15 +122,15 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Is there anyone who still has to get an answer, or a result to come?"""
+        """Whether a request still lacks its answer, or a result is still to come."""
         return bool(self._requests or self._flights)
 
     def requests(self) -> Iterator[Request]:
-        """All that have not ended."""
+        """Yield all requests that have not ended."""
         return (works[0].request for works in self._requests.values())
 
     def stats(self) -> StepStats:
-        """Counts after the latest update; the engine's loop fills in the times."""
+        """Return the counts after the latest update; the engine's loop fills in the times."""
         step, entries, tokens, prefill_tokens, sampled_tokens = self._last
         kv, roster = self.kv, self._roster
         # By position: this is made in every step.
@@ -156,8 +156,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Take a request, or raise and take nothing.
 
-        `InvalidRequest`: it is wrong, or its id is in use. `ContextOverflow`: it can never fit.
-        `Overloaded`: too many wait; `retry_after` says when to come again.
+        Raises `InvalidRequest` if it is wrong or its id is in use, `ContextOverflow` if it can
+        never fit, and `Overloaded` if too many wait; `retry_after` says when to come again.
         """
         if request.id in self._requests:
             raise InvalidRequest(f"a request with id {request.id!r} is running", param="request_id")
@@ -194,18 +194,18 @@ class Scheduler:
             self._roster.waiting.push(work)
 
     def abort(self, request_id: str) -> list[SequenceDelta]:
-        """End all choices of a request, whatever their state; [] if it is not known."""
+        """End all choices of a request in any state; return [] if it is not known."""
         return [self._finish(s, "abort") for s in list(self._requests.get(request_id, ()))]
 
     def abort_choice(self, request_id: str, choice: int) -> list[SequenceDelta]:
-        """End one choice: a stop string was seen in its text. [] if it has ended."""
+        """End one choice whose text has a stop string; return [] if it has ended."""
         found = [s for s in self._requests.get(request_id, ()) if s.choice == choice]
         return [self._finish(s, "stop") for s in found]
 
     # The step
 
     def schedule(self) -> StepPlan | None:
-        """The next plan; None if nothing can run now, or `depth` plans are in flight."""
+        """Make the next plan; None if nothing can run now, or `depth` plans are in flight."""
         self.kv.turn()
         if len(self._flights) >= self.limits.depth or not self._requests:
             return None
@@ -237,7 +237,7 @@ class Scheduler:
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceDelta]:
-        """Book the result of the oldest plan in flight; the news of its entries."""
+        """Book the result of the oldest plan in flight; return the deltas of its entries."""
         if result.error is not None:
             return self.fail(plan, result.error)
         flight = self._land(plan)
@@ -273,10 +273,10 @@ class Scheduler:
         return deltas
 
     def fail(self, plan: StepPlan, message: str) -> list[SequenceDelta]:
-        """The oldest plan in flight failed: its entries end with an error.
+        """End the entries of the oldest plan in flight, which failed, with an error.
 
-        Later plans in flight may have read what this one should have written, so their results
-        will be dropped; what is only in those starts again.
+        Later plans in flight may have read what this one should have written. So their results will
+        be dropped, and work that is only in those starts again.
         """
         flight = self._land(plan)
         self.kv.forget(plan.number)
@@ -315,7 +315,8 @@ class Scheduler:
                 roster.preempt(victim)
 
     def _find_room(self, writes: list[BlockWrite], room: int) -> list[tuple[Work, int]]:
-        """Blocks for those who run and need some; the chunks, at most `room`, that have them."""
+        """Find blocks for running work that needs some; return the chunks that have them, `room` at
+        most."""
         decoding, prefilling = self._roster.decoding, self._roster.prefilling
         needy = [s for s in decoding.values() if s.scheduled >= s.capacity < s.limit]
         if self.limits.stages > 1:
@@ -329,7 +330,7 @@ class Scheduler:
         chunks = []
         for work in needy:
             if work.state is not State.RUNNING:
-                continue  # preempted by one before it
+                continue  # preempted by work before it
             start = work.scheduled
             if work.id in decoding:
                 if self._make_room(work, start + 1, writes):
@@ -349,7 +350,8 @@ class Scheduler:
         return chunks
 
     def _make_room(self, work: Work, end: int, writes: list[BlockWrite]) -> bool:
-        """Blocks up to `end` or as far as it goes; is there room for one unit at least?"""
+        """Take blocks up to `end` or as far as possible; return whether there is room for at least
+        one unit."""
         table = work.table
         assert table is not None
         end = min(end, work.limit)
@@ -371,7 +373,7 @@ class Scheduler:
         if self.limits.stages > 1:  # Each of the steps in flight decodes as many.
             share = -(-len(decoding) // self.limits.stages)
             ready = [s for s in ready if not s.in_flight][:share]
-            for s in ready:  # Who is left over is the first of the next step.
+            for s in ready:  # Work that is left over is the first of the next step.
                 decoding[s.id] = decoding.pop(s.id)
         plan.rows.extend([s.row for s in ready])
         plan.starts.extend([s.scheduled for s in ready])
@@ -383,7 +385,7 @@ class Scheduler:
         return ready
 
     def _place(self, plan: StepPlan, entries: list[Work], work: Work, count: int) -> None:
-        """A chunk of known units; after the last one it decodes."""
+        """Place a chunk of known units; after the last one the work decodes."""
         start, known = work.scheduled, work.known
         end = start + count
         plan.rows.append(work.row)
@@ -431,7 +433,7 @@ class Scheduler:
             roster.waiting.push(work)
 
     def _draft(self, plan: StepPlan, decodes: list[Work]) -> None:
-        """Let decodes verify drafts, last: no prompt waits for one, and nobody gives up a block."""
+        """Let decodes verify drafts, last: no prompt waits, and no work gives up a block."""
         tokens, most = plan.tokens, self.limits.drafts
         room = self.limits.step_tokens - tokens
         ready = [work.drafts[: min(most, work.limit - work.scheduled)] for work in decodes]
@@ -472,7 +474,7 @@ class Scheduler:
         return work.end(finish, error)
 
     def _leave(self, work: Work) -> None:
-        """It has its answer: it leaves the books of its request."""
+        """Remove work that has its answer from its request."""
         self._roster.leave(work, State.FINISHED)
         choices = self._requests[work.request.id]
         choices.remove(work)
@@ -482,7 +484,7 @@ class Scheduler:
         self._retry.finished(self._clock())
 
     def check_integrity(self) -> None:
-        """Assert what holds between any two calls; when idle, that nothing is held."""
+        """Assert the invariants between any two calls; when idle, that nothing is held."""
         roster = self._roster
         flying = [s for flight in self._flights for s in flight.entries]
         roster.check_integrity(flying)

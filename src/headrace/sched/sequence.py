@@ -9,7 +9,8 @@ from .work import Work
 
 
 class Sequence(Work):
-    """Its units are tokens; each that a step samples is one more to compute, but for the last."""
+    """Text whose units are tokens; each that a step samples is one more to compute, but for the
+    last."""
 
     __slots__ = ("length", "min_length", "scored", "stops")
 
@@ -30,7 +31,7 @@ class Sequence(Work):
 
     @property
     def scores_prompt(self) -> bool:
-        """Does it still owe log-probabilities of prompt tokens? Choice 0 delivers them for all."""
+        """Whether it still owes log-probabilities of prompt tokens. Choice 0 delivers for all."""
         return (
             self.choice == 0
             and self.request.spec.sampling.prompt_logprobs is not None
@@ -44,20 +45,20 @@ class Sequence(Work):
     def oldest_query(self) -> int:
         if not self.in_flight:
             return self.scheduled
-        # Once a token came back, the step in flight starts at the last one known; with drafts
-        # its planned start is only an upper bound of that.
+        # Once a token came back, the step in flight starts at the last one known; with drafts its
+        # planned start is only an upper bound of that.
         return self.chunk_start if len(self.tokens) == self.admitted else len(self.tokens) - 1
 
     def take(
         self, plan: StepPlan, result: StepResult, entry: int, *, grows: bool
     ) -> SequenceDelta | None:
-        """Append new tokens up to the first that ends it; what follows that one is dropped."""
+        """Append new tokens up to the first that ends it; later ones are dropped."""
         new, delta = result.tokens[entry], None
         if result.proposed is not None:
             self.drafts, drafting = result.proposed[entry], result.drafting
             self.draft_seconds = drafting.each if drafting and entry in drafting.entries else 0.0
         if grows:
-            # Drafts that were not accepted are not computed after all.
+            # Rejected drafts are not computed after all.
             self.scheduled -= plan.counts[entry] - len(new)
         elif result.prompt_logprobs is not None and self.scores_prompt:
             delta = self._score(plan.starts[entry], result.prompt_logprobs[entry])
@@ -85,7 +86,8 @@ class Sequence(Work):
         return delta
 
     def _score(self, start: int, scores: list[TokenLogprobs]) -> SequenceDelta | None:
-        """Log-probabilities of a chunk from `start` that were not delivered before a preemption."""
+        """Return a chunk's log-probabilities from `start` that were not delivered before a
+        preemption."""
         fresh = scores[self.scored - max(start, 1) :]
         if not fresh:
             return None

@@ -1,13 +1,13 @@
-"""Work: what the scheduler knows of anything that it plans.
+"""Work: the scheduler's view of anything that it plans.
 
     WAITING ──► RUNNING ──► FINISHED        (WAITING and PREEMPTED can be aborted, too)
                  ▲   │
                  │   ▼
                PREEMPTED
 
-Only RUNNING work holds a row, resources and, where it keeps something between steps, a block table;
-with one exception: whoever stops running while steps that contain it are in flight keeps all three
-until the last of them is done.
+Only RUNNING work holds a row, resources and, if it keeps something between steps, a block table.
+There is one exception: work that stops running while steps in flight contain it keeps all three
+until the last of these is done.
 
 Its units (tokens of a text or an input, steps of a loop) have these regions while it runs:
 
@@ -51,7 +51,7 @@ ALL = 2**62
 
 
 class Work:
-    """The books of one piece of work. Changed by the scheduler only."""
+    """The state of one piece of work. Changed by the scheduler only."""
 
     __slots__ = (
         "admitted", "atom", "cached", "capacity", "chain", "choice", "chunk_start",
@@ -76,16 +76,17 @@ class Work:
         self.request = request
         self.choice = choice
         self.tokens = request.prompt.copy()
-        """Prompt and what was generated."""
+        """Prompt and generated tokens."""
         self.prompt_length = len(request.prompt)
         self.limit = limit
         self.atom = atom
-        """A step computes a multiple of so many units, counted from the first, or all the rest."""
+        """A step computes a multiple of this number of units, counted from the first, or all the
+        rest."""
         self.part = part
         """Number of the part of a model that computes it."""
         assert atom == 1 or not keeps, "what lies in blocks is cut anywhere"
         self.keeps = keeps
-        """Does it keep anything between two steps, in blocks?"""
+        """Whether it keeps anything between two steps, in blocks."""
         self.rank = rank
         """Place in the order of service, for life: lower is served first, preempted last."""
         self.chain: PrefixChain | None = None
@@ -97,19 +98,19 @@ class Work:
         self.loaded = 0
         """Units of these that a lower tier brought for it."""
         self.scheduled_at = 0.0
-        # Of the present stay in a row:
+        # Valid while it holds a row:
         self.row = NO_ROW
         self.table: BlockTable | None = None
         self.admitted = 0
         """Units known at admission."""
         self.chunk_start = 0
-        """Start of the oldest chunk of these in flight."""
+        """Start of its oldest chunk in flight."""
         self.scheduled = 0
         self.capacity = 0
         self.drafts = b""
         """Drafts that are ready for its next step, as `StepResult.proposed` has them."""
         self.draft_seconds = 0.0
-        """What one more of these takes to be made, together with those of others."""
+        """Seconds to make one more of these drafts, together with those of other sequences."""
         self.in_flight = 0
         """Steps in flight that contain it."""
         self.void_until = -1
@@ -122,22 +123,22 @@ class Work:
 
     @property
     def reads(self) -> bool:
-        """May it take up what the prefix index has?"""
+        """Whether it may take up hits of the prefix index."""
         return self.chain is not None
 
     def chunk(self, start: int, room: int) -> int:
-        """The most units from `start` that `room` holds and the atom allows; 0: none."""
+        """Return the most units from `start` that `room` holds and the atom allows; 0 if none."""
         left = self.known - start
         if left <= room:
             return left
         return max(0, (start + room) // self.atom * self.atom - start)
 
     def oldest_query(self) -> int:
-        """The first position from which a step in flight, or the next one, looks back."""
+        """Return the first position from which a step in flight, or the next one, looks back."""
         return self.chunk_start if self.in_flight else self.scheduled
 
     def admission(self) -> Admission:
-        """What the worker is told when it takes a row."""
+        """Return the message to the worker when the work takes a row."""
         tokens, request = self.tokens.copy(), self.request
         length, choice, spec = self.prompt_length, self.choice, request.spec
         return Admission(self.row, self.id, tokens, length, choice, spec, request.tenant)
@@ -145,19 +146,20 @@ class Work:
     def take(
         self, plan: StepPlan, result: StepResult, entry: int, *, grows: bool
     ) -> SequenceDelta | None:
-        """Book what a step gave it, as entry number `entry`; the news for its reader, if any.
+        """Book the result of a step for it, as entry number `entry`; return the delta for its
+        reader, if any.
 
         `grows`: the step computed units that were not known when it was planned.
         """
         raise NotImplementedError
 
     def move(self, state: State) -> None:
-        """The one way to change the state."""
+        """Change the state; nothing else does."""
         assert state in LEGAL[self.state], f"{self.state} → {state}"
         self.state = state
 
     def news(self) -> SequenceDelta:
-        """A delta without news. By position: this is made for every entry of every step."""
+        """Make an empty delta. By position: this is made for every entry of every step."""
         delta = SequenceDelta(
             self.request.id,
             self.choice,
@@ -177,13 +179,13 @@ class Work:
         return delta
 
     def end(self, finish: FinishReason, error: str | None = None) -> SequenceDelta:
-        """The last news of work that ends otherwise than by a token."""
+        """Make the last delta of work that ends otherwise than by a token."""
         delta = self.news()
         delta.finish, delta.error = finish, error
         return delta
 
     def fault(self, why: str) -> SequenceDelta:
-        """Its last news where it alone cannot go on, because of what it asked."""
+        """Make the final delta of work that failed because of its own input."""
         delta = self.end("error", why)
         delta.error_status = InvalidRequest.status
         return delta

@@ -1,8 +1,8 @@
-"""`HearingEngine`: one served model that hears, for an event loop.
+"""`HearingEngine`: one served transcription model, for an event loop.
 
 Everything here belongs to one event loop and nothing imports torch or kernels. Sounds go to the
-process in files of the private folder. Of a sound that a process dies with nobody has lost
-anything that was told: it is heard again by the next process, once, without what it told before.
+process in files of the private folder. If a process dies with a sound, no segment already sent is
+lost. The next process transcribes the sound again, once, without the segments already sent.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from .options import verify
 REAL_HEARING = "headrace.engine.hearing.real:opened"
 RATE = 16_000
 MOST_SECONDS = 2 * (4 * 3600 + 1)
-"""Audio of all sounds whose files are there, twice the longest with the second that a resampler may
-add: 1.8 GB of samples on the disk of temporary files. One key may take half of it."""
+"""Most audio of all sounds whose files exist: twice the longest, with the second that a resampler
+may add. That is 1.8 GB of samples on the disk of temporary files. One key may take half of it."""
 HANG_SECONDS = 20.0
-"""Silence after which the process is taken to hang: a turn is a slice of a window, and who speaks
-waits for it."""
+"""Silence after which the process is taken to hang: a turn is a slice of a window, and a live
+speaker waits for it."""
 WAIT_FOR_NEXT = 30.0
 """Seconds within which a next process must be expected for a sound to wait for it."""
 
 
 class Payload:
-    """A file that takes a sound's samples, seen by the process that hears; closed exactly once."""
+    """A file for a sound's samples, read by the transcription process; closed exactly once."""
 
     def __init__(self, path: Path, owner: str, count: int) -> None:
         self.path, self.owner = path, owner
@@ -69,10 +69,10 @@ class Payload:
 
 
 class Hearing:
-    """One sound while it is heard: an asynchronous iterator of what is new (`HeardSoFar`).
+    """One sound while it is transcribed: an asynchronous iterator of the news (`HeardSoFar`).
 
-    Ends behind the message that has an `end`. Raises the typed error that ended it. Whoever leaves
-    before calls `cancel`.
+    Ends after the message that has an `end`. Raises the typed error that ended it. A reader that
+    leaves before calls `cancel`.
     """
 
     def __init__(self, engine: HearingEngine, payload: Payload, wanted: Hear) -> None:
@@ -80,7 +80,7 @@ class Hearing:
         self.payload = payload
         self.begun = time.monotonic()
         self.upto = 0.0
-        """Seconds of it that have been told."""
+        """Seconds of it that have been reported."""
         self.tries = 1
         self.over = False
         self._engine = engine
@@ -106,7 +106,7 @@ class Hearing:
         return news
 
     def tell(self, news: HeardSoFar | HeadraceError) -> None:
-        """Called by the engine."""
+        """Add news or an error; called by the engine."""
         self._news.append(news)
         self._bell.set()
 
@@ -116,7 +116,7 @@ class Hearing:
 
 
 class HearingEngine:
-    """See `face.ServingEngine` for the meaning of the names that it has too."""
+    """The transcription engine; `face.ServingEngine` documents the names that both have."""
 
     def __init__(self, options: EngineOptions, supervisor: Supervisor, tasks: TaskWatch) -> None:
         """Use `start`."""
@@ -125,7 +125,7 @@ class HearingEngine:
         local = Path(options.model).expanduser()
         self.model_name = local.resolve().name if local.exists() else options.model
         self.languages: frozenset[str] = frozenset()
-        """Codes; empty: it hears English alone."""
+        """Language codes; empty: it transcribes English alone."""
         self.decisions: list[Decision] = []
         self.phases: dict[str, float] = {}
         self.metrics = HearingMetrics(self.model_name)
@@ -210,7 +210,7 @@ class HearingEngine:
     # Sounds
 
     def check_open(self) -> None:
-        """Raise `Overloaded` where no further sound would be taken."""
+        """Raise `ShuttingDown`, `EngineDead` or `Overloaded` if no sound would be taken now."""
         if self._draining:
             raise ShuttingDown("the server is shutting down", retry_after=2.0)
         if self._supervisor.state is not State.READY:
@@ -222,7 +222,7 @@ class HearingEngine:
             )
 
     def check(self, options: HearOptions) -> None:
-        """Raise `InvalidRequest` for what this model cannot be asked."""
+        """Raise `InvalidRequest` for options that this model does not support."""
         if options.language is None:
             return
         if options.language not in (self.languages or ("en",)):
@@ -235,7 +235,7 @@ class HearingEngine:
         """Make room for a sound's samples, fp32 at 16 kHz; `hear` takes it over, or `drop`.
 
         `count`: samples that are expected, which count until the file is gone. Raises `Overloaded`
-        where all sounds, or those of this owner, have too many.
+        if all sounds, or those of this owner, have too many.
         """
         self._samples.take(owner, count)
         try:
@@ -258,7 +258,7 @@ class HearingEngine:
     def hear(
         self, payload: Payload, count: int, options: HearOptions, request_id: str = ""
     ) -> Hearing:
-        """Have `count` samples heard. The payload is dropped when the sound ends, or now where
+        """Have `count` samples transcribed. The payload is dropped when the sound ends, or now if
         this raises: `InvalidRequest`, `Overloaded`."""
         wanted = Hear(request_id or uuid.uuid4().hex, str(payload.path), count, options)
         try:
@@ -291,7 +291,7 @@ class HearingEngine:
         return 1
 
     def in_work(self) -> list[tuple[str, Hearing]]:
-        """(id, sound) of all that have not ended, oldest first."""
+        """Return (id, sound) of all that have not ended, oldest first."""
         return list(self._sounds.items())
 
     def _cancel(self, hearing: Hearing) -> None:
@@ -316,7 +316,7 @@ class HearingEngine:
     def _count(self) -> None:
         self.metrics.running.set(len(self._sounds))
 
-    # What the process says
+    # Messages of the process
 
     def _receive(self, message: Any) -> None:
         match message:
@@ -352,7 +352,7 @@ class HearingEngine:
         if not hearing.upto and (news.pieces or news.end):
             self.metrics.first.observe(time.monotonic() - hearing.begun)
         if news.end is None and news.upto <= hearing.upto:
-            return  # A process that died told it before.
+            return  # A process that died sent it before.
         hearing.upto = news.upto
         hearing.tell(news)
         if news.end is not None:
@@ -362,8 +362,8 @@ class HearingEngine:
             self._end(hearing, "heard")
 
     def _down(self, kind: str, error: EngineDead) -> None:
-        """The process is gone: sounds wait for the next, once, where that is soon. What was told
-        of them is told again by nobody: a window's text depends on its samples alone."""
+        """Handle the end of the process: sounds wait for the next, once, if that is soon. Segments
+        already sent are not sent again: a window's text depends on its samples alone."""
         self.metrics.failed(kind)
         self.metrics.up.set(0)
         soon = self._supervisor.retry_after < WAIT_FOR_NEXT and self._supervisor.alive
@@ -411,11 +411,12 @@ class HearingEngine:
 
     @property
     def last_dump(self) -> Path | None:
-        """What was written down of the latest failure."""
+        """The dump of the latest failure."""
         return self._supervisor.last_dump
 
     async def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new sounds, wait so long for those in work, end the rest, stop the process."""
+        """Refuse new sounds, wait `drain_seconds` for those in work, end the rest, stop the
+        process."""
         self._draining = True
         if drain_seconds > 0:
             with contextlib.suppress(TimeoutError):

@@ -1,4 +1,5 @@
-"""What the API process and the process that hears say to each other, beside `engine.messages`."""
+"""Messages between the API process and the transcription process, in addition to
+`engine.messages`."""
 
 from __future__ import annotations
 
@@ -10,21 +11,21 @@ from .. import messages
 
 
 class HearOptions(msgspec.Struct, frozen=True, array_like=True):
-    """What one sound's request asks for."""
+    """The options of one transcription request."""
 
     language: str | None = None
-    """Code; None: that of the first window is detected."""
+    """Language code; None: that of the first window is detected."""
     task: str = "transcribe"
     prompt: str = ""
     temperature: float = 0.0
-    """0: greedy, and higher ones where a text does not stand; else from here on."""
+    """0: greedy, and higher ones if a text is rejected; otherwise from this temperature on."""
     beams: int = 1
     words: bool = False
     logprobs: bool = False
     pauses: Pauses | None = None
-    """Stretches with speech, each for itself; None: all of it in order."""
+    """Stretches with speech, each transcribed separately; None: all of it in order."""
     live: bool = False
-    """Speech that still goes on: one greedy pass over what was said so far."""
+    """Speech that still goes on: one greedy pass over the speech so far."""
 
 
 class HeardSegment(msgspec.Struct, frozen=True, array_like=True):
@@ -41,28 +42,28 @@ class HeardSegment(msgspec.Struct, frozen=True, array_like=True):
     compression: float
     words: list[tuple[str, float, float]]
     logprobs: list[tuple[str, float, bytes]]
-    """Text, log probability and bytes of each token of text; empty where nobody asked."""
+    """Text, log probability and bytes of each token of text; empty unless asked for."""
 
 
 class SoundEnd(msgspec.Struct, frozen=True, array_like=True):
-    """All of a sound was heard."""
+    """The end of a sound that was transcribed completely."""
 
     language: str
-    """Empty where none was given and nothing was heard."""
+    """Empty if no language was given and no speech was found."""
     seconds: float
     left_out: list[tuple[float, float, str]]
     """Stretches without text: begin, end, reason."""
 
 
 class OpenHearing(messages._Message):
-    """The folder whose model is to be served."""
+    """The folder of the model that is to be served."""
 
     options: EngineOptions
     folder: str
 
 
 class Hear(messages._Message):
-    """A sound to hear: `count` fp32 samples at 16 kHz in a file of the private folder."""
+    """A sound to transcribe: `count` fp32 samples at 16 kHz in a file of the private folder."""
 
     request_id: str
     path: str
@@ -71,16 +72,16 @@ class Hear(messages._Message):
 
 
 class Listening(messages.Started):
-    """The model was loaded and has heard a window."""
+    """The end of the start: the model was loaded and has transcribed a window."""
 
     languages: list[str]
-    """Codes; empty: English alone."""
+    """Language codes; empty: English alone."""
     decisions: list[Decision]
     facts: dict[str, float]
 
 
 class HeardSoFar(messages._Message):
-    """New segments of a sound, and up to which second it is done."""
+    """New segments of a sound, and the second up to which it is done."""
 
     request_id: str
     pieces: list[HeardSegment]
@@ -89,12 +90,12 @@ class HeardSoFar(messages._Message):
 
 
 class HearingLoad(messages._Message):
-    """How much the process has to do, told twice a second and when it changes."""
+    """The load of the process, sent twice a second and when it changes."""
 
     running: int
     waiting: int
     busy_seconds: float
-    """Spent on turns since the start."""
+    """Seconds spent on turns since the start."""
 
 
 ToHearing = OpenHearing | Hear | messages.Abort | messages.Stop

@@ -1,4 +1,4 @@
-"""What an engine that hears counts, for `/metrics`. Times are seconds; audio is in its own."""
+"""Counts of a transcription engine, for `/metrics`. Times are seconds; audio is in its own."""
 
 from __future__ import annotations
 

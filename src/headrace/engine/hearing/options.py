@@ -1,4 +1,4 @@
-"""Which options of an engine mean something to a model that hears."""
+"""The options of an engine that apply to a transcription model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...base.errors import OptionError
 TAKEN = frozenset(
     {"model", "device", "dtype", "kv_dtype", "threads", "max_waiting", "cache_dir", "offline"}
 )
-"""Options that mean something to a model that hears."""
+"""Options that apply to a transcription model."""
 KV = ("float32", "bfloat16", "int8")
 
 

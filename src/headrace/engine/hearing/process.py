@@ -1,7 +1,7 @@
-"""The process that hears: `python -m headrace.engine.hearing.process ADDRESS FOLDER`.
+"""The transcription process: `python -m headrace.engine.hearing.process ADDRESS FOLDER`.
 
-Its one thread takes messages between two turns of the conductor; a turn is a slice of one window's
-encoding and a step of all that are decoded.
+Its one thread takes messages between two turns of the scheduler. A turn is a slice of one window's
+encoding and a decoding step of all sounds that are decoded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Floats = npt.NDArray[np.float32]
 BEAT_SECONDS = 0.5
 """Time between two signs of life."""
 AT_ONCE = 16
-"""Sounds that are heard side by side; further ones wait, live ones never."""
+"""Sounds that are transcribed at the same time; further ones wait, live ones never."""
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def run(channel: Channel, worker: str) -> None:
-    """Be told the model, load it, hear until told to stop."""
+    """Get the model, load it, transcribe until `Stop` comes."""
     begin = time.monotonic()
     gc.disable()
     module, _, function = worker.partition(":")
@@ -78,14 +78,14 @@ def run(channel: Channel, worker: str) -> None:
 
 
 def warm_up(transcriber: Transcriber) -> None:
-    """Hear a window: who is told to be ready has been through all that a request goes through."""
+    """Warm up: transcribe one window of noise before reporting ready."""
     noise = np.random.default_rng(1).normal(0, 0.05, 16_000).astype(np.float32)
     language = next(iter(transcriber.network.files.special.languages), None)
     transcriber.transcribe(noise, _decoding(HearOptions(language=language, live=True)))
 
 
 def serve(channel: Channel, desk: Desk) -> None:
-    """accept → turn → tell, until `Stop` comes."""
+    """Repeat accept → turn → report, until `Stop` comes."""
     beaten = 0.0
     while True:
         for message in channel.receive(0.0 if desk.busy else BEAT_SECONDS):
@@ -108,7 +108,7 @@ def serve(channel: Channel, desk: Desk) -> None:
 
 
 class SoundUnderWay:
-    """One sound that is being heard."""
+    """One sound that is being transcribed."""
 
     def __init__(self, wanted: Hear, walk: Generator[None, None, Transcript]) -> None:
         self.wanted = wanted
@@ -116,7 +116,7 @@ class SoundUnderWay:
 
 
 class Desk:
-    """All sounds of the process: who waits, who is heard, and what is to be told of them."""
+    """The request queue: the sounds that wait or are transcribed, and their unsent messages."""
 
     def __init__(self, transcriber: Transcriber) -> None:
         self.transcriber = transcriber
@@ -131,14 +131,14 @@ class Desk:
         return bool(self.running or self.waiting)
 
     def add(self, wanted: Hear) -> None:
-        """Begin it, or put it behind those who wait."""
+        """Begin a live sound at once; put any other at the end of the queue."""
         if wanted.options.live:
             self._begin(wanted)
         else:
             self.waiting.append(wanted)
 
     def drop(self, request_id: str) -> None:
-        """Forget a sound that nobody wants any more; nothing is told of it."""
+        """Forget a sound that is no longer wanted; no message is sent about it."""
         self.waiting = deque(w for w in self.waiting if w.request_id != request_id)
         for sound in self.running:
             if sound.wanted.request_id == request_id:
@@ -147,7 +147,7 @@ class Desk:
                 return
 
     def turn(self) -> None:
-        """Let every sound ask for what it wants next, and compute a part of it."""
+        """Let every sound ask for its next computation, and compute a part of it."""
         begin = time.monotonic()
         while self.waiting and len(self.running) < AT_ONCE:
             self._begin(self.waiting.popleft())
@@ -160,13 +160,13 @@ class Desk:
         self.seconds += time.monotonic() - begin
 
     def told(self) -> list[Any]:
-        """What is new since it was last asked for."""
+        """Return the messages since the last call."""
         told, self._told = self._told, []
         return told
 
     def _begin(self, wanted: Hear) -> None:
         def told(segments: list[Segment], upto: float) -> None:
-            # The last of a transcript comes with its end.
+            # The last segments of a transcript come with its end.
             if segments:
                 self._told.append(
                     HeardSoFar(wanted.request_id, self._pieces(wanted, segments), upto)

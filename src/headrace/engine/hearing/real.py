@@ -1,4 +1,4 @@
-"""The transcriber that a process that hears loads, by the options of the engine."""
+"""The transcriber that a transcription process loads, by the options of the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...speech.transcript import Transcriber
 
 
 def opened(options: EngineOptions, folder: Path) -> tuple[Transcriber, list[Decision]]:
-    """Raises `ModelFileError`, `UnsupportedModel`."""
+    """Open a model's transcriber. Raises `ModelFileError`, `UnsupportedModel`."""
     threads = options.threads or cpu().physical_cores
     precision = "int8" if options.dtype == "auto" else "exact"
     usual = "float32" if precision == "exact" else "int8"
