@@ -1,6 +1,6 @@
 """A line: a connection that carries blocks of leases, next to the socket of messages.
 
-      length of the content, 4 bytes; the content; its digest or tag, 16 bytes
+    length of the content, 4 bytes; the content; its digest or tag, 16 bytes
 
 Blocks go from pool to pool through the socket alone. Damage is found after the blocks were written,
 but nothing refers to these blocks yet.

@@ -168,7 +168,7 @@ class Borrowed:
     def bring(
         self, pieces: Sequence[KeyedBlock], places: Sequence[Places], ready: Callable[[], None]
     ) -> list[bool]:
-        """Bring blocks to where they are wanted in the pool that lies at `places`; which came.
+        """Bring blocks to their destinations in the pool that lies at `places`; return which came.
         `ready` returns when some may be written."""
         with self._lock:
             found = [self._there[one.group].get(one.key) for one in pieces]

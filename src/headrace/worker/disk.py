@@ -1,6 +1,6 @@
 """Blocks of KV as files: the tier that outlives the process.
 
-      <root>/<engine>/<tenant>/<key>-<group>      content: `seal`
+    <root>/<engine>/<tenant>/<key>-<group>      content: `seal`
 
 A name says what its file must hold: `engine` stands for everything that KV follows from
 (`kv.prefix.root_of`), `key` for the content. A file gets its name after it is complete. A file that
