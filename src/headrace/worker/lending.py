@@ -59,7 +59,7 @@ class LendingSocket:
         """Listen at `address`. Raises `OptionError` and `PackageAbsent`.
 
         `cache`: the pool as it lies now, `memory`: where; `vocabulary`: ids of tokens are below it;
-        `leases`: a `kv.leases.Leases`, of which only the thread-safe part is used.
+        `leases`: a `kv.leases.Leases`, used here only by its thread-safe part.
         """
         self._zmq = wire.zeromq()
         self._terms, self._ring, self._leases, self._secret = terms, wake, leases, secret
@@ -209,7 +209,7 @@ class LendingSocket:
 
 
 def _wrong(handed: Handed, block_size: int, vocabulary: int) -> str:
-    """Check a request; return what is wrong with it, or an empty string."""
+    """Check a request; return the fault in words, or an empty string."""
     if not 0 <= handed.first < handed.blocks or len(handed.tokens) < handed.blocks * block_size:
         return f"blocks {handed.first} to {handed.blocks} of {len(handed.tokens)} tokens"
     if min(handed.tokens) < 0 or max(handed.tokens) >= vocabulary:

@@ -182,8 +182,8 @@ class Mover:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _begin(self) -> None:
-        """One order more. The arrays of the pool are others after `allocate`, before which
-        `settle` is called."""
+        """Count one more order. The pool's arrays change with `allocate`; `settle` is called before
+        it."""
         with self._idle:
             self._open += 1
         self._look()

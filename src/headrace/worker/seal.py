@@ -139,7 +139,7 @@ class TenantKeys:
         return known[1]
 
     def made(self, tenant: str) -> Any:
-        """Return the tenant's cipher, with a new key if there is none. Raises `OSError`."""
+        """Return the tenant's cipher; make a key if there is no key yet. Raises `OSError`."""
         found = self.kept(tenant)
         if found is None:
             path = self._folder / f"{tenant}.key"

@@ -54,7 +54,7 @@ class _Row:
     fresh: list[int] = field(default_factory=list)
     """Tokens that its drafters have not seen yet."""
     unused: int = 0
-    """Number of consecutive proposals of which nothing was verified."""
+    """Number of consecutive proposals without any verified draft."""
     asleep: int = 0
     """Steps until its drafters are asked again."""
 
@@ -208,9 +208,9 @@ class Verification:
         """Add each sequence's new tokens, and report in the result the drafts that are ready next.
         `states`: the step's, of all its tokens if `hidden` is set.
 
-        A row of which nothing is verified is asked seldom, and then gets all its new tokens at
-        once. Of many rows that do not draft, about one is asked in a step (of more than
-        `MOST_ASLEEP`, a few).
+        A row without verified drafts is asked seldom, and then gets all its new tokens at once. Of
+        many rows that do not draft, about one is asked in a step (of more than `MOST_ASLEEP`, a
+        few).
         """
         proposed: list[bytes] | None = None
         model, entries = self._model, list[int]()
