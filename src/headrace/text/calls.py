@@ -1,4 +1,5 @@
-"""Tool calls while they are being written: what dialects report to, and the object many share."""
+"""Tool calls while they are being written: the collector that dialects report to, and the readers
+of the JSON object that many share."""
 
 from __future__ import annotations
 
@@ -20,20 +21,20 @@ from .jsonstream import (
 from .tools import Tool
 
 SectionReader = Generator[None, str, str | None]
-"""Reads a stretch of calls; returns a character that it took but that is not of the stretch."""
+"""Reader of a stretch of calls; returns a character that it took but that is not of the stretch."""
 
 MAX_NAME = 256
 NAME_KEYS = ("name", "function", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
 EARLY_KEYS = ("id", "type", "index")
-"""What may stand before the name in an object that no marker says to be a call."""
+"""Keys that may come before the name in an object without a marker."""
 
 
 class Calls:
-    """Collects the events of the calls in one message.
+    """Collector of the events of the calls in one message.
 
-    Its rule: once `start` was called, what was read so far is a call and can no longer become
-    content; a reader therefore calls it only when it is certain.
+    Its rule: after `start` the text read so far is a call and can no longer become content. So a
+    reader calls `start` only when it is certain.
     """
 
     def __init__(
@@ -43,21 +44,21 @@ class Calls:
         *,
         held: bool = False,
     ) -> None:
-        """`known`: the tools on offer by name, where a text is a call only if it names one.
-        `held`: a grammar holds the answer, so that calls have the one form that it knows.
-        """
+        """Start without calls. `known`: the offered tools by name, if a text is a call only if it
+        names one. `held`: a grammar constrains the answer, so that calls have the one form that it
+        knows."""
         self._new_id = new_id
         self.known = known
         self.held = held
         self.events: list[ToolCallStart | ToolCallArguments | ToolCallEnd] = []
         self.count = 0
-        """Calls that have ended."""
+        """Number of calls that have ended."""
         self.open = False
-        """Is a call begun and not ended?"""
+        """Flag: a call has begun and not ended."""
         self.begun = False
-        """Is what is being read a further call, though maybe not certain yet?"""
+        """Flag: a further call is being read, though it may not be certain yet."""
         self.committed = False
-        """Has something been reported since the router looked last?"""
+        """Flag: an event was reported since the router last looked."""
 
     def begin(self) -> None:
         self.begun = True
@@ -75,7 +76,7 @@ class Calls:
         self.committed = True
 
     def settle(self) -> None:
-        """What was read up to here belongs to the calls that have ended."""
+        """Count the text up to here as part of the calls that have ended."""
         self.committed = True
 
     def end(self, *, complete: bool = True) -> None:
@@ -87,12 +88,12 @@ class Calls:
 
 
 def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generator[None, str, None]:
-    """A call as an object, after its opening brace: `{"name": …, "arguments": {…}}`.
+    """Read a call as an object, after its opening brace: `{"name": …, "arguments": {…}}`.
 
-    Keys in any order; others (`id`, `type`) are read over. Arguments stream as soon as the name is
-    known. Arguments given as a string of JSON are unpacked. `certain`: the dialect's markers say
-    that this is a call, so that it may name any tool and lack arguments; else it names a tool on
-    offer early and has arguments. `key`: the first key, where it was read already.
+    Keys come in any order; others (`id`, `type`) are skipped. Arguments stream as soon as the name
+    is known. Arguments in a string of JSON are unpacked. `certain`: the dialect's markers prove a
+    call, so it may name any tool and lack arguments; otherwise it must name an offered tool early
+    and have arguments. `key`: the first key, if it was read already.
     """
     calls.begin()
     name: str | None = None
@@ -112,7 +113,7 @@ def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generat
             raise Malformed("expected a colon")
         char = yield from skip_space()
         if key == "function" and char == "{" and name is None and not seen:
-            # As OpenAI's interface has calls: name and arguments one level further in.
+            # OpenAI's form of calls: name and arguments one level deeper.
             yield from read_call(calls, certain=certain)
             name, seen = key, True
             char = yield
@@ -165,7 +166,7 @@ def _may_come_early(key: str, calls: Calls) -> bool:
 
 
 def read_list(calls: Calls, *, certain: bool) -> Generator[None, str, None]:
-    """Calls as a list of objects, after its opening bracket."""
+    """Read calls as a list of objects, after its opening bracket."""
     while True:
         char = yield from skip_space()
         if char != "{":
@@ -179,7 +180,7 @@ def read_list(calls: Calls, *, certain: bool) -> Generator[None, str, None]:
 
 
 def read_named(calls: Calls, name: str, call_id: str | None = None) -> Generator[None, str, None]:
-    """The arguments of a call whose name came before them."""
+    """Read the arguments of a call whose name came before them."""
     calls.begin()
     char = yield from skip_space()
     if char != "{":
@@ -190,7 +191,7 @@ def read_named(calls: Calls, name: str, call_id: str | None = None) -> Generator
 
 
 def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, str, None]:
-    """An object, or one packed in a string, which then comes to the sink as a whole."""
+    """Read an object, or one packed in a string, which then goes to the sink as a whole."""
     if char == "{":
         yield from read_object(char, sink)
         return
@@ -207,7 +208,7 @@ def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, st
 
 
 def read_text() -> Generator[None, str, str]:
-    """A string's value, after its opening quote."""
+    """Read a string's value, after its opening quote."""
     parts: list[str] = []
     yield from read_string(parts.append)
     text = str(json.loads('"' + "".join(parts)))
@@ -219,7 +220,7 @@ def read_text() -> Generator[None, str, str]:
 
 
 def read_until(stop: str, limit: int) -> Generator[None, str, str]:
-    """The text before `stop`, which is read too."""
+    """Read the text before `stop`, and `stop` too."""
     text = ""
     while not text.endswith(stop):
         char = yield
@@ -230,8 +231,8 @@ def read_until(stop: str, limit: int) -> Generator[None, str, str]:
 
 
 def read_either(one: str, other: str, char: str) -> Generator[None, str, bool]:
-    """One of two texts that `char` begins, neither a beginning of the other; returns whether it is
-    the former."""
+    """Read one of two texts that `char` begins, neither a prefix of the other; return whether it is
+    the first."""
     text = char
     while text not in (one, other):
         if not (one.startswith(text) or other.startswith(text)):
@@ -243,9 +244,11 @@ def read_either(one: str, other: str, char: str) -> Generator[None, str, bool]:
 def read_to(
     stops: tuple[str, ...], sink: Callable[[str], None], char: str | None = None
 ) -> Generator[None, str, None]:
-    """A text of any length to the first of `stops`, which is read and left out; the text goes to
-    the sink while it comes, but for what may be the beginning of a stop. `char`: its first
-    character where that was read already."""
+    """Read a text of any length up to the first of `stops`, which is read and left out.
+
+    The text goes to the sink while it comes, except for a possible beginning of a stop. `char`: its
+    first character if that was read already.
+    """
     automaton, state, held = _automaton(stops), 0, ""
     while True:
         if char is None:
