@@ -1,5 +1,4 @@
-"""Tool calls while they are being written: the collector that dialects report to, and the readers
-of the JSON object that many share."""
+"""Tool calls while they are being written: what dialects report to, and the object many share."""
 
 from __future__ import annotations
 
@@ -21,20 +20,20 @@ from .jsonstream import (
 from .tools import Tool
 
 SectionReader = Generator[None, str, str | None]
-"""Reader of a stretch of calls; returns a character that it took but that is not of the stretch."""
+"""Reads a stretch of calls; returns a character that it took but that is not of the stretch."""
 
 MAX_NAME = 256
 NAME_KEYS = ("name", "function", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
 EARLY_KEYS = ("id", "type", "index")
-"""Keys that may come before the name in an object without a marker."""
+"""What may stand before the name in an object that no marker says to be a call."""
 
 
 class Calls:
-    """Collector of the events of the calls in one message.
+    """Collects the events of the calls in one message.
 
-    Its rule: after `start` the text read so far is a call and can no longer become content. So a
-    reader calls `start` only when it is certain.
+    Its rule: once `start` was called, what was read so far is a call and can no longer become
+    content; a reader therefore calls it only when it is certain.
     """
 
     def __init__(
@@ -44,21 +43,21 @@ class Calls:
         *,
         held: bool = False,
     ) -> None:
-        """Start without calls. `known`: the offered tools by name, if a text is a call only if it
-        names one. `held`: a grammar constrains the answer, so that calls have the one form that it
-        knows."""
+        """`known`: the tools on offer by name, where a text is a call only if it names one.
+        `held`: a grammar holds the answer, so that calls have the one form that it knows.
+        """
         self._new_id = new_id
         self.known = known
         self.held = held
         self.events: list[ToolCallStart | ToolCallArguments | ToolCallEnd] = []
         self.count = 0
-        """Number of calls that have ended."""
+        """Calls that have ended."""
         self.open = False
-        """Flag: a call has begun and not ended."""
+        """Is a call begun and not ended?"""
         self.begun = False
-        """Flag: a further call is being read, though it may not be certain yet."""
+        """Is what is being read a further call, though maybe not certain yet?"""
         self.committed = False
-        """Flag: an event was reported since the router last looked."""
+        """Has something been reported since the router looked last?"""
 
     def begin(self) -> None:
         self.begun = True
@@ -76,7 +75,7 @@ class Calls:
         self.committed = True
 
     def settle(self) -> None:
-        """Count the text up to here as part of the calls that have ended."""
+        """What was read up to here belongs to the calls that have ended."""
         self.committed = True
 
     def end(self, *, complete: bool = True) -> None:
@@ -88,12 +87,12 @@ class Calls:
 
 
 def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generator[None, str, None]:
-    """Read a call as an object, after its opening brace: `{"name": …, "arguments": {…}}`.
+    """A call as an object, after its opening brace: `{"name": …, "arguments": {…}}`.
 
-    Keys come in any order; others (`id`, `type`) are skipped. Arguments stream as soon as the name
-    is known. Arguments in a string of JSON are unpacked. `certain`: the dialect's markers prove a
-    call, so it may name any tool and lack arguments; otherwise it must name an offered tool early
-    and have arguments. `key`: the first key, if it was read already.
+    Keys in any order; others (`id`, `type`) are read over. Arguments stream as soon as the name is
+    known. Arguments given as a string of JSON are unpacked. `certain`: the dialect's markers say
+    that this is a call, so that it may name any tool and lack arguments; else it names a tool on
+    offer early and has arguments. `key`: the first key, where it was read already.
     """
     calls.begin()
     name: str | None = None
@@ -113,7 +112,7 @@ def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generat
             raise Malformed("expected a colon")
         char = yield from skip_space()
         if key == "function" and char == "{" and name is None and not seen:
-            # OpenAI's form of calls: name and arguments one level deeper.
+            # As OpenAI's interface has calls: name and arguments one level further in.
             yield from read_call(calls, certain=certain)
             name, seen = key, True
             char = yield
@@ -166,7 +165,7 @@ def _may_come_early(key: str, calls: Calls) -> bool:
 
 
 def read_list(calls: Calls, *, certain: bool) -> Generator[None, str, None]:
-    """Read calls as a list of objects, after its opening bracket."""
+    """Calls as a list of objects, after its opening bracket."""
     while True:
         char = yield from skip_space()
         if char != "{":
@@ -180,7 +179,7 @@ def read_list(calls: Calls, *, certain: bool) -> Generator[None, str, None]:
 
 
 def read_named(calls: Calls, name: str, call_id: str | None = None) -> Generator[None, str, None]:
-    """Read the arguments of a call whose name came before them."""
+    """The arguments of a call whose name came before them."""
     calls.begin()
     char = yield from skip_space()
     if char != "{":
@@ -191,7 +190,7 @@ def read_named(calls: Calls, name: str, call_id: str | None = None) -> Generator
 
 
 def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, str, None]:
-    """Read an object, or one packed in a string, which then goes to the sink as a whole."""
+    """An object, or one packed in a string, which then comes to the sink as a whole."""
     if char == "{":
         yield from read_object(char, sink)
         return
@@ -208,7 +207,7 @@ def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, st
 
 
 def read_text() -> Generator[None, str, str]:
-    """Read a string's value, after its opening quote."""
+    """A string's value, after its opening quote."""
     parts: list[str] = []
     yield from read_string(parts.append)
     text = str(json.loads('"' + "".join(parts)))
@@ -220,7 +219,7 @@ def read_text() -> Generator[None, str, str]:
 
 
 def read_until(stop: str, limit: int) -> Generator[None, str, str]:
-    """Read the text before `stop`, and `stop` too."""
+    """The text before `stop`, which is read too."""
     text = ""
     while not text.endswith(stop):
         char = yield
@@ -231,8 +230,8 @@ def read_until(stop: str, limit: int) -> Generator[None, str, str]:
 
 
 def read_either(one: str, other: str, char: str) -> Generator[None, str, bool]:
-    """Read one of two texts that `char` begins, neither a prefix of the other; return whether it is
-    the first."""
+    """One of two texts that `char` begins, neither a beginning of the other; returns whether it is
+    the former."""
     text = char
     while text not in (one, other):
         if not (one.startswith(text) or other.startswith(text)):
@@ -244,11 +243,9 @@ def read_either(one: str, other: str, char: str) -> Generator[None, str, bool]:
 def read_to(
     stops: tuple[str, ...], sink: Callable[[str], None], char: str | None = None
 ) -> Generator[None, str, None]:
-    """Read a text of any length up to the first of `stops`, which is read and left out.
-
-    The text goes to the sink while it comes, except for a possible beginning of a stop. `char`: its
-    first character if that was read already.
-    """
+    """A text of any length to the first of `stops`, which is read and left out; the text goes to
+    the sink while it comes, but for what may be the beginning of a stop. `char`: its first
+    character where that was read already."""
     automaton, state, held = _automaton(stops), 0, ""
     while True:
         if char is None:

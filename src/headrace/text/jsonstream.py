@@ -1,9 +1,9 @@
-"""Readers of JSON, character by character while it is being written.
+"""Reads JSON character by character while it is being written.
 
 Readers are generators: `char = yield` takes the next character, `return` ends the reading, and
-`Malformed` reports an unexpected text. So every reader works for any cut of the text, and they
-combine with `yield from`. Most return the character after their text, because only it shows where a
-number or a run of spaces ends.
+`Malformed` says that the text is not what was expected. So every reader works for any cut of the
+text, and they combine with `yield from`. Most return the character after what they read, because
+only it shows where a number or a run of spaces ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 Reader = Generator[None, str, str]
-"""Generator that yields for each character; it returns the one after its text."""
+"""Yields for each character; returns the one that follows what it read."""
 
 MAX_DEPTH = 128
 SPACES = " \t\r\n"
@@ -22,22 +22,22 @@ _SCALAR_STARTS = "-0123456789tfn"
 
 
 class Malformed(Exception):
-    """Error for a text that is not in the expected form."""
+    """The text is not in the expected form."""
 
 
 def ignore(text: str) -> None:
-    """Drop a text, as a sink."""
+    """A sink that drops what it is given."""
 
 
 def skip_space(char: str = " ") -> Reader:
-    """Skip spaces from `char` on; return the first other character."""
+    """Skip spaces from `char` on; returns the first character that is none."""
     while char in SPACES:
         char = yield
     return char
 
 
 def read_literal(text: str, char: str | None = None) -> Generator[None, str, None]:
-    """Read exactly this text; `char` is its first character if that was read already."""
+    """Exactly this text; `char` is its first character where that was read already."""
     for expected in text:
         if char is None:
             char = yield
@@ -47,8 +47,7 @@ def read_literal(text: str, char: str | None = None) -> Generator[None, str, Non
 
 
 def read_string(sink: Callable[[str], None]) -> Generator[None, str, None]:
-    """Read a string from after its opening quote to its closing quote; each character goes to
-    `sink`."""
+    """A string, after its opening quote, to its closing quote; each character goes to `sink`."""
     while True:
         char = yield
         if char < " ":
@@ -72,7 +71,7 @@ def read_string(sink: Callable[[str], None]) -> Generator[None, str, None]:
 
 
 def read_value(char: str, sink: Callable[[str], None], depth: int = 0) -> Reader:
-    """Read any value that starts with `char`; every character of it goes to `sink`.
+    """Any value that starts with `char`; every character of it goes to `sink`.
 
     Takes the character after it and returns it.
     """
@@ -112,14 +111,14 @@ def _keep(text: str) -> str:
 
 
 def refuse_constant(text: str) -> Any:
-    """Refuse NaN and Infinity for `json.loads`: they are no JSON."""
+    """For `json.loads`: NaN and Infinity are no JSON."""
     raise ValueError(text)
 
 
 def read_object(
     char: str, sink: Callable[[str], None], depth: int = 0
 ) -> Generator[None, str, None]:
-    """Read an object or a list, from its opening bracket `char` to its closing one."""
+    """An object or a list, from its opening bracket `char` to its closing one."""
     if depth > MAX_DEPTH:
         raise Malformed("nested too deeply")
     keyed = char == "{"
@@ -153,7 +152,7 @@ def read_object(
 
 
 def _space_to(sink: Callable[[str], None]) -> Reader:
-    """Pass spaces to the sink; return the first other character."""
+    """Spaces, which go to the sink, and the first character that is none, which does not."""
     char = yield
     while char in SPACES:
         sink(char)

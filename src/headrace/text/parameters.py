@@ -1,4 +1,4 @@
-"""Types of a tool's parameters: for dialects that write each by itself, text without quotes."""
+"""What a tool's parameters may be: for dialects that write each by itself, text without quotes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .jsonstream import refuse_constant
 from .tools import Tool
 
 Written = Literal["text", "json", "either"]
-"""Form of a value: text, JSON, or either: JSON if the text parses as such."""
+"""How a value is written: as text, as JSON, or as text that is JSON where it reads as such."""
 _MAX_DEPTH = 16
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 def written(tool: Tool | None, name: str) -> Written:
-    """Return the form of this parameter's value between its tags."""
+    """How a value of this parameter stands between its tags."""
     root = tool.parameters if tool else {}
     declared = root.get("properties")
     schema = declared.get(name) if isinstance(declared, Mapping) else None
@@ -29,8 +29,8 @@ def written(tool: Tool | None, name: str) -> Written:
 
 
 def properties(tool: Tool) -> list[tuple[str, Any, bool]]:
-    """List (name, schema, whether it is required) of each parameter that the tool declares. A
-    schema includes the definitions that it may refer to."""
+    """(name, schema, whether it is required) of each parameter that the tool declares; a schema
+    brings the definitions along that it may refer to."""
     root = tool.parameters
     required = root.get("required") or ()
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
@@ -42,7 +42,7 @@ def properties(tool: Tool) -> list[tuple[str, Any, bool]]:
 
 
 def choices(schema: Any) -> list[Any]:
-    """Return the values that a schema lists, if it does."""
+    """The values that a schema lists, where it does."""
     if not isinstance(schema, Mapping):
         return []
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -50,7 +50,7 @@ def choices(schema: Any) -> list[Any]:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Follow a schema's references among the definitions of `root`."""
+    """A schema, or what it refers to among the definitions of `root`."""
     for _ in range(_MAX_DEPTH):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -63,8 +63,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def as_json(text: str) -> str:
-    """Convert text between tags to JSON: a value that is no string if it parses as one, else a
-    string."""
+    """Text between tags as JSON: what can be read as a value that is no string, else a string."""
     body = text.strip()
     body = _PYTHON.get(body, body)
     try:
@@ -75,12 +74,12 @@ def as_json(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape text for use between JSON's quotes."""
+    """Text as it stands between the quotes of JSON."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """Yield JSON's names of the types that a schema allows; "any" if it does not say."""
+    """JSON's names of the types that a schema allows; "any" where it does not say."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         yield "any"

@@ -2,9 +2,9 @@
 
     start ──▶ reasoning ──▶ start ──▶ content ◀──▶ calls
 
-Only text that may begin a marker is held back, and the spaces around reasoning and calls, which
-belong to neither side. Text that looks like a call but is not one becomes content, unchanged. The
-result does not depend on how the text is cut.
+Text that may be the beginning of a marker is held back, nothing else but the spaces around
+reasoning and calls, which belong to neither side. Text that looks like a call and is none becomes
+content, as it was written. What comes out does not depend on how the text is cut.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .reasoning import ReasoningMarks
 from .tools import Tool
 
 HELD_SPACES = 64
-"""Largest number of spaces dropped before a call or the end of reasoning; more are passed on."""
+"""So many spaces before a call or the end of reasoning are dropped; more are passed on."""
 MAX_PENDING = 65_536
 """Longest text that is read as a call before it is certain."""
 
 
 class StreamRouter:
-    """Converter of one choice's text to events; `feed` each part, `finish` at the end."""
+    """Turns the text of one choice into events; `feed` for each part, `finish` at the end."""
 
     def __init__(
         self,
@@ -40,17 +40,15 @@ class StreamRouter:
         held: bool = False,
         new_id: Callable[[], str] | None = None,
     ) -> None:
-        """Start before the text. `dialect` None: calls are not looked for. `tools`: the offered
-        ones, by name.
-
-        `reasoning` None: reasoning is not split off; `in_reasoning`: the prompt ends inside it.
-        `hidden`: markers that are special tokens, which are never shown as content. `held`: a
-        grammar constrains the calls (`toolgrammar`), so that only its forms are looked for.
+        """`dialect` None: calls are not looked for. `tools`: those on offer, by name. `reasoning`
+        None: reasoning is not split off; `in_reasoning`: the prompt ends inside it. `hidden`:
+        markers that are special tokens, which are never shown as content. `held`: a grammar holds
+        the calls (`toolgrammar`), so that only the forms that it knows are looked for.
         """
         self.calls = Calls(new_id or (dialect.new_id if dialect else long_id), tools, held=held)
         self.reasoning_tokens = 0
-        """Number of tokens in reasoning parts, as counted by `feed`. A part that is reasoning only
-        in places counts by its share of characters, since delayed deltas come as one."""
+        """Tokens of the parts that were reasoning, as counted by `feed`. Of a part that was so in
+        parts, the same share as of its characters: news that waited comes as one."""
         self._dialect = dialect
         self._marks = reasoning
         self._hidden = hidden
@@ -58,14 +56,14 @@ class StreamRouter:
         self._openers = Automaton(openers) if openers else None
         self._closer = Automaton([reasoning.close]) if reasoning else None
         self._seek = 0
-        """State of the current automaton."""
+        """State of the automaton at work."""
         self._held = ""
         self._drop_space = False
-        """Flag: only dropped spaces came since a call or reasoning."""
+        """Has nothing but dropped spaces come since a call or reasoning?"""
         self._may_reason = reasoning is not None
         self._reader: SectionReader | None = None
         self._opener = ""
-        """Opener of the section being read, while it is part of the pending text."""
+        """The opener of the section being read, while it is part of what is pending."""
         self._bare = False
         self._pending: list[str] = []
         self._calls_before = 0
@@ -75,12 +73,11 @@ class StreamRouter:
 
     @property
     def in_reasoning(self) -> bool:
-        """Tell whether the next character would be reasoning, as far as is known."""
+        """Would the next character be reasoning, as far as is known?"""
         return self._state == self._reason
 
     def feed(self, text: str, tokens: int = 0) -> list[Event]:
-        """Return the events that these further characters make certain; `tokens`: their number of
-        tokens."""
+        """The events that these further characters make certain; `tokens`: how many they were."""
         events: list[Event] = []
         if not text:
             self.reasoning_tokens += tokens * self.in_reasoning
@@ -94,7 +91,7 @@ class StreamRouter:
         return _merge(events)
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """Return the events of the held-back text at the end; `cut`: a limit ended the text."""
+        """What was held back, at the end of the text; `cut`: a limit ended it."""
         events: list[Event] = []
         while self._reader is not None:
             text = self._give_up(events, ended=True, cut=cut)
@@ -108,8 +105,7 @@ class StreamRouter:
         return _merge(events)
 
     def _start(self, text: str, events: list[Event]) -> str:
-        """Read the start of the message, or the text after reasoning: spaces, then the first sign
-        of what follows."""
+        """The start of the message, and what follows reasoning: spaces, then what it will be."""
         held = self._held + text
         body = held.lstrip(SPACES)
         self._held = held
@@ -168,7 +164,7 @@ class StreamRouter:
         kind: type[ContentDelta] | type[ReasoningDelta],
         events: list[Event],
     ) -> tuple[str, str, str] | None:
-        """Pass text on up to a marker; return the marker, the spaces before it, and the rest."""
+        """Passes text on up to a marker; returns the marker, the spaces before it, and the rest."""
         idle = not (self._seek or self._held or self._drop_space)
         if idle and text[-1] not in SPACES and automaton.passes(text):
             events.append(kind(text))  # Nearly every token.
@@ -190,8 +186,8 @@ class StreamRouter:
         return None
 
     def _enter_section(self, opener: str, before: str, *, bare: bool = False) -> None:
-        """Begin a section of calls. `before`: spaces to give back if it is no call; `bare`: no
-        marker proves that it is one."""
+        """`before`: spaces to give back if it turns out to be no call; `bare`: no marker says
+        that it is one."""
         assert self._dialect is not None
         self._opener = before + opener
         self._bare = bare
@@ -225,7 +221,7 @@ class StreamRouter:
         return ""
 
     def _commit(self, events: list[Event]) -> None:
-        """Count the text up to here as a call: it can no longer become content."""
+        """What was read up to here is a call: it can no longer become content."""
         if self.calls.committed:
             events += self.calls.events
             self.calls.events.clear()
@@ -234,7 +230,7 @@ class StreamRouter:
 
     @property
     def _certain(self) -> bool:
-        """Tell whether the text being read can only be a call."""
+        """Is what is being read a call, or nothing?"""
         return not self._bare or self.calls.count > self._calls_before
 
     def _leave_section(self) -> None:
@@ -244,8 +240,7 @@ class StreamRouter:
         self._state = self._content
 
     def _give_up(self, events: list[Event], *, ended: bool = False, cut: bool = False) -> str:
-        """End a section that is no call, or an incomplete one; return the pending text, to be read
-        as content."""
+        """The section is no call, or not to its end: what is pending, to be read as content."""
         calls = self.calls
         self._commit(events)
         opener, pending = self._opener, "".join(self._pending)
@@ -257,7 +252,7 @@ class StreamRouter:
             calls.end(complete=False)
             self._commit(events)
         elif cut and self._certain and (calls.begun or not pending.strip(SPACES)):
-            # The beginning of a call, as a marker or an earlier call shows: of no use to a reader.
+            # The beginning of a call, as a marker or another says: nothing for anybody to read.
             opener = pending = ""
         elif ended and calls.count > self._calls_before and not calls.begun:
             # Only the closing marker is missing, or a part of it.
@@ -265,14 +260,14 @@ class StreamRouter:
         calls.begun = False
         self._leave_section()
         if opener and opener.strip(SPACES) not in self._hidden:
-            # The spaces before it were kept for a call, which did not come.
+            # The spaces before it were kept back for a call: there is none.
             self._drop_space = False
             _add(events, ContentDelta, opener)
         return pending
 
 
 def _without_tail(text: str) -> str:
-    """Remove spaces at the end, except those beyond `HELD_SPACES`."""
+    """Without spaces at the end, but for those beyond `HELD_SPACES`."""
     return text[: max(len(text.rstrip(SPACES)), len(text) - HELD_SPACES)]
 
 
@@ -282,7 +277,7 @@ def _add(events: list[Event], kind: type[ContentDelta] | type[ReasoningDelta], t
 
 
 def _merge(events: list[Event]) -> list[Event]:
-    """Merge neighbouring deltas of one kind."""
+    """Neighbouring deltas of one kind as one."""
     if len(events) < 2:
         return events
     merged: list[Event] = []
