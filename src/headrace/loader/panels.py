@@ -1,8 +1,9 @@
 """Storage of repacked weights between starts, and the rules for using a stored file.
 
-One file per model file, in `<cache>/panels/`. It is used if it is complete, and was made from this
-very model file (size, time of change, and a hash of samples from all of it) with this layout of
-panels. A file from a signed profile belongs to a content, wherever that lies (`portable`).
+One file per model file, in `<cache>/panels/`. It is used if it is complete, has this layout of
+panels, and was made from this very model file. The file is recognised by its size, its time of
+change, and a hash of samples from all of it. A file from a signed profile belongs to a content,
+wherever that lies (`portable`).
 
 The first start without a file makes it, one process at a time, while weights are packed: each
 weight stays in memory until it is written. Any failure (no space, no right to write, damage) costs

@@ -1,7 +1,7 @@
 """The weights of a GGUF file, as host arrays.
 
-GGUF's own changes are undone here: rows of q and k of llama files are put back into the order of
-Hugging Face (pairs i and i + E/2), and the 1 that was added to Gemma's norms is subtracted.
+GGUF's own changes are undone here. Rows of q and k of llama files are put back into the order of
+Hugging Face (pairs i and i + E/2). The 1 that was added to Gemma's norms is subtracted.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class _Depthwise:
 
     @property
     def reach(self) -> int:
-        """Rows on each side."""
+        """Return the rows on each side."""
         return (_KERNEL - 1) // 2 * self.dilation
 
     def __call__(self, x: Floats) -> Floats:

@@ -54,8 +54,8 @@ class FrameTranscriber(Transcriber):
     def sequential(
         self, samples: Floats, options: DecodingOptions, *, words: bool, told: Told
     ) -> Generator[None, None, Transcript]:
-        """Like `chunked`; a sound that fits in a window is one stretch, with any number of
-        speakers."""
+        """Transcribe like `chunked`; a sound that fits in a window is one stretch, with any number
+        of speakers."""
         return self.chunked(samples, options, words=words, told=told, pauses=None)
 
     def chunked(

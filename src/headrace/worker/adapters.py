@@ -80,7 +80,7 @@ class Adapters(RowFeature):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slots on the device."""
+        """Return the bytes of the slots on the device."""
         return sum(weight.nbytes for weight in self._weights)
 
     @property

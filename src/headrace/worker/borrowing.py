@@ -71,7 +71,8 @@ class _Server:
 
     @property
     def load(self) -> float:
-        """Seconds of prompts there: the reported number, or the sum asked from here if larger."""
+        """Return seconds of prompts there: the reported number, or the sum asked from here if
+        larger."""
         return max(self.ahead, sum(one.seconds for one in self.loans.values() if not one.lent))
 
 

@@ -25,8 +25,8 @@ class DraftBatches(HostBatches):
         """Batches by tokens, entries and the width of their tables."""
 
     def decode(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch | None:
-        """Like `HostBatches.decode`, also for steps whose entries compute drafts after a token. The
-        caller that compares the drafts records which of them count as computed."""
+        """Make a batch like `HostBatches.decode`, also for steps whose entries compute drafts after
+        a token. The caller that compares the drafts records which of them count as computed."""
         if drafted is None:
             return super().decode(plan)
         count, total = len(plan.rows), sum(plan.counts)

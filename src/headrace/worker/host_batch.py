@@ -113,8 +113,8 @@ class HostBatches:
         return self._mixed(plan, count, total, drafted)
 
     def decode(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch | None:
-        """Like `make` for steps in which every entry computes one token and gets one, of rows
-        that neither pool nor have an adapter; None for any other, as one with drafts
+        """Make the batch of a step in which every entry computes one token and gets one, of rows
+        that neither pool nor have an adapter. None for any other step, such as one with drafts
         (`DraftBatches`)."""
         count = len(plan.rows)
         if self._typed or sum(plan.counts) != count or count > self._limits.entries:
@@ -170,7 +170,7 @@ class HostBatches:
             self._rows.settle_states(plan, drafted, self._states)
 
     def _decode_few(self, plan: StepPlan) -> None:
-        """Like `_decode`, for few rows, where one numpy call costs more than a loop."""
+        """Fill the buffers for few rows, where one numpy call costs more than a loop."""
         known, computed, tables, tokens, positions, lengths, _, all_slots = self._few
         size = self._pool.block_size
         for place, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):

@@ -187,8 +187,8 @@ class Verification:
         return news
 
     def take(self, plan: StepPlan, drafted: list[int], chosen: list[int]) -> list[list[int]]:
-        """Like `accept` if every entry decodes and samples. Writes the last token of each after the
-        others, which stand in the table as drafts."""
+        """Accept drafts like `accept`, in a step whose entries all decode and sample. Writes the
+        last token of each after the others, which stand in the table as drafts."""
         news, table = self.accept(plan, drafted, range(len(plan.rows)), chosen), self._table
         for row, new in zip(plan.rows, news, strict=True):
             table.host_tokens[row, table.computed[row]] = new[-1]
