@@ -1,7 +1,7 @@
-"""LoRA adapters in the layout of PEFT: a folder with a config and one safetensors file.
+"""LoRA adapters in PEFT's layout: a folder with a config and one safetensors file.
 
-Everything that the files say is held against the model before a tensor is read: an adapter comes
-from strangers. Torch-free.
+Adapters come from strangers: all that the files state is checked against the model before a tensor
+is read. Torch-free.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "arrow_config": ({},),
     "task_type": ("CAUSAL_LM",),
 }
-"""What changes the result and is not done here: only these values (or none) are taken."""
+"""Options that change the result and are not supported: only these values (or their absence) are
+accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +48,20 @@ class AdapterFiles:
     path: Path
     weights: Path
     rank: int
-    """The largest of its modules."""
+    """Largest rank of its modules."""
     scales: dict[str, float]
-    """Module ("model.layers.0.self_attn.q_proj") → what B · A is multiplied with."""
+    """Module ("model.layers.0.self_attn.q_proj") → factor of B · A."""
 
 
 def within(path: str | Path, roots: Sequence[str | Path]) -> Path:
-    """The folder, links followed, if it lies below one of the allowed ones; else `Forbidden`."""
+    """Return the folder, links followed, if it lies below one of the allowed ones; else raise
+    `Forbidden`."""
     try:
         found = Path(path).expanduser().resolve(strict=True)
     except (OSError, ValueError, RuntimeError):
         found = None
     allowed = [Path(root).expanduser().resolve() for root in roots]
-    # One answer for both: what lies outside must not be found out by asking.
+    # One answer for both: callers must not be able to probe for paths outside.
     if found is None or not found.is_dir() or not any(found.is_relative_to(r) for r in allowed):
         raise Forbidden(
             "the adapter is not a folder below one of the folders from which adapters may be "
@@ -70,7 +72,8 @@ def within(path: str | Path, roots: Sequence[str | Path]) -> Path:
 
 
 def open_adapter(folder: Path, arch: ModelArch, *, max_rank: int) -> AdapterFiles:
-    """Check config and headers; `ModelFileError` for damage, `UnsupportedModel` for the rest."""
+    """Check config and headers. Raises `ModelFileError` for damage, `UnsupportedModel` for
+    everything else."""
     config = read_json(folder / CONFIG)
     rank, alpha = _read_config(config)
     weights = folder / WEIGHTS
@@ -115,7 +118,7 @@ def open_adapter(folder: Path, arch: ModelArch, *, max_rank: int) -> AdapterFile
 
 
 def _read_config(config: Mapping[str, Any]) -> tuple[int, float]:
-    """(r, lora_alpha)"""
+    """Return (r, lora_alpha)."""
     kind = config.get("peft_type")
     if kind != "LORA":
         raise UnsupportedModel(f"{CONFIG}: peft_type is {kind!r:.40}; supported: 'LORA'")
@@ -138,7 +141,8 @@ def _number(key: str, value: Any, *, integer: bool = False) -> float:
 
 
 def _of(config: Mapping[str, Any], key: str, module: str, default: float) -> float:
-    """A module's own value in a pattern: keys are names or their ends, as PEFT writes them."""
+    """Return a module's own value in a pattern: keys are names or their ends, as PEFT writes
+    them."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise ModelFileError(f"{CONFIG}: {key} must be an object")

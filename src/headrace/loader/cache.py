@@ -1,8 +1,8 @@
-"""The cache of downloaded models: its layout, its record of what was verified, its lock.
+"""The cache of downloaded models: its layout, its record of verified files, its lock.
 
-`<root>/models/<catalog name>/…` and `<root>/hub/<org>--<name>/<commit>/…`; each model folder
-holds a `record.json` with hash, size and time of change of every verified file. A file is hashed
-once; as long as its size and time are those of the record it is trusted. Torch-free.
+`<root>/models/<catalog name>/…` and `<root>/hub/<org>--<name>/<commit>/…`; each model folder holds
+a `record.json` with hash, size and time of change of every verified file. A file is hashed once,
+and trusted as long as its size and time match the record. Torch-free.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class CachedModel:
     what: str
     licence: str
     size: int
-    """Bytes of the whole model; of a hub model, of what is cached."""
+    """Bytes of the whole model; for a hub model, of its cached part."""
     cached: int
-    """Bytes on the disk, of files begun too, without `packed`."""
+    """Bytes on the disk, with unfinished files, without `packed`."""
     complete: bool
     path: Path
     default: bool = False
@@ -62,7 +62,7 @@ def hub_folder(repo: str, cache_dir: str | Path | None = None) -> Path:
 
 
 class Record:
-    """What is known of a model folder's files. Written only under the folder's lock."""
+    """Record of a model folder's verified files. Written only under the folder's lock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,12 +72,12 @@ class Record:
             try:
                 found = read_json(self._path)
             except ModelFileError:
-                return  # a damaged record costs one more hashing, nothing else
+                return  # a damaged record costs hashing once more, nothing else
             if isinstance(found.get("files"), dict):
                 self.data = found
 
     def knows(self, path: str, size: int, sha256: str | None) -> bool:
-        """Was this file verified, and is it unchanged since?"""
+        """Tell whether this file was verified and is unchanged since."""
         entry = self.data["files"].get(path)
         if not isinstance(entry, dict) or (sha256 is not None and entry.get("sha256") != sha256):
             return False
@@ -88,7 +88,7 @@ class Record:
         return stat.st_size == size and entry.get("mtime_ns") == stat.st_mtime_ns
 
     def add(self, path: str, sha256: str) -> None:
-        """Remember a file that was just verified."""
+        """Record a file that was just verified."""
         stat = (self.folder / path).stat()
         self.data["files"][path] = {
             "sha256": sha256,
@@ -98,7 +98,7 @@ class Record:
         self.save()
 
     def verify(self, path: str, size: int, sha256: str) -> bool:
-        """Is the file there and right? Hashes it unless the record knows it."""
+        """Tell whether the file is there and right; hash it unless the record has it."""
         if self.knows(path, size, sha256):
             return True
         target = self.folder / path
@@ -108,7 +108,7 @@ class Record:
         return True
 
     def save(self) -> None:
-        """Atomic: a reader sees the old record or the new one."""
+        """Write the record atomically: a reader sees the old record or the new one."""
         fresh = self._path.with_suffix(".tmp")
         try:
             fresh.write_text(json.dumps(self.data, indent=1))
@@ -143,7 +143,7 @@ def locked(folder: Path, progress: Progress) -> Iterator[None]:
                 if not waiting:
                     progress.start(0, f"waiting for another process that downloads {folder.name}")
                     waiting = True
-                progress.advance(0)  # So that it is shown, and ends where the user ends it.
+                progress.advance(0)  # Shows the wait, and lets the user end it.
                 time.sleep(LOCK_POLL_SECONDS)
         if waiting:
             progress.done()
@@ -153,7 +153,7 @@ def locked(folder: Path, progress: Progress) -> Iterator[None]:
 
 
 def cached_models(cache_dir: str | Path | None = None) -> list[CachedModel]:
-    """Every catalog model, cached or not, and every hub model that is cached."""
+    """List every catalog model, cached or not, and every cached hub model."""
     found = []
     place = root(cache_dir)
     for index, model in enumerate(CATALOG.values()):
@@ -193,7 +193,7 @@ def cached_models(cache_dir: str | Path | None = None) -> list[CachedModel]:
 
 
 def _of_local_files(place: Path) -> list[CachedModel]:
-    """Repacked weights of models that lie outside of the cache, or are gone."""
+    """List repacked weights of models that lie outside the cache, or are gone."""
     inside = [(place / each).resolve() for each in ("models", "hub")]
     found = []
     for kept in kept_panels(place):
@@ -216,10 +216,10 @@ def _packed(folder: Path, place: Path) -> int:
 
 
 def remove(name: str, cache_dir: str | Path | None = None) -> int:
-    """Delete a cached model with its repacked weights; → bytes freed.
+    """Delete a cached model with its repacked weights; return the bytes freed.
 
-    The path of a local file, as `cached_models` names it: its repacked weights only, which is all
-    that the cache has of it. `ModelNotFound` where there is nothing of that name.
+    `name` may be a local file's path, as `cached_models` names it: then only its repacked weights
+    go, since the cache has nothing else of it. Raises `ModelNotFound` for an unknown name.
     """
     place = root(cache_dir)
     local = [kept for kept in kept_panels(place) if name in (str(kept.source), str(kept.path))]
@@ -238,7 +238,7 @@ def remove(name: str, cache_dir: str | Path | None = None) -> int:
 
 
 def is_hub_id(name: str) -> bool:
-    """`org/name`, in the characters that a hub allows."""
+    """Tell whether a name is `org/name`, in the characters that a hub allows."""
     parts = name.split("/")
     return len(parts) == 2 and all(
         0 < len(part) <= 96

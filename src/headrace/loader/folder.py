@@ -19,7 +19,7 @@ from .shards import find_shards
 
 MAX_TEMPLATE = 1 << 20
 MORE_TEMPLATES = "additional_chat_templates"
-"""Folder of the chat templates that have a name."""
+"""Folder of the named chat templates."""
 MOST_TEMPLATES = 32
 MAX_TOKENIZER = 256 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
@@ -33,7 +33,7 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
         raise ModelFileError(f"{folder}: no config.json in it, so it is not a model folder")
     config = read_json(folder / "config.json")
     arch = from_hf(config)
-    scheme_of(config)  # refuses here what cannot be loaded
+    scheme_of(config)  # raises here if it cannot be loaded
     shards = find_shards(folder)
     arch, decisions = hold(arch, shards)
     if not (folder / "tokenizer.json").is_file():
@@ -70,7 +70,7 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
 
 
 class _Tokenizer:
-    """What `tokenizer_config.json` and the head of `tokenizer.json` say."""
+    """Content of `tokenizer_config.json` and of the head of `tokenizer.json`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,7 +84,7 @@ class _Tokenizer:
         self.added = self._added()
 
     def _member(self, key: str) -> Any:
-        """One member of tokenizer.json, without parsing its vocabulary of megabytes."""
+        """Return one member of tokenizer.json, without parsing its vocabulary of megabytes."""
         match = re.search(rf'"{key}"\s*:\s*', self.text)
         if match is None:
             return None
@@ -94,7 +94,7 @@ class _Tokenizer:
             raise ModelFileError(f"{self.folder.name}/tokenizer.json: {key} is not JSON") from None
 
     def _added(self) -> dict[str, int]:
-        """Text → id of the tokens beside the vocabulary."""
+        """Return text → id of the tokens added to the vocabulary."""
         added = self._member("added_tokens") or []
         return {
             token["content"]: token["id"]
@@ -105,7 +105,8 @@ class _Tokenizer:
         }
 
     def adds_bos(self) -> bool:
-        """Does a text begin with bos? Said outright, or by the tokenizer's post-processor."""
+        """Tell whether a text begins with bos, by the config or by the tokenizer's
+        post-processor."""
         stated = self.config.get("add_bos_token")
         if isinstance(stated, bool):
             return stated and "bos_token" in self.special
@@ -113,7 +114,8 @@ class _Tokenizer:
         return bos is not None and _begins_with(self._member("post_processor"), bos)
 
     def templates(self) -> dict[str, str]:
-        """Chat templates by name: of files, or of the config where there is no default file."""
+        """Return chat templates by name: from files, or from the config if there is no default
+        file."""
         found, said = self.config.get("chat_template"), dict[str, str]()
         one = [] if found is None else [{"name": "default", "template": found}]
         for entry in found if isinstance(found, list) else one:
@@ -147,7 +149,7 @@ def _template(path: Path) -> str:
 
 
 def _begins_with(processor: object, token: str) -> bool:
-    """Does a post-processor of tokenizer.json put `token` before a single text?"""
+    """Tell whether a post-processor of tokenizer.json puts `token` before a single text."""
     if not isinstance(processor, dict):
         return False
     if processor.get("type") == "Sequence":
@@ -163,7 +165,7 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 def _content(value: object) -> str | None:
-    """A special token as text: a string, or an object that describes it."""
+    """Return a special token as text; it is a string, or an object that describes it."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
@@ -182,7 +184,7 @@ def _ids(*configs: dict[str, Any], key: str) -> list[int]:
 def _end_ids(
     config: dict[str, Any], generation: dict[str, Any], tokenizer: _Tokenizer
 ) -> tuple[int, ...]:
-    """Ids that end a turn: of both configs, of the tokenizer, and the well-known ones."""
+    """List ids that end a turn: of both configs, of the tokenizer, and the well-known ones."""
     text = config.get("text_config")
     found = _ids(generation, config, text if isinstance(text, dict) else {}, key="eos_token_id")
     for token in (tokenizer.special.get("eos_token"), *end_of_turn(tokenizer.added.__contains__)):
@@ -192,7 +194,7 @@ def _end_ids(
 
 
 def _sampling(generation: dict[str, Any]) -> dict[str, Any]:
-    """The authors' default sampling; explicit greedy is temperature 0."""
+    """Return the authors' default sampling; explicit greedy is temperature 0."""
     if generation.get("do_sample") is False:
         return {"temperature": 0.0}
     return {

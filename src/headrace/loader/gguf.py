@@ -1,9 +1,9 @@
-"""Reads GGUF files, versions 2 and 3: metadata and where each tensor lies, through a mapping.
+"""Reader of GGUF files, versions 2 and 3: metadata, and each tensor's place in a mapping.
 
-The file is hostile: every count, length and offset is bounded and held against the file's size
-before it is used, and tensors may not overlap. Opening costs a walk over the metadata; token
-arrays of 150,000 strings are walked once and decoded only when someone iterates over them.
-Source of the format: the GGUF specification (docs/gguf.md of ggml).
+The file is hostile: every count, length and offset is bounded and checked against the file's size
+before use, and tensors may not overlap. Opening costs a walk over the metadata. Token arrays of
+150,000 strings are walked once and decoded only when iterated over. Source of the format: the GGUF
+specification (docs/gguf.md of ggml).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAGIC = b"GGUF"
 _HEAD = 24
 """Bytes before the metadata: magic, version, number of tensors, number of entries."""
 MAX_ENTRIES = 1 << 16
-"""Metadata entries, and tensors: the largest models have some thousands."""
+"""Largest number of metadata entries, and of tensors: the largest models have some thousands."""
 MAX_KEY = 1 << 16
 MAX_STRING = 1 << 26
 MAX_ARRAY = 1 << 24
@@ -46,25 +46,26 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor lies. `shape` in numpy's order: the last axis is contiguous."""
+    """Place of one tensor. `shape` is in numpy's order: the last axis is contiguous."""
 
     name: str
     type: GgmlType
     shape: tuple[int, ...]
     offset: int
-    """From the start of the file, in bytes."""
+    """Offset from the start of the file, in bytes."""
     nbytes: int
 
 
 class GgufFile:
     """An opened file: `metadata` by key, `tensors` by name in file order; `view` maps one.
 
-    The mapping is private (copy on write): views are writable arrays, the file never changes.
-    It lives as long as any view of it.
+    The mapping is private (copy on write): views are writable arrays, the file never changes. The
+    mapping lives as long as any view of it.
     """
 
     def __init__(self, path: Path, *, complete: bool = True) -> None:
-        """`complete` false: the header is enough, the tensors may be cut off."""
+        """Open and check a file. Without `complete` the tensors may be cut off: the header is
+        enough."""
         self.path = path
         try:
             with path.open("rb") as file:
@@ -87,15 +88,16 @@ class GgufFile:
         last = max(self.tensors.values(), key=lambda tensor: tensor.offset, default=None)
         self.complete = last is None or last.offset + last.nbytes <= size
         with suppress(OSError, AttributeError):
-            # Vocabularies are megabytes; what is wanted of them has been copied.
+            # Vocabularies are megabytes; the needed parts have been copied.
             self._map.madvise(mmap.MADV_DONTNEED, 0, reader.at // mmap.PAGESIZE * mmap.PAGESIZE)
 
     def view(self, name: str) -> npt.NDArray[Any]:
-        """The tensor's bytes: uint8 [rows, bytes per row]; F32 and F16 as float arrays [shape].
+        """Return the tensor's bytes: uint8 [rows, bytes per row]; F32 and F16 as float arrays
+        [shape].
 
         BF16, which numpy lacks, comes as uint16 [shape].
         """
-        # 90 ms to import: who reads only metadata (the API process) does not pay for it.
+        # 90 ms to import: a reader of metadata alone (the API process) does not pay for it.
         import numpy as np
 
         info = self.tensors[name]
@@ -106,7 +108,7 @@ class GgufFile:
         return flat.reshape(*info.shape[:-1], info.type.row_bytes(info.shape[-1]))
 
     def entries(self) -> bytes:
-        """The metadata's bytes, as they are."""
+        """Return the metadata's bytes unchanged."""
         return self._map[_HEAD : self._tables]
 
     def _alignment(self) -> int:
@@ -129,7 +131,7 @@ class _Reader:
         self.at = 0
 
     def head(self) -> tuple[int, int, int]:
-        """(version, number of tensors, number of metadata entries)."""
+        """Return (version, number of tensors, number of metadata entries)."""
         magic = self.data[:4]
         if magic != MAGIC:
             raise ModelFileError(f"{self.name}: not a GGUF file (it starts with {magic!r})")
@@ -159,7 +161,7 @@ class _Reader:
         return value
 
     def array(self, key: str) -> Any:
-        """A list of numbers, or a `StringArray`."""
+        """Read a list of numbers, or a `StringArray`."""
         kind, count = self.u32(f"item type of {key}"), self.u64(f"length of {key}")
         self._bound(f"length of {key}", count, MAX_ARRAY)
         if kind == _STRING:
@@ -181,7 +183,7 @@ class _Reader:
             if self.at < 0:
                 raise ModelFileError(f"{self.name}: ends inside {key}")
             return StringArray(data[at : self.at], starts, key)
-        begin, starts = at, array("Q", [0])  # A list of them would take five times as much.
+        begin, starts = at, array("Q", [0])  # A list of them would take five times as much memory.
         length_at = _U64.unpack_from
         try:
             for _ in range(count):
@@ -224,7 +226,8 @@ class _Reader:
 
 
 def _tensors(reader: _Reader, count: int, alignment: int, complete: bool) -> dict[str, TensorInfo]:
-    """The table of tensors, each inside the file (a `complete` one) and none over another."""
+    """Read the table of tensors; check that each is inside the file (if `complete`) and none
+    overlap."""
     heads = [_tensor_head(reader) for _ in range(count)]
     base = (reader.at + alignment - 1) // alignment * alignment
     tensors: dict[str, TensorInfo] = {}

@@ -27,9 +27,9 @@ END_OF_TURN = (
     "<|end|>",
     "<EOT>",
 )
-"""Tokens that end a turn in a well-known chat format, whatever the metadata says of eos."""
+"""Tokens that end a turn in a well-known chat format, whatever eos the metadata states."""
 _HARMONY = ("<|return|>", "<|call|>", "<|endoftext|>")
-"""The same of gpt-oss, where `<|end|>` ends a message and the turn goes on."""
+"""Tokens that end a turn of gpt-oss, where `<|end|>` ends a message and the turn goes on."""
 
 _TEMPLATE = "tokenizer.chat_template"
 _SPECIAL = {
@@ -102,7 +102,7 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
 
 
 def gguf_of(files: ModelFiles) -> GgufFile:
-    """The file of a GGUF model, read anew only where this process has not opened it."""
+    """Return the open file of a GGUF model; open it only if this process has not done so."""
     return files.opened if isinstance(files.opened, GgufFile) else GgufFile(files.path)
 
 
@@ -118,12 +118,13 @@ def _token_id(metadata: dict[str, Any], field: str, count: int) -> int | None:
 
 
 def end_of_turn(known: Callable[[str], bool]) -> tuple[str, ...]:
-    """The tokens that end a turn where the vocabulary has those that are `known`."""
+    """Return the tokens that may end a turn in a vocabulary; `known` tells whether it has a
+    token."""
     return _HARMONY if known("<|channel|>") and known("<|return|>") else END_OF_TURN
 
 
 def _end_ids(metadata: dict[str, Any], tokens: StringArray, eos: int | None) -> tuple[int, ...]:
-    """eos first, then eot and eom, then the well-known ones that the vocabulary has."""
+    """List eos first, then eot and eom, then the well-known ones in the vocabulary."""
     count = len(tokens)
     fields = (_token_id(metadata, f"{kind}_token_id", count) for kind in ("eot", "eom"))
     found = [eos, *fields]
@@ -136,7 +137,7 @@ def _end_ids(metadata: dict[str, Any], tokens: StringArray, eos: int | None) -> 
 
 
 def with_rows(ids: Iterable[int], arch: ModelArch) -> tuple[int, ...]:
-    """Keep the ids that have a row of the model's matrices: no others are ever drawn."""
+    """Keep the ids that have a row in the model's matrices: no others are ever drawn."""
     return tuple(index for index in ids if index < arch.vocab_size)
 
 

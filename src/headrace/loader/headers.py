@@ -1,4 +1,4 @@
-"""A config held against the headers of its weights: where both speak, the file is right."""
+"""A config checked against the headers of its weights: if they differ, the weights are right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODES = ("qweight", "weight_packed")
 
 
 def hold(arch: ModelArch, shards: tuple[Path, ...]) -> tuple[ModelArch, tuple[Decision, ...]]:
-    """Return the architecture that the file has, and what it changes of its config.
+    """Return the file's true architecture, and the differences from its config.
 
     A head that differs from the embedding is the model's own, whatever `tie_word_embeddings` says.
     Raises `ModelFileError` for a damaged header.
@@ -36,12 +36,13 @@ def hold(arch: ModelArch, shards: tuple[Path, ...]) -> tuple[ModelArch, tuple[De
 
 
 def _own_head(untied: ModelArch, stored: Mapping[str, StoredTensor]) -> str:
-    """Describe the head of a file whose config ties it; empty where it has none or an equal one."""
+    """Describe the head of a file whose config ties it; empty if it has no head, or an equal
+    one."""
     named: dict[str | None, str] = {}
     for name in stored:
         stem, _, suffix = name.rpartition(".")
         plain = f"{stem}.weight" if suffix in _CODES else name
-        # Encoders of sound and sight have their own names, which mean nothing here.
+        # Encoders of sound and images have their own names, which mean nothing here.
         named.setdefault(from_hf_name(plain, untied), name)
     if HEAD not in named:
         return ""

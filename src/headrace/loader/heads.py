@@ -1,8 +1,8 @@
-"""A head that drafts, on the disk: opened beside the model that it drafts for, and its weights.
+"""A draft head on the disk: opened next to its target model, and its weights.
 
-It is a folder with a `config.json` in the format of "speculators" and safetensors beside it; or a
-further layer of the model's own safetensors. A matrix that multiplies a token's embedding beside a
-hidden state is handed out as two, since no operator puts values side by side.
+It is a folder with a `config.json` in the format of "speculators" and safetensors; or a further
+layer of the model's own safetensors. A matrix over concat(token embedding, hidden state) is split
+in two, since no operator concatenates values.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from .weight_source import Named
 
 PREDICTOR = "mtp"
-"""The name that stands for the model's own layer that predicts further tokens."""
+"""Name of the model's own layer that predicts further tokens."""
 _BEHIND = ("embed_tokens.weight", "shared_head.head.weight")
-"""Copies of the model's own ends in such a layer."""
+"""Copies of the model's own embedding and output head in such a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,21 @@ class HeadFiles:
 
     name: str
     path: str
-    """What a worker is told to open it again."""
+    """Path with which a worker opens it again."""
     arch: HeadArch
     tensors: dict[str, StoredTensor]
-    """By the file's names."""
+    """Tensors by the file's names."""
 
     @property
     def nbytes(self) -> int:
-        """Size of its weights as they are stored."""
+        """Return the size of its weights as stored."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 def open_head(name: str, target: ModelFiles) -> HeadFiles | None:
-    """The head of this name for `target`; None where the name is of something else.
+    """Open the head of this name for `target`; None if the name is of something else.
 
-    Raises `ModelFileError` for a damaged one, `UnsupportedModel` for one that is not served.
+    Raises `ModelFileError` for a damaged head, `UnsupportedModel` for an unsupported one.
     """
     path = Path(name)
     if name == PREDICTOR and not path.exists():
@@ -108,7 +108,7 @@ def _dense(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def head_weights(files: HeadFiles) -> Iterator[tuple[str, Named]]:
-    """(name in the graph of `models.heads`, weight) of every tensor of the head itself."""
+    """Yield (name in the graph of `models.heads`, weight) of every tensor of the head itself."""
     for source, tensor in files.tensors.items():
         name = _named(source, files.arch)
         if name is None:
@@ -131,7 +131,7 @@ def head_weights(files: HeadFiles) -> Iterator[tuple[str, Named]]:
 
 
 def _named(name: str, arch: HeadArch) -> str | None:
-    """What the graph calls a tensor; None where it is not the head's own, or not needed."""
+    """Return a tensor's name in the graph; None if it is not the head's own, or not needed."""
     if name in ("d2t", "t2d") or (arch.kind == "eagle3" and name.startswith("fc.")):
         return None
     if arch.kind == "mtp":
@@ -146,15 +146,15 @@ def _named(name: str, arch: HeadArch) -> str | None:
 
 
 def _halved(name: str, arch: HeadArch) -> bool:
-    """Does this matrix multiply a token beside a state?"""
+    """Tell whether this matrix multiplies concat(token, state)."""
     if arch.kind == "eagle3":
         return name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
     return name in ("fusion_fc.weight", "mtp.eh_proj.weight")
 
 
 def _columns(tensor: StoredTensor, count: int) -> list[npt.NDArray[np.generic]]:
-    """So many matrices that stand side by side in one."""
-    import numpy as np  # Local: who reads only headers does not pay for it.
+    """Split a matrix into `count` matrices of equal width."""
+    import numpy as np  # Local: a reader of headers alone does not pay for it.
 
     if len(tensor.shape) != 2 or tensor.shape[1] % count:
         raise ModelFileError(
@@ -165,14 +165,15 @@ def _columns(tensor: StoredTensor, count: int) -> list[npt.NDArray[np.generic]]:
 
 
 def tap_name(files: HeadFiles) -> str:
-    """What the products are called that the head adds to its target: another name for each file,
+    """Return the name of the products that the head adds to its target. It differs for each file,
     since repacked weights are kept by their names."""
     found = next(iter(files.tensors.values()))
     return f"eagle3.{sampled(found.shard)[2][:16]}.fc"
 
 
 def tap_weights(files: HeadFiles) -> Iterator[tuple[str, Named]]:
-    """(name, matrix) of what mixes the states of the target's layers: one for each of them."""
+    """Yield (name, matrix) of the products that mix the states of the target's layers, one for each
+    layer."""
     stored = files.tensors.get("fc.weight")
     if stored is None or "fc.bias" in files.tensors:
         raise ModelFileError(f"{files.name} must have fc.weight, and no fc.bias")
@@ -182,10 +183,10 @@ def tap_weights(files: HeadFiles) -> Iterator[tuple[str, Named]]:
 
 
 def said_ids(files: HeadFiles) -> npt.NDArray[np.int64] | None:
-    """[vocab]: which of the target's tokens each of the head's means; None: they are the same.
+    """Return the target's token of each of the head's tokens, [vocab]; None: they are the same.
 
-    `d2t` holds the distance from the head's id to the target's. Raises `ModelFileError` for one
-    that points outside of the target's vocabulary.
+    `d2t` holds the difference from the head's id to the target's. Raises `ModelFileError` if one
+    points outside the target's vocabulary.
     """
     import numpy as np  # Local, as above.
 

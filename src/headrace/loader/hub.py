@@ -1,8 +1,8 @@
-"""Files from a model hub over HTTPS: resumable, and quick to give up where there is no hub.
+"""Files from a model hub over HTTPS: resumable, and quick to give up without a hub.
 
-The hub's address and protocol are those of the `huggingface_hub` library, whose constant is read
-so that its own variable for mirrors works. A hub that cannot be reached costs at most
-`CONNECT_SECONDS`, name resolution included.
+The hub's address and protocol are those of the `huggingface_hub` library, whose constant is read so
+that its own variable for mirrors works. An unreachable hub costs at most `CONNECT_SECONDS`, name
+resolution included.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 30.0
 ATTEMPTS = 5
-"""Broken connections in a row, without a byte between them, before the hub is given up."""
+"""Broken connections in a row, without a byte in between, before the hub is given up."""
 MAX_LISTING = 16 << 20
 MAX_FILES = 10_000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -39,7 +39,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """One file of a repository as the hub lists it; small files have no SHA-256 there."""
+    """Entry of a repository's file in the hub's listing; small files have no SHA-256 there."""
 
     path: str
     size: int
@@ -77,7 +77,7 @@ class Hub:
                 time.sleep(0.2 * failures)
 
     def listing(self, repo: str, revision: str) -> tuple[str, list[HubFile]]:
-        """(commit, files) of a repository. Raises `ModelNotFound` or `SourceFailed`."""
+        """Return (commit, files) of a repository. Raises `ModelNotFound` or `SourceFailed`."""
         url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}"
         try:
             answer = self._connected().get(url, params={"blobs": "true"}, headers=_headers())
@@ -117,7 +117,7 @@ class Hub:
             headers["Range"] = f"bytes={partial.length}-"
         with self._connected().stream("GET", url, headers=headers) as answer:
             if answer.status_code == 416 or (answer.status_code == 200 and partial.length):
-                # The server does not resume: from the start.
+                # The server does not resume: start again.
                 progress.advance(-partial.length)
                 partial.truncate(0)
             if answer.status_code == 416:
@@ -125,7 +125,7 @@ class Hub:
             if answer.status_code not in (200, 206):
                 raise SourceFailed(f"{url}: HTTP {answer.status_code}")
             _check_identity(answer, url, partial)
-            # As they come: gathering chunks would lose what came before a break.
+            # Chunk by chunk as they come: collecting them would lose those before a break.
             for data in answer.iter_raw():
                 if partial.length + len(data) > partial.size:
                     raise SourceFailed(f"{url}: more than {partial.size} bytes came")
@@ -134,7 +134,7 @@ class Hub:
 
 
 def _check_identity(answer: httpx.Response, url: str, partial: PartialFile) -> None:
-    """What the hub says of the file before it sends it must already be right."""
+    """Check the headers that the hub sends before the file. Raises `SourceFailed`."""
     total: int | None = None
     if answer.status_code == 206:
         match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("content-range", ""))
@@ -187,13 +187,13 @@ def _parse_listing(answer: httpx.Response, repo: str) -> tuple[str, list[HubFile
 
 
 def _unreachable(endpoint: str) -> str | None:
-    """Why the hub cannot be reached, found out within `CONNECT_SECONDS`; None where it can.
+    """Return why the hub cannot be reached, within `CONNECT_SECONDS`; None if it can.
 
-    In a thread of its own: the resolver knows no time limit.
+    Connects in a thread of its own: the resolver has no time limit.
     """
     parts = urlsplit(endpoint)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    # With a proxy the host need not resolve here: the request itself finds out.
+    # With a proxy the host need not resolve here: the request itself will tell.
     if parts.scheme in getproxies() or "all" in getproxies():
         return None
     answer: list[str | None] = []

@@ -1,7 +1,7 @@
-"""Models by hub id: which files of a repository are needed, and bringing them into the cache.
+"""Models by hub id: choice of a repository's files, and their download into the cache.
 
-A repository is pinned by the first download to the commit that it had then; what is cached is
-used without asking the hub again, until it is removed.
+The first download pins a repository to its commit at that time. Cached files are used without
+asking the hub again, until they are removed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ SMALL_FILES = (
 )
 _TEMPLATE = re.compile(rf"{MORE_TEMPLATES}/[\w-]{{1,64}}\.jinja")
 CONFIG = "config.json"
-"""The selector that takes this one file of a repository."""
+"""Selector that takes only this file of a repository."""
 PREFERRED_QUANT = "q4_k_m"
 
 
 def split_hub_name(name: str) -> tuple[str, str] | None:
-    """`org/name[:file.gguf or quantisation]` → (repository, what after the colon) or None."""
+    """Split `org/name[:file.gguf or quantisation]` into (repository, selector); None for other
+    names."""
     repo, _, selector = name.partition(":")
     return (repo, selector) if is_hub_id(repo) and len(selector) <= 200 else None
 
@@ -53,7 +54,7 @@ def fetch_hub(
     progress: Progress | None = None,
     hub: Hub | None = None,
 ) -> Path:
-    """The repository's folder, or the chosen `.gguf` file in it; downloaded where needed."""
+    """Return the repository's folder, or the chosen `.gguf` file in it; download it if needed."""
     folder = hub_folder(repo, cache_dir)
     found = _cached(folder, selector)
     if found is not None:
@@ -65,7 +66,7 @@ def fetch_hub(
     watcher = progress or Silent()
     hub = hub or Hub()
     try:
-        # Asked before the folder is made: a model that does not exist leaves nothing.
+        # Asked before the folder is made: a model that does not exist leaves no traces.
         pinned = Record(folder).data.get("commit")
         commit, listing = hub.listing(repo, pinned if isinstance(pinned, str) else "main")
         wanted = choose(listing, repo, selector)
@@ -97,7 +98,7 @@ def fetch_hub(
 
 
 def choose(listing: list[HubFile], repo: str, selector: str) -> list[HubFile]:
-    """The files that a model of this repository needs: one `.gguf`, or a whole folder."""
+    """Choose the files that a model of this repository needs: one `.gguf`, or a whole folder."""
     by_path = {file.path: file for file in listing}
     ggufs = sorted(path for path in by_path if path.endswith(".gguf"))
     if selector == CONFIG and CONFIG in by_path:
@@ -118,7 +119,7 @@ def choose(listing: list[HubFile], repo: str, selector: str) -> list[HubFile]:
     if index not in by_path and "model.safetensors" in shards:
         shards = ["model.safetensors"]
     elif index in by_path:
-        # Other files than the index's own (a consolidated copy) would double the download.
+        # Files outside the index (a consolidated copy) would double the download.
         shards = [path for path in shards if path.startswith("model-")] or shards
     templates = sorted(path for path in by_path if _TEMPLATE.fullmatch(path))[:MOST_TEMPLATES]
     wanted = (*SMALL_FILES, *templates, *sorted(shards))
@@ -143,7 +144,7 @@ def _choose_gguf(ggufs: list[str], repo: str, selector: str) -> str:
 
 
 def _has_word(path: str, word: str) -> bool:
-    """Is the quantisation `word` in the file's name, bounded by - . or _?"""
+    """Tell whether the quantisation `word` is in the file's name, bounded by - . or _."""
     stem = path.rsplit("/", 1)[-1].removesuffix(".gguf")
     return any(stem == word or stem.endswith(mark + word) for mark in "-._")
 

@@ -1,9 +1,9 @@
-"""The experts of gpt-oss as its safetensors hold them: rows of gate and up in turns; and those of
-Llama 4, with gate before up.
+"""Experts in the layouts of two families' safetensors: gpt-oss interleaves rows of gate and up,
+Llama 4 has gate before up.
 
-Dense ones are stacks of transposed matrices [experts, in, out]. MXFP4 (OCP Microscaling Formats
-1.0) has `_blocks` [experts, out, in / 32, 16] of two numbers a byte and `_scales` [experts, out,
-in / 32]; they become blocks as GGUF has them, without loss.
+Dense experts are stacks of transposed matrices [experts, in, out]. MXFP4 (OCP Microscaling Formats
+1.0) has `_blocks` [experts, out, in / 32, 16] of two numbers a byte and `_scales` [experts, out, in
+/ 32]; they are converted to GGUF's blocks, without loss.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .safetensors_file import StoredTensor
 Host = npt.NDArray[Any]
 _BLOCK = BY_NAME["MXFP4"].block
 _NO_NUMBER = 255
-"""A scale that is none."""
+"""E8M0's NaN."""
 
 
 STACKS = (".mlp.experts.", ".feed_forward.experts.")
@@ -31,13 +31,13 @@ STACKS = (".mlp.experts.", ".feed_forward.experts.")
 
 
 def canonical_stem(stem: str) -> str:
-    """A stack's name in a multimodal Llama 4 as it is in the text model, by our name."""
+    """Return our name of a stack in a multimodal Llama 4, the same as in the text model."""
     at = stem.index("layers.")
     return f"model.{stem[at:].replace('.feed_forward.', '.mlp.', 1)}"
 
 
 class _Reads:
-    """The last expert that was read of each stack: gate and up are taken one after the other."""
+    """Cache of the last expert read: gate and up are taken one after the other."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, Host]] = {}
@@ -53,24 +53,24 @@ class _Reads:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPart:
-    """One matrix or bias of one expert, to be read when it is taken."""
+    """One matrix or bias of one expert, read when it is taken."""
 
     source: StoredTensor
     expert: int
     rows: slice
-    """Which of the source's outputs."""
+    """Outputs of the source that it takes."""
     shape: tuple[int, ...]
     scales: StoredTensor | None = None
-    """Powers of two, where the source is MXFP4."""
+    """Scales (powers of two) if the source is MXFP4."""
     reads: _Reads = field(default_factory=_Reads, compare=False)
 
     @property
     def host_dtype(self) -> str:
-        """Type as `kernels.arrays.dtype_name` names it, or MXFP4."""
+        """Return the type as `kernels.arrays.dtype_name` names it, or MXFP4."""
         return self.source.host_dtype if self.scales is None else "MXFP4"
 
     def read(self) -> Host | BlockWeight:
-        """Its numbers [shape]; raises `ModelFileError`."""
+        """Read its numbers [shape]; raises `ModelFileError`."""
         data = self.reads(self.source, self.expert)
         if self.scales is None:
             outputs = data if data.ndim == 1 else data.T
@@ -82,7 +82,7 @@ class ExpertPart:
         return BlockWeight("MXFP4", _blocks(data[self.rows], scales), (rows, width))
 
     def late(self, name: str) -> LateWeight:
-        """Itself, in MXFP4, under the model's `name`."""
+        """Return a late weight of this MXFP4 part under the model's `name`."""
 
         def read() -> BlockWeight:
             made = self.read()
@@ -94,12 +94,15 @@ class ExpertPart:
 
 
 def _blocks(codes: Host, scales: Host) -> Host:
-    """codes [rows, blocks, 16], scales [rows, blocks] → [rows, blocks · 17] as GGUF has them: the
-    scale, then numbers i and i + 16 in byte i, where here they were 2i and 2i + 1."""
+    """Convert codes [rows, blocks, 16] and scales [rows, blocks] to GGUF's [rows, blocks · 17].
+
+    A block is its scale, then numbers i and i + 16 in byte i; the source has numbers 2i and 2i + 1
+    there.
+    """
     first, second = np.moveaxis(np.ascontiguousarray(codes).view(np.uint64), -1, 0)
     low, high = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0)
     four = np.uint64(4)
-    # Bytes for even numbers and for odd ones, eight at a time, which then lie in turns.
+    # Bytes of even numbers and of odd ones, eight at a time; then they are interleaved.
     even = (first & low) | (second << four & high)
     odd = (first >> four & low) | (second & high)
     pairs = even.view(np.uint8) | odd.view(np.uint8).astype("<u2") << 8
@@ -112,10 +115,10 @@ def _blocks(codes: Host, scales: Host) -> Host:
 def expert_parts(
     stored: Mapping[str, StoredTensor], *, turns: bool = True
 ) -> dict[str, ExpertPart]:
-    """Canonical name → part, of all tensors of experts among those of a gpt-oss model, or without
-    `turns` of a Llama 4.
+    """Return canonical name → part, of all expert tensors of a gpt-oss model (`turns`: gate and up
+    interleaved), or of a Llama 4 without `turns`.
 
-    Raises `ModelFileError` for a tensor that is none of them or misshapen.
+    Raises `ModelFileError` for a tensor that is unknown or misshapen.
     """
     parts: dict[str, ExpertPart] = {}
     reads = _Reads()
@@ -148,7 +151,7 @@ def expert_parts(
 
 
 def _shape(name: str, tensor: StoredTensor, form: str) -> tuple[int, tuple[int, ...]]:
-    """(outputs, and what else each expert's part has) of a stack."""
+    """Return (outputs, the remaining dimensions of each expert's part) of a stack."""
     match form, tensor.shape:
         case "_bias", (_, outputs):
             rest: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Reads a JSON object of bounded size from a file that is not trusted."""
+"""Reader of JSON objects of bounded size from untrusted files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_JSON = 64 << 20
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file; `ModelFileError` if there is none, or it is too large."""
+    """Read the object in a file. Raises `ModelFileError` if it has no object or is too large."""
     value = _read(path)
     if not isinstance(value, dict):
         raise ModelFileError(f"{path.name}: must be a JSON object")
@@ -21,7 +21,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_list(path: Path) -> list[Any]:
-    """`read_json` for a list."""
+    """Read a list like `read_json`."""
     value = _read(path)
     if not isinstance(value, list):
         raise ModelFileError(f"{path.name}: must be a JSON list")
@@ -29,7 +29,7 @@ def read_list(path: Path) -> list[Any]:
 
 
 def natural(config: Mapping[str, Any], name: str, most: int) -> int:
-    """A number of config.json from 1 to `most`; raises `ModelFileError`."""
+    """Return a number of config.json from 1 to `most`; raises `ModelFileError`."""
     value = config.get(name)
     if type(value) is not int or not 0 < value <= most:
         raise ModelFileError(f"config.json: {name} must be a number from 1 to {most:,}")

@@ -1,4 +1,5 @@
-"""What repacked weights the cache keeps: for `headrace models`, which shows and removes them."""
+"""List of the repacked weights in the cache: for `headrace models`, which shows and removes
+them."""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ SUFFIX = ".panels"
 
 @dataclass(frozen=True, slots=True)
 class KeptPanels:
-    """A file of repacked weights, or what a writer that died left of one."""
+    """A file of repacked weights, or an unfinished one of a dead writer."""
 
     path: Path
     source: Path | None
-    """The model file or folder that it was made of; None where the file does not say."""
+    """Model file or folder that it was made from; None if the file does not say."""
     nbytes: int
 
 
 def kept_panels(root: Path) -> list[KeptPanels]:
-    """Every file of repacked weights of the cache at `root`."""
+    """List every file of repacked weights of the cache at `root`."""
     folder = root / FOLDER
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
@@ -35,7 +36,7 @@ def kept_panels(root: Path) -> list[KeptPanels]:
 
 
 def panels_of(folder: Path, root: Path) -> list[KeptPanels]:
-    """The kept panels of a model file, or of all model files below the folder `root`."""
+    """List the kept panels of a model file, or of all model files below the folder `root`."""
     return [
         kept
         for kept in kept_panels(root)
@@ -44,7 +45,7 @@ def panels_of(folder: Path, root: Path) -> list[KeptPanels]:
 
 
 def remove_panels(panels: Iterable[KeptPanels]) -> int:
-    """Delete them; → bytes freed, the last of them when no process has them mapped any more."""
+    """Delete them; return the bytes freed, which become free when no process maps them any more."""
     freed = 0
     for kept in panels:
         kept.path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""What unpacks latents, head by head, of files that hold it as one matrix.
+"""Matrices that unpack latents, split by heads, from files with one matrix for all.
 
-`kv_b_proj` [H · (plain + V), rank] has of each head what makes keys, then what makes values. A head
-of the model is two matrices: `k_b_proj` [rank, plain], which is transposed, and `v_b_proj`
-[V, rank]. New GGUF files hold them so; their type is then kept. Of one matrix in blocks the blocks
-of keys lie across, so these become fp32.
+`kv_b_proj` [H · (plain + V), rank] holds for each head the rows of keys, then those of values. A
+head of the model has two matrices: `k_b_proj` [rank, plain], which is transposed, and `v_b_proj`
+[V, rank]. New GGUF files have this form; then their type is kept. In one matrix of blocks the keys'
+blocks lie across the transposed rows, so these become fp32.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Host = npt.NDArray[Any]
 
 
 class _Once:
-    """One quantised matrix in fp32, read when its first head is taken: all others follow."""
+    """One quantised matrix in fp32, read when its first head is taken, since all others follow."""
 
     def __init__(self) -> None:
         self._values: Host | None = None
@@ -39,7 +39,7 @@ class _Once:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedHead:
-    """The rows of one head of a quantised matrix, in fp32: scales lie across heads."""
+    """Rows of one head of a quantised matrix, in fp32: scales lie across heads."""
 
     source: QuantisedMatrix
     rows: tuple[int, int]
@@ -51,34 +51,34 @@ class QuantisedHead:
         return self.rows[1] - self.rows[0], self.source.shape[1]
 
     def read(self) -> Host:
-        """Its numbers [shape]; raises `ModelFileError`."""
+        """Read its numbers [shape]; raises `ModelFileError`."""
         return self.reads(self.source)[slice(*self.rows)]
 
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """A matrix that is stored as its transposition, to be read when it is taken."""
+    """Matrix that is stored transposed, read when it is taken."""
 
     source: StoredTensor | QuantisedHead
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What is read has it."""
+        """Return the shape after transposition."""
         return self.source.shape[::-1]
 
     @property
     def host_dtype(self) -> str:
-        """Type as `kernels.arrays.dtype_name` names it."""
+        """Return the type as `kernels.arrays.dtype_name` names it."""
         return self.source.host_dtype
 
     def read(self) -> Host:
-        """Its numbers [shape]; raises `ModelFileError`."""
+        """Read its numbers [shape]; raises `ModelFileError`."""
         return np.ascontiguousarray(self.source.read().T)
 
 
 def shapes(name: str, shape: tuple[int, ...], arch: ModelArch) -> dict[str, tuple[int, int]]:
-    """Name → shape of the matrices of all heads; none where `name` is another tensor's, or its
-    shape not the architecture's."""
+    """Return name → shape of the matrices of all heads; empty if `name` is another tensor's, or
+    `shape` is not the architecture's."""
     mla = arch.mla
     if mla is None or not name.endswith(WHOLE):
         return {}
@@ -95,7 +95,7 @@ def shapes(name: str, shape: tuple[int, ...], arch: ModelArch) -> dict[str, tupl
 def stored(
     name: str, tensor: StoredTensor | QuantisedMatrix, arch: ModelArch
 ) -> Iterator[tuple[str, StoredTensor | QuantisedHead | Transposed]]:
-    """The matrices of all heads of a tensor, yet to be read."""
+    """Yield the unread matrices of all heads of a tensor."""
     reads = _Once()
     for each, part, rows in _parts(name, arch):
         if isinstance(tensor, QuantisedMatrix):
@@ -109,7 +109,8 @@ def stored(
 
 
 def of_blocks(name: str, data: Host, kind: str, arch: ModelArch) -> Iterator[tuple[str, Any]]:
-    """The matrices of all heads of a GGUF's tensor: dense rows of numbers, or rows of blocks."""
+    """Yield the matrices of all heads of a GGUF's tensor: dense rows of numbers, or rows of
+    blocks."""
     assert arch.mla is not None
     rank = arch.mla.kv_rank
     for each, part, (first, behind) in _parts(name, arch):
@@ -122,14 +123,14 @@ def of_blocks(name: str, data: Host, kind: str, arch: ModelArch) -> Iterator[tup
 
 
 def _across(blocks: BlockWeight) -> Host:
-    """Its values in fp32, transposed."""
+    """Return its values in fp32, transposed."""
     from ..quant.ggml import dequantise  # Local: it computes on tensors.
 
     return np.ascontiguousarray(floats(dequantise(blocks)).T)
 
 
 def _parts(name: str, arch: ModelArch) -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """(name, "k" or "v", its rows) of each head's matrices."""
+    """Yield (name, "k" or "v", its rows) of each head's matrices."""
     assert arch.mla is not None
     at, row = name.removesuffix("kv_b_proj.weight"), 0
     for head in range(arch.heads):

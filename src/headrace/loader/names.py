@@ -1,8 +1,8 @@
-"""Names of weights: what a file's names mean, and whether it has those of the model's graph.
+"""Names of weights: mapping from a file's names, and comparison with the model's graph.
 
-Canonical names are Hugging Face's, `model.layers.N.self_attn.q_proj.weight` and so on; experts
-are `model.layers.N.mlp.experts.E.{gate,up,down}_proj.weight` with the router at `mlp.gate`,
-whatever the checkpoint calls them. Torch-free.
+Canonical names are Hugging Face's, `model.layers.N.self_attn.q_proj.weight` and so on. Experts are
+`model.layers.N.mlp.experts.E.{gate,up,down}_proj.weight` with the router at `mlp.gate`, whatever
+the checkpoint calls them. Torch-free.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _STATES = {
     "nemotron_h": "mixer",
     **dict.fromkeys(DELTA, "linear_attn"),
 }
-"""Family → where a layer's state has its tensors."""
+"""Family → prefix of the tensors of a layer's state."""
 
 
 def _state(family: str) -> dict[str, str]:
@@ -126,7 +126,7 @@ _MIXER = {
 }
 _SCORED = {"exp_probs_b": "mlp.gate.e_score_correction"}
 _SECOND = ("glm4_moe", "deepseek_v2", "deepseek_v3", *DELTA)
-"""Families that may have layers behind the last which predict a second token."""
+"""Families that may have layers after the last one, which predict a second token."""
 _LATENT = {
     **_PLAIN,
     **_SCORED,
@@ -176,26 +176,26 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
         "ssm_in": "linear_attn.in_proj_qkvz",
     },
 }
-"""What a layer's names mean in one family alone; in the others they are `_PLAIN`."""
+"""Meanings of a layer's names in single families; all others use `_PLAIN`."""
 _GGUF_HARMLESS = re.compile(
     r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"
 )
-"""Read by `open` (the rope's parameters), or recomputed from the architecture."""
+"""Tensors read by `open` (the rope's parameters), or recomputed from the architecture."""
 
 _HF_HARMLESS = re.compile(r".*rotary_emb\.inv_freq|.*rotary_emb\.(cos|sin)_cached")
 _KV_SCALE = re.compile(r".+\.([qkv]|kv|prob)_scale|.+\.[kv]_proj\.output_scale")
-"""Scales of an FP8 cache or of its products: calibrated, and needed by nothing that is computed."""
+"""Scales of an FP8 cache or of its products: calibrated, but needed by no computation here."""
 _ENCODER_HARMLESS = re.compile(r"embeddings\.(position|token_type)_ids")
 _ENCODER_POOLER = re.compile(r"pooler\.dense\.(weight|bias)")
-"""The head of the pre-training: no embedding reads it, a classifier does."""
+"""Head of the pre-training: embeddings do not read it, a classifier does."""
 _HF_VISION = re.compile(
     r"(model\.)?(vision_tower|multi_modal_projector|embed_vision|embed_audio|audio_tower"
     r"|vision_model)\..*"
 )
 _HF_SOUND = re.compile(r"(audio_tower|multi_modal_projector)\..*")
-"""What hears, before a language model: `speech.sound_rows` reads it."""
+"""Audio encoder before a language model: `speech.sound_rows` reads it."""
 _HF_BESIDE = re.compile(r"mtp\.|model\.visual\.")
-"""Qwen3.5's head that predicts a second token, and what sees."""
+"""Qwen3.5's head that predicts a second token, and its image encoder."""
 _MIXTRAL_EXPERT = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _EXPERTS = {
     ".mlp.input_linear.weight": ".mlp.experts.*.gate_up_proj.weight",
@@ -246,9 +246,10 @@ _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 
 
 def from_gguf_name(name: str, arch: ModelArch) -> str | None:
-    """Canonical name, with `*` for all experts at once; None where the tensor is not needed.
+    """Return the canonical name, with `*` for all experts at once; None if the tensor is not
+    needed.
 
-    A name that means nothing raises `ModelFileError`: no tensor is silently left out.
+    An unknown name raises `ModelFileError`: no tensor is silently left out.
     """
     if _GGUF_HARMLESS.fullmatch(name):
         return None
@@ -278,9 +279,9 @@ def from_gguf_name(name: str, arch: ModelArch) -> str | None:
 
 
 def from_hf_name(name: str, arch: ModelArch) -> str | None:
-    """Canonical name (`*` for all experts at once), or None where the tensor is not needed.
+    """Return the canonical name (`*` for all experts at once), or None if the tensor is not needed.
 
-    A name that means nothing comes back as it is: `check` refuses it.
+    An unknown name is returned unchanged: `check` refuses it.
     """
     if _HF_HARMLESS.fullmatch(name) or (
         arch.family in ("gemma3", "gemma4", "llama4") and _HF_VISION.fullmatch(name)
@@ -300,7 +301,7 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
     if arch.tied_embedding and name.endswith(HEAD):
         return None  # A copy of the embedding: see `headers.hold`.
     if arch.family in _SECOND and name.startswith(f"model.layers.{arch.layers}."):
-        return None  # The head that predicts a second token is a layer behind the last.
+        return None  # The head that predicts a second token comes after the last layer.
     for prefix, plain in (
         ("language_model.model.", "model."),
         ("model.language_model.", "model."),
@@ -324,7 +325,7 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
 
 
 def kv_scales(stored: Mapping[str, StoredTensor]) -> list[str]:
-    """Names of the scales of a KV cache, each one number; the model is loaded without them."""
+    """List names of a KV cache's scales, each one number; the model is loaded without them."""
     return [
         name
         for name, tensor in stored.items()
@@ -335,9 +336,11 @@ def kv_scales(stored: Mapping[str, StoredTensor]) -> list[str]:
 def each_expert(
     name: str, shape: tuple[int, ...]
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int]]]:
-    """(name, shape, (expert, its first row)) of the tensors that one of a file's becomes: a stack
-    [experts, rows, width] one for each expert, with gate above up two; the taps of a convolution
-    [channels, 1, taps] without the dimension of one."""
+    """Yield (name, shape, (expert, its first row)) of the tensors that a file's tensor becomes.
+
+    A stack [experts, rows, width] becomes one for each expert, with gate above up two. A
+    convolution's kernels [channels, 1, kernel size] lose the dimension of one.
+    """
     if len(shape) == 3 and shape[1] == 1 and name.endswith(("conv.weight", "conv1d.weight")):
         yield name, (shape[0], shape[2]), (0, 0)
         return
@@ -365,7 +368,8 @@ def no_stack(name: str, shape: tuple[int, ...], wanted: int) -> ModelFileError:
 
 
 def check(found: Mapping[str, tuple[int, ...]], arch: ModelArch, where: str) -> None:
-    """Every tensor that the architecture has is there, in its shape, and no other is."""
+    """Check that every tensor of the architecture is there, in its shape, and no other. Raises
+    `ModelFileError`."""
     wanted = describe(arch).tensors()
     missing = [name for name in wanted if name not in found]
     if missing:

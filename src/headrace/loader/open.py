@@ -1,4 +1,4 @@
-"""From what the user typed to a `ModelFiles`: a local path, a catalog name or a hub id."""
+"""Resolution of a user's model name to a `ModelFiles`: a local path, a catalog name or a hub id."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ def open_model(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> ModelFiles:
-    """Find a model, download it where needed, read its small files; imports no torch.
+    """Find a model, download it if needed, read its small files; imports no torch.
 
     `name`: a folder in Hugging Face layout, a `.gguf` file, a catalog name, or a hub id
-    (`org/name`, for GGUF repositories `org/name:file.gguf` or `org/name:q4_k_m`); a path that
-    exists comes first. Raises `ModelNotFound`, `DownloadError`, `ModelFileError` or
-    `UnsupportedModel`.
+    (`org/name`, for GGUF repositories `org/name:file.gguf` or `org/name:q4_k_m`); an existing path
+    comes first. Raises `ModelNotFound`, `DownloadError`, `ModelFileError` or `UnsupportedModel`.
     """
     if not name or len(name) > MAX_NAME or "\0" in name:
         raise _unknown(name)
     try:
         path = Path(name).expanduser()
         exists = path.exists()
-    except (OSError, RuntimeError):  # too long for a file, a home of nobody
+    except (OSError, RuntimeError):  # too long for a file, a home without a user
         raise _unknown(name) from None
     if exists:
         return open_local(path, name)
@@ -47,7 +46,7 @@ def open_model(
             )
         local = fetch_catalog(model, cache_dir=cache_dir, offline=offline, progress=progress)
         return open_local(local, name, model.licence)
-    # Local: 40 ms of imports, of no use to a start whose files are here.
+    # Local: 40 ms of imports, useless at a start whose files are here.
     from .hub_model import fetch_hub, split_hub_name
 
     hub = split_hub_name(name)

@@ -1,20 +1,20 @@
-"""The file of repacked weights: named byte ranges that are mapped as they lie, checked on opening.
+"""The file of repacked weights: named byte ranges, mapped in place, checked on opening.
 
     0      magic, format, length and SHA-256 of the head; zeros up to 2 MiB
     2 MiB  the payload: weights, each at a multiple of 4 KiB; zeros up to a multiple of 2 MiB
     …      head: JSON {identity, size, entries, sums}
 
 The head comes last, so that weights are written as they are packed and none waits in memory. The
-file is hostile: the head is hashed, every entry is held against the payload's size, and
+file is hostile: the head is hashed, every entry is checked against the payload's size, and
 `PanelFile.check` sums the whole payload, 2 MiB at a time, before a byte of it is used. A torn,
-truncated or rotten file is refused; one that somebody forged with matching sums is believed, like
-everything else in the user's own cache (ADR 0034). Nothing carries the final name before it is
-complete and on the disk. Torch-free.
+truncated or damaged file is refused. A file forged with matching sums is believed, like everything
+else in the user's own cache (ADR 0034). A file gets its final name only after it is complete and on
+the disk. Torch-free.
 
-It is mapped shared and read-only, so that all processes that serve a model have one copy in
-memory. Written in pieces of 2 MiB and more, the page cache of current file systems keeps it in
-huge pages, and then the mapping is on huge pages too; where it is not, `PanelFile.on_huge_pages`
-says so and the caller had better copy: reading 4 KiB pages is half as fast.
+It is mapped shared and read-only, so that all processes that serve a model have one copy in memory.
+If it is written in pieces of 2 MiB and more, the page cache of current file systems keeps it in
+huge pages; then the mapping is on huge pages too. Otherwise `PanelFile.on_huge_pages` says so and
+the caller should copy: reading 4 KiB pages is half as fast.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ STAGE = 32 << 20
 """Bytes written at a time: large pieces become huge pages of the page cache."""
 _FIXED = struct.Struct("<8sII32s")
 _SENSELESS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""What reading a head raises that is JSON of another shape: `int(Infinity)`, a deep nesting, …"""
+"""Errors of reading a head that is JSON of another shape: `int(Infinity)`, deep nesting, …"""
 _POPULATE_READ = 22
 """MADV_POPULATE_READ of Linux 5.14, which Python 3.11 does not name."""
 
 
 class PanelFileWrong(Exception):
-    """Why a file cannot be used, as half a sentence."""
+    """Reason why a file cannot be used, as half a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one weight lies. `offset` counts from the payload's begin."""
+    """Place of one weight. `offset` counts from the payload's begin."""
 
     kind: str
     shape: tuple[int, int]
@@ -68,7 +68,8 @@ class PanelFile:
     """An opened file. Its memory lives as long as any array of it."""
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Raises `PanelFileWrong`; `OSError` where there is no such file, or no reading it."""
+        """Open a file and read its head. Raises `PanelFileWrong`; `OSError` if it is missing or
+        unreadable."""
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             fixed = file.read(_FIXED.size)
@@ -91,11 +92,11 @@ class PanelFile:
         self.path = path
         self._own: npt.NDArray[Any] | None = None
         with suppress(OSError, AttributeError):
-            # What is not in memory yet is read in huge pages.
+            # Parts not in memory yet are read in huge pages.
             self._map.madvise(mmap.MADV_HUGEPAGE)
 
     def _read_head(self, head: Any, identity: Mapping[str, Any], end: int) -> None:
-        """`end`: where the payload ends."""
+        """Read the head's fields; `end` is where the payload ends."""
         if head["identity"] != identity:
             raise PanelFileWrong("it was made of another file or by another version")
         self.nbytes = int(head["size"])
@@ -120,15 +121,16 @@ class PanelFile:
         return self._own is not None
 
     def on_huge_pages(self) -> bool:
-        """Is most of the (checked) payload mapped by huge pages? False where nobody says."""
+        """Tell whether most of the (checked) payload is mapped by huge pages; False if unknown."""
         mapped = _of_mapping(self._address(), "FilePmdMapped:")
         return 2 * mapped >= self.nbytes
 
     def copy_to_huge_pages(self) -> None:
-        """Give up sharing: the payload as this process's own memory, on huge pages if possible,
-        piece by piece, so that it is not in memory twice.
+        """Copy the payload to this process's own memory, on huge pages if possible, and stop
+        sharing.
 
-        Raises `MemoryError` or `OSError` where there is no memory for it.
+        It goes piece by piece, so that it is not in memory twice. Raises `MemoryError` or `OSError`
+        if memory is short.
         """
         own, mapped = own_memory(self.nbytes), self._payload()
         for at in range(0, self.nbytes, STAGE):
@@ -139,7 +141,7 @@ class PanelFile:
         self._own = own
 
     def view(self, name: str) -> npt.NDArray[Any]:
-        """uint8[size] of an entry, read-only."""
+        """Return uint8[size] of an entry, read-only."""
         entry = self.entries[name]
         return self._payload()[entry.offset : entry.offset + entry.size]
 
@@ -155,7 +157,7 @@ class PanelFile:
 
 
 def describe(path: Path) -> dict[str, Any] | None:
-    """The identity in a file's head, whoever made it; None where it is no such file."""
+    """Return the identity in a file's head, whatever it is; None for any other file."""
     with suppress(OSError, struct.error, *_SENSELESS), path.open("rb") as file:
         magic, format_, length, digest = _FIXED.unpack(file.read(_FIXED.size))
         if magic == MAGIC and format_ == FORMAT and length <= MAX_HEAD:
@@ -181,14 +183,14 @@ TEMPORARY = ".tmp"
 
 
 class PanelWriter:
-    """Writes a file weight by weight under another name; `finish` gives it its own.
+    """Writer of a file, weight by weight, under a temporary name; `finish` renames it.
 
-    One buffer of `STAGE` bytes is all that it holds. Whoever writes has the lock of the path; what
-    was not finished is removed with this object.
+    It holds one buffer of `STAGE` bytes and nothing else. The caller must hold the lock of the
+    path. An unfinished file is removed with this object.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Raises `OSError` or `MemoryError`."""
+        """Create the temporary file. Raises `OSError` or `MemoryError`."""
         self._path, self._fresh = path, path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
         self._file = os.open(self._fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         weakref.finalize(self, os.close, self._file)
@@ -197,10 +199,10 @@ class PanelWriter:
         self.entries: dict[str, list[Any]] = {}
         self._stage = own_memory(STAGE)
         self._written = self._used = 0
-        """Bytes of the payload in the file, and behind them in the stage."""
+        """Bytes of the payload in the file, and those after them in the stage."""
 
     def add(self, part: Part) -> None:
-        """Take one weight. Raises `OSError` where there is no room for it; it is not taken then."""
+        """Add one weight. Raises `OSError` if it has no room, and then adds nothing."""
         at, rest = self._written + self._used, part.data.reshape(-1).view("u1")
         while len(rest):
             if self._used == len(self._stage):
@@ -212,7 +214,7 @@ class PanelWriter:
         self.entries[part.name] = [part.kind, *part.shape, at, part.data.nbytes]
 
     def finish(self) -> None:
-        """Write what is left, flush it to the disk, give the file its name. Raises `OSError`."""
+        """Write the rest, flush it to the disk, give the file its name. Raises `OSError`."""
         self._pad(HUGE)
         self._flush()
         head = {"size": self._written, "entries": self.entries, "sums": self._sums}
@@ -222,11 +224,11 @@ class PanelWriter:
         os.fsync(self._file)
         self._fresh.replace(self._path)
         self._remove.detach()
-        self._stage = self._stage[:0].copy()  # Its memory goes before the file is mapped.
+        self._stage = self._stage[:0].copy()  # Its memory is freed before the file is mapped.
 
     def take_back(self) -> dict[str, npt.NDArray[Any]]:
-        """All weights that were taken, by name, in this process's own memory; the file goes, unless
-        it is finished. Raises `MemoryError`, and `ModelFileError` where they cannot be read."""
+        """Return all added weights, by name, in this process's own memory; remove an unfinished
+        file. Raises `MemoryError`, and `ModelFileError` if they cannot be read."""
         own = own_memory(self._written + self._used)
         own[self._written :] = self._stage[: self._used]
         done = 0
@@ -263,7 +265,7 @@ class PanelWriter:
 
 
 def write(path: Path, identity: Mapping[str, Any], parts: Sequence[Part]) -> None:
-    """The file of these weights. Raises `OSError`; then nothing is left behind. The caller holds
+    """Write the file of these weights. Raises `OSError` and then leaves no file. The caller holds
     the lock of the path."""
     writer = PanelWriter(path, identity)
     for part in parts:
@@ -272,8 +274,8 @@ def write(path: Path, identity: Mapping[str, Any], parts: Sequence[Part]) -> Non
 
 
 def own_memory(size: int) -> npt.NDArray[Any]:
-    """uint8[size] of this process, zeroed, on huge pages if possible. Raises `MemoryError` or
-    `OSError`."""
+    """Allocate uint8[size] of this process, zeroed, on huge pages if possible. Raises `MemoryError`
+    or `OSError`."""
     import numpy as np
 
     room = mmap.mmap(-1, size + HUGE)
@@ -297,7 +299,7 @@ def _entry(fields: Any, size: int) -> Entry:
 
 
 def _sums(payload: npt.NDArray[Any]) -> list[int]:
-    """The sum, modulo 2^64, of the 64-bit words of each 2 MiB."""
+    """Return the sum, modulo 2^64, of the 64-bit words of each 2 MiB."""
     import numpy as np
 
     words = payload.view(np.uint64).reshape(-1, HUGE // 8)
@@ -309,7 +311,8 @@ def _up(value: int, unit: int) -> int:
 
 
 def _of_mapping(address: int, field: str) -> int:
-    """Bytes that Linux reports under a name for the mapping at an address; 0 elsewhere."""
+    """Return the bytes that Linux reports under a name for the mapping at an address; 0
+    elsewhere."""
     inside = False
     with suppress(OSError, ValueError), open("/proc/self/smaps", encoding="ascii") as file:
         for line in file:

@@ -1,11 +1,13 @@
-"""Where repacked weights are kept between starts, and when a kept file may be used.
+"""Storage of repacked weights between starts, and the rules for using a stored file.
 
-One file per model file, in `<cache>/panels/`. It is used if it was made of this very model file
-(size, time of change, and a hash of samples from all of it), by this layout of panels, and is
-whole. One that a signed profile brought is of a content, wherever that lies (`portable`). It is
-made at the first start that finds none, by one process at a time, while weights are packed: each
-lies in memory until it is written. Whatever goes wrong with it (no space, no right to write,
-damage) costs a repacking in memory and one line. Torch-free.
+One file per model file, in `<cache>/panels/`. It is used if it is complete, has this layout of
+panels, and was made from this very model file. The file is recognised by its size, its time of
+change, and a hash of samples from all of it. A file from a signed profile belongs to a content,
+wherever that lies (`portable`).
+
+The first start without a file makes it, one process at a time, while weights are packed: each
+weight stays in memory until it is written. Any failure (no space, no right to write, damage) costs
+a repacking in memory and one line in the log. Torch-free.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.loader")
 
 LEAST_BYTES = 64 << 20
-"""Weights whose files are smaller are repacked sooner than a file is looked after."""
+"""Smallest total of weight files for which a file is kept; repacking smaller ones is faster."""
 
 
 class PanelShelf:
-    """The repacked weights of one model: found on the disk, or to be put there.
+    """Packed-weight cache of one model: weights found on the disk, or to be written there.
 
-    `find` what is kept; `keep` what had to be packed; `finish` once, when all weights were asked
-    for. `outcome` and `reason` then say for `headrace explain` where the weights are.
+    `find` stored weights; `keep` newly packed ones; `finish` once, after all weights were asked
+    for. `outcome` and `reason` then tell `headrace explain` where the weights are.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class PanelShelf:
         least: int = LEAST_BYTES,
         progress: Progress | None = None,
     ) -> None:
-        """`layout` names how the kernels lay panels out; files of another layout are not used.
-        `progress` is told of packing and of writing, in the bytes of each."""
+        """Open the stored file, if there is one. `layout` names the kernels' layout of panels;
+        files of another layout are not used. `progress` is called for packing and for writing, in
+        bytes."""
         self._progress = progress or Silent()
         self.path = panel_path(files, folder)
         self.outcome, self.reason = "memory", "repacked at this start"
@@ -73,14 +76,14 @@ class PanelShelf:
         self._file = self._open()
 
     def kind(self, name: str) -> str | None:
-        """The kind of what is kept under a name, None where nothing is."""
+        """Return the kind of the weight stored under a name; None if it is not stored."""
         entry = self._file.entries.get(name) if self._file else None
         return None if entry is None else entry.kind
 
     def find(
         self, name: str, kind: str, shape: tuple[int, int], size: int
     ) -> npt.NDArray[Any] | None:
-        """uint8[size], read-only, or None where it is not kept."""
+        """Return uint8[size], read-only, or None if it is not stored."""
         if self._file is None:
             return None
         entry = self._file.entries.get(name)
@@ -91,7 +94,7 @@ class PanelShelf:
         return data
 
     def refuse(self, why: str) -> None:
-        """What was found cannot be right: nothing more of it is handed out."""
+        """Log that the stored file must be wrong, and use nothing more of it."""
         log.warning("%s is not used: %s", self._file.path if self._file else self.path, why)
         self._file = None
 
@@ -103,7 +106,7 @@ class PanelShelf:
         data: npt.NDArray[Any],
         replace: Callable[[npt.NDArray[Any]], None],
     ) -> bool:
-        """Write what was packed. True: it is in the file, and `data` may be given up; `replace`
+        """Write a packed weight. True: it is in the file, and `data` may be given up; `replace`
         gets the same bytes once they can be read again, by the end of `finish`."""
         if not self._packed:
             label = f"repacking {self._files.path.name} for this CPU, once"
@@ -117,10 +120,11 @@ class PanelShelf:
         return self._add(part)
 
     def finish(self) -> bool:
-        """Complete the file where something was packed, and go over to it; was it of any use?
+        """Complete the file if a weight was packed, and switch to it; return whether it was of any
+        use.
 
-        Without a file, what was packed is in memory. Raises `ModelFileError` where even what was
-        written cannot be read again.
+        Without a file, packed weights stay in memory. Raises `ModelFileError` if even written ones
+        cannot be read again.
         """
         packed = self._packed
         if not packed:
@@ -128,7 +132,7 @@ class PanelShelf:
                 self._tell(self._file)
             return self._file is not None
         for part in self._found.values():
-            # What was found before a weight was missed belongs into the new file too.
+            # Weights found before one was missed belong in the new file too.
             if self._writer is not None and part.name not in self._writer.entries:
                 self._add(part)
         if self._file is not None:
@@ -157,11 +161,11 @@ class PanelShelf:
         return True
 
     def _size(self) -> int:
-        """Bytes of the files that are repacked."""
+        """Return the bytes of the files that are repacked."""
         return sum(size for _, size, *_ in self._identity.get("weights", ()))
 
     def _begin(self) -> None:
-        """Begin a file, if one is to be."""
+        """Start a file, if one is to be written."""
         if not self._identity:
             return
         if self._size() < self._least:
@@ -185,7 +189,7 @@ class PanelShelf:
         return self._writer is not None
 
     def _give_up(self, error: Exception) -> None:
-        """There will be no file: what is in it comes back into memory."""
+        """Give up the file: bring its content back into memory."""
         what = getattr(error, "strerror", None) or str(error) or type(error).__name__
         self.reason = f"no file for the next start in {self.path.parent}: {what}"
         log.warning("repacked weights are in memory only; %s", self.reason)
@@ -231,28 +235,29 @@ class PanelShelf:
 
 
 def panel_folder(cache_dir: str | Path | None = None) -> Path:
-    """Where panels are kept for this cache."""
+    """Return the folder of the panels in this cache."""
     return root(cache_dir) / FOLDER
 
 
 def panel_path(files: WeightFiles, folder: Path) -> Path:
-    """Readable, and one for each path: a changed model file's panels replace the old ones."""
+    """Return a readable path, one for each model path: a changed model file's panels replace the
+    old ones."""
     path = str(files.path.resolve())
     digest = hashlib.sha256(path.encode()).hexdigest()[:12]
     return folder / f"{files.path.stem[:80]}-{digest}{SUFFIX}"
 
 
 def kept_path(files: WeightFiles, folder: Path) -> Path | None:
-    """The file that a start will look into first, if there is one. Raises `OSError`."""
+    """Return the file that a start will look into first, if there is one. Raises `OSError`."""
     paths = panel_path(files, folder), _portable(files, "", folder)[0]
     return next((path for path in paths if path.exists()), None)
 
 
 def portable(files: WeightFiles, folder: Path, layout: str) -> Path | None:
-    """Write the kept panels once more, bound to the weights' content instead of their place; → the
-    file, beside them. None where none are kept. Of equal panels every machine makes equal bytes.
+    """Write the stored panels again, bound to the weights' content instead of their place.
 
-    Raises `OSError`.
+    Returns the file, in the same folder; None if no panels are stored. Equal panels give equal
+    bytes on every machine. Raises `OSError`.
     """
     try:
         kept = PanelFile(panel_path(files, folder), _identity(files, layout))
@@ -267,13 +272,13 @@ def portable(files: WeightFiles, folder: Path, layout: str) -> Path | None:
 
 
 def _portable(files: WeightFiles, layout: str, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Where panels of a content are, and what they depend on."""
+    """Return the path of a content's panels, and their identity."""
     content = content_digest(files)
     return folder / f"{content}{SUFFIX}", {"layout": layout, "content": content}
 
 
 def _identity(files: WeightFiles, layout: str) -> dict[str, Any]:
-    """What the panels depend on: which bytes, and how they are laid out."""
+    """Return the identity of the panels: the bytes they were made from, and their layout."""
     return {
         "layout": layout,
         "source": str(files.path.resolve()),
@@ -283,8 +288,11 @@ def _identity(files: WeightFiles, layout: str) -> dict[str, Any]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """The right to write a file: False where another process has it. The kernel drops the lock
-    with the process that held it; what a dead one left half written is swept away."""
+    """Try to lock a file for writing; yield False if another process holds the lock.
+
+    The kernel drops the lock with the process that held it. Unfinished files of dead writers are
+    removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:

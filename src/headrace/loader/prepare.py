@@ -1,4 +1,4 @@
-"""From named weights to a model: each tensor that the graph names, in the form of its role."""
+"""From named weights to a model: each tensor of the graph, in the form of its role."""
 
 from __future__ import annotations
 
@@ -44,16 +44,17 @@ def prepare(
     max_context: int,
     shared: Prepared | None = None,
 ) -> Model:
-    """The model of `graph` with the weights of `source`, which is empty afterwards; what that lacks
-    is taken from `shared`, weights of another model for the same operators.
+    """Make the model of `graph` from the weights of `source`, which is empty afterwards.
 
-    `device` is where vectors and tensors go, `dtype` that of vectors there; rope tables reach to
-    `max_context`. Raises `ModelFileError` for a tensor that is missing, misshapen or left over.
+    Weights that `source` lacks are taken from `shared`, another model's for the same operators.
+    `device` is the place of vectors and tensors, `dtype` the type of vectors there; rope tables
+    reach to `max_context`. Raises `ModelFileError` for a tensor that is missing, misshapen or left
+    over.
     """
     graph = absorbed(graph)
     preparing = _Preparing(source, operators, device, dtype, shared or Prepared())
     with ThreadPoolExecutor(1, "headrace-rope") as thread:
-        # Cosines do not hold the interpreter: they are made beside the weights.
+        # Cosines do not hold the interpreter lock: they are made at the same time as the weights.
         tables = {key: thread.submit(rope_table, *key, max_context) for key in _rotations(graph)}
         for ref in _in_order(graph):
             preparing.add(ref)
@@ -64,7 +65,7 @@ def prepare(
 
 
 def _rotations(graph: Graph) -> set[tuple[Rope, int]]:
-    """(rope, numbers of a head that it rotates), each once for all layers that share it."""
+    """Collect (rope, numbers of a head that it rotates), each once for all layers that share it."""
     return {
         (spec.rope, spec.turned)
         for spec in graph.attentions()
@@ -73,7 +74,8 @@ def _rotations(graph: Graph) -> set[tuple[Rope, int]]:
 
 
 def _in_order(graph: Graph) -> list[WeightRef]:
-    """The two ends first: where they are one tensor, it is taken once. Then as they are used."""
+    """Order the weights by use, but embedding and output head first: a tensor that is both is taken
+    once."""
     refs = list(graph.weights())
     ends = [ref for ref in refs if ref.role in ("embed", "logits")]
     return [*ends, *(ref for ref in refs if ref.role not in ("embed", "logits"))]
@@ -87,12 +89,12 @@ class _Preparing:
         self._source, self._operators = source, operators
         self._device, self._dtype = device, dtype
         self._ends: dict[str, Matrix] = {}
-        """Matrices of the two ends, by name: a tied table is both."""
+        """Embedding and output matrices, by name: a tied table is both."""
         self._seen: set[int] = set()
         self._dequantise = Expansion()
 
     def add(self, ref: WeightRef) -> None:
-        # A table of its own is taken for the tokens that it reads: logits are then the target's.
+        # The own table of a head serves the tokens that it reads: its logits are then the target's.
         if ref.key in self._shared.by_key and ref.names[0] not in self._source:
             self.made.by_key[ref.key] = self._shared.by_key[ref.key]
         elif ref.role == "vector":
@@ -104,13 +106,13 @@ class _Preparing:
             self.made.by_key[ref.key] = self._matrix(ref)
 
     def rope(self, rope: Rope, size: int, table: Sequence[Array]) -> None:
-        """The table of a rope, for all layers that share it."""
+        """Set the table of a rope, for all layers that share it."""
         if not self._operators.host:
             table = [tensor(each).to(self._device) for each in table]
         self.made.ropes[rope, size] = RopeTable(*table)
 
     def _vector(self, ref: WeightRef) -> Array:
-        """One or several, one after the other, in the model's dtype on its device."""
+        """Take one or several vectors, concatenated, in the model's dtype on its device."""
         parts = [self._source.take_vector(name, *shape) for name, shape in ref.tensors()]
         if ref.width:
             parts = [floats(part).T.reshape(-1) for part in parts]
@@ -125,7 +127,7 @@ class _Preparing:
         return vector
 
     def _matrix(self, ref: WeightRef) -> Weight:
-        """One matrix, or several stacked, in the form that the role wants."""
+        """Take one matrix, or several stacked, in the form that the role needs."""
         parts = tuple(
             self._take(name, rows, ref) for name, rows in zip(ref.names, ref.rows, strict=True)
         )
@@ -139,7 +141,7 @@ class _Preparing:
         return prepared
 
     def _take(self, name: str, rows: int, ref: WeightRef) -> Matrix:
-        """A matrix as the file holds it, on the model's device."""
+        """Take a matrix in the file's form, on the model's device."""
         if name in self._ends:
             return self._ends[name]
         end = ref.role in ("embed", "logits")
@@ -150,7 +152,7 @@ class _Preparing:
         if end:
             self._ends[name] = taken
         else:
-            self._ends.clear()  # A head that is no table is not read again.
+            self._ends.clear()  # A head that is not the table is not read again.
         return taken
 
     def _place(self, weight: Matrix) -> Matrix:
@@ -175,7 +177,7 @@ def _torch() -> Any:
 
 
 class Expansion:
-    """`quant` for one model's weights: see `kernels.operators.Dequantise`."""
+    """Functions of `quant` for one model's weights: see `kernels.operators.Dequantise`."""
 
     def __init__(self) -> None:
         self._last: tuple[BlockWeight, DenseWeight] | None = None
@@ -183,7 +185,7 @@ class Expansion:
     def __call__(self, weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
         from ..quant.ggml import dequantise  # Local: it computes on tensors.
 
-        # A tied table is prepared twice in a row, and shared so.
+        # A tied table is prepared twice in a row; its values are shared that way.
         if self._last is None or self._last[0] is not weight:
             self._last = (weight, DenseWeight(dequantise(weight, dtype)))
         return self._last[1]
@@ -195,7 +197,7 @@ class Expansion:
 
 
 def weight_arrays(weight: Weight) -> list[Array]:
-    """Every array that a weight is made of."""
+    """List every array of a weight."""
     if isinstance(weight, StackedWeight):
         return [array for part in weight.parts for array in weight_arrays(part)]
     if isinstance(weight, DenseWeight | BlockWeight | PanelWeight):

@@ -1,4 +1,4 @@
-"""How a download says where it is; the command line draws the bar."""
+"""Interface for a download's progress; the command line draws the bar."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Protocol, TextIO
 
 
 class Progress(Protocol):
-    """Told of one file after the other: start, advance …, done."""
+    """Listener for one file after the other: start, advance …, done."""
 
     def start(self, total: int, label: str) -> None:
-        """`total` bytes in all; `label` is what the user reads (the file's name, or a wait)."""
+        """Begin a file of `total` bytes; the user reads `label` (the file's name, or a wait)."""
         ...
 
     def advance(self, n: int) -> None:
-        """n more bytes; negative where some had to be thrown away."""
+        """Count n more bytes; negative if some had to be thrown away."""
         ...
 
     def done(self) -> None:
-        """The file is complete, or was given up (an error follows)."""
+        """End: the file is complete, or was given up (an error follows)."""
         ...
 
 
 class Silent:
-    """A `Progress` that nobody watches."""
+    """A `Progress` that shows nothing."""
 
     def start(self, total: int, label: str) -> None: ...
 
@@ -36,11 +36,11 @@ class Silent:
 class TerminalLine:
     """A `Progress` as one line of a terminal, for processes without the command line's bars.
 
-    Silent where the stream is no terminal, and for what is done in a moment.
+    It shows nothing if the stream is no terminal, or if the work is short.
     """
 
     PATIENCE = 0.5
-    """Seconds of work before the first word."""
+    """Seconds of work before the first output."""
     INTERVAL = 0.1
 
     def __init__(self, stream: TextIO | None = None) -> None:

@@ -1,5 +1,7 @@
-"""The quantised matrices of a safetensors checkpoint: AWQ, GPTQ, compressed-tensors, FP8. What a
-header says of them is checked at once; they are read, without torch, when they are taken."""
+"""The quantised matrices of a safetensors checkpoint: AWQ, GPTQ, compressed-tensors, FP8.
+
+Headers are checked at once; matrices are read, without torch, when they are taken.
+"""
 
 from __future__ import annotations
 
@@ -23,34 +25,34 @@ _CODES = {
     "int8": ("I8",),
     "fp8": ("F8_E4M3",),
 }
-"""Layout → how safetensors names the type of its codes."""
+"""Layout → safetensors' names for the type of its codes."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedMatrix:
-    """One matrix [out, in], or rows of one, to be read when it is taken."""
+    """One matrix [out, in], or some of its rows, read when it is taken."""
 
     scheme: Scheme
     parts: Mapping[str, StoredTensor]
-    """The tensors that it is made of, by suffix."""
+    """Tensors that it is made of, by suffix."""
     name: str
     shape: tuple[int, int]
     order: npt.NDArray[np.intp] | None = None
-    """Which rows; None: all."""
+    """Rows to take; None: all."""
 
     @property
     def host_dtype(self) -> str:
-        """Kind, as `Question.weights` names it."""
+        """Return the kind as `Question.weights` names it."""
         return "fp8" if self.scheme.layout == "fp8" else f"packed{self.scheme.bits}"
 
     def read(self) -> PackedWeight | Fp8Weight:
-        """Its codes and scales, arrays of the host; raises `ModelFileError`."""
+        """Read its codes and scales as host arrays; raises `ModelFileError`."""
         stored = {suffix: each.read() for suffix, each in self.parts.items()}
         found = load(self.scheme, stored, self.name)
         return found if self.order is None else _picked(found, self.order, self.name)
 
     def late(self, name: str) -> LateWeight:
-        """Itself under the model's `name`, of which the order of its inputs alone is read now.
+        """Return a late weight under the model's `name`; only the order of its inputs is read now.
         Raises `ModelFileError`."""
         named = {key: one.read() for key, one in self.parts.items() if key.endswith("g_idx")}
 
@@ -61,7 +63,7 @@ class QuantisedMatrix:
         return LateWeight(name, self.shape, order, read)
 
     def values(self) -> npt.NDArray[np.float32]:
-        """What it stands for [shape], in fp32; raises `ModelFileError`."""
+        """Return the values [shape] in fp32; raises `ModelFileError`."""
         return values(self.read())
 
 
@@ -93,19 +95,19 @@ def _picked(
 
 
 class QuantisedMatrices:
-    """The matrices of one checkpoint that `scheme` wrote, by the module that they belong to."""
+    """Matrices of one checkpoint written by `scheme`, by the module that they belong to."""
 
     def __init__(self, scheme: Scheme, stored: Mapping[str, StoredTensor]) -> None:
-        """Raises `ModelFileError` where a matrix's tensors do not fit together."""
+        """Find the matrices. Raises `ModelFileError` if a matrix's tensors do not fit together."""
         layout = LAYOUTS[scheme.layout]
         self._found: dict[str, QuantisedMatrix] = {}
-        """By the name of the tensor with the codes."""
+        """Matrices by the name of the tensor with the codes."""
         self.members: set[str] = set()
         """Names of all tensors that belong to a matrix."""
         self._modules: set[str] = set()
         for main, header in stored.items():
             module, _, suffix = main.rpartition(".")
-            # In the plain layouts a dense weight has the same suffix but not the same type.
+            # In the plain layouts a dense weight has the same suffix but a different type.
             if suffix != layout.main or header.dtype not in _CODES[scheme.layout]:
                 continue
             names = {each: f"{module}.{each}" for each in (layout.main, *layout.others)}
@@ -119,10 +121,10 @@ class QuantisedMatrices:
         return module in self._modules
 
     def shapes(self) -> Iterator[tuple[str, str, tuple[int, int]]]:
-        """(module, name of the tensor with its codes, [out, in]) of each matrix."""
+        """Yield (module, name of the tensor with its codes, [out, in]) of each matrix."""
         for main, matrix in self._found.items():
             yield matrix.name, main, matrix.shape
 
     def find(self, main: str) -> QuantisedMatrix | None:
-        """The matrix whose codes are in the tensor `main`; None where these are no codes."""
+        """Return the matrix whose codes are in the tensor `main`; None if these are no codes."""
         return self._found.get(main)

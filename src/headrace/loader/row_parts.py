@@ -1,8 +1,8 @@
-"""Matrices that a file holds as one, with their rows by heads: cut into those of the model.
+"""Matrices stored as one, with rows ordered by heads: cut into those of the model.
 
-Gated attention (Qwen3-Next) has of each head its queries and then its gate in `q_proj`. Its layers
-with states have of each key head q, k, v and z of its value heads in `in_proj_qkvz`, b and a in
-`in_proj_ba`.
+In gated attention (Qwen3-Next) `q_proj` has for each head its queries, then its gate. In layers
+with states `in_proj_qkvz` has for each key head q, k, and v and z of its value heads; `in_proj_ba`
+has b and a.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Order = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class PickedRows:
-    """Rows of a stored matrix, to be read when it is taken."""
+    """Rows of a stored matrix, read when it is taken."""
 
     source: StoredTensor
     order: Order
@@ -34,17 +34,19 @@ class PickedRows:
 
     @property
     def host_dtype(self) -> str:
-        """Type as `kernels.arrays.dtype_name` names it."""
+        """Return the type as `kernels.arrays.dtype_name` names it."""
         return self.source.host_dtype
 
     def read(self) -> npt.NDArray[Any]:
-        """Its numbers [shape]; raises `ModelFileError`."""
+        """Read its numbers [shape]; raises `ModelFileError`."""
         return self.source.read()[self.order]
 
 
 def parts(name: str, shape: tuple[int, ...], arch: ModelArch) -> dict[str, Order]:
-    """Name → rows of each matrix that the tensor `name` becomes; empty where it stays one, or is
-    no matrix of the rows that the architecture says."""
+    """Return name → rows of each matrix that the tensor `name` becomes.
+
+    Empty if it stays one matrix, or lacks the architecture's number of rows.
+    """
     at, _, last = name.removesuffix(".weight").rpartition(".")
     found: dict[str, Order] = {}
     if last == "q_proj" and arch.attention_gate:
@@ -68,7 +70,7 @@ def parts(name: str, shape: tuple[int, ...], arch: ModelArch) -> dict[str, Order
 def stored(
     name: str, tensor: StoredTensor | QuantisedMatrix, arch: ModelArch
 ) -> Iterator[tuple[str, PickedRows | QuantisedMatrix]]:
-    """The matrices of a tensor, yet to be read."""
+    """Yield the unread matrices of a tensor."""
     for part, order in parts(name, tensor.shape, arch).items():
         if isinstance(tensor, QuantisedMatrix):
             yield part, replace(tensor, shape=(len(order), tensor.shape[1]), order=order)
@@ -77,7 +79,7 @@ def stored(
 
 
 def _cut(sizes: dict[str, int], heads: int) -> dict[str, Order]:
-    """The rows of each part where every head has all parts one after the other."""
+    """Return the rows of each part if every head has all parts one after the other."""
     width = sum(sizes.values())
     rows = np.arange(heads * width).reshape(heads, width)
     found, first = {}, 0

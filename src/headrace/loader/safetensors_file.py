@@ -1,12 +1,13 @@
-"""Safetensors as arrays of the host: bounded, checked, without torch, read or mapped.
+"""Safetensors as host arrays: bounded, checked, without torch, read or mapped.
 
 The format (github.com/huggingface/safetensors, "Format"): eight bytes with the length of a JSON
-header, the header, then the tensors' bytes. The header is believed only where it is as the format
-says: ranges that follow each other from the first byte to the file's last, sizes that are those of
-type and shape, no name twice. Tensors are read when they are asked for, into memory of their own,
-and a file that somebody has truncated is an error. Dense matrices for the CPU kernels are views of
-the file's mapping, as those of a GGUF are: a table costs the rows that are read of it, and what is
-kept in panels nothing. Truncated from then on, the file ends the process.
+header, the header, then the tensors' bytes. The header must follow the format: ranges without gaps
+from the first byte to the file's last, sizes that match type and shape, no name twice.
+
+Tensors are read when they are asked for, into memory of their own; a file truncated meanwhile is an
+error. Dense matrices for the CPU kernels are views of the file's mapping, as those of a GGUF are.
+So a table costs only the rows that are read, and weights kept in panels cost nothing. Truncating a
+mapped file ends the process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAX_HEADER = 100_000_000
-"""Bytes; the format's own limit."""
+"""Largest header in bytes: the format's own limit."""
 _MAX_DIMENSIONS = 16
 SIZES = {
     "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "BOOL": 1, "I32": 4, "I64": 8,
@@ -38,17 +39,17 @@ _HOST = {
     "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "I8": "i1", "U8": "u1",
     "BOOL": "u1", "I32": "<i4", "I64": "<i8",
 }  # fmt: skip
-"""How numpy reads them; BF16 and F8_E4M3, which it lacks, as their bits."""
+"""Type → numpy's type; BF16 and F8_E4M3, which numpy lacks, as their bits."""
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types of dense weights → their names elsewhere (`kernels.arrays.dtype_name`)."""
 _COMPARED = 4 << 20
 """Bytes of two tensors that are compared at once."""
 _AT_ONCE = 1 << 30
-"""Bytes of one read: the system gives no more than 2 GiB at a time."""
+"""Bytes of one read: the system returns no more than 2 GiB at a time."""
 
 
 class OpenFile:
-    """A file that is open for as long as somebody holds this object, as all tensors of it do."""
+    """A file that stays open as long as this object lives; all of its tensors hold it."""
 
     def __init__(self, path: Path) -> None:
         self.handle = os.open(path, os.O_RDONLY)
@@ -56,21 +57,21 @@ class OpenFile:
 
     @functools.cached_property
     def mapping(self) -> mmap.mmap:
-        """All of the file, private: views may be written, the file never changes. Raises `OSError`
-        or `ValueError`."""
+        """Map all of the file, privately: views may be written, the file never changes. Raises
+        `OSError` or `ValueError`."""
         return mmap.mmap(self.handle, 0, access=mmap.ACCESS_COPY)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What a header says of one tensor, and the tensor itself once it is read."""
+    """Header of one tensor, and access to its values."""
 
     shard: Path
     dtype: str
-    """The format's own name of the type."""
+    """Type in the format's own name."""
     shape: tuple[int, ...]
     begin: int
-    """Where its bytes begin in the file."""
+    """Offset of its bytes in the file."""
     file: OpenFile
 
     @property
@@ -79,24 +80,26 @@ class StoredTensor:
 
     @property
     def host_dtype(self) -> str:
-        """Type as `kernels.arrays.dtype_name` names it; a quantised one by its own name."""
+        """Return the type as `kernels.arrays.dtype_name` names it; a quantised one by its own
+        name."""
         return _NAMES.get(self.dtype, self.dtype)
 
     def rows(self, stack: int, first: int, shape: tuple[int, ...]) -> StoredTensor:
-        """Rows from `first` on of one matrix of a stack; of what is no stack, the whole."""
+        """Return rows from `first` on of one matrix of a stack; a tensor of this `shape` is
+        returned whole."""
         if shape == self.shape:
             return self
         before = (stack * self.shape[1] + first) * self.shape[2] * SIZES[self.dtype]
         return replace(self, shape=shape, begin=self.begin + before)
 
     def part(self, index: int) -> StoredTensor:
-        """One along the first dimension."""
+        """Return the part at `index` along the first dimension."""
         one = replace(self, shape=self.shape[1:])
         return replace(one, begin=self.begin + index * one.nbytes)
 
     def read(self) -> npt.NDArray[Any]:
-        """The tensor [shape]; raises `ModelFileError` if its bytes are not there any more."""
-        # 90 ms to import: who reads only headers (the API process) does not pay for it.
+        """Read the tensor [shape]; raises `ModelFileError` if its bytes are gone."""
+        # 90 ms to import: a reader of headers alone (the API process) does not pay for it.
         import numpy as np
 
         room = np.empty(self.shape, _HOST[self.dtype])
@@ -104,7 +107,7 @@ class StoredTensor:
         return room
 
     def equals(self, other: StoredTensor) -> bool:
-        """Compare the bytes of two tensors. Raises `ModelFileError` where a file has become
+        """Compare the bytes of two tensors. Raises `ModelFileError` if a file has become
         shorter."""
         if (self.dtype, self.shape) != (other.dtype, other.shape):
             return False
@@ -121,8 +124,11 @@ class StoredTensor:
         return found
 
     def mapped(self) -> npt.NDArray[Any]:
-        """The tensor [shape] as a view of the file's mapping, which lives as long as any; read
-        where it cannot be mapped, or begins between two numbers. Raises `ModelFileError`."""
+        """Return the tensor [shape] as a view of the file's mapping, which lives as long as any
+        view.
+
+        Reads it instead if it cannot be mapped or is misaligned. Raises `ModelFileError`.
+        """
         import numpy as np  # Local, as in `read`.
 
         dtype = np.dtype(_HOST[self.dtype])
@@ -155,7 +161,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Name → tensor, in the order of the file's bytes. Raises `ModelFileError`."""
+    """Return name → tensor, in the order of the file's bytes. Raises `ModelFileError`."""
     try:
         file = OpenFile(path)
         size = os.fstat(file.handle).st_size
@@ -217,7 +223,7 @@ def _unsound(path: Path, name: str, why: str) -> ModelFileError:
 
 
 def _tensor(name: str, said: object, path: Path, begin: int, file: OpenFile) -> StoredTensor:
-    """One entry of the header. Raises `ModelFileError`."""
+    """Check one entry of the header. Raises `ModelFileError`."""
     if not isinstance(said, Mapping):
         raise _unsound(path, name, "is no JSON object")
     dtype, shape, range_ = (said.get(key) for key in ("dtype", "shape", "data_offsets"))
@@ -241,7 +247,7 @@ def _tensor(name: str, said: object, path: Path, begin: int, file: OpenFile) -> 
 
 
 def _naturals(value: Any) -> TypeGuard[list[int]]:
-    """Is this a list of whole numbers that are not negative, and not absurd?"""
+    """Tell whether this is a list of whole numbers from 0 to a sane limit."""
     return isinstance(value, list) and all(
         type(each) is int and 0 <= each < 1 << 48 for each in value
     )

@@ -14,7 +14,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def find_shards(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model folder, sorted by name."""
+    """List the safetensors files of a model folder, sorted by name."""
     if (folder / INDEX).is_file():
         mapping = read_json(folder / INDEX).get("weight_map")
         if not isinstance(mapping, dict) or not mapping:
@@ -46,7 +46,8 @@ def find_shards(folder: Path) -> tuple[Path, ...]:
 
 
 def read_headers(shards: tuple[Path, ...]) -> dict[str, StoredTensor]:
-    """Name → tensor, over all shards, in the order of their bytes. Raises `ModelFileError`."""
+    """Return name → tensor, over all shards, in the order of their bytes. Raises
+    `ModelFileError`."""
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:
         for name, tensor in read_header(shard).items():

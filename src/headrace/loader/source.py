@@ -1,4 +1,4 @@
-"""What every source of files shares: how it says that it could not deliver."""
+"""Error that every source of files raises if it cannot deliver."""
 
 from __future__ import annotations
 

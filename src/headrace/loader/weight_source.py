@@ -1,4 +1,4 @@
-"""Named weights, handed out once each; what is missing or left over is an error that names it."""
+"""Named weights, taken once each; a missing or left-over weight is an error that names it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .row_parts import PickedRows
 from .safetensors_file import StoredTensor
 
 Stored = StoredTensor | Transposed | PickedRows | ExpertPart | QuantisedMatrix | QuantisedHead
-"""What is read when it is taken."""
+"""Weights that are read when they are taken."""
 Named = Array | Stored | BlockWeight | PackedWeight | Fp8Weight
 _STORED = (StoredTensor, Transposed, PickedRows, ExpertPart, QuantisedMatrix, QuantisedHead)
 _QUANTISED = (BlockWeight, PackedWeight, Fp8Weight)
@@ -24,8 +24,8 @@ Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight | LateWeight
 class WeightSource:
     """The weights of one model under their canonical (Hugging Face) names.
 
-    What the graph names is *taken*; `finish` raises if anything is left over. Tensors are mapped,
-    or read when they are taken, so holding them costs no memory before.
+    The graph's weights are *taken*; `finish` raises if any are left over. Tensors are mapped, or
+    read when they are taken, so holding them costs no memory before.
     """
 
     def __init__(self, weights: Iterable[tuple[str, Named]]) -> None:
@@ -39,7 +39,7 @@ class WeightSource:
         return name in self._weights
 
     def kinds(self) -> frozenset[str]:
-        """Kinds of the matrices, as `Question.weights` names them."""
+        """Return the kinds of the matrices, as `Question.weights` names them."""
         return frozenset(
             _kind(weight)
             for weight in self._weights.values()
@@ -47,7 +47,8 @@ class WeightSource:
         )
 
     def take_vector(self, name: str, *shape: int) -> Array:
-        """The vector `name` [size], or the taps [channels, taps]; raises `ModelFileError`."""
+        """Take the vector `name` [size], or the kernels [channels, kernel size]; raises
+        `ModelFileError`."""
         weight = _read(self._take(name, shape))
         if isinstance(weight, _QUANTISED):
             raise ModelFileError(f"{name} is a vector, but it is stored as {_kind(weight)}")
@@ -56,8 +57,8 @@ class WeightSource:
     def take_matrix(
         self, name: str, rows: int, width: int, *, late: bool = False, mapped: bool = False
     ) -> Matrix:
-        """The matrix `name` [rows, width]; raises `ModelFileError`. `late`: one in codes may be
-        read when it is needed; `mapped`: a dense one may be a view of its file."""
+        """Take the matrix `name` [rows, width]; raises `ModelFileError`. `late`: a quantised one
+        may be read when it is needed; `mapped`: a dense one may be a view of its file."""
         taken = self._take(name, (rows, width))
         if late and (
             isinstance(taken, QuantisedMatrix)

@@ -1,7 +1,7 @@
-"""Yields the weights of a model, one by one in file order, under their canonical names.
+"""The weights of a model, one by one in file order, under their canonical names.
 
 Arrays of a GGUF are views of a mapping wherever the file's own order can be kept, so memory grows
-only as pages are read; dense tensors of safetensors are read when they are taken.
+only as pages are read. Dense tensors of safetensors are read when they are taken.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Loaded = Array | Stored | BlockWeight
 
 
 def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
-    """(canonical name, weight) of every tensor of the model.
+    """Yield (canonical name, weight) of every tensor of the model.
 
-    Raises `ModelFileError` before the first one if a tensor is missing, unknown or of another
-    shape than the architecture says, `UnsupportedModel` if its type is not read.
+    Raises `ModelFileError` before the first one if a tensor is missing, unknown or of another shape
+    than the architecture's; `UnsupportedModel` if its type is not read.
     """
     if files.format == "gguf":
         return from_gguf(gguf_of(files), files.arch)

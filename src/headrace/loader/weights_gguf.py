@@ -1,7 +1,7 @@
-"""The weights of a GGUF file, as arrays of the host.
+"""The weights of a GGUF file, as host arrays.
 
-What GGUF changed is changed back here: rows of q and k of llama files are put back into the order
-of Hugging Face (pairs i and i + E/2), and the 1 that was added to Gemma's norms is taken off.
+GGUF's own changes are undone here. Rows of q and k of llama files are put back into the order of
+Hugging Face (pairs i and i + E/2). The 1 that was added to Gemma's norms is subtracted.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .gguf import GgufFile, TensorInfo
 from .names import Shapes, check, each_expert, from_gguf_name, no_stack
 
 PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "granitemoehybrid", "smollm3")
-"""Families whose q and k are stored with the halves of a rotary pair side by side."""
+"""Families whose q and k are stored with the halves of a rotary pair adjacent."""
 _FLAT = tuple(
     f".{at}.{name}" for at in ("mamba", "mixer") for name in ("A_log", "D", "norm.weight")
 )
-"""Vectors that a file has as matrices."""
+"""Vectors that a file stores as matrices."""
 Host = npt.NDArray[Any]
 
 
 def from_gguf(file: GgufFile, arch: ModelArch) -> Iterator[tuple[str, Host | BlockWeight]]:
-    """See `weights.load_weights`."""
+    """Yield the weights; see `weights.load_weights`."""
     names: dict[str, str] = {}
     found: Shapes = {}
     for info in file.tensors.values():
@@ -59,7 +59,8 @@ def from_gguf(file: GgufFile, arch: ModelArch) -> Iterator[tuple[str, Host | Blo
 def _named(
     name: str, shape: tuple[int, ...], arch: ModelArch
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors that one of the file becomes: stacked experts and heads become one each."""
+    """Yield (name, shape) of the tensors that a file's tensor becomes: each of stacked experts and
+    heads."""
     heads = latent_heads.shapes(name, shape, arch)
     orders = row_parts.parts(name, shape, arch)
     if heads:
@@ -91,7 +92,7 @@ def _load(
         heads = arch.heads if ".q_proj." in name else arch.kv_heads
         data = data[original_rows(heads, arch.head_dim)]
     if name.endswith(".A_log"):
-        data = np.log(-floats(data))  # A is what the file has.
+        data = np.log(-floats(data))  # The file has A.
     if arch.norm_offset and name.endswith("norm.weight") and ".linear_attn." not in name:
         data = floats(data) - np.float32(arch.norm_offset)
     if latent_heads.shapes(name, info.shape, arch):
@@ -115,10 +116,10 @@ def _load(
 
 
 def original_rows(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
-    """For each row of Hugging Face's order, its row in a llama GGUF [heads · head_dim].
+    """Return, for each row of Hugging Face's order, its row in a llama GGUF [heads · head_dim].
 
-    GGUF keeps the two halves of a rotary pair side by side (rows 2i and 2i + 1 of a head), as
-    the original Llama code did; Hugging Face half a head apart (i and i + E/2).
+    GGUF keeps the two halves of a rotary pair adjacent (rows 2i and 2i + 1 of a head), as the
+    original Llama code did; Hugging Face half a head apart (i and i + E/2).
     """
     rows = np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2)
     return rows.transpose(0, 2, 1).reshape(-1)

@@ -1,4 +1,4 @@
-"""The weights of a folder of safetensors: dense ones yet to be read, quantised ones as tensors."""
+"""The weights of a folder of safetensors, read when they are taken, dense or quantised."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .weight_source import Stored
 
 
 def from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Stored]]:
-    """See `weights.load_weights`."""
+    """Yield the weights; see `weights.load_weights`."""
     stored = read_headers(files.weights)
     for name in kv_scales(stored):
         del stored[name]
     scheme = scheme_of(read_json(files.path / "config.json"))
     quantised = None if scheme is None else QuantisedMatrices(scheme, stored)
     names: dict[str, str] = {}
-    """Name in the file → canonical, with `*` for all experts at once."""
+    """Name in the file → canonical name, with `*` for all experts at once."""
     found: Shapes = {}
 
     def claim(name: str, source: str, shape: tuple[int, ...]) -> None:
@@ -62,7 +62,7 @@ def from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Stored]]:
             and bias_of in quantised
             and from_hf_name(name, files.arch) not in wanted
         ):
-            # GPTQ writers add biases of zeros where the model has none: only those may be left out.
+            # GPTQ writers add zero biases to models without them: only zeros may be left out.
             if tensor.read().any():
                 raise ModelFileError(
                     f"{tensor.shard.name}: {name:.100} is a bias that the model has not"

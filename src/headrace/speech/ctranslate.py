@@ -1,9 +1,9 @@
-"""Reads CTranslate2's binary format, version 6, of a `WhisperSpec`: bounded and checked.
+"""Reader of CTranslate2's binary format, version 6, of a `WhisperSpec`: bounded and checked.
 
 The format, from the reader and writer of CTranslate2 (github.com/OpenNMT/CTranslate2, MIT): u32
 version, the spec's name, u32 revision, u32 count, and for each variable its name, u8 rank, u32
 dimensions, u8 type, u32 bytes, and the bytes; then u32 count of aliases and for each two names. A
-name is u16 length and so many bytes, the last of them zero; all is little-endian.
+name is a u16 length and that number of bytes, the last of them zero; all is little-endian.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ MAX_VARIABLES = 10_000
 MAX_RANK = 3
 MAX_NAME = 512
 _DTYPES: dict[int, str] = {0: "<f4", 1: "i1", 2: "<i2", 3: "<i4", 4: "<f2", 5: "<u2"}
-"""Number of a type → how numpy reads it; bf16 as its bits."""
+"""Number of a type → numpy's type; bf16 as its bits."""
 
 
 class Variable(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     begin: int
-    """Where its bytes begin in the file."""
+    """Offset of its bytes in the file."""
     nbytes: int
 
 
 class BinaryModel:
-    """The variables of one file by their names; each is read when it is asked for."""
+    """Variables of one file by their names; each is read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `ModelFileError` where the file is not as the format says, `UnsupportedModel`
-        where it is another version's or another kind of model."""
+        """Read the file's header. Raises `ModelFileError` if the file violates the format,
+        `UnsupportedModel` for another version or another kind of model."""
         self._path = path
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -68,7 +68,7 @@ class BinaryModel:
                 raise reader.fault("there are bytes behind the last variable")
 
     def rows(self, name: str) -> StoredRows:
-        """The rows of a matrix. Raises `ModelFileError` where there is none of that name."""
+        """Return the rows of a matrix. Raises `ModelFileError` if the file lacks it."""
         if name not in self.variables or len(self.variables[name].shape) != 2:
             raise ModelFileError(f"{self._path.name}: {name} is missing, or is no matrix")
         shape, dtype, begin, _ = self.variables[name]
@@ -76,7 +76,7 @@ class BinaryModel:
         return StoredRows(OpenFile(self._path), begin, shape, dtype, scale)
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """The array, in its own type. Raises `ModelFileError` where there is none of that name."""
+        """Read an array in its own type. Raises `ModelFileError` if the file lacks it."""
         if name not in self.variables:
             raise ModelFileError(f"{self._path.name}: {name} is missing")
         shape, dtype, begin, nbytes = self.variables[name]
@@ -89,7 +89,7 @@ class BinaryModel:
 
 
 class _BoundedReader:
-    """Numbers, names and variables, none of them beyond the file's end."""
+    """Reader of numbers, names and variables, none of them beyond the file's end."""
 
     def __init__(self, file: BinaryIO, size: int, name: str) -> None:
         self._file, self._size, self._name = file, size, name

@@ -1,7 +1,8 @@
-"""A window to tokens: greedy, by beams or drawn, as a walk that asks for what it needs.
+"""Decoding of a window to tokens: greedy, by beams or sampled, as a generator of wishes.
 
-A walk is a generator. It yields what it wants computed (`Encode`, `Decode`) and is sent the result,
-so a conductor can compute many walks' wishes in one step; it knows nothing of the others.
+A job (walk) is a generator. It yields the computations that it needs (`Encode`, `Decode`) and is
+sent the results. So the scheduler can compute the wishes of many walks in one step; a walk knows
+nothing of the others.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from .rules import Rules, log_softmax
 
 Floats = npt.NDArray[np.float32]
 LONGEST = 224
-"""Tokens of a window at most: half of the decoder's context."""
+"""Largest number of tokens of a window: half of the decoder's context."""
 
 
 class Encode(NamedTuple):
-    """Fill the window's slot from samples."""
+    """Wish to fill the window's slot from samples."""
 
     samples: Floats
     window: int
     short: bool = False
     words: bool = False
-    """Will their times be asked for?"""
+    """Keep what the times of words need."""
 
 
 class Decode(NamedTuple):
-    """A step; the answer is logits [R, vocab], valid until the next yield."""
+    """Wish for a step; the answer is logits [R, vocab], valid until the next yield."""
 
     chunks: list[Chunk]
 
 
 class Copy(NamedTuple):
-    """Sequence `target` gets what `source` has of its first `length` positions."""
+    """Wish to copy the first `length` positions of sequence `source` to `target`."""
 
     source: int
     target: int
@@ -53,16 +54,16 @@ Walk = Generator[Wish, Floats, "Utterance"]
 
 @dataclass(frozen=True, slots=True)
 class DecodingOptions:
-    """How a window is decoded; the defaults are OpenAI's."""
+    """Decoding options of a window; the defaults are OpenAI's."""
 
     language: str | None = None
-    """Code; None: asked of the first window."""
+    """Language code; None: detected from the first window."""
     task: str = "transcribe"
     prompt: str = ""
     times: bool = True
     beams: int = 1
     temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    """Tried in order until a text is neither a loop nor unlikely."""
+    """Temperatures, tried in order until a text is neither a loop nor unlikely."""
     seed: int = 0
     most_compression: float = 2.4
     least_log_share: float = -1.0
@@ -70,20 +71,21 @@ class DecodingOptions:
     """Probability of silence above which an unlikely text is left out."""
     sure_silence: float = 0.75
     sure_log_share: float = -0.7
-    """A silence this sure leaves out likelier texts too: "you" is one of them."""
+    """Probabilities with which a sure silence also leaves out likelier texts: "you" is one of
+    them."""
     condition: bool = True
-    """Does a window hear what was said before it?"""
+    """Condition a window on the earlier text."""
     short: bool = False
-    """Is a window encoded no longer than its sound is? Cheaper, and not what the model learnt:
-    for what is shown while somebody still speaks."""
+    """Encode a window no longer than its sound. That is cheaper, but the model did not learn it:
+    for text shown while the speaker still speaks."""
 
 
 @dataclass(slots=True)
 class Utterance:
-    """What was heard in a window."""
+    """Transcription of a window."""
 
     tokens: list[int] = field(default_factory=list)
-    """With timestamps, without the end."""
+    """Tokens with timestamps, without the end."""
     log_share: float = 0.0
     """Mean log probability of the tokens, the end among them."""
     no_speech: float = 0.0
@@ -93,14 +95,15 @@ class Utterance:
     """Log probability of each token."""
 
     def silent(self, options: DecodingOptions) -> bool:
-        """Is the text made up where nobody spoke? OpenAI's rule, or the one of a sure silence."""
+        """Tell whether the text was invented in silence, by OpenAI's rule or the one for a sure
+        silence."""
         if self.no_speech > options.sure_silence and self.log_share <= options.sure_log_share:
             return True
         return self.no_speech > options.most_silence and self.log_share <= options.least_log_share
 
 
 def compression(text: str) -> float:
-    """Bytes of a text over those that zlib makes of it: high where it repeats itself."""
+    """Return a text's bytes divided by its zlib-compressed bytes: high for repetition."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0
 
@@ -108,7 +111,7 @@ def compression(text: str) -> float:
 def detect(
     files: WhisperFiles, window: int, sequence: int
 ) -> Generator[Wish, Floats, tuple[str, float]]:
-    """The likeliest language of an encoded window and its probability."""
+    """Detect the likeliest language of an encoded window; return it and its probability."""
     languages = files.special.languages
     if not languages:
         return "en", 1.0
@@ -128,10 +131,10 @@ def decode_window(
     sequences: Sequence[int],
     place: int,
 ) -> Walk:
-    """What an encoded window says, at the first temperature whose text stands.
+    """Decode an encoded window, at the first temperature with an acceptable text.
 
-    `before`: tokens said before it, of which the last fit; `sequences`: slots of its own, one for
-    each beam; `place`: number of the window in its sound, of which draws depend.
+    `before`: earlier tokens, the last of them are used; `sequences`: slots of its own, one for each
+    beam; `place`: number of the window in its sound, which sets the random draws.
     """
     prefix = _prefix(files, options, language, before)
     spoken = Utterance()
@@ -171,7 +174,7 @@ def _prefix(
 def _begin(
     files: WhisperFiles, prefix: list[int], window: int, sequence: int
 ) -> Generator[Wish, Floats, tuple[float, Floats]]:
-    """The prefix is heard: probability of silence, and the logits behind it."""
+    """Process the prefix; return the probability of silence, and the logits after the prefix."""
     start = prefix.index(files.special.start)
     wanted = sorted({start, len(prefix) - 1})
     logits = yield Decode([Chunk(sequence, window, 0, prefix, wanted)])
@@ -192,7 +195,7 @@ def _one(
     temperature: float,
     draw: np.random.Generator,
 ) -> Walk:
-    """The likeliest token each time, or at a temperature above 0 a drawn one."""
+    """Choose the likeliest token each time, or at a temperature above 0 a sampled one."""
     spoken = Utterance()
     spoken.no_speech, logits = yield from _begin(files, prefix, window, sequence)
     total = 0.0
@@ -230,8 +233,8 @@ def _beams(
     window: int,
     sequences: Sequence[int],
 ) -> Walk:
-    """Beam search as OpenAI's code has it, patience 1: done when `width` texts have ended; the best
-    is the one of the highest mean."""
+    """Search with beams like OpenAI's code, patience 1: stop when `width` texts have ended; the
+    best is the one of the highest mean."""
     silence, logits = yield from _begin(files, prefix, window, sequences[0])
     beams = [_Beam([], [], sequences[0])]
     rows = logits[None]
@@ -267,7 +270,8 @@ def _beams(
 def _place(
     chosen: Sequence[tuple[float, int, _Beam]], sequences: Sequence[int], length: int
 ) -> Generator[Wish, Floats, list[_Beam]]:
-    """The first child of a beam stays in its slot, others get a copy in a slot that is free."""
+    """Place beams in slots: the first child of a beam keeps its slot, others get a copy in a free
+    slot."""
     stay: dict[int, int] = {}
     for i, (_, _, beam) in enumerate(chosen):
         stay.setdefault(beam.sequence, i)

@@ -1,4 +1,4 @@
-"""Log-mel features of a window of 30 s, as `transformers`' WhisperFeatureExtractor has them.
+"""Log-mel features of a window of 30 s, like `transformers`' WhisperFeatureExtractor.
 
 Frames of 400 samples every 160, a Hann window, power, filters on Slaney's scale with Slaney's
 normalisation, log10 of at least 1e-10, at most 8 below the window's highest, (x + 4) / 4. The
@@ -24,7 +24,7 @@ _AT_ONCE = 250
 
 @functools.cache
 def filters(mels: int, size: int = _SIZE) -> npt.NDArray[np.float64]:
-    """[mels, size / 2 + 1]: triangles between 0 and 8 kHz on Slaney's scale, of equal area."""
+    """Make [mels, size / 2 + 1]: triangles between 0 and 8 kHz on Slaney's scale, of equal area."""
 
     def to_mel(hertz: float) -> float:
         if hertz < 1_000:
@@ -46,8 +46,8 @@ def filters(mels: int, size: int = _SIZE) -> npt.NDArray[np.float64]:
 def _triangles(
     mels: int, size: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64], list[int]]:
-    """Bins that each filter hears, one filter's behind the other's; what it makes of each; where
-    each filter begins."""
+    """Return the bins of all filters, concatenated; the weight of each bin; the index where each
+    filter begins."""
     all_bins = filters(mels, size)
     rows, bins = np.nonzero(all_bins)
     assert len(np.unique(rows)) == mels
@@ -57,17 +57,17 @@ def _triangles(
 def through_filters(
     power: npt.NDArray[np.float64], mels: int, size: int = _SIZE
 ) -> npt.NDArray[np.float64]:
-    """[frames, mels] of power [frames, size / 2 + 1]: the product with `filters`.
+    """Return [frames, mels] of power [frames, size / 2 + 1]: the product with `filters`.
 
-    Of which one number in forty is not zero. And numpy's product of matrices leaves threads that
-    spin for tens of milliseconds on the cores of our own team.
+    Only one number in forty of `filters` is not zero. And numpy's product of matrices leaves
+    threads that spin for tens of milliseconds on the cores of our own thread pool.
     """
     bins, slopes, starts = _triangles(mels, size)
     return np.add.reduceat(power[:, bins] * slopes, starts, axis=1)
 
 
 def log_mel(samples: npt.NDArray[np.float32], mels: int) -> npt.NDArray[np.float32]:
-    """[3000, mels] of up to 480,000 samples at 16 kHz; what is missing is silence."""
+    """Compute [3000, mels] of up to 480,000 samples at 16 kHz; missing samples count as silence."""
     assert len(samples) <= WINDOW
     padded = np.zeros(WINDOW + _SIZE, np.float64)
     half = _SIZE // 2

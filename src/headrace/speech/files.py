@@ -1,7 +1,7 @@
 """A folder of Whisper: CTranslate2's (`model.bin`) or Hugging Face's (`model.safetensors`).
 
-Whichever it is, tensors have Hugging Face's names and shapes from here on, but that the products
-with q, k and v of one input are one matrix.
+Tensors of both have Hugging Face's names and shapes from here on, except that products with q, k
+and v of one input are one matrix.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _LANGUAGES = 110
 
 @dataclass(frozen=True)
 class Special:
-    """Token ids that mean something."""
+    """Ids of the special tokens."""
 
     end: int
     start: int
     languages: Mapping[str, int]
-    """Code of the language → its token; empty: the model hears English alone."""
+    """Code of the language → its token; empty for an English-only model."""
     translate: int
     transcribe: int
     previous: int
@@ -53,11 +53,11 @@ class Special:
 
 @dataclass(frozen=True)
 class WhisperFiles:
-    """What a folder holds, checked; tensors are read when `tensor` is called."""
+    """A checked folder; tensors are read when `tensor` is called."""
 
     path: Path
     weights: tuple[Path, ...]
-    """The one file of weights."""
+    """Paths of the weights: one file."""
     width: int
     heads: int
     encoder_layers: int
@@ -70,25 +70,26 @@ class WhisperFiles:
     """Positions of the encoder's output, 1,500."""
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]
-    """Not said as the first token either."""
+    """Tokens that are also forbidden as the first one."""
     alignment: tuple[tuple[int, int], ...]
     """Layer and head of the cross attention that follow the sound."""
     special: Special
     embedded: StoredRows
     """Rows of the decoder's embedding by token."""
     file_bytes: int
-    """Bytes of a number, as the file has it."""
+    """Bytes of a number in the file."""
     tokenizer: tokenizers.Tokenizer
     tensor: Callable[[str], Array]
 
     def bytes_of(self, tokens: Sequence[int]) -> list[bytes]:
-        """Bytes of each token of a byte-level vocabulary: a token may be part of a letter."""
+        """Return the bytes of each token of a byte-level vocabulary: a token may be part of a
+        letter."""
         pieces = (self.tokenizer.id_to_token(token) or "" for token in tokens)
         return [bytes(_BYTES[letter] for letter in piece if letter in _BYTES) for piece in pieces]
 
     @property
     def sizes(self) -> WhisperSizes:
-        """What the roofline counts by."""
+        """Return the sizes that the roofline counts by."""
         return WhisperSizes(
             self.width,
             self.encoder_layers,
@@ -102,7 +103,7 @@ class WhisperFiles:
 
 
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's letters for bytes: those that can be seen stand for themselves."""
+    """Map GPT-2's letters to bytes: visible ones stand for themselves."""
     seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in seen]
     return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(rest)}
@@ -112,13 +113,13 @@ _BYTES = _byte_letters()
 
 
 def own_head(header: Mapping[str, StoredTensor]) -> bool:
-    """Compare a decoder's head, where the file has one, with its embedding: do they differ?"""
+    """Tell whether a decoder's head, if the file has one, differs from its embedding."""
     head, table = header.get(HEAD), header.get(TABLE)
     return head is not None and (table is None or not head.equals(table))
 
 
 def open_whisper(folder: Path) -> WhisperFiles:
-    """Read what a folder says of itself. Raises `ModelFileError`, `UnsupportedModel`."""
+    """Read a folder's config and headers. Raises `ModelFileError`, `UnsupportedModel`."""
     tokenizer = open_tokenizer(folder / "tokenizer.json")
     special = _special(tokenizer)
     config = read_json(folder / "config.json")
@@ -212,7 +213,8 @@ def _ids(value: object, vocab: int, what: str) -> tuple[int, ...]:
 
 
 def _pairs(value: object, layers: int, heads: int) -> tuple[tuple[int, int], ...]:
-    """Without any given, all heads of the upper half of the layers, as OpenAI's code has it."""
+    """Check pairs of layer and head; the default is all heads of the upper half of the layers, as
+    in OpenAI's code."""
     if value is None:
         return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
     pairs: list[Any] = value if isinstance(value, list) else [0]
@@ -224,7 +226,7 @@ def _pairs(value: object, layers: int, heads: int) -> tuple[tuple[int, int], ...
 
 
 def open_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    """Raises `ModelFileError`."""
+    """Read a tokenizer. Raises `ModelFileError`."""
     if not path.exists() or path.stat().st_size > MAX_JSON:
         raise ModelFileError("tokenizer.json is missing or too large")
     try:
@@ -259,8 +261,8 @@ def _special(tokenizer: tokenizers.Tokenizer) -> Special:
 
 
 def stacked(header: Mapping[str, Any], name: str) -> Array:
-    """A tensor of safetensors by its name; of q, k and v, or k and v, the stack, whose key has no
-    bias."""
+    """Read a tensor of safetensors by its name; for q, k and v, or k and v, the stack, whose key
+    has no bias."""
     for stack in ("qkv", "kv"):
         if f".{stack}_proj." not in name:
             continue
@@ -295,7 +297,7 @@ _TOP = {
 
 
 def _translated(binary: BinaryModel, name: str) -> Array:
-    """A tensor of CTranslate2's file by Hugging Face's name."""
+    """Read a tensor of CTranslate2's file by Hugging Face's name."""
     _, part, rest = name.split(".", 2)
     if rest == "embed_positions.weight":
         return _floating(binary, f"{part}/position_encodings/encodings")
@@ -310,7 +312,7 @@ def _translated(binary: BinaryModel, name: str) -> Array:
 
 
 def _floating(binary: BinaryModel, name: str) -> Array:
-    """In fp16 or fp32: int8 files have a scale for each output."""
+    """Read an array as fp16 or fp32: int8 files have a scale for each output."""
     data = binary.read(name)
     if data.dtype == np.int8:
         scale = binary.read(f"{name}_scale").astype(np.float32)

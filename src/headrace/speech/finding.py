@@ -1,4 +1,4 @@
-"""Which names are those of models that hear, and where these lie."""
+"""Recognition of transcription models by name, and their folders."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..loader.jsonfile import read_json
 
 DEFAULT_MODEL = "whisper-base"
 KINDS = ("whisper", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt", "moonshine")
-"""`model_type` of folders in Hugging Face's layout."""
+"""Supported `model_type` of folders in Hugging Face's layout."""
 
 
 def hears(name: str) -> bool:
-    """Is it the name or the folder of a model that hears? Nothing is fetched."""
+    """Tell whether a name or a folder is a transcription model. Downloads nothing."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
         return name in CATALOG and CATALOG[name].speech
@@ -29,7 +29,7 @@ def hears(name: str) -> bool:
 
 
 def listens(path: Path) -> bool:
-    """Is it the folder of a language model that takes sounds in its prompt?"""
+    """Tell whether a folder is a language model that takes sounds in its prompt."""
     try:
         return read_json(path / "config.json").get("model_type") == "qwen2_audio"
     except (HeadraceError, OSError):
@@ -43,7 +43,8 @@ def find(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """The folder of a model that hears, fetched where it is the catalog's and not on disk.
+    """Return the folder of a transcription model; download it if it is the catalog's and not on
+    disk.
 
     Raises `ModelNotFound`, `DownloadError`.
     """
@@ -52,7 +53,7 @@ def find(
         return folder
     known = CATALOG.get(name)
     if known is not None and known.speech:
-        # Local: 60 ms of imports, of no use where the files are here.
+        # Local: 60 ms of imports, useless if the files are here.
         from ..loader.download import fetch_catalog
 
         return fetch_catalog(known, cache_dir=cache_dir, offline=offline, progress=progress)

@@ -1,9 +1,9 @@
-"""A sound to segments by a model that hears a stretch for itself: Parakeet, which says at which
-frame it heard each token, and Moonshine, which does not.
+"""A sound to segments by a model that transcribes each stretch independently: Parakeet, which
+reports the frame of each token, and Moonshine, which does not.
 
-Stretches with speech are heard for themselves, side by side where they are many: nothing is heard
-that was said before. Words have the times of their tokens; a segment ends behind a sentence, or
-before a pause.
+Stretches with speech are transcribed independently, many at the same time: no stretch depends on
+earlier text. Words have the times of their tokens; a segment ends after a sentence, or before a
+pause.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from .words import Word
 
 Floats = npt.NDArray[np.float32]
 PAUSE = 1.0
-"""Seconds between two words, behind which another segment begins."""
+"""Seconds between two words that separate segments."""
 _ENDS = (".", "?", "!", "。", "？", "！")
 
 
 class FrameTranscriber(Transcriber):
-    """Walks over the windows of sounds, for one network that hears by frames."""
+    """Transcriber with a network that transcribes by frames."""
 
     network: ParakeetNetwork | MoonshineNetwork  # type: ignore[assignment]
     at_once = True
@@ -54,7 +54,8 @@ class FrameTranscriber(Transcriber):
     def sequential(
         self, samples: Floats, options: DecodingOptions, *, words: bool, told: Told
     ) -> Generator[None, None, Transcript]:
-        """Like `chunked`; what fits in a window is one stretch, whoever speaks in it."""
+        """Transcribe like `chunked`; a sound that fits in a window is one stretch, with any number
+        of speakers."""
         return self.chunked(samples, options, words=words, told=told, pauses=None)
 
     def chunked(
@@ -66,8 +67,11 @@ class FrameTranscriber(Transcriber):
         told: Told,
         pauses: Pauses | None = USUAL_PAUSES,
     ) -> Generator[None, None, Transcript]:
-        """Yields until all stretches have been heard. Raises `InvalidRequest` for what such a model
-        cannot be asked: another language, a prompt."""
+        """Yield until all stretches are transcribed.
+
+        Raises `InvalidRequest` for options that such a model lacks: translation, a prompt, times of
+        words.
+        """
         if options.task == "translate":
             raise InvalidRequest("this model does not translate", param="model")
         if options.prompt.strip():
@@ -119,7 +123,7 @@ class FrameTranscriber(Transcriber):
         return WindowHeard(wanted.place, self.network.heard[window], [])
 
     def _spoken(self, found: WindowHeard, begin: float, end: float, words: bool) -> list[Segment]:
-        """Segments of a window between two times of its sound."""
+        """Make the segments of a window between two times of its sound."""
         files = self.network.files
         said: list[Emission] = found.spoken
         frame = files.frame

@@ -1,9 +1,9 @@
-"""Moonshine: a sound's samples straight into convolutions, an encoder that sees all of a stretch,
-and a decoder that writes tokens one after the other, greedily (Jeffries et al. 2024).
+"""Moonshine: convolutions over a sound's samples, an encoder that attends to all of a stretch, and
+a decoder that writes token after token, greedily (Jeffries et al. 2024).
 
-What is computed grows with the stretch: there is no window of 30 s to be filled with silence.
-Products are the CPU library's; what is between them is numpy's. It stops behind each layer of the
-encoder and each token, where another sound may have its turn.
+The cost grows with the stretch: there is no window of 30 s to fill with silence. Products run in
+the CPU library, the rest in numpy. It stops after each layer of the encoder and each token, where
+another sound may have its turn.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .transducers import Emission
 Floats = npt.NDArray[np.float32]
 WINDOWS = 10
 TOKENS_A_SECOND = 6.5
-"""More are a loop: the authors' bound on a text."""
+"""Bound on tokens, the authors' own: a longer text is a loop."""
 _LEAST_TOKENS = 8
 _LEAST_SAMPLES = 1_120
-"""Samples of which the convolutions make a row."""
+"""Least samples from which the convolutions make a row."""
 
 
 class _Attention:
-    """Heads over rows; positions turn pairs of numbers that lie side by side."""
+    """Attention over rows; rotary positions turn adjacent pairs of numbers."""
 
     def __init__(self, net: MoonshineNetwork, name: str, heads: int) -> None:
         width = net.files.width
@@ -43,11 +43,11 @@ class _Attention:
         self._heads, self._size = heads, width // heads
 
     def split(self, x: Floats) -> Floats:
-        """[heads, n, size] of [n, width]."""
+        """Reshape [n, width] to [heads, n, size]."""
         return x.reshape(len(x), self._heads, self._size).transpose(1, 0, 2)
 
     def keys(self, x: Floats, turn: Floats | None) -> tuple[Floats, Floats]:
-        """K and V of rows."""
+        """Compute K and V of rows."""
         return _turned(self.split(self._k(x)), turn), self.split(self._v(x))
 
     def __call__(self, x: Floats, k: Floats, v: Floats, turn: Floats | None) -> Floats:
@@ -59,7 +59,7 @@ class _Attention:
 
 
 def _turned(x: Floats, turn: Floats | None) -> Floats:
-    """[heads, n, size] turned by the angles' cosines and sines [2, n, pairs]; None: as it is."""
+    """Rotate [heads, n, size] by the angles' cosines and sines [2, n, pairs]; None: unchanged."""
     if turn is None:
         return x
     cos, sin = turn
@@ -104,7 +104,8 @@ class _DecoderLayer:
     def __call__(
         self, x: Floats, past: list[Floats], heard: tuple[Floats, Floats], turn: Floats
     ) -> Floats:
-        """One more token's row [1, width]; `past`: K and V of those before, which grow by it."""
+        """Process one more token's row [1, width]; `past` has K and V of the earlier ones, and gets
+        its own."""
         h = layer_norm(x, self._gains[0])
         fresh = self.own.keys(h, turn)
         past[:] = [np.concatenate([old, new], axis=1) for old, new in zip(past, fresh, strict=True)]
@@ -115,15 +116,15 @@ class _DecoderLayer:
 
 
 class MoonshineNetwork:
-    """One model; `windows` stretches are heard side by side."""
+    """One model; `windows` stretches are transcribed at the same time."""
 
     def __init__(self, files: MoonshineFiles, team: Team, precision: Precision = "int8") -> None:
-        """Raises `ModelFileError` where a tensor is missing or has another shape."""
+        """Load the weights. Raises `ModelFileError` if a tensor is missing or has another shape."""
         self.files, self._team, self._packer = files, team, Packer(team)
         self._coded = precision == "int8"
         self.windows = self.sequences = WINDOWS
         self.heard: list[list[Emission]] = [[] for _ in range(WINDOWS)]
-        """By window what was heard in it; frames mean nothing."""
+        """Transcribed tokens by window; their frames mean nothing."""
         width = files.width
         first = files.tensor("model.encoder.conv1.weight", width, 1, 127)[:, 0]
         self._first = Product(team, self._packer, np.pad(first, ((0, 0), (0, 1))), None, 64)
@@ -146,7 +147,7 @@ class MoonshineNetwork:
     def linear(
         self, name: str, out: int, width: int, *, bias: bool = False, activation: str | None = None
     ) -> Product:
-        """The matrix of that name, ready."""
+        """Prepare the matrix of that name."""
         weight = self.files.tensor(f"{name}.weight", out, width)
         shift = self.files.tensor(f"{name}.bias", out) if bias else None
         return Product(
@@ -160,7 +161,7 @@ class MoonshineNetwork:
         return Product(self._team, self._packer, flat, bias, step * width, activation="gelu")
 
     def _turn(self, count: int, first: int, heads: int) -> Floats:
-        """Cosines and sines [2, count, pairs] of positions from `first` on."""
+        """Return cosines and sines [2, count, pairs] of positions from `first` on."""
         files = self.files
         turned = int(files.width // heads * files.rotated)
         rate = 1 / files.theta ** (np.arange(0, turned, 2, dtype=np.float32) / turned)
@@ -168,7 +169,7 @@ class MoonshineNetwork:
         return np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
 
     def encode(self, samples: Floats) -> Iterator[Floats]:
-        """Rows behind each layer; the last are what the decoder hears."""
+        """Yield the rows after each layer; the last are the decoder's input."""
         count = max(_LEAST_SAMPLES, len(samples))
         padded = np.zeros(count + 1, np.float32)
         padded[: len(samples)] = samples
@@ -185,7 +186,7 @@ class MoonshineNetwork:
     def hear(
         self, samples: Floats, window: int, short: bool = False, words: bool = False
     ) -> Iterator[None]:
-        """Fill a window's slot from samples; stops behind each layer and each token. `short`
+        """Transcribe samples into a window's slot; stop after each layer and each token. `short`
         changes nothing: no window is longer than its sound."""
         files, found = self.files, list[Emission]()
         behind = np.empty((0, 0), np.float32)

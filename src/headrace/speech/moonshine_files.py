@@ -33,7 +33,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True)
 class MoonshineFiles:
-    """What a folder holds, checked; tensors are read when `tensor` is called."""
+    """A checked folder; tensors are read when `tensor` is called."""
 
     vocab: int
     width: int
@@ -42,7 +42,7 @@ class MoonshineFiles:
     """Layers of the encoder and of the decoder."""
     heads: tuple[int, int]
     rotated: float
-    """Share of a head's numbers that positions turn."""
+    """Share of a head's numbers that positions rotate."""
     theta: float
     positions: int
     start: int
@@ -52,14 +52,14 @@ class MoonshineFiles:
     tokenizer: tokenizers.Tokenizer
     header: Mapping[str, StoredTensor]
     frame: float = 0.0
-    """Nothing says when a token was heard."""
+    """Seconds of a frame; 0, since a token's time is unknown."""
 
     def tensor(self, name: str, *shape: int) -> Floats:
-        """In fp32; raises `ModelFileError` where it is missing or has another shape."""
+        """Read a tensor in fp32; raises `ModelFileError` if it is missing or has another shape."""
         return shaped(self.header, name, *shape)
 
     def bytes_of(self, tokens: Sequence[int]) -> list[bytes]:
-        """Bytes of each token of text, a space before those that begin a word."""
+        """Return the bytes of each text token, with a space before those that begin a word."""
         found = []
         for token in tokens:
             piece = self.tokenizer.id_to_token(token) or ""
@@ -70,7 +70,7 @@ class MoonshineFiles:
 
 
 def open_moonshine(folder: Path) -> MoonshineFiles:
-    """Read what a folder says of itself. Raises `ModelFileError`, `UnsupportedModel`."""
+    """Read a folder's config and header. Raises `ModelFileError`, `UnsupportedModel`."""
     config = read_json(folder / "config.json")
     defaults = {"encoder_num_attention_heads": 8, "decoder_num_attention_heads": 8}
     said = {**defaults, **config}

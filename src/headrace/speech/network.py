@@ -1,11 +1,11 @@
 """Whisper's encoder and decoder as records of the CPU library (Radford et al. 2022, section 2.2).
 
-The encoder goes over one window at a time and stops behind each layer, so that others need not wait
-for all of it. The decoder takes chunks of many sequences in one step. Cross attention is attention
-over blocks like any other: the encoder's output is written once, as K and V of each decoder layer,
-into the blocks of a window's slot, and every token of a step sees all 1,500 positions of them.
-Sequences of one window (beams, other temperatures, the question for the language) share its slot,
-and in a step its K and V are read once for all of their tokens.
+The encoder runs over one window at a time and stops after each layer, so that others need not wait
+for all of it. The decoder takes chunks of many sequences in one step. Cross attention is ordinary
+attention over blocks. The encoder's output is written once, as K and V of each decoder layer, into
+the blocks of a window's slot, and every token of a step attends to all 1,500 positions. Sequences
+of one window (beams, other temperatures, the question for the language) share its slot; in a step
+its K and V are read once for all of their tokens.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .weights import EncoderFiles, packed
 
 Floats = npt.NDArray[np.float32]
 Precision = Literal["exact", "int8"]
-"""What weights become: as the file has them, with sums in fp32; or codes of eight bits with a scale
-for each 32, and activations likewise."""
+"""Form of the weights: the file's own, with sums in fp32; or codes of eight bits with a scale for
+each 32, and activations likewise."""
 BLOCK = 16
 """Positions of a block of KV."""
 MAX_ROWS = 512
@@ -39,12 +39,12 @@ MAX_ROWS = 512
 MAX_LOGITS = 64
 """Rows of logits of a step."""
 WINDOWS, SEQUENCES = 10, 48
-"""Room, where nothing else is said: windows and sequences at a time."""
+"""Default number of windows and sequences at a time."""
 _EPS = 1e-5
 _FRAME_SAMPLES = 320
 """Samples of a position of the encoder's output."""
 _LEAST_FRAMES, _BEHIND_FRAMES = 200, 50
-"""Positions of a short window at least, and those behind its sound."""
+"""Smallest number of positions of a short window, and the positions added after its sound."""
 
 
 class Chunk(NamedTuple):
@@ -53,16 +53,16 @@ class Chunk(NamedTuple):
     sequence: int
     """Slot that holds its own KV."""
     window: int
-    """Slot of the window that it listens to."""
+    """Slot of the window that it attends to."""
     start: int
     """Position of the first token."""
     tokens: Sequence[int]
     wanted: Sequence[int]
-    """Which of the tokens' logits are asked for, by index."""
+    """Indices of the tokens whose logits are wanted."""
 
 
 class _Activations:
-    """Room for rows of activations: in fp32, and as codes where products want these."""
+    """Buffers for rows of activations: in fp32, and as codes if products need these."""
 
     def __init__(self, rows: int, width: int, coded: bool) -> None:
         self.floats: Floats = aligned((rows, width), np.float32)
@@ -76,18 +76,19 @@ class _Activations:
 
     @property
     def plain(self) -> Matrix | None:
-        """Where fp32 goes if nobody takes codes."""
+        """Return the fp32 destination if there are no codes."""
         return self.at if self._room is None else None
 
     def quantised(self) -> list[Emitted]:
-        """What makes the codes of rows that are there in fp32."""
+        """Return the records that quantise the rows from fp32."""
         if self._room is None:
             return []
         return [emit.quantise(self.at, self.codes, self.width, ROWS_N)]
 
 
 class _Rows:
-    """One window's rows between two slices, while another's are in their place."""
+    """Saved rows of one window between two slices, while another window's rows are in their
+    place."""
 
     def __init__(self) -> None:
         self.kept: Floats | None = None
@@ -105,7 +106,7 @@ class _Repeated:
 
 
 class Encoder:
-    """What hears windows; it writes them as K and V of each layer of a decoder, if there is one."""
+    """Encoder of windows; it writes them as K and V of each layer of a decoder, if there is one."""
 
     def __init__(
         self,
@@ -116,31 +117,31 @@ class Encoder:
         windows: int,
         shelf: PanelShelf | None = None,
     ) -> None:
-        """Arguments: see `Network`."""
+        """Build the encoder; for the arguments see `Network`."""
         self._sizes, self._team, self._coded = files, team, precision == "int8"
         self._weights = packed(files, team, self._coded, shelf)
         if shelf is not None:
-            shelf.finish()  # Before records hold addresses: what was packed may come to lie there.
+            shelf.finish()  # Before records hold addresses: packed weights may move here.
         self._kept: list[Any] = []
         self._cross_blocks = -(-files.frames // BLOCK)
         self.windows = windows
         layers = range(files.decoder_layers)
         self._cross = [self._cache(windows * self._cross_blocks, kv) for _ in layers]
         self._room = self._cache(self._cross_blocks, "int8" if kv == "int8" else "bfloat16")
-        """K and V of a layer of the encoder, where weights are codes."""
+        """K and V of a layer of the encoder, if weights are codes."""
         self._build_encoder()
         self.heard = [files.frames] * windows
-        """Positions of each window that were encoded."""
+        """Encoded positions of each window."""
         self.keys: list[list[Floats]] = [[] for _ in range(windows)]
-        """By window whose words are wanted, and layer that aligns, K [frames, width] in fp32."""
+        """K [frames, width] in fp32, by window whose words are wanted, and by aligning layer."""
 
-    # What both are made of.
+    # Parts of both.
 
     def _cache(self, blocks: int, kind: str) -> KvLayer:
         shape = blocks, self._sizes.heads, BLOCK, HEAD_SIZE
         dtype = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}[kind]
-        # Pages that no token was written to are read, and then weigh nothing: what is in them, and
-        # their scales, may be anything but no number. Of zeros no memory is taken before that.
+        # Pages without a token are read, but with weight zero: they and their scales may hold
+        # anything except NaN. Zeros take no memory before they are written.
         k, v = (np.zeros(shape, dtype) for _ in range(2))
         scales = [np.zeros(shape[:3], np.uint16) for _ in range(2)] if kind == "int8" else ()
         return KvLayer(k, v, *scales)
@@ -199,7 +200,7 @@ class Encoder:
         self.rows: Floats = x.floats
         self._laid: _Rows | None = None
         self._kept += [half, x, positions, h, a, m, qkv]
-        # A window of three frames is three rows that lie behind each other: nothing is gathered.
+        # A window of three frames is three consecutive rows: nothing is gathered.
         convolutions = []
         for number, (source, step) in enumerate(((self._mel, 1), (half, 2)), 1):
             name = f"model.encoder.conv{number}"
@@ -227,7 +228,7 @@ class Encoder:
         top = _Activations(rows, width, coded)
         gain, shift = (self._vector(f"model.encoder.layer_norm.{k}") for k in ("weight", "bias"))
         ends = [
-            # In fp32 also where codes are taken: who asks for it sees the encoder's output.
+            # In fp32 even with codes: callers may read the encoder's output.
             emit.layer_norm(x.at, None, gain, shift, _EPS, h.at, NOT_QUANTISED, ROWS_N)
         ]
         if coded:
@@ -246,8 +247,8 @@ class Encoder:
             self._writes.append(_Repeated(self._team, [self._linear(top, name, into), write]))
 
     def _within(self, qkv: Matrix, a: _Activations) -> list[Emitted]:
-        """Attention of a window's positions to each other. In codes: K and V by pages, as a
-        decoder's, whose products cost less than half of those in fp32."""
+        """Attend from a window's positions to each other. With codes, K and V lie in pages like a
+        decoder's; their products cost less than half of those in fp32."""
         heads, scale = self._sizes.heads, HEAD_SIZE**-0.5
         if not self._coded:
             return [emit.bidirectional(qkv, heads, HEAD_SIZE, scale, a.at)]
@@ -260,19 +261,19 @@ class Encoder:
     def hear(
         self, samples: Floats, window: int, short: bool = False, words: bool = False
     ) -> Iterator[None]:
-        """`encode` of samples; `short`: no more of the window than they are."""
+        """Encode samples; with `short`, only as much of the window as they fill."""
         mel = log_mel(samples, self._sizes.mels)
         return self.encode(mel, window, len(samples) if short else None, words)
 
     def encode(
         self, mel: Floats, window: int, samples: int | None = None, words: bool = True
     ) -> Iterator[None]:
-        """Fill a window's slot from features [3000, mels]; stops behind each layer, where other
+        """Fill a window's slot from features [3000, mels]; stop after each layer, where other
         windows may be encoded, or go on.
 
-        `samples`: of the window that have sound in them, where only they are to be encoded, with
-        a second of what is behind; None: all. `words`: keep `keys` of the window, 9 MB of the
-        default model, for times of words.
+        `samples`: number of the window's samples to encode, with a second of what follows them;
+        None: all. `words`: keep `keys` of the window, 9 MB of the default model, for times of
+        words.
         """
         files = self._sizes
         rows = files.frames
@@ -288,8 +289,8 @@ class Encoder:
                 self.keys[window].append(self._written[:rows, files.width : 2 * files.width].copy())
 
     def layers(self, mel: Floats, window: int, rows: int) -> Generator[None, None, HrStep]:
-        """The first `rows` positions of a window through all layers, into `rows`; they see each
-        other and nothing behind them. Stops as `encode`; gives the step that it was."""
+        """Run the first `rows` positions of a window through all layers, into `rows`; they attend
+        to each other and nothing after them. Stops like `encode`; returns its step."""
         self._mel[1:-1] = mel
         self.heard[window] = rows
         self._convolve.run(HrStep(n=min(FRAMES, 2 * rows + 1)))
@@ -310,7 +311,7 @@ class Encoder:
         return step
 
     def _lay_down(self, mine: _Rows) -> None:
-        """Put a window's rows in place of another's, which are kept for it."""
+        """Load a window's rows, and save the rows of the window that was there before."""
         if self._laid is mine:
             return
         if self._laid is not None:
@@ -321,8 +322,9 @@ class Encoder:
         self._laid = mine
 
     def _listening(self, chunks: Sequence[Chunk]) -> HrStep:
-        """Each token sees all of its window. Chunks behind each other that listen to one window
-        are one entry, so its K and V are read once for all of their tokens."""
+        """Make the step for cross attention: each token attends to all of its window. Consecutive
+        chunks that attend to one window are one entry, so its K and V are read once for all of
+        their tokens."""
         windows = [c.window for c in chunks]
         firsts = [i for i, w in enumerate(windows) if not i or w != windows[i - 1]]
         starts = np.concatenate([[0], np.cumsum([len(c.tokens) for c in chunks])])
@@ -357,9 +359,9 @@ class Network(Encoder):
         sequences: int = SEQUENCES,
         shelf: PanelShelf | None = None,
     ) -> None:
-        """`kv`: type of K and V, those of cross attention and the decoder's own: float32, bfloat16,
-        int8; None: float32 where weights are exact, else int8. `shelf`: where weights in panels
-        are kept between starts."""
+        """Build the network. `kv`: type of K and V, of cross attention and of the decoder:
+        float32, bfloat16, int8; None: float32 if weights are exact, else int8. `shelf`:
+        packed-weight cache."""
         kv = kv or ("float32" if precision == "exact" else "int8")
         super().__init__(files, team, precision, kv, windows, shelf)
         self.files = files
@@ -419,9 +421,10 @@ class Network(Encoder):
         self._head = _Repeated(self._team, [*self._asked.quantised(), product])
 
     def decode(self, chunks: Sequence[Chunk], queries: list[Floats] | None = None) -> Floats:
-        """Logits [R, vocab] of the wanted tokens of all chunks in order, valid until the next call.
+        """Compute logits [R, vocab] of the wanted tokens of all chunks in order, valid until the
+        next call.
 
-        At most `MAX_ROWS` tokens, of which `MAX_LOGITS` are wanted. `queries` is given q [N, width]
+        At most `MAX_ROWS` tokens, and at most `MAX_LOGITS` wanted ones. `queries` gets q [N, width]
         of each layer's cross attention.
         """
         files = self.files
@@ -466,7 +469,7 @@ class Network(Encoder):
         return self._logits[: len(wanted)]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Give sequence `target` what `source` has of its first `length` positions."""
+        """Copy the first `length` positions of sequence `source` to `target`."""
         count = -(-length // BLOCK)
         first, into = source * self._own_blocks, target * self._own_blocks
         for layer in self._own:

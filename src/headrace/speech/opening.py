@@ -34,12 +34,12 @@ def open_transcriber(
     keep: bool = False,
     progress: Progress | None = None,
 ) -> Transcriber:
-    """`name`: a catalog name, or a folder of Whisper in CTranslate2's or Hugging Face's layout, or
-    of Parakeet or Moonshine in the latter.
+    """Open a transcription model by a catalog name, or a folder: of Whisper in CTranslate2's or
+    Hugging Face's layout, or of Parakeet or Moonshine in the latter.
 
     `kv`: type of K and V of Whisper's decoder, by default as `Network` has it. `keep`: Whisper's
-    weights in eight bits are kept in the cache, where the next start finds them.
-    Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
+    weights in eight bits are kept in the cache for the next start. Raises `ModelNotFound`,
+    `DownloadError`, `ModelFileError`, `UnsupportedModel`.
     """
     folder = find(name, cache_dir=cache_dir, progress=progress)
     kind = read_json(folder / "config.json").get("model_type")

@@ -1,8 +1,8 @@
-"""Parakeet: log-mel features, FastConformer layer by layer, and CTC or a transducer behind it.
+"""Parakeet: log-mel features, FastConformer layer by layer, then CTC or a transducer.
 
-One window is a stretch of speech of at most 30 s, whose frames all see each other. Products are the
-CPU library's; what is between them is numpy's, a layer at a time, behind which others have their
-turn. Nothing of a window depends on another.
+One window is a stretch of speech of at most 30 s, whose frames all attend to each other. Products
+run in the CPU library, the rest in numpy, a layer at a time; after each layer others have their
+turn. A window does not depend on others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FFT, _WINDOW, _HOP = 512, 400, 160
 
 
 def features(samples: Floats, mels: int) -> Floats:
-    """[samples // 160, mels] as `transformers`' ParakeetFeatureExtractor has them: preemphasis
+    """Compute [samples // 160, mels] like `transformers`' ParakeetFeatureExtractor: preemphasis
     0.97, Hann over 400 samples in a transform of 512, log of Slaney's mels, each mel with mean 0
     and deviation 1 over the sound."""
     count = max(2, len(samples) // _HOP)
@@ -82,7 +82,7 @@ class _Conformer:
         self._place = files.tensor(f"{own}.bias_v", files.heads, size).reshape(width)
         self._doubled = net.linear(f"{name}.conv.pointwise_conv1", 2 * width, width, 1)
         self._last = net.linear(f"{name}.conv.pointwise_conv2", width, width, 1)
-        # The batch norm behind the convolution is part of its weights.
+        # The batch norm after the convolution is folded into its weights.
         norm = f"{name}.conv.norm"
         spread = np.sqrt(files.tensor(f"{norm}.running_var", width) + np.float32(_EPS))
         gain = files.tensor(f"{norm}.weight", width) / spread
@@ -116,8 +116,8 @@ class _Conformer:
         return self._last(silu(total))
 
     def _attention(self, x: Floats, places: Floats) -> Floats:
-        """Each frame sees all, by what they hold and by how far apart they are (Dai et al. 2019,
-        appendix B)."""
+        """Attend from each frame to all, by content and by distance (Dai et al. 2019, appendix
+        B)."""
         n, heads = len(x), self._heads
         q, k, v, r = self._q(x), self._k(x), self._v(x), self._r(places)
         size = x.shape[1] // heads
@@ -126,7 +126,7 @@ class _Conformer:
         for head in range(heads):
             part = slice(head * size, (head + 1) * size)
             near = np.asarray((q[:, part] + self._place[part]) @ r[:, part].T, np.float32)
-            # Row i begins at the place that is i frames behind it.
+            # Row i begins at the place that is i frames after it.
             apart = np.lib.stride_tricks.as_strided(
                 near[:, n - 1 :], (n, n), (near.strides[0] - near.strides[1], near.strides[1])
             )
@@ -138,7 +138,7 @@ class _Conformer:
 
 
 class _Subsampling:
-    """Convolutions over time and mels, each of which halves both."""
+    """Convolutions over time and mels; each halves both."""
 
     def __init__(self, net: ParakeetNetwork) -> None:
         files, channels = net.files, net.files.channels
@@ -178,7 +178,8 @@ class _Subsampling:
 
 
 def _nine(x: Floats) -> Iterator[tuple[Floats, int, int]]:
-    """What each of nine taps of a convolution with stride 2 meets, nothing beyond the edges."""
+    """Yield the inputs at each of the nine kernel positions of a convolution with stride 2, with
+    zeros beyond the edges."""
     padded = np.pad(x, ((1, 1), (1, 1), (0, 0)))
     times, mels = (x.shape[0] + 1) // 2, (x.shape[1] + 1) // 2
     for i in range(3):
@@ -187,15 +188,15 @@ def _nine(x: Floats) -> Iterator[tuple[Floats, int, int]]:
 
 
 class ParakeetNetwork:
-    """One model; `windows` windows are heard side by side, layer by layer."""
+    """One model; `windows` windows are transcribed at the same time, layer by layer."""
 
     def __init__(self, files: ParakeetFiles, team: Team, precision: Precision = "int8") -> None:
-        """Raises `ModelFileError` where a tensor is missing or has another shape."""
+        """Load the weights. Raises `ModelFileError` if a tensor is missing or has another shape."""
         self.files, self._team, self._packer = files, team, Packer(team)
         self._coded = precision == "int8"
         self.windows = self.sequences = WINDOWS
         self.heard: list[list[Emission]] = [[] for _ in range(WINDOWS)]
-        """By window what was heard in it."""
+        """Transcribed tokens by window."""
         self._subsampling = _Subsampling(self)
         self._blocks = [_Conformer(self, f"encoder.layers.{i}") for i in range(files.layers)]
         width, inner = files.width, files.predictor
@@ -222,20 +223,20 @@ class ParakeetNetwork:
         self._joint_bias = files.tensor("joint.head.bias", outputs)
 
     def product(self, weight: Floats, bias: Floats | None) -> Product:
-        """A matrix [out, width], ready."""
+        """Prepare a matrix [out, width]."""
         return Product(self._team, self._packer, weight, bias, coded=self._coded)
 
     def linear(self, name: str, out: int, width: int, *ones: int) -> Product:
-        """The matrix of that name, with a bias where it has one; `ones`: of a convolution over one
-        place."""
+        """Prepare the matrix of that name, with its bias if it has one; `ones`: the kernel
+        dimensions of a pointwise convolution."""
         weight = self.files.tensor(f"{name}.weight", out, width, *ones).reshape(out, width)
         return self.product(weight, self.files.optional(f"{name}.bias", out))
 
     def hear(
         self, samples: Floats, window: int, short: bool = False, words: bool = False
     ) -> Iterator[None]:
-        """Fill a window's slot from samples; stops behind each layer. `short` changes nothing: no
-        window is longer than its sound."""
+        """Transcribe samples into a window's slot; stop after each layer. `short` changes nothing:
+        no window is longer than its sound."""
         files = self.files
         x = self._subsampling(features(samples, files.mels))
         if files.scaled:
@@ -268,8 +269,8 @@ class ParakeetNetwork:
 
 
 def _places(count: int, width: int) -> Floats:
-    """[2 count - 1, width]: sines and cosines of how far apart two frames are, from count - 1 down,
-    in turns."""
+    """Return [2 count - 1, width]: interleaved sines and cosines of the distance of two frames,
+    from count - 1 down."""
     apart = np.arange(count - 1, -count, -1, dtype=np.float32)[:, None]
     rate = (1 / 10_000 ** (np.arange(0, width, 2, dtype=np.float32) / width)).astype(np.float32)
     angles = apart * rate

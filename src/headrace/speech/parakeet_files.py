@@ -1,4 +1,4 @@
-"""A folder of Parakeet in Hugging Face's layout: FastConformer with CTC, RNN-T or TDT behind it.
+"""A folder of Parakeet in Hugging Face's layout: FastConformer with CTC, RNN-T or TDT.
 
 `model_type` is parakeet_ctc, parakeet_rnnt or parakeet_tdt (Rekesh et al. 2023 for the encoder, Xu
 et al. 2023 for token-and-duration transducers); names of tensors are those of `transformers`.
@@ -36,16 +36,17 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class NoSpecial:
-    """What stands for Whisper's special tokens: there are none, and no language is told apart."""
+    """Substitute for Whisper's special tokens in a model without them, which does not distinguish
+    languages."""
 
     end: int
-    """Behind the last token of text."""
+    """Id after the last token of text."""
     languages: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class ParakeetFiles:
-    """What a folder holds, checked; tensors are read when `tensor` is called."""
+    """A checked folder; tensors are read when `tensor` is called."""
 
     kind: str
     width: int
@@ -56,45 +57,45 @@ class ParakeetFiles:
     channels: int
     mels: int
     halvings: int
-    """How often the subsampling halves the frames."""
+    """Number of times the subsampling halves the frames."""
     scaled: bool
-    """Are its rows multiplied by the root of the width?"""
+    """Flag: its rows are multiplied by the root of the width."""
     vocab: int
     blank: int
     predictor: int
-    """Numbers of the predictor's state; 0: there is none."""
+    """Width of the predictor's state; 0: no predictor."""
     predictor_layers: int
     start: int
-    """The predictor's first token."""
+    """First token of the predictor."""
     durations: tuple[int, ...]
-    """Frames that a token may last; empty: it is not told."""
+    """Frames that a token may last; empty: unknown."""
     most_symbols: int
-    """Tokens of one frame at most."""
+    """Largest number of tokens of one frame."""
     special: NoSpecial
     tokenizer: tokenizers.Tokenizer
     header: Mapping[str, StoredTensor]
 
     @property
     def frame(self) -> float:
-        """Seconds of a frame behind the subsampling."""
+        """Return the seconds of a frame after the subsampling."""
         return 0.01 * float(1 << self.halvings)
 
     def tensor(self, name: str, *shape: int) -> Floats:
-        """In fp32; raises `ModelFileError` where it is missing or has another shape."""
+        """Read a tensor in fp32; raises `ModelFileError` if it is missing or has another shape."""
         return shaped(self.header, name, *shape)
 
     def optional(self, name: str, *shape: int) -> Floats | None:
-        """The tensor, or None where the file has none of that name."""
+        """Read a tensor; None if the file lacks it."""
         return self.tensor(name, *shape) if name in self.header else None
 
     def bytes_of(self, tokens: Sequence[int]) -> list[bytes]:
-        """Bytes of each token of text, a space before those that begin a word."""
+        """Return the bytes of each text token, with a space before those that begin a word."""
         pieces = [self.tokenizer.id_to_token(token) or "" for token in tokens]
         return [piece.replace("\u2581", " ").encode() for piece in pieces]
 
 
 def open_parakeet(folder: Path) -> ParakeetFiles:
-    """Read what a folder says of itself. Raises `ModelFileError`, `UnsupportedModel`."""
+    """Read a folder's config and header. Raises `ModelFileError`, `UnsupportedModel`."""
     config = read_json(folder / "config.json")
     kind = config.get("model_type")
     if kind not in _KINDS:
@@ -165,7 +166,8 @@ def open_parakeet(folder: Path) -> ParakeetFiles:
 
 
 def _check_sound(path: Path, mels: int) -> None:
-    """Raise `UnsupportedModel` for other features than `log_mel` of this model makes."""
+    """Raise `UnsupportedModel` if the config's features differ from those of this model's
+    `log_mel`."""
     said = read_json(path) if path.exists() else {}
     for name, usual in {**_SOUND, "feature_size": mels, "preemphasis": 0.97}.items():
         if said.get(name, usual) != usual:

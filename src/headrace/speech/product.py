@@ -1,4 +1,4 @@
-"""A matrix of the CPU library for whoever computes between its products in numpy."""
+"""A matrix of the CPU library, for networks that compute in numpy between products."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_ROWS = 2_048
 
 
 class Product:
-    """Rows times a matrix [out, width], and a bias. A row's result does not depend on the others;
-    one product is one caller's at a time."""
+    """Product of rows with a matrix [out, width], plus a bias. A row's result does not depend on
+    other rows. A product has one caller at a time."""
 
     def __init__(
         self,
@@ -36,10 +36,9 @@ class Product:
         coded: bool = False,
         activation: str | None = None,
     ) -> None:
-        """`step`: numbers from the begin of a row to that of the next; 0: rows do not overlap.
-        `coded`: weights and rows become codes of eight bits, where the width is a multiple of 32.
-        `activation`: one of the library's, of the results.
-        """
+        """Pack the matrix. `step`: numbers from the begin of a row to that of the next; 0: rows do
+        not overlap. `coded`: quantise weights and rows to eight bits if the width is a multiple of
+        32. `activation`: one of the library's, applied to the results."""
         self._team, (self.out, self._width) = team, weight.shape
         self._step = step or self._width
         coded = coded and not self._width % 32
@@ -64,7 +63,8 @@ class Product:
         self._records, self._count = emit.program(emitted), len(emitted)
 
     def __call__(self, x: Floats, rows: int | None = None) -> Floats:
-        """[rows, out]; x has what the last of them reaches; None: as many as x has."""
+        """Compute [rows, out]; x has all numbers that the last row reaches; None: as many rows as x
+        has."""
         x = np.ascontiguousarray(x)
         count = len(x) if rows is None else rows
         y = np.empty((count, self.out), np.float32)
@@ -80,7 +80,7 @@ class Product:
 
 
 def layer_norm(x: Floats, gain: Floats, shift: Floats | None = None) -> Floats:
-    """Each row with mean 0 and deviation 1, times `gain`, plus `shift`."""
+    """Scale each row to mean 0 and deviation 1, times `gain`, plus `shift`."""
     y: Floats = x - x.mean(axis=1, keepdims=True)
     y *= 1 / np.sqrt((y * y).mean(axis=1, keepdims=True) + np.float32(1e-5))
     y *= gain
@@ -90,14 +90,14 @@ def layer_norm(x: Floats, gain: Floats, shift: Floats | None = None) -> Floats:
 
 
 def silu(x: Floats) -> Floats:
-    """x times its sigmoid."""
+    """Compute x times its sigmoid."""
     y: Floats = np.exp(-x)
     y += 1
     return np.divide(x, y, out=y)
 
 
 def softmax(scores: Floats) -> Floats:
-    """In place, row by row."""
+    """Apply softmax in place, row by row."""
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)

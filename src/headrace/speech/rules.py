@@ -1,8 +1,8 @@
-"""What may be said next: suppressed tokens and the grammar of timestamps.
+"""Rules for the next token: suppressed tokens and the grammar of timestamps.
 
-The rules are those of OpenAI's code (github.com/openai/whisper, MIT, `ApplyTimestampRules`): times
-come in pairs but before the end, never go back, the first is at most one second in, and where the
-times together are likelier than any word, a time it is.
+The rules are those of OpenAI's code (github.com/openai/whisper, MIT, `ApplyTimestampRules`). Times
+come in pairs except before the end, and never go back. The first is at most one second in. If all
+times together are likelier than any word, a time is next.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Floats = npt.NDArray[np.float32]
 TICK = 0.02
 """Seconds between two timestamps."""
 _FIRST = 50
-"""The latest that the first timestamp may be, in ticks."""
+"""Latest first timestamp, in ticks."""
 
 
 class Rules:
-    """The rules of one window: with times or without."""
+    """Rules of one window: with times or without."""
 
     def __init__(self, files: WhisperFiles, *, times: bool) -> None:
         special = files.special
@@ -36,7 +36,7 @@ class Rules:
             special.no_speech,
             special.no_timestamps,
             *special.languages.values(),
-            # What stands between them, whatever it is, is no text.
+            # Any other ids between them are no text.
             *range(special.end + 1, special.first_timestamp),
         ]
         if not times:
@@ -46,7 +46,8 @@ class Rules:
         self._first = np.array(files.suppressed_first, np.int64)
 
     def log_shares(self, logits: Floats, said: Sequence[int]) -> Floats:
-        """log softmax of logits [vocab] over what may follow `said`; -inf: it may not."""
+        """Compute log softmax of logits [vocab] over the tokens that may follow `said`; -inf for
+        others."""
         x = logits.astype(np.float32, copy=True)
         x[self._never] = -np.inf
         if not said:
@@ -76,12 +77,12 @@ class Rules:
                 x[:end] = -np.inf
         earlier = [token for token in said if token >= first]
         if earlier:
-            # A segment that is open may not end where it began.
+            # An open segment may not end where it began.
             forced = is_time[-1] and not (len(said) < 2 or is_time[0])
             x[first : earlier[-1] + (0 if forced else 1)] = -np.inf
 
 
 def log_softmax(x: Floats) -> Floats:
-    """In fp32, of one row."""
+    """Compute log softmax of one row, in fp32."""
     shifted = x - x.max()
     return np.asarray(shifted - np.log(np.exp(shifted).sum(dtype=np.float64)), np.float32)

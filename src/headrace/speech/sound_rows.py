@@ -1,4 +1,4 @@
-"""Sounds as rows in place of a language model's embeddings: Qwen2-Audio (Chu et al. 2024).
+"""Input embeddings of sounds for a language model: Qwen2-Audio (Chu et al. 2024).
 
 Whisper's encoder over as many positions as have sound in them, the mean of each two positions, a
 norm, and one product into the model's width. A sound is one window, of 30 seconds at most.
@@ -28,9 +28,9 @@ from .stored import stored
 
 Floats = npt.NDArray[np.float32]
 KIND = "qwen2_audio"
-"""`model_type` of its config."""
+"""Value of `model_type` in its config."""
 SHORTEST = RATE // 10
-"""Samples of a sound, at least."""
+"""Smallest number of samples of a sound."""
 _HOP = 160
 """Samples of a frame of features; a position of the encoder has two of them."""
 _TOWER, _JOINT = "audio_tower", "multi_modal_projector.linear"
@@ -38,7 +38,7 @@ _TOWER, _JOINT = "audio_tower", "multi_modal_projector.linear"
 
 @dataclass(frozen=True)
 class SoundFiles:
-    """What a folder says of its encoder, checked; by Whisper's names, as `network.Encoder` wants
+    """A folder's audio encoder, checked; tensors by Whisper's names, as `network.Encoder` needs
     them."""
 
     place: int
@@ -61,8 +61,8 @@ class SoundFiles:
 
 
 def open_sound_files(folder: Path, weights: Sequence[Path], hidden: int) -> SoundFiles:
-    """`weights`: the folder's safetensors; `hidden`: width of the language model. Raises
-    `ModelFileError`, `UnsupportedModel`."""
+    """Open a folder's encoder. `weights`: the folder's safetensors; `hidden`: width of the language
+    model. Raises `ModelFileError`, `UnsupportedModel`."""
     config = Fields(read_json(folder / "config.json"), "config.json")
     given = config.mapping("audio_config")
     if given is None:
@@ -111,10 +111,10 @@ def open_sound_files(folder: Path, weights: Sequence[Path], hidden: int) -> Soun
 
 
 class SoundRows:
-    """One encoder; a sound at a time."""
+    """Encoder of one sound at a time."""
 
     def __init__(self, files: SoundFiles, team: Team, precision: Precision) -> None:
-        """Raises `ModelFileError` where a tensor is missing."""
+        """Load the weights. Raises `ModelFileError` if a tensor is missing."""
         self.files = files
         self.hidden: int = files.header[f"{_JOINT}.weight"].shape[0]
         """Width of the language model."""
@@ -139,11 +139,11 @@ class SoundRows:
             )
 
     def __call__(self, samples: Floats) -> Floats:
-        """[n, hidden] of samples at 16 kHz: a row for each 40 ms that are whole."""
+        """Encode samples at 16 kHz to [n, hidden]: a row for each whole 40 ms."""
         frames = -(-len(samples) // _HOP)
         positions = (frames + 1) // 2
         rows = positions // 2
         for _ in self._encoder.layers(log_mel(samples, self.files.mels), 0, positions):
-            pass  # Nobody else is heard here.
+            pass  # No other window waits here.
         pairs = self._encoder.rows[: 2 * rows].reshape(rows, 2, -1)
         return self._joint(layer_norm(pairs.mean(axis=1), self._gain, self._shift))

@@ -1,4 +1,4 @@
-"""Tensors of a folder's file of weights, as arrays of the host."""
+"""Tensors of a folder's file of weights, as host arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _ROWS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 def stored(header: Mapping[str, StoredTensor], name: str) -> npt.NDArray[Any]:
-    """The tensor of that name in fp32 or fp16. Raises `ModelFileError` where there is none."""
+    """Read a tensor in fp32 or fp16. Raises `ModelFileError` if it is missing or of another
+    type."""
     found = header.get(name)
     if found is None or found.host_dtype not in ("float32", "float16", "bfloat16"):
         raise ModelFileError(f"{name} is missing, or is not in fp32, fp16 or bf16")
@@ -27,7 +28,7 @@ def stored(header: Mapping[str, StoredTensor], name: str) -> npt.NDArray[Any]:
 
 
 def shaped(header: Mapping[str, StoredTensor], name: str, *shape: int) -> npt.NDArray[np.float32]:
-    """A tensor in fp32; raises `ModelFileError` where it is missing or has another shape."""
+    """Read a tensor in fp32; raises `ModelFileError` if it is missing or has another shape."""
     found = stored(header, name).astype(np.float32)
     if found.shape != shape:
         raise ModelFileError(f"{name}: {list(found.shape)}, where {list(shape)} is wanted")
@@ -35,8 +36,8 @@ def shaped(header: Mapping[str, StoredTensor], name: str, *shape: int) -> npt.ND
 
 
 class StoredRows:
-    """Rows of a matrix in a file, read when they are asked for: the file's pages are the system's,
-    and no copy of them is kept. A row costs some microseconds."""
+    """Rows of a matrix in a file, read when they are asked for. They stay in the system's page
+    cache, without a copy here. A row costs some microseconds."""
 
     def __init__(
         self,
@@ -46,12 +47,13 @@ class StoredRows:
         dtype: str,
         scale: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """`dtype`: fp32, fp16, bf16 as its bits, or int8 with what each row is divided by."""
+        """Use a file's matrix. `dtype`: fp32, fp16, bf16 as its bits, or int8; `scale`: divisor of
+        each int8 row."""
         self._file, self._begin, self._shape = file, begin, shape
         self._dtype, self._scale = np.dtype(dtype), scale
 
     def __call__(self, ids: Iterable[int]) -> npt.NDArray[np.float32]:
-        """[n, width] in fp32. Raises `ModelFileError` where the file has become shorter."""
+        """Read rows [n, width] in fp32. Raises `ModelFileError` if the file has become shorter."""
         size = self._shape[1] * self._dtype.itemsize
         parts = [os.pread(self._file.handle, size, self._begin + int(i) * size) for i in ids]
         if any(len(part) != size for part in parts):
@@ -66,7 +68,7 @@ class StoredRows:
 
 
 def rows_of(header: Mapping[str, StoredTensor], name: str) -> StoredRows:
-    """The rows of a matrix. Raises `ModelFileError` where there is none of that name."""
+    """Return the rows of a matrix. Raises `ModelFileError` if it is missing or of another type."""
     found = header.get(name)
     if found is None or found.dtype not in _ROWS or len(found.shape) != 2:
         raise ModelFileError(f"{name} is missing, or is no matrix in fp32, fp16 or bf16")

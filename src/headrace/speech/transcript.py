@@ -1,9 +1,9 @@
 """A sound of any length to segments with times.
 
 In order (`sequential`), as OpenAI's code does: a window of 30 s begins where the last whole segment
-of the one before ended, and hears what was said. By chunks (`chunked`): stretches with speech, cut
-where it is quiet, each for itself, many in one step. Times are counted in samples from the sound's
-begin, so nothing adds up over windows.
+of the previous window ended, and is conditioned on the earlier text. By chunks (`chunked`):
+stretches with speech, cut at quiet places, independent of each other, many in one step. Times are
+counted in samples from the sound's begin, so no error adds up over windows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .words import FRAME, Word, align, split_words
 Floats = npt.NDArray[np.float32]
 _TICK_SAMPLES = round(TICK * RATE)
 INAUDIBLE = 1e-4
-"""The largest sample of a window that is not decoded: -80 dBFS, below the noise of a recording."""
+"""Largest sample of a window that is not decoded: -80 dBFS, below the noise of a recording."""
 AT_ONCE = 8
-"""Chunks of one sound that are decoded side by side at most."""
+"""Largest number of chunks of one sound that are decoded at the same time."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """What is said between two times, in seconds from the sound's begin."""
+    """Text between two times, in seconds from the sound's begin."""
 
     start: float
     end: float
@@ -56,15 +56,16 @@ class LeftOut(NamedTuple):
     start: float
     end: float
     reason: str
-    """inaudible; quiet: too quiet beside the rest for `voice`; no speech: the model's word."""
+    """Reason: inaudible; quiet: too quiet compared with the rest, by `voice`; no speech: the
+    model's decision."""
 
 
 @dataclass(slots=True)
 class Transcript:
-    """All of a sound."""
+    """Transcript of a whole sound."""
 
     language: str
-    """Empty where none was given and nothing was heard."""
+    """Language; empty if none was given and none was detected."""
     seconds: float
     segments: list[Segment] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
@@ -74,7 +75,8 @@ class Transcript:
         return "".join(segment.text for segment in self.segments).strip()
 
     def leave_out(self, begin: int, end: int, reason: str) -> None:
-        """Say that these samples gave no text; a stretch that only goes on is one."""
+        """Record that these samples gave no text; adjoining stretches with one reason are
+        merged."""
         new = LeftOut(begin / RATE, end / RATE, reason)
         if self.left_out and self.left_out[-1][1:] == (new.start, reason):
             new = new._replace(start=self.left_out.pop().start)
@@ -82,7 +84,7 @@ class Transcript:
 
 
 Told = Callable[[list[Segment], float], None]
-"""Hears new segments, and up to which second the sound is done."""
+"""Callback for new segments, and for the second up to which the sound is done."""
 
 
 def _untold(new: list[Segment], upto: float) -> None:
@@ -90,37 +92,37 @@ def _untold(new: list[Segment], upto: float) -> None:
 
 
 class WindowWanted(NamedTuple):
-    """What is to be decoded."""
+    """A window to be decoded."""
 
     samples: Floats
     before: list[int]
-    """Tokens said before it."""
+    """Tokens of the text before it."""
     place: int
-    """Its number in its sound."""
+    """Number of the window in its sound."""
 
 
 class WindowHeard(NamedTuple):
-    """What a window says."""
+    """A window's transcription."""
 
     place: int
     spoken: Any
-    """An `Utterance`, or what another model's walk makes of a window."""
+    """Result of the walk: an `Utterance`, or another model's own kind."""
     words: list[Word]
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A walk and the window and sequences that it was lent; None: given back."""
+    """A walk, and the window and sequences lent to it; None: given back."""
 
     job: WalkUnderWay[WindowHeard]
     slots: tuple[int, list[int]] | None
 
 
 class Transcriber:
-    """Walks over the windows of sounds, for one network."""
+    """Transcriber of sounds by windows, for one network."""
 
     at_once = False
-    """Do many windows go side by side though no language is known?"""
+    """Flag: many windows run at the same time even if no language is known."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -135,7 +137,7 @@ class Transcriber:
         chunked: bool = False,
         told: Told = _untold,
     ) -> Transcript:
-        """The whole transcript. Raises what a walk has raised."""
+        """Return the whole transcript. Raises a walk's errors."""
         work = self.chunked if chunked else self.sequential
         running = work(samples, options or DecodingOptions(), words=words, told=told)
         try:
@@ -151,7 +153,7 @@ class Transcriber:
     def sequential(
         self, samples: Floats, options: DecodingOptions, *, words: bool, told: Told
     ) -> Generator[None, None, Transcript]:
-        """Yields until its windows have been decoded, one after the other, by the conductor."""
+        """Yield until its windows have been decoded, one after the other, by the scheduler."""
         transcript = Transcript(options.language or "", len(samples) / RATE)
         seek = place = 0
         before, share = self._prompt(options), Share()
@@ -196,7 +198,7 @@ class Transcriber:
         told: Told,
         pauses: Pauses = USUAL_PAUSES,
     ) -> Generator[None, None, Transcript]:
-        """Yields until its chunks have been decoded side by side."""
+        """Yield until its chunks have been decoded, many at the same time."""
         transcript = Transcript(options.language or "", len(samples) / RATE)
         spans = chunks(samples, pauses)
         done = 0
@@ -226,7 +228,7 @@ class Transcriber:
         text = options.prompt.strip()
         if not text:
             return []
-        # Special tokens in a prompt are text: what looks like one is broken up.
+        # Special tokens in a prompt are text: their marks are broken up.
         text = text.replace("<|", "< |")
         found: list[int] = self.network.files.tokenizer.encode(
             " " + text, add_special_tokens=False
@@ -241,10 +243,10 @@ class Transcriber:
         transcript: Transcript,
         words: bool,
     ) -> Generator[WindowHeard | None, None, None]:
-        """What each window says, in their order; None where a turn has to be taken first.
+        """Yield each window's transcription, in order; None when a turn has to be taken first.
 
-        At most `AT_ONCE` are under way, each by a walk of its own; where no language was given, the
-        first alone, which tells it to the others.
+        At most `AT_ONCE` are in progress, each by a walk of its own. If no language was given, the
+        first runs alone and detects it for the others.
         """
         conductor, waiting = self.conductor, deque(windows)
         begun: deque[_Begun] = deque()
@@ -310,7 +312,7 @@ class Transcriber:
         sequence: int,
         length: int,
     ) -> list[Word]:
-        """Words of a window, in seconds from its begin."""
+        """Compute the words of a window, in seconds from its begin."""
         files = self.network.files
         special = files.special
         text = [token for token in spoken.tokens if token < special.end]
@@ -334,7 +336,8 @@ class Transcriber:
     def _segments(
         self, spoken: Utterance, said: list[Word], window: Floats, offset: int
     ) -> tuple[list[Segment], int]:
-        """Segments of a window, and how many of its samples are done with."""
+        """Make the segments of a window; return them and the number of its samples that are
+        done."""
         files = self.network.files
         first, tokens = files.special.first_timestamp, spoken.tokens
         is_time = [token >= first for token in tokens]
@@ -386,7 +389,7 @@ class Transcriber:
 
 
 def _give_words(segments: list[Segment], said: list[Word], end: int, offset: float) -> None:
-    """Each word to the segment whose tokens it is made of, in order."""
+    """Give each word to the segment of its tokens, in order."""
     rest = list(said)
     for segment in segments:
         text = segment.text
@@ -401,5 +404,5 @@ def _give_words(segments: list[Segment], said: list[Word], end: int, offset: flo
 
 
 def moved_by(word: Word, offset: float) -> Word:
-    """The word, later by so many seconds."""
+    """Shift a word by `offset` seconds."""
     return word._replace(start=round(word.start + offset, 3), end=round(word.end + offset, 3))

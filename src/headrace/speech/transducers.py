@@ -1,5 +1,5 @@
 """From frames to tokens without a search: CTC (Graves et al. 2006), RNN-T (Graves 2012), and TDT,
-whose tokens say how many frames they last (Xu et al. 2023). Greedy, frame by frame."""
+whose tokens have durations in frames (Xu et al. 2023). Greedy, frame by frame."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Floats = npt.NDArray[np.float32]
 
 
 class Emission(NamedTuple):
-    """A token and where it was heard."""
+    """A token and its frame."""
 
     token: int
     frame: int
     frames: int
-    """How many it lasts, 1 where that is not told."""
+    """Number of frames that it lasts; 1 if unknown."""
     log_share: float
 
 
 def ctc(logits: Floats, blank: int) -> list[Emission]:
-    """The likeliest token of each frame [frames, vocab]; what repeats is one, blanks are none."""
+    """Choose the likeliest token of each frame [frames, vocab]; merge repeats, drop blanks."""
     found: list[Emission] = []
     best = logits.argmax(axis=1)
     before = blank
@@ -40,7 +40,7 @@ def ctc(logits: Floats, blank: int) -> list[Emission]:
 
 
 class Predictor:
-    """LSTM over the tokens that were said: what the joint network hears beside a frame."""
+    """LSTM over the earlier tokens: the joint network's second input, next to a frame."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Predictor:
         out: Floats,
         bias: Floats,
     ) -> None:
-        """`cells`: of each layer the weights of input and state [4 D, D] and their bias, gates in
-        PyTorch's order: input, forget, cell, output."""
+        """Start at zero. `cells`: for each layer the weights of input and state [4 D, D] and their
+        bias, gates in PyTorch's order: input, forget, cell, output."""
         self._embedding, self._cells, self._out, self._bias = embedding, cells, out, bias
         width = embedding.shape[1]
         self._state: list[tuple[Floats, Floats]] = [
@@ -58,7 +58,7 @@ class Predictor:
         ]
 
     def say(self, token: int) -> Floats:
-        """Its output behind one more token."""
+        """Return its output after one more token."""
         x: Floats = self._embedding[token]
         for i, (inner, recurrent, bias) in enumerate(self._cells):
             h, c = self._state[i]
@@ -86,11 +86,11 @@ def transduce(
     most_symbols: int,
     found: list[Emission],
 ) -> Iterator[None]:
-    """Fill `found` from projected frames [n, D]; stops behind every 64 steps.
+    """Fill `found` from projected frames [n, D]; stop after every 64 steps.
 
-    `joint`: logits [vocab + durations] of a frame's and the predictor's sum. A blank goes on by
-    what it lasts, one frame at least; any other token by what it lasts, none in an RNN-T. Behind
-    `most_symbols` tokens of one frame the next is due, which bounds the steps.
+    `joint`: logits [vocab + durations] of a frame's and the predictor's sum. A blank advances by
+    its duration, at least one frame. Any other token advances by its duration, which is zero in an
+    RNN-T. After `most_symbols` tokens of one frame the next frame is due, which bounds the steps.
     """
     said = predictor.say(start)
     frame = symbols = steps = 0

@@ -1,9 +1,10 @@
-"""Where somebody speaks: by loudness, over frames of 30 ms.
+"""Voice activity detection (VAD): by loudness, over frames of 30 ms.
 
-A frame is loud where its level is more than 9 dB above the sound's quiet tenth and above -55 dBFS
-and not 35 dB below its loud twentieth. Gaps of less than half a second are bridged and a fifth of a
-second is kept on both sides; spans are packed into chunks of at most 30 s, cut at the quietest
-frame of their last five seconds where one is longer.
+A loud frame is more than 9 dB above the 10th percentile of the sound's levels, or above 6 dB below
+the 95th if that is less. It is also above -55 dBFS and above 35 dB below the 95th percentile. Gaps
+of less than half a second are bridged and a fifth of a second is kept on both sides. Spans are
+packed into chunks of at most 30 s; a longer one is cut at the quietest frame of its last five
+seconds.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ _FRAME_SECONDS = _FRAME / RATE
 
 
 class Pauses(NamedTuple):
-    """How a sound is cut where nobody speaks."""
+    """Options for cutting a sound at pauses."""
 
     threshold: float = 0.5
-    """From 0 to 1; a frame is loud 18 times as many dB above the sound's quiet tenth."""
+    """Threshold from 0 to 1; a frame is loud 18 times as many dB above the sound's 10th
+    percentile."""
     padding: float = 0.21
     """Seconds kept on both sides of speech."""
     silence: float = 0.5
-    """Seconds: shorter gaps are bridged."""
+    """Seconds of silence; shorter gaps are bridged."""
 
 
 USUAL_PAUSES = Pauses()
@@ -36,7 +38,7 @@ USUAL_PAUSES = Pauses()
 def speech_spans(
     samples: npt.NDArray[np.float32], pauses: Pauses = USUAL_PAUSES
 ) -> list[tuple[int, int]]:
-    """First sample and the one behind the last of each stretch with speech."""
+    """Return the first sample of each stretch with speech, and the one after its last."""
     count = len(samples) // _FRAME
     if not count:
         return []
@@ -63,7 +65,8 @@ def speech_spans(
 def chunks(
     samples: npt.NDArray[np.float32], pauses: Pauses = USUAL_PAUSES
 ) -> list[tuple[int, int]]:
-    """Stretches of at most 30 s with all of the speech in them, in order, none over another."""
+    """Return stretches of at most 30 s that contain all of the speech, in order, without
+    overlap."""
     found: list[tuple[int, int]] = []
     for begin, end in speech_spans(samples, pauses):
         begin = max(begin, found[-1][1]) if found else begin
@@ -79,7 +82,7 @@ def chunks(
 
 
 def _quietest(samples: npt.NDArray[np.float32], begin: int, end: int) -> int:
-    """The middle of the quietest frame between two samples."""
+    """Return the middle of the quietest frame between two samples."""
     part = samples[begin:end]
     frames = part[: len(part) // _FRAME * _FRAME].reshape(-1, _FRAME)
     return begin + int((frames**2).sum(axis=1).argmin()) * _FRAME + _FRAME // 2

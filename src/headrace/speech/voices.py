@@ -1,8 +1,8 @@
-"""What a folder whose language model speaks says of that: `speech.json`, and its codec.
+"""Speech synthesis (TTS) files of a folder with a language model: `speech.json`, and its codec.
 
 Such a model (Orpheus' shape) is a language model whose vocabulary ends in the codes of a codec: for
-each place of a frame all codes of it, one place behind the other. A frame is written code by code,
-as `CodecFiles.levels` orders them.
+each place of a frame all of its codes, place after place. A frame is written code by code, in the
+order of `CodecFiles.levels`.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _NAME = re.compile(r"[\w.-]{1,64}")
 
 @dataclass(frozen=True)
 class VoiceFiles:
-    """How the model of a folder is asked, and what its tokens mean."""
+    """Prompt format of a folder's model, and the meaning of its tokens."""
 
     codec: CodecFiles
     voices: tuple[str, ...]
     prompt: tuple[int | str, ...]
-    """Token ids, and texts in which {voice} and {text} stand for what is asked."""
+    """Token ids, and texts in which {voice} and {text} stand for the request's own."""
     first_code: int
     """Token of code 0 of a frame's first place."""
     end: int
     """Token that ends a sound."""
     sampling: Mapping[str, Any]
-    """What the authors say of it: fields of `SamplingParams`."""
+    """Sampling that the authors recommend: fields of `SamplingParams`."""
 
     @property
     def last_code(self) -> int:
         return self.first_code + len(self.codec.levels) * self.codec.codes - 1
 
     def check(self, voice: str) -> None:
-        """Raise `InvalidRequest` for a voice that is not there."""
+        """Raise `InvalidRequest` for an unknown voice."""
         if voice not in self.voices:
             shown = ", ".join(self.voices[:20]) + (", …" if len(self.voices) > 20 else "")
             raise InvalidRequest(
@@ -56,21 +56,22 @@ class VoiceFiles:
             )
 
     def ids(self, encode: Callable[[str], list[int]], voice: str, text: str) -> list[int]:
-        """The prompt of a request. Raises `InvalidRequest` for a voice that is not there."""
+        """Return the prompt of a request. Raises `InvalidRequest` for an unknown voice."""
         self.check(voice)
         found: list[int] = []
         for part in self.prompt:
             if isinstance(part, int):
                 found.append(part)
             else:
-                # What was asked for is put in last: it may hold braces.
+                # The request's text is inserted last: it may hold braces.
                 head, mark, rest = part.replace("{voice}", voice).partition("{text}")
                 found += encode(head + text * bool(mark) + rest)
         return found
 
 
 def open_voices(folder: Path, vocabulary: int) -> VoiceFiles:
-    """`vocabulary`: of the language model. Raises `ModelFileError`, `UnsupportedModel`."""
+    """Read `speech.json` and open its codec. `vocabulary`: size of the language model's. Raises
+    `ModelFileError`, `UnsupportedModel`."""
     said = read_json(folder / FILE)
     unknown = sorted(set(said) - _FIELDS)
     if unknown:
@@ -129,10 +130,10 @@ def _sampling(value: object) -> dict[str, Any]:
 
 
 class FrameReader:
-    """Tokens of one sound to frames of codes.
+    """Converter of one sound's tokens to frames of codes.
 
-    A token that is no code of the place that is next is left out and counted: a model that slips
-    goes on at the place where it was.
+    A token that is no code of the next place is left out and counted: a model that slips goes on at
+    the same place.
     """
 
     def __init__(self, files: VoiceFiles) -> None:
@@ -140,11 +141,11 @@ class FrameReader:
         self._places = len(files.codec.levels)
         self._open: list[int] = []
         self.dropped = 0
-        """Tokens that were no code of their place, but for the one that ends a sound."""
+        """Number of tokens that were no code of their place, except the one that ends a sound."""
         self._end = files.end
 
     def take(self, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
-        """The frames [n, places] that these tokens complete."""
+        """Return the frames [n, places] that these tokens complete."""
         for token in tokens:
             code = token - self._first - len(self._open) % self._places * self._codes
             if 0 <= code < self._codes:

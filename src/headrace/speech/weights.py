@@ -1,5 +1,5 @@
-"""Whisper's matrices in panels of the CPU library: made of the file, or found where an earlier
-start kept them."""
+"""Whisper's matrices packed for the CPU library: made from the file, or found in the packed-weight
+cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_DECODER = {"q_proj": (1, 1), "kv_proj": (2, 1), "out_proj": (1, 1)}
 
 
 class EncoderFiles(Protocol):
-    """What the encoder reads of a model: Whisper's sizes, and tensors by Whisper's names."""
+    """Interface of the encoder to a model: Whisper's sizes, and tensors by Whisper's names."""
 
     @property
     def width(self) -> int: ...
@@ -56,8 +56,8 @@ class EncoderFiles(Protocol):
 def packed(
     files: EncoderFiles, team: Team, coded: bool, shelf: Shelf | None
 ) -> dict[str, PanelWeight]:
-    """All matrices by name. `coded`: in eight bits, but for the convolutions, which are 3 % of the
-    work. Raises `ModelFileError`."""
+    """Pack all matrices; return them by name. `coded`: in eight bits, except the convolutions,
+    which are 3 % of the work. Raises `ModelFileError`."""
     packer, found = Packer(team, shelf), {}
     for name, shape in _matrices(files):
         codes = coded and ".conv" not in name
@@ -90,7 +90,7 @@ def _read(
 ) -> BlockWeight | DenseWeight:
     data = files.tensor(f"{name}.weight")
     if data.ndim == 3:
-        # A window of three frames is three rows that lie behind each other.
+        # A window of three frames is three consecutive rows.
         data = data.transpose(0, 2, 1).reshape(len(data), -1)
     if data.shape != shape:
         raise ModelFileError(f"{name}.weight is {data.shape}, not {shape}")
@@ -98,9 +98,9 @@ def _read(
 
 
 def q8_0(matrix: Array, name: str = "") -> BlockWeight:
-    """[out, in] as GGUF's Q8_0: for each 32 an fp16 scale, max |x| / 127, and their codes.
+    """Quantise [out, in] to GGUF's Q8_0: for each 32 an fp16 scale, max |x| / 127, and their codes.
 
-    A few rows at a time, which stay in the cache: numpy takes a third of the time so.
+    A few rows at a time, which stay in the cache: that takes numpy a third of the time.
     """
     out, width = matrix.shape
     data = np.empty((out, width // 32, 34), np.uint8)
@@ -109,7 +109,7 @@ def q8_0(matrix: Array, name: str = "") -> BlockWeight:
         blocks = matrix[first : first + step].astype(np.float32).reshape(-1, width // 32, 32)
         size = np.abs(blocks)
         largest = size
-        while largest.shape[2] > 1:  # numpy is slow where it goes along few numbers.
+        while largest.shape[2] > 1:  # numpy is slow along an axis of few numbers.
             half = largest.shape[2] // 2
             largest = np.maximum(largest[..., :half], largest[..., half:])
         scale = (largest / 127).astype(np.float16)

@@ -1,9 +1,9 @@
-"""When each word was said: the cross attention of the heads that follow the sound, and the cheapest
-path through it (dynamic time warping), as OpenAI's code does it (`whisper/timing.py`, MIT).
+"""Times of words: the cross attention of the heads that follow the sound, and the cheapest path
+through it (dynamic time warping), as in OpenAI's code (`whisper/timing.py`, MIT).
 
-The text of a window is heard again in one step; q of the aligning heads times K of the window gives
-a matrix [tokens, frames]; normalised, smoothed by a median of seven, averaged over the heads. The
-path through it says at which frame each token begins.
+The text of a window is decoded again in one step. Products of the aligning heads' q and the
+window's K give a matrix [tokens, frames]. It is normalised, smoothed by a median of seven, and
+averaged over the heads. The path through it gives the frame at which each token begins.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ _MEDIAN = 7
 FRAME = 0.02
 """Seconds of a frame of the encoder's output."""
 _APART = ("zh", "ja", "th", "lo", "my", "yue")
-"""Languages whose words are not parted by spaces: each character is one."""
+"""Languages without spaces between words: each character is one."""
 _BEFORE = "\"'“¿([{-"
 _BEHIND = "\"'.。,，!！?？:：”)]}、"
 
 
 class Word(NamedTuple):
     text: str
-    """With the space before it."""
+    """Text with the space before it."""
     start: float
-    """Seconds."""
+    """Time in seconds."""
     end: float
 
 
 def align(network: Network, chunk: Chunk, first: int, frames: int) -> list[int]:
-    """The frame at which each token of the chunk from index `first` on begins, and the last's end.
+    """Return the frame at which each token of the chunk from index `first` on begins, and the last
+    one's end.
 
-    `chunk`: prefix, text and the end; `frames`: of the window that have sound in them.
+    `chunk`: prefix, text and the end; `frames`: number of the window's frames that have sound.
     """
     files = network.files
     queries: list[Floats] = []
@@ -60,7 +61,7 @@ def align(network: Network, chunk: Chunk, first: int, frames: int) -> list[int]:
 
 
 def _smoothed(x: Floats) -> Floats:
-    """Median of seven along the frames, mirrored at the ends."""
+    """Compute a median of seven along the frames, mirrored at the ends."""
     half = _MEDIAN // 2
     if x.shape[1] <= half:
         return x
@@ -72,10 +73,11 @@ def _smoothed(x: Floats) -> Floats:
 def cheapest_path(
     cost: npt.NDArray[np.floating],
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Rows and columns of the cheapest monotonous path through cost [n, m] from corner to corner.
+    """Return rows and columns of the cheapest monotonous path through cost [n, m] from corner to
+    corner.
 
-    Steps go right, down or both; of equals both, then down. By anti-diagonals, so that numpy does a
-    whole one at a time.
+    Steps go right, down or both; ties go to both, then down. The computation is by anti-diagonals,
+    so that numpy does a whole one at a time.
     """
     n, m = cost.shape
     total = np.full((n + 1, m + 1), np.inf)
@@ -101,7 +103,8 @@ def cheapest_path(
 def split_words(
     files: WhisperFiles, tokens: Sequence[int], language: str
 ) -> list[tuple[str, list[int]]]:
-    """Text and tokens of each word; punctuation alone joins the word that it belongs to."""
+    """Split tokens into words with their text; punctuation alone joins the word that it belongs
+    to."""
     units: list[tuple[str, list[int]]] = []
     held: list[int] = []
     for token in tokens:

@@ -1,9 +1,7 @@
-"""Owns: tokenizer, incremental detokenizer, chat template, stop strings, stream router.
-Takes → gives: text and messages → token ids; token ids → text.
-Does not know: models, sequences, HTTP.
-Invariant: what is emitted is never taken back and never half a character.
-Where does my change go: anything between characters and token ids.
-"""
+"""Owns: tokenizer, incremental detokenizer, chat template, stop strings, stream router. Takes →
+gives: text and messages → token ids; token ids → text. Does not know: models, sequences, HTTP.
+Invariant: emitted text is never taken back and never half a character. Where does my change go:
+anything between characters and token ids."""
 
 from __future__ import annotations
 

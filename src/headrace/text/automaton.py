@@ -1,8 +1,8 @@
-"""Finds the first of several strings in a text that arrives in parts (Aho and Corasick 1975).
+"""Search for the first of several strings in a text that arrives in parts (Aho and Corasick 1975).
 
-After each character its state is the longest beginning of any pattern that the text so far ends
-with: exactly what must be held back, because the next characters may complete it. So a character
-costs a dictionary look-up, whatever the number and length of the patterns.
+After each character the state is the longest beginning of any pattern that the text so far ends
+with. Exactly these characters must be held back, because the next ones may complete the pattern. So
+a character costs a dictionary look-up, whatever the number and length of the patterns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 
 class Automaton:
-    """Immutable; one may serve many streams. `patterns` are non-empty strings."""
+    """Immutable matcher; one may serve many streams. `patterns` are non-empty strings."""
 
     __slots__ = ("_depth", "_fail", "_found", "_next", "patterns")
 
@@ -38,7 +38,7 @@ class Automaton:
         self._fail = self._failures()
 
     def _failures(self) -> list[int]:
-        """Per state, the longest proper suffix that is a state too; breadth first."""
+        """Return for each state the longest proper suffix that is a state too; breadth first."""
         fail = [0] * len(self._next)
         queue = deque(self._next[0].values())
         while queue:
@@ -57,8 +57,11 @@ class Automaton:
         return self._next[state].get(char, 0)
 
     def scan(self, state: int, text: str) -> tuple[int, int, str | None]:
-        """(state, characters read, pattern found): stops right after the first pattern that is
-        complete; among those that end there, the longest."""
+        """Return (state, characters read, pattern found).
+
+        Stops right after the first complete pattern; of several that end there it finds the
+        longest.
+        """
         step, found, start = self._next, self._found, self._next[0]
         fail = self._fail
         for place, char in enumerate(text):
@@ -75,11 +78,11 @@ class Automaton:
         return state, len(text), None
 
     def passes(self, text: str) -> bool:
-        """Has this text, read from the start, no character with which a pattern begins?"""
+        """Tell whether this text, read from the start, has no first character of any pattern."""
         return self._next[0].keys().isdisjoint(text)
 
     def held(self, state: int) -> int:
-        """Characters at the end of the text that may be the beginning of a pattern."""
+        """Return the number of characters at the text's end that may begin a pattern."""
         return self._depth[state]
 
 

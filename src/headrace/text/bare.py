@@ -1,9 +1,9 @@
-"""Calls with which a message begins as plain JSON, in whatever dialect.
+"""Calls at the beginning of a message as plain JSON, in any dialect.
 
-Many models were taught markers and yet write a call without them, bare or in a fence: those made
-for code nearly always. So an answer that begins as an object, or a list of objects, with the name
-of a tool on offer and arguments is a call (llama.cpp reads it so too); all else is content. It is
-decided at the object's first keys: an answer that is some other JSON is not held back.
+Many models were taught markers and yet write a call without them, bare or in a fence: code models
+nearly always. So some answers without markers are calls: an object, or a list of objects, with the
+name of an offered tool and arguments (llama.cpp reads it so too). Everything else is content. The
+decision falls at the object's first keys: an answer that is some other JSON is not held back.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ FIRST = "{[`"
 """Characters with which such a message begins."""
 FENCE = "```"
 LABELS = ("", "json", "JSON", "tool_call", "tool_calls")
-"""What may stand behind the opening fence."""
+"""Words that may follow the opening fence."""
 
 
 def read_bare(opener: str, calls: Calls) -> SectionReader:
-    """Reads on from the message's first character, which is `opener`."""
+    """Read on from the message's first character, which is `opener`."""
     char = opener
     while True:
         if char == "`":
@@ -38,7 +38,7 @@ def read_bare(opener: str, calls: Calls) -> SectionReader:
 
 
 def _read_label() -> Reader:
-    """The word behind a fence; returns what ends it."""
+    """Read the word after a fence; return the character that ends it."""
     label = ""
     while True:
         char = yield
@@ -52,7 +52,7 @@ def _read_label() -> Reader:
 
 
 def _read_calls(char: str, calls: Calls) -> Reader:
-    """One value, or several with `;` or `,` between them; returns what follows the spaces."""
+    """Read one value, or several with `;` or `,` between them; return what follows the spaces."""
     while True:
         if char == "[":
             yield from read_list(calls, certain=False)
@@ -68,7 +68,7 @@ def _read_calls(char: str, calls: Calls) -> Reader:
 
 
 def _read_object(calls: Calls) -> Generator[None, str, None]:
-    """A call, or a list of them under `tool_calls`."""
+    """Read a call, or a list of them under `tool_calls`."""
     char = yield from skip_space()
     if char != '"':
         raise Malformed("expected a key")

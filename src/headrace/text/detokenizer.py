@@ -1,8 +1,8 @@
-"""Token ids to text while they arrive: never half a character, nothing taken back.
+"""Token ids to text while they arrive: never half a character, and no text is taken back.
 
-Bytes of the tokens go through an incremental UTF-8 decoder. What it holds back is at most three
-bytes, the beginning of one character; so a token costs the same at the end of a long text as at
-its start, and the parts always add up to the whole.
+Bytes of the tokens go through an incremental UTF-8 decoder. It holds back at most three bytes, the
+beginning of one character. So a token costs the same at the end of a long text as at its start, and
+the parts always add up to the whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Vocabulary(Protocol):
 
 
 class Pieces(Protocol):
-    """What of a `Tokenizer` is needed here."""
+    """Interface to the needed part of a `Tokenizer`."""
 
     @property
     def vocabulary(self) -> _Vocabulary: ...
@@ -32,7 +32,7 @@ class Pieces(Protocol):
 
 
 def _each_byte(error: UnicodeError) -> tuple[str, int]:
-    """One U+FFFD per undecodable byte, as SentencePiece does."""
+    """Replace each undecodable byte with one U+FFFD, as SentencePiece does."""
     assert isinstance(error, UnicodeDecodeError)
     return "\ufffd", error.start + 1
 
@@ -41,11 +41,11 @@ codecs.register_error("headrace.each_byte", _each_byte)
 
 
 class IncrementalDetokenizer:
-    """Text of a growing sequence of ids.
+    """Decoder of a growing sequence of ids.
 
-    `skip_special` leaves control tokens out, but for those in `keep` (a dialect's markers);
-    `at_start`: the ids begin a text, so a leading space that only encoding put there is dropped
-    (ids that follow a prompt do not begin a text).
+    `skip_special` leaves control tokens out, except for those in `keep` (a dialect's markers).
+    `at_start`: the ids begin a text, so a leading space that only encoding put there is dropped.
+    (Ids that follow a prompt do not begin a text.)
     """
 
     __slots__ = ("_decode", "_piece", "_skip", "_strip")
@@ -68,13 +68,13 @@ class IncrementalDetokenizer:
         self._strip = at_start and vocabulary.strip_space
 
     def feed(self, ids: Iterable[int]) -> str:
-        """The text that these further ids make certain; may be empty."""
+        """Return the text that these further ids make certain; it may be empty."""
         skip, piece = self._skip, self._piece
         data = b"".join([piece(index) for index in ids if index not in skip])
         return self._clean(self._decode(data)) if data else ""
 
     def finish(self) -> str:
-        """What was held back, at the end of the sequence: U+FFFD for half a character."""
+        """Return the held-back text at the end of the sequence: U+FFFD for half a character."""
         return self._clean(self._decode(b"", True))
 
     def _clean(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the stream router makes of a model's text."""
+"""Events that the stream router makes of a model's text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call is certain and its name is known."""
+    """A certain call, whose name is known."""
 
     index: int
     """Place among the calls of the message, from 0."""
@@ -27,7 +27,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """The next part of a call's arguments; the parts add up to one JSON object."""
+    """Next part of a call's arguments; the parts add up to one JSON object."""
 
     index: int
     text: str
@@ -37,7 +37,7 @@ class ToolCallArguments:
 class ToolCallEnd:
     index: int
     complete: bool
-    """False where the text broke off, or ceased to be JSON, inside the arguments."""
+    """False if the text broke off, or ceased to be JSON, inside the arguments."""
 
 
 Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallArguments | ToolCallEnd

@@ -1,10 +1,10 @@
-"""Control tokens that stand in somebody's text are text.
+"""Escaping of control tokens in foreign text, where they are plain text.
 
-A template writes a conversation out, and the tokenizer that reads it cannot tell the template's
-`<|im_end|>` from one in a user's message or in the page that a tool fetched: either would end the
-turn, and what follows could forge another's. So such a token is cut behind its first character
-before the template runs, and the rendered text is encoded between the cuts: its letters arrive, the
-token does not. Text without such a token is not touched.
+A template writes a conversation out. The tokenizer that reads it cannot tell the template's
+`<|im_end|>` from one in a user's message or in a page that a tool fetched. Either would end the
+turn, and the following text could forge another role's turn. So such a token is cut after its first
+character before the template runs, and the rendered text is encoded between the cuts: its letters
+arrive, the token does not. Text without such a token is not changed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from .pieces import SPACE
 from .specials import SpecialSplitter
 
 CUT = "\ue0f2\ue0f3"
-"""Private characters, as `template` has others; those of a text are left out with the cuts."""
+"""Private characters that mark a cut, as in `template`; a text's own ones are left out with the
+cuts."""
 MAX_CUTS = 10_000
-"""In one text: every cut costs a call of the encoder."""
+"""Largest number of cuts in one text: every cut costs a call of the encoder."""
 FOREIGN = frozenset({"user", "tool"})
-"""Roles whose texts come from outside. A developer's own (system) may name control tokens, and the
-model's (assistant) are its own words, which templates look into."""
+"""Roles whose texts come from outside. A developer's own texts (system) may name control tokens;
+the model's (assistant) are its own words, which templates look into."""
 
 
 class Encoder(Protocol):
@@ -38,7 +39,7 @@ class Encoder(Protocol):
 
 
 class Foreign:
-    """Cuts the control tokens of one model; `tokens`: as the vocabulary writes them."""
+    """Cutter of one model's control tokens; `tokens`: as the vocabulary writes them."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         names = [name for token in tokens for name in {token, token.replace(SPACE, " ")}]
@@ -46,7 +47,8 @@ class Foreign:
         self._splitter = SpecialSplitter({name: at for at, name in enumerate(self._names)})
 
     def cut(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The messages with their foreign texts cut; contents are texts or lists of parts."""
+        """Return the messages with their foreign texts cut; contents are texts or lists of
+        parts."""
         return [
             {**message, "content": self._content(message.get("content"))}
             if message.get("role") in FOREIGN
@@ -93,8 +95,7 @@ def encode_between(
     most: int | None = None,
     unbroken: int | None = None,
 ) -> list[int]:
-    """Ids of a rendered text, encoded between its cuts. `most`, `unbroken`: as `Tokenizer.encode`
-    has them."""
+    """Encode a rendered text between its cuts. `most`, `unbroken`: as in `Tokenizer.encode`."""
     first, *others = text.split(CUT)
     ids = tokenizer.encode(first, add_bos=add_bos, most=most, unbroken=unbroken)
     for part in others:

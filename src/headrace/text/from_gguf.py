@@ -23,8 +23,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of `tokenizer.ggml.token_type`."""
 
 _ADDED = re.compile(rb"[%c%c%c]" % (UNKNOWN, CONTROL, USER_DEFINED))
-"""Types of tokens that are never parts of a word: some tens among 150,000, found without a step of
-the interpreter for each."""
+"""Types of tokens that are never parts of a word: some tens among 150,000, found without an
+interpreter step for each."""
 _MODELS = ("gpt2", "llama")
 _PREFIX = "tokenizer.ggml."
 
@@ -64,16 +64,19 @@ class ByteLevelEncoder:
 
 
 def _ids(tokens: Sequence[str]) -> dict[str, int]:
-    """Not kept but in an encoder: as Python's objects these take 25 MiB for 150,000 tokens."""
+    """Make the ids; keep them only in an encoder: as Python objects they take 25 MiB for 150,000
+    tokens."""
     return dict(zip(tokens, range(len(tokens)), strict=True))
 
 
 def _byte_level(
     metadata: dict[str, Any], tokens: Sequence[str]
 ) -> tuple[Encoder, Callable[[str], int | None], Decision]:
-    """(the encoder, what finds a token's id, which of the two it is): our own, or the library's
-    where ours does not know the cut or the vocabulary does not fit, of which the library can say
-    why."""
+    """Return (encoder, function that finds a token's id, which encoder it is and why).
+
+    The encoder is our own, or the library's if ours lacks the pre-tokenizer or rejects the
+    vocabulary; the library's errors then explain a vocabulary that does not fit.
+    """
     pre = metadata.get(_PREFIX + "pre")
     known = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
     if known is None:
@@ -104,7 +107,7 @@ def _library(ids: dict[str, int], merges: Sequence[str], known: PreTokenizer) ->
 
     pairs: list[Any] = [tuple(merge.split(" ")) for merge in merges]
     for merge, pair in zip(merges, pairs, strict=True):
-        # Where the result of a merge is no token the library panics, which is no Exception.
+        # If a merge's result is no token the library panics, which is no Exception.
         if len(pair) != 2 or "".join(pair) not in ids:
             raise ModelFileError(
                 f"{_PREFIX}merges do not fit the vocabulary: {merge!r:.80} gives no token",
@@ -197,17 +200,17 @@ def _types(values: list[int]) -> bytes:
 def _list(
     metadata: dict[str, Any], name: str, kind: type, *, default: list[Any] | None = None
 ) -> list[Any]:
-    """A metadata array as a list."""
+    """Return a metadata array as a list."""
     return list(_array(metadata, name, kind, default=default))
 
 
 def _array(
     metadata: dict[str, Any], name: str, kind: type, *, default: list[Any] | None = None
 ) -> Sequence[Any]:
-    """A metadata array, its first element checked: the GGUF reader gives arrays of one type. A
-    plain list of texts, which only tests give, is checked element by element.
+    """Return a metadata array, its first element checked: the GGUF reader gives arrays of one type.
+    A plain list of texts, which only tests pass, is checked element by element.
 
-    Float arrays may come as integers and the reverse is an error.
+    Float arrays may come as integers; the reverse is an error.
     """
     values = metadata.get(_PREFIX + name, default)
     if values is None:

@@ -1,4 +1,4 @@
-"""A tokenizer from a `tokenizer.json` and the `tokenizer_config.json` beside it."""
+"""A tokenizer from a `tokenizer.json` and the `tokenizer_config.json` next to it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .tokenizer import Tokenizer, Vocabulary
 
 
 class LibraryEncoder:
-    """The whole of a `tokenizer.json`, run by the library."""
+    """All of a `tokenizer.json`, run by the library."""
 
     def __init__(self, library: LibraryTokenizer, rows: int | None = None) -> None:
-        """`rows`: see `load_tokenizer`."""
+        """Use a library object; `rows`: see `load_tokenizer`."""
         self._rows = MAX_ID if rows is None else rows
         self._made = {(True, False): library}
         self._lock = threading.Lock()
@@ -35,10 +35,10 @@ class LibraryEncoder:
         return ids
 
     def _library(self, special: bool, *, kept: bool = False) -> LibraryTokenizer:
-        """Give the object for a kind of text, made when it is first asked for. `kept`: without the
-        added tokens that have no row.
+        """Return the object for a kind of text, made at first use. `kept`: without the added tokens
+        that have no row.
 
-        Whether special tokens are text is a state of the library's object, and two requests may
+        Treating special tokens as text is a state of the library's object, and two requests may
         want it both ways at once.
         """
         with self._lock:
@@ -63,7 +63,7 @@ def tokenizer_from_file(path: Path, config: dict[str, Any], rows: int | None = N
         library = LibraryTokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
         raise ModelFileError(f"{path} cannot be read: {error}", param="tokenizer") from None
-    # Files of sentence encoders carry the cut and the padding of their training.
+    # Files of sentence encoders carry the truncation and the padding of their training.
     library.no_truncation()
     library.no_padding()
     _add_missing(library, config)
@@ -75,7 +75,7 @@ def tokenizer_from_file(path: Path, config: dict[str, Any], rows: int | None = N
 
 
 def _add_missing(library: LibraryTokenizer, config: dict[str, Any]) -> None:
-    """Tokens that only `tokenizer_config.json` names, at the ids it gives them."""
+    """Add tokens that only `tokenizer_config.json` names, at its ids."""
     listed = config.get("added_tokens_decoder") or {}
     known = {token.content for token in library.get_added_tokens_decoder().values()}
     if not isinstance(listed, dict) or not all(
@@ -134,7 +134,7 @@ def _vocabulary(library: LibraryTokenizer, config: dict[str, Any], rows: int | N
 
 
 def _wrapping(library: LibraryTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids that the file's post-processor puts before and after a text."""
+    """Return the ids that the file's post-processor puts before and after a text."""
     if library.post_processor is None:
         return (), ()
     mask = library.encode("a", add_special_tokens=True)
@@ -146,7 +146,8 @@ def _wrapping(library: LibraryTokenizer) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def _decoding(library: LibraryTokenizer) -> tuple[PieceKind, bool]:
-    """(kind of the pieces, does decoding drop one leading space?) from the file's decoder."""
+    """Return, from the file's decoder, the kind of the pieces and whether decoding drops one
+    leading space."""
     decoder = library.decoder
     if decoder is None:
         raise UnsupportedModel("tokenizer.json names no decoder", param="tokenizer")

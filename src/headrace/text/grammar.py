@@ -1,6 +1,6 @@
-"""What a request demands of its answer's form, as one llguidance grammar.
+"""A request's constraints on its answer, as one llguidance grammar.
 
-Everything is checked and bounded here, before work starts: a demand that cannot be kept is an
+All constraints are checked and bounded here, before work starts: one that cannot be enforced is an
 `InvalidRequest`. The result goes to the engine as `Request.grammar`.
 """
 
@@ -29,12 +29,12 @@ MAX_DEPTH = 64
 MAX_NODES = 20_000
 """Values inside a schema."""
 MAX_OBJECT = 500
-"""Properties of one object in a schema: llguidance takes a time that grows with their square."""
+"""Properties of one object in a schema: llguidance's time grows with their square."""
 MAX_PROPERTIES = 2_000
 """Properties of all objects in a schema together, which `allOf` can make one."""
 MAX_NUMBER = 2**53 - 1
-"""Numbers that a schema may demand: llguidance holds each as a double, in which larger whole
-numbers are no longer told apart (RFC 8259, section 6)."""
+"""Largest number that a schema may demand. llguidance holds each as a double, which cannot
+distinguish larger whole numbers (RFC 8259, section 6)."""
 _DEMANDING = frozenset(
     ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 )
@@ -46,7 +46,7 @@ _NO_SPECIAL: Mapping[str, int] = {}
 
 
 def from_response_format(response_format: Mapping[str, Any] | None) -> str | None:
-    """OpenAI's `response_format`; None where any text will do."""
+    """Make the grammar of OpenAI's `response_format`; None if any text is allowed."""
     where = "response_format"
     if response_format is None:
         return None
@@ -86,8 +86,8 @@ def from_guided(
     where: str = "structured_outputs",
     compact: bool = False,
 ) -> str | None:
-    """vLLM's extra fields (`structured_outputs`, older `guided_*`); at most one may be set.
-    `compact`: JSON has no white space."""
+    """Make the grammar of vLLM's extra fields (`structured_outputs`, older `guided_*`), at most one
+    may be set. `compact`: JSON has no white space."""
     given = {
         "json": json_schema,
         "json_object": json_object or None,
@@ -116,10 +116,10 @@ def from_guided(
 
 
 def from_schema(schema: Any, where: str, *, strict: bool = True, compact: bool = False) -> str:
-    """A JSON schema, as an object or as its text.
+    """Make the grammar of a JSON schema, given as an object or as text.
 
-    `strict`: a keyword, format or pattern that cannot be enforced is an error; else it is an
-    annotation, as JSON Schema has formats, and counted. `compact`: see `lark.json_value`.
+    `strict`: a keyword, format or pattern that cannot be enforced is an error. Otherwise it is an
+    annotation, like formats in JSON Schema, and counted. `compact`: see `lark.json_value`.
     """
     schema = checked_schema(schema, where)
     if strict:
@@ -130,13 +130,13 @@ def from_schema(schema: Any, where: str, *, strict: bool = True, compact: bool =
 
 
 def loose_value(schema: Mapping[str, Any], *, compact: bool = False) -> str:
-    """A JSON value of as much of a checked schema as can be enforced; the rest is counted."""
+    """Return a JSON value for the enforceable part of a checked schema; the rest is counted."""
     return json_value(_enforceable(schema)[0], lenient=True, compact=compact)
 
 
 def _enforceable(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """The part of a checked schema that can be enforced, and whether llguidance takes it; the rest
-    is counted. Asking takes a core for tens of milliseconds where the schema is large."""
+    """Return the enforceable part of a checked schema, and whether llguidance takes it; count the
+    rest. The check takes a core for tens of milliseconds if the schema is large."""
     failed, messages = _check(grammar(json_value(schema, lenient=True)))
     if failed:
         schema = _without_bad_patterns(schema)
@@ -147,7 +147,7 @@ def _enforceable(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
 
 
 def _without_bad_patterns(value: Any) -> Any:
-    """A schema without the patterns that no finite automaton has (zod writes look-aheads)."""
+    """Remove the patterns that no finite automaton has (zod writes look-aheads)."""
     if isinstance(value, list):
         return [_without_bad_patterns(inner) for inner in value]
     if not isinstance(value, Mapping):
@@ -162,7 +162,7 @@ def _without_bad_patterns(value: Any) -> Any:
 
 
 def from_regex(pattern: Any, where: str) -> str:
-    """A regular expression that the whole answer matches (no look-around)."""
+    """Make the grammar of a regular expression that the whole answer matches (no look-around)."""
     _text(pattern, where, MAX_REGEX)
     return _with_sentence(verified(_regex_source(pattern), where), where)
 
@@ -180,8 +180,8 @@ def from_choice(choices: Any, where: str) -> str:
 
 
 def from_lark(source: Any, where: str) -> str:
-    """A context-free grammar: llguidance's dialect of Lark with a rule `start`, or GBNF (EBNF as
-    llama.cpp and vLLM have it) with a rule `root`."""
+    """Make the grammar of a context-free grammar: llguidance's dialect of Lark with a rule `start`,
+    or GBNF (EBNF as in llama.cpp and vLLM) with a rule `root`."""
     _text(source, where, MAX_SOURCE)
     if "::=" in source and not _LARK_START.search(source):
         source = _from_gbnf(source, where)
@@ -204,14 +204,14 @@ def _from_gbnf(source: str, where: str) -> str:
 
     try:
         return str(gbnf_to_lark(source))
-    except Exception as error:  # noqa: BLE001 - the library raises bare ones, and RecursionError
+    except Exception as error:  # noqa: BLE001 - raises bare Exception, and RecursionError
         problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise InvalidRequest(f"{where} is no GBNF: {problem[:500]}", param=where) from None
 
 
 def from_structural_tag(tag: Mapping[str, Any], where: str) -> str:
-    """Free text in which certain beginnings force a schema: `structures` of begin, schema and end,
-    and the `triggers` after which one of them must follow."""
+    """Make the grammar of free text in which certain beginnings force a schema: `structures` of
+    begin, schema and end, and the `triggers` after which one of them must follow."""
     structures, triggers = tag.get("structures"), tag.get("triggers")
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
         raise InvalidRequest(
@@ -244,8 +244,8 @@ def from_structural_tag(tag: Mapping[str, Any], where: str) -> str:
 def triggered(
     name: str, trigger: str, begin: str, body: str, special: Mapping[str, int], text: str = "TEXT"
 ) -> list[tuple[str, str]]:
-    """Rules for: any text up to `trigger`, the rest of `begin`, `body`. `text`: the terminal that
-    is any text."""
+    """Make rules for any text up to `trigger`, the rest of `begin`, and `body`. `text`: the
+    terminal for any text."""
     rest = literal(begin[len(trigger) :], special)
     if trigger in special:
         return [(name, f"{text} <[{special[trigger]}]> {rest} {body}")]
@@ -258,10 +258,11 @@ def triggered(
 def after_reasoning(
     source: str, marks: ReasoningMarks, *, opened: bool, special: Mapping[str, int] = _NO_SPECIAL
 ) -> str:
-    """The grammar `source` for what follows reasoning, which itself is free.
+    """Make the grammar of free reasoning followed by the grammar `source`.
 
-    `opened`: the prompt ends inside reasoning; else it may be left out. `special`: special
-    tokens, text → id. Its length is limited elsewhere: `SamplingParams.thinking_token_budget`.
+    `opened`: the prompt ends inside reasoning; otherwise reasoning may be left out. `special`:
+    special tokens, text → id. Its length is limited elsewhere:
+    `SamplingParams.thinking_token_budget`.
     """
     if marks.close in special:
         closing = [("thoughts", f"{TEXT} <[{special[marks.close]}]>")]
@@ -274,9 +275,9 @@ def after_reasoning(
 
 
 def verified(source: str, where: str, *, shift: int | None = None) -> str:
-    """The grammar, if llguidance takes it; raises `InvalidRequest` with its words if not.
+    """Return the grammar if llguidance takes it; otherwise raise `InvalidRequest` with its words.
 
-    `shift`: lines before the user's own; None: none of its lines is the user's.
+    `shift`: number of lines before the user's own; None: no line is the user's.
     """
     if len(source) > 2 * MAX_SOURCE:
         raise InvalidRequest(f"{where} is larger than {MAX_SOURCE} characters", param=where)
@@ -298,8 +299,9 @@ def _with_sentence(source: str, where: str) -> str:
 
 
 def _check(source: str) -> tuple[bool, list[str]]:
-    """(whether llguidance refuses the grammar, its messages: errors, or warnings if it does not)"""
-    # Here and not at the top: a worker on a machine without llguidance can import this package.
+    """Return whether llguidance refuses the grammar, and its messages: errors, or warnings if it
+    does not."""
+    # Local: a worker on a machine without llguidance can import this package.
     from llguidance import LLMatcher
 
     failed, messages = LLMatcher.validate_grammar_with_warnings(source)
@@ -307,7 +309,7 @@ def _check(source: str) -> tuple[bool, list[str]]:
 
 
 def _readable(message: str, shift: int | None) -> str:
-    """One sentence of llguidance's several lines, without the source that it repeats."""
+    """Make one sentence of llguidance's several lines, without the source that it repeats."""
     place = _POSITION.match(message)
     line = ""
     if place is not None:
@@ -319,10 +321,10 @@ def _readable(message: str, shift: int | None) -> str:
 
 
 def checked_schema(schema: Any, where: str) -> Mapping[str, Any]:
-    """A JSON schema within the bounds above; raises `InvalidRequest`."""
+    """Check that a JSON schema is within the bounds above; raises `InvalidRequest`."""
     schema = _parsed(schema, where)
     count = properties = 0
-    # A value, its depth, and the keyword that demands the numbers in it, if one does.
+    # A value, its depth, and the keyword that constrains the numbers in it, if any.
     pending: list[tuple[Any, int, str | None]] = [(schema, 0, None)]
     while pending:
         value, depth, demand = pending.pop()
@@ -361,7 +363,7 @@ def checked_schema(schema: Any, where: str) -> Mapping[str, Any]:
 
 
 def _parsed(value: Any, where: str) -> Mapping[str, Any]:
-    """An object, or the text of one."""
+    """Return an object given as itself or as its text."""
     if isinstance(value, str):
         _text(value, where, MAX_SOURCE)
         try:
@@ -388,7 +390,7 @@ def _text(value: Any, where: str, limit: int) -> str:
 
 
 def _regex_source(pattern: str) -> str:
-    """A grammar of this regular expression, not yet verified."""
+    """Return a grammar of this regular expression, not yet verified."""
     return json.dumps({"grammars": [{"lark_grammar": f"start: {_regex(pattern)}"}]})
 
 

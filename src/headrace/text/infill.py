@@ -1,8 +1,8 @@
-"""Infill: the marks between which a code model was trained to write what is missing.
+"""Infill: the marks between which a code model was trained to write missing text.
 
-Which tokens these are is read from the file (`tokenizer.ggml.fim_*_token_id`) or from the
-vocabulary, by the names that families of models use (the lists of llama.cpp, whose order of
-parts this is too). A user's text never becomes one of them, nor any other control token.
+The tokens are read from the file (`tokenizer.ggml.fim_*_token_id`) or found in the vocabulary by
+the names that families of models use (the lists of llama.cpp, whose order of parts is used too). A
+user's text never becomes one of them, nor any other control token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FAMILIES: tuple[tuple[str, str, str], ...] = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
     ("<PRE>", "<SUF>", "<MID>"),
 )
-"""(before the prefix, before the suffix, before what is to be written)."""
+"""Marks before the prefix, before the suffix, and before the missing text."""
 _REPOSITORY = ("<|repo_name|>", "<reponame>", "<|fim_repo|>", "<REPO>", "<fim-repo>")
 _FILE = ("<|file_sep|>", "<filename>", "<fim-file-sep>")
 _PADDING = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<PAD>")
@@ -32,7 +32,7 @@ _FIELDS = "tokenizer.ggml."
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """The ids of a model's marks."""
+    """Ids of a model's marks."""
 
     prefix: int
     suffix: int
@@ -43,13 +43,13 @@ class Infill:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Tokens after which nothing of the gap comes."""
+        """Return the tokens after which the missing text has ended."""
         found = (self.prefix, self.suffix, self.middle, self.repository, self.file, self.padding)
         return tuple(token for token in found if token is not None)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, source: Any) -> Infill | None:
-        """None where the model has no such marks. `source`: `ModelFiles.tokenizer`."""
+        """Find a model's marks; None if it has none. `source`: `ModelFiles.tokenizer`."""
         metadata = source if isinstance(source, dict) else {}
         added = tokenizer.vocabulary.added
         marks = _named(metadata, tokenizer, ("prefix", "suffix", "middle"))
@@ -85,11 +85,11 @@ class Infill:
         room: int | None = None,
         written: str = "",
     ) -> list[int]:
-        """The ids that ask for what is between prefix and suffix.
+        """Make the ids that ask for the text between prefix and suffix.
 
-        `encode`: text to ids without control tokens. `start`: what the model wants before any
-        text. `extra`: (file name, text) of other files, which are cut from their begin so that all
-        has at most `room` ids. `written`: how what is missing begins.
+        `encode`: text to ids without control tokens. `start`: ids that the model wants before any
+        text. `extra`: (file name, text) of other files, cut from their beginning so that the total
+        has at most `room` ids. `written`: the beginning of the missing text.
         """
         ids = [self.prefix, *encode(prefix), self.suffix, *encode(suffix), self.middle]
         ids += encode(written)
@@ -108,10 +108,10 @@ class Infill:
 
 
 def plain_encoder(tokenizer: Tokenizer, marks: Infill) -> Callable[[str], list[int]]:
-    """Text to ids without control tokens: none that is written out in it is taken as one.
+    """Make an encoder of text to ids without control tokens, even if the text spells one out.
 
-    The tokenizer itself leaves control tokens alone. A mark that a file declares as a token of
-    another kind is found in any text, so where the text has one it is encoded in two halves.
+    The tokenizer itself leaves control tokens alone. A mark that a file declares as another kind of
+    token is found in any text, so a text with such a mark is encoded in two halves.
     """
     vocabulary = tokenizer.vocabulary
     own = [
@@ -140,7 +140,7 @@ def plain_encoder(tokenizer: Tokenizer, marks: Infill) -> Callable[[str], list[i
 def _named(
     metadata: dict[str, Any], tokenizer: Tokenizer, names: tuple[str, str, str]
 ) -> tuple[int, int, int] | None:
-    """The file's own fields, the newer names and the older ones."""
+    """Return the file's own fields, by their newer or their older names."""
     for pattern in ("fim_{:.3}_token_id", "{}_token_id"):
         found = [_id(metadata, pattern.format(name), tokenizer) for name in names]
         whole = [token for token in found if token is not None]

@@ -1,8 +1,8 @@
-"""What a `tokenizer.json` says, and a tokenizer of our own of one in byte-level BPE.
+"""Reader of `tokenizer.json`, and our own tokenizer for files with byte-level BPE.
 
-The `tokenizers` library takes 0.7 s and 96 MiB for 152,000 tokens. Ours gets the files that are
-wholly what it knows: a cut into words of `pretokenize`, tokens that are added without conditions,
-ids without gaps. Of all others the library makes a tokenizer (`from_json`).
+The `tokenizers` library takes 0.7 s and 96 MiB for 152,000 tokens. Our own tokenizer serves files
+that it knows completely: pre-tokenization by `pretokenize`, added tokens without conditions, ids
+without gaps. The library serves all others (`from_json`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .pretokenize import GPT2, PreTokenizer
 from .tokenizer import Tokenizer, Vocabulary
 
 MAX_FILE = 256 * 2**20
-"""Bytes of a `tokenizer.json`; the largest known ones have 40 MB."""
+"""Largest size of a `tokenizer.json` in bytes; the largest known ones have 40 MB."""
 MAX_ID = 2**24
-"""Ids of tokens are below this; the largest known vocabularies have 2^18 to 2^20."""
+"""Bound of token ids; the largest known vocabularies have 2^18 to 2^20."""
 Ends = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -53,7 +53,7 @@ class Added(msgspec.Struct):
 
 
 class TokenizerFile(msgspec.Struct):
-    """A `tokenizer.json`: its ids are numbers, all else is held against what is known."""
+    """A `tokenizer.json`: its ids are numbers; all else is compared with the known forms."""
 
     model: Model = msgspec.field(default_factory=Model)
     added_tokens: list[Added] = []
@@ -68,8 +68,8 @@ _merges = json_reader(list[str | tuple[str, str]])
 
 
 def read(path: Path) -> tuple[TokenizerFile, dict[str, Any]]:
-    """A `tokenizer.json` and the `tokenizer_config.json` beside it. Raises `ModelFileError`, also
-    for ids that would ask for gigabytes: lists as long as the largest are made of them."""
+    """Read a `tokenizer.json` and the `tokenizer_config.json` next to it. Raises `ModelFileError`,
+    also for ids that would need gigabytes: lists are as long as the largest id."""
     if not path.is_file():
         raise ModelFileError(f"there is no tokenizer at {path}", param="tokenizer")
     try:
@@ -106,7 +106,7 @@ def _config(path: Path) -> dict[str, Any]:
 def own_tokenizer(
     state: TokenizerFile, config: dict[str, Any], rows: int | None = None
 ) -> Tokenizer | None:
-    """Make our own tokenizer of a file; None where its parts are not all known, or not sound.
+    """Make our own tokenizer from a file; None if its parts are not all known, or not sound.
     `rows`: see `load_tokenizer`."""
     model, rules, ends = state.model, _cut(state.pre_tokenizer), _ends(state.post_processor)
     odd = model.dropout, model.continuing_subword_prefix, model.end_of_word_suffix
@@ -118,14 +118,14 @@ def own_tokenizer(
     if not tokens or added is None or not _known(config, added):
         return None
     for token, index in added.items():
-        # The library numbers them itself, behind the vocabulary and one after the other.
+        # The library numbers them itself, after the vocabulary and one after the other.
         if index == len(tokens) and token not in model.vocab:  # type: ignore[operator]
             tokens.append(token)
         elif index >= len(tokens) or tokens[index] != token:
             return None
     try:
         pairs = _merges(model.merges)
-    except Undecodable:  # Raw bytes are looked at only here.
+    except Undecodable:  # Raw bytes are parsed only here.
         return None
     merges = [one if isinstance(one, str) else " ".join(one) for one in pairs]
     try:
@@ -167,7 +167,7 @@ def named_ends(
     prefix: tuple[int, ...],
     kind: PieceKind,
 ) -> tuple[int | None, int | None, tuple[int, ...]]:
-    """(bos, eos, what goes before a text) of a file that puts `prefix` there, by its config."""
+    """Return (bos, eos, ids before a text) by the config, for a file that puts `prefix` there."""
 
     def named(name: str) -> int | None:
         value = config.get(name)
@@ -188,13 +188,13 @@ def _type(part: Any) -> Any:
 
 
 def _steps(part: Any, name: str) -> list[Any]:
-    """The parts of a sequence, of which one alone is one."""
+    """Return the parts of a sequence; a single part is a sequence of one."""
     steps = part.get(name) if _type(part) == "Sequence" else [part]
     return steps if isinstance(steps, list) else [None]
 
 
 def _cut(part: Any) -> Any:
-    """How the file cuts text into words, in our library's rules; None: not as any that it knows."""
+    """Return the file's pre-tokenization as rules of our library; None if unknown to it."""
     *splits, last = _steps(part, "pretokenizers") or [None]
     if _type(last) != "ByteLevel" or last.get("add_prefix_space") is not False:
         return None
@@ -211,7 +211,7 @@ def _cut(part: Any) -> Any:
 
 
 def _ends(part: Any) -> Ends | None:
-    """Ids that go before and after a text; None: of another kind than is known."""
+    """Return the ids before and after a text; None for an unknown kind."""
     found: Ends = (), ()
     for step in [] if part is None else _steps(part, "processors"):
         if _type(step) == "ByteLevel":
@@ -237,14 +237,14 @@ def _ends(part: Any) -> Ends | None:
 
 
 def _in_order(vocab: Any) -> list[str] | None:
-    """The words by their ids; None where these are not all from 0 on, each once."""
+    """Return the words by their ids; None if the ids are not all from 0 on, each once."""
     if not isinstance(vocab, dict) or set(vocab.values()) != set(range(len(vocab))):
         return None
     return sorted(vocab, key=vocab.__getitem__)
 
 
 def _plain(state: TokenizerFile) -> dict[str, int] | None:
-    """The added tokens, in the file's order; None where some are found under conditions."""
+    """Return the added tokens, in the file's order; None if some have conditions."""
     ways = {one.normalized for one in state.added_tokens}
     if len(ways) > 1 or (state.normalizer is not None and ways - {False}):
         return None
@@ -258,7 +258,7 @@ def _plain(state: TokenizerFile) -> dict[str, int] | None:
 
 
 def _known(config: dict[str, Any], added: dict[str, int]) -> bool:
-    """Does `tokenizer_config.json` add no token of its own?"""
+    """Tell whether `tokenizer_config.json` adds no token of its own."""
     listed = config.get("added_tokens_decoder") or {}
     entries = listed.values() if isinstance(listed, dict) else [None]
     return all(isinstance(one, dict) and one.get("content") in added for one in entries)

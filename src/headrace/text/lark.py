@@ -19,7 +19,7 @@ line with its indentation. More would let a model that took a wrong turn pad for
 
 
 def literal(text: str, special: Mapping[str, int]) -> str:
-    """A text as a grammar expression, its special tokens as `<[id]>`."""
+    """Write a text as a grammar expression, its special tokens as `<[id]>`."""
     parts: list[str] = []
     found = sorted((token for token in special if token in text), key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, found))})", text) if found else [text]
@@ -32,9 +32,11 @@ def literal(text: str, special: Mapping[str, int]) -> str:
 
 
 def json_value(schema: Mapping[str, Any], *, lenient: bool = False, compact: bool = False) -> str:
-    """A JSON value of this schema. `lenient`: keywords that are not supported are read over.
-    `compact`: without white space. That costs fewest tokens, but a model that would go on with a
-    token like `[` and a new line is left with `[]` (ADR 0058).
+    """Write the expression of a JSON value of this schema.
+
+    `lenient`: unsupported keywords are ignored. `compact`: without white space. That costs fewest
+    tokens, but a model that would continue with a token like `[` and a new line is left with `[]`
+    (ADR 0058).
     """
     guidance: dict[str, Any] = (
         {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
@@ -49,7 +51,7 @@ def json_value(schema: Mapping[str, Any], *, lenient: bool = False, compact: boo
 
 
 def joined(outer: str, parts: Mapping[str, str]) -> str:
-    """The grammar `outer` with others in it, each a whole one, which it calls `@name`."""
+    """Write the grammar `outer` with complete other grammars in it, which it calls `@name`."""
     grammars: list[dict[str, Any]] = [{"lark_grammar": outer}]
     for name, source in parts.items():
         whole = json.loads(source)["grammars"] if source.startswith("{") else None
@@ -59,18 +61,18 @@ def joined(outer: str, parts: Mapping[str, str]) -> str:
 
 
 def grammar(start: str, rules: Iterable[tuple[str, str]] = ()) -> str:
-    """A whole grammar from its start expression and named rules."""
+    """Write a whole grammar from its start expression and named rules."""
     lines = ["%llguidance {}", f"start: {start}"]
     lines += [f"{name}: {body}" for name, body in rules]
     return "\n".join(lines) + "\n"
 
 
 def listed(name: str, parts: Sequence[tuple[str, bool]], separator: str) -> Rules:
-    """Rules by which `name` is these expressions in their order with a separator between two,
-    without any of those that are not required (the second of each pair)."""
+    """Make rules by which `name` is these expressions in their order, with a separator between two.
+    Expressions that are not required (the second of each pair) may be missing."""
     rules: Rules = []
     behind, first = '""', '""'
-    """What may follow an expression, and what may come where none has come yet."""
+    """Rules for the text after an expression, and for the text before the first one."""
     for place in range(len(parts) - 1, -1, -1):
         one, (expression, required) = f"{name}_{place}", parts[place]
         further = f"{separator} {one}" if required else f"({separator} {one})?"

@@ -21,8 +21,8 @@ class _Wrapper:
         self.eos_token_id = ends[0]
         self.bos_token_id = tokenizer.bos_id
         self.tokens = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
-        # What ends a sequence is no text, also where its vocabulary says so: inside a string it
-        # would match as text, and then end the answer there.
+        # Ids that end a sequence are no text, even if the vocabulary says so. Inside a string such
+        # an id would match as text, and then end the answer there.
         self.special_token_ids = sorted({*tokenizer.special_ids, *ends})
         self._tokenizer = tokenizer
 
@@ -30,17 +30,17 @@ class _Wrapper:
         if isinstance(text, bytes):
             text = text.decode("utf-8", "replace")
         ids = self._tokenizer.encode(text, special=False)
-        # A library that is handed an id without a row ends the process.
+        # A library that gets an id without a row ends the process.
         return list(takewhile(lambda index: index < len(self.tokens), ids))
 
 
 def grammar_tokenizer(
     tokenizer: Tokenizer, *, vocab_size: int | None = None, eos_ids: Sequence[int] = ()
 ) -> Any:
-    """An `llguidance.LLTokenizer`.
+    """Make an `llguidance.LLTokenizer`.
 
-    `vocab_size`: rows of the model's logits, which may be more than the tokens; `eos_ids`: what
-    ends a sequence, allowed where the grammar may end. Raises `ValueError` where there is none.
+    `vocab_size`: rows of the model's logits, which may be more than the tokens. `eos_ids`: ids that
+    end a sequence, allowed where the grammar may end. Raises `ValueError` if there are none.
     """
     ends = list(eos_ids) or ([tokenizer.eos_id] if tokenizer.eos_id is not None else [])
     if not ends:

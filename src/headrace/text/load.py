@@ -1,4 +1,4 @@
-"""`load_tokenizer`: which vocabulary a model file carries, and how it is read."""
+"""Loading of a model's tokenizer, from either kind of file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .tokenizer import Tokenizer
 
 
 def load_tokenizer(source: Path | dict[str, Any], rows: int | None = None) -> Tokenizer:
-    """Load the tokenizer of a model: `ModelFiles.tokenizer` is what to pass, and the `vocab_size`
-    of its architecture as `rows`.
+    """Load the tokenizer of a model. Pass `ModelFiles.tokenizer`, and the `vocab_size` of its
+    architecture as `rows`.
 
     An added token without a row of the model's matrices is text like any other.
 
-    `source` is a `tokenizer.json` (or the folder that holds it; a `tokenizer_config.json` beside
-    it is read too), or the metadata of a GGUF file (keys outside `tokenizer.` are ignored).
-    Raises `ModelFileError` for a damaged file and `UnsupportedModel` for a kind not known.
+    `source` is a `tokenizer.json` (or its folder; a `tokenizer_config.json` next to it is read
+    too), or the metadata of a GGUF file (keys outside `tokenizer.` are ignored). Raises
+    `ModelFileError` for a damaged file and `UnsupportedModel` for an unknown kind.
     """
     if isinstance(source, dict):
         return tokenizer_from_gguf(source, rows)

@@ -11,18 +11,18 @@ from headrace.base.foreign import Undecodable, any_json
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
-"""Parts of one message's content."""
+"""Largest number of parts of one message's content."""
 
 
 def clean_messages(
     messages: Sequence[Mapping[str, Any]], *, absent: str | None = ""
 ) -> list[dict[str, Any]]:
-    """Copies of the messages that a template can take.
+    """Copy the messages into a form that a template can take.
 
-    `absent`: the content of an assistant's message that has none. Most templates concatenate it
-    and fail with None; some tell a tool call by it.
+    `absent`: the content of an assistant's message without content. Most templates concatenate it
+    and fail with None; some recognise a tool call by it.
 
-    Content in parts becomes one text; the arguments of tool calls, which OpenAI carries as a JSON
+    Content in parts becomes one text. The arguments of tool calls, which OpenAI carries as a JSON
     string, become the object that templates write out. Raises `InvalidRequest` naming the message
     and the field.
     """
@@ -54,7 +54,7 @@ def _message(message: Mapping[str, Any], where: str, absent: str | None) -> dict
             del clean["tool_calls"]
     thought = clean.get("reasoning_content")
     if isinstance(thought, str) and not ("tool_calls" in clean and clean.get("content")):
-        clean.setdefault("thinking", thought)  # As gpt-oss's template names it; beside calls alone.
+        clean.setdefault("thinking", thought)  # As gpt-oss's template names it; with calls alone.
     if clean.get("content") is None:
         if role not in ("assistant", "tool", "function"):
             raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
@@ -63,7 +63,8 @@ def _message(message: Mapping[str, Any], where: str, absent: str | None) -> dict
 
 
 def _content(content: Any, where: str) -> str | list[dict[str, Any]] | None:
-    """One text; where a part is a sound, which templates place among texts, the list of parts."""
+    """Join the parts to one text; return a list of parts if one is a sound, which templates place
+    among texts."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -108,7 +109,7 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
             raise InvalidRequest(f"{here}.function.name must be a string", param=here)
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
-            # A model may have written it, badly: then its words are passed on as they are.
+            # A model may have written invalid JSON: then its text is passed on unchanged.
             with contextlib.suppress(Undecodable):
                 arguments = any_json(arguments) if arguments.strip() else {}
         clean.append({**call, "function": {**function, "arguments": arguments}})

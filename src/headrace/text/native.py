@@ -1,7 +1,7 @@
 """Byte-level BPE in a small library of our own, where it was built: see `csrc/bpe.cpp`.
 
-Without it, and for the patterns that it does not know, the `tokenizers` library does the same, with
-another 0.3 s at each start.
+Without it, and for patterns that it does not know, the `tokenizers` library does the same, with 0.3
+s more at each start.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from headrace.base.strings import StringArray
 from headrace.base.textlibrary import library
 
 SAFE = "\u0300"
-"""Text of characters below the first combining mark is in every normal form C."""
+"""First combining mark; a text of smaller characters is in Unicode normal form C."""
 COMPOSED_BYTES = 3
-"""UTF-8 bytes of a text that become one in normal form C, at most (U+0390 has six for two)."""
+"""Largest number of UTF-8 bytes of a text that become one in normal form C (U+0390 has six for
+two)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordRules:
-    """How text is cut into words: a pattern of `csrc/words.h` and what varies in it."""
+    """Rules that cut text into words: a pattern of `csrc/words.h` and its parameter."""
 
     pattern: int
-    """0: GPT-2's; 1: the one of cl100k and those who followed."""
+    """Pattern 0: GPT-2's; 1: that of cl100k and its successors."""
     digits: int = 1
     """Most digits of one word, of pattern 1."""
 
@@ -38,21 +39,21 @@ class NativeBpe:
     """A byte-level BPE; safe to share between threads. Made by `native_bpe`."""
 
     def __init__(self, loaded: ctypes.CDLL, handle: int, tokens: StringArray) -> None:
-        self._tokens = tokens  # The library reads their texts where they are.
+        self._tokens = tokens  # The library reads their texts in place.
         self._handle = handle
         self._find, self._encode = loaded.hrt_bpe_find, loaded.hrt_bpe_encode
         self.longest: int = loaded.hrt_bpe_longest(handle)
-        """UTF-8 bytes of text that one id stands for, at most."""
+        """Largest number of UTF-8 bytes of text that one id stands for."""
         weakref.finalize(self, loaded.hrt_bpe_free, handle).atexit = False
 
     def find(self, token: str) -> int | None:
-        """The id of a token as the file writes it."""
+        """Return the id of a token as the file writes it."""
         raw = token.encode("utf-8", "surrogatepass")
         found: int = self._find(self._handle, raw, len(raw))
         return None if found < 0 else found
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text. Raises `MemoryError`."""
+        """Encode plain text to ids. Raises `MemoryError`."""
         raw = text.encode()
         ids = array("i", [0]) * len(raw)
         count: int = self._encode(self._handle, raw, len(raw), ids.buffer_info()[0])
@@ -62,8 +63,8 @@ class NativeBpe:
 
 
 class ComposedBpe(NativeBpe):
-    """`NativeBpe` of text brought into Unicode normal form C, by the tables of the
-    `tokenizers` library (Python's own are of another Unicode version)."""
+    """A `NativeBpe` for text brought into Unicode normal form C, by the tables of the `tokenizers`
+    library (Python's own are of another Unicode version)."""
 
     def __init__(self, loaded: ctypes.CDLL, handle: int, tokens: StringArray) -> None:
         super().__init__(loaded, handle, tokens)
@@ -89,9 +90,9 @@ def native_bpe(
     ignore_merges: bool,
     composed: bool,
 ) -> NativeBpe | None:
-    """Make an encoder of a vocabulary as a GGUF file holds it; None where the library is absent
-    (`textlibrary.absence` says why) or does not take it: bytes without a token, merges that do not
-    fit, text that is none.
+    """Make an encoder of a vocabulary in a GGUF file's form; None if the library is absent
+    (`textlibrary.absence` says why) or rejects it: bytes without a token, merges that do not fit,
+    invalid text.
 
     `ignore_merges`: a word that is a token is taken as it is. `composed`: to normal form C.
     """
@@ -116,5 +117,5 @@ def native_bpe(
 
 
 def _packed(values: Sequence[str]) -> StringArray:
-    """Raises `UnicodeEncodeError` for what is no text."""
+    """Pack texts. Raises `UnicodeEncodeError` for invalid text."""
     return values if isinstance(values, StringArray) else StringArray.of(values, "a vocabulary")

@@ -1,4 +1,4 @@
-"""What bytes a token stands for, per kind of vocabulary.
+"""Bytes of a token, by kind of vocabulary.
 
 A vocabulary writes its tokens as text, each kind in its own way:
 
@@ -21,7 +21,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """GPT-2's table: printable Latin-1 stands for itself, other bytes for U+0100 and up."""
+    """Make GPT-2's table: printable Latin-1 stands for itself, other bytes for U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {byte: chr(byte) for byte in printable}
     hidden = (byte for byte in range(256) if byte not in table)
@@ -34,7 +34,8 @@ _CHAR_TO_LATIN = {ord(char): byte for byte, char in BYTE_TO_CHAR.items()}
 
 
 def byte_level_piece(token: str) -> bytes:
-    """Bytes of a byte-level token; one with characters outside the table is its own text."""
+    """Return the bytes of a byte-level token; one with characters outside the table is its own
+    text."""
     if all(ord(char) in _CHAR_TO_LATIN for char in token):
         return token.translate(_CHAR_TO_LATIN).encode("latin-1")
     return token.encode("utf-8", "replace")
@@ -48,7 +49,8 @@ def sentencepiece_piece(token: str) -> bytes:
 
 
 def wordpiece_piece(token: str) -> bytes:
-    """A word begins with a space: exact text cannot be had back from WordPiece."""
+    """Return the bytes of a WordPiece token, a space before a word: exact text cannot be
+    recovered."""
     text = token[2:] if token.startswith("##") else " " + token
     return text.encode("utf-8", "replace")
 

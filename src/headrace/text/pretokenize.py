@@ -1,8 +1,8 @@
-"""How each family cuts text into words before byte-level BPE: the `tokenizer.ggml.pre` table.
+"""Pre-tokenization of each family before byte-level BPE: the `tokenizer.ggml.pre` table.
 
 The patterns are those that the families publish in their `tokenizer.json`; the keys are the names
-that GGUF files carry. Sources: the tokenizer.json of one member of each family, and the list of
-names in llama.cpp's `llama-vocab.cpp`.
+in GGUF files. Sources: the tokenizer.json of one member of each family, and the list of names in
+llama.cpp's `llama-vocab.cpp`.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ DEEPSEEK3 = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Patterns applied one after the other, each cutting the pieces of the one before."""
+    """Patterns applied one after the other, each to the pieces of the previous one."""
 
     patterns: tuple[str, ...]
     digits: bool = False
     """Every digit stands alone, before the patterns."""
     nfc: bool = False
-    """The text is brought into Unicode normal form C first."""
+    """Text is brought into Unicode normal form C first."""
     ignore_merges: bool = False
     """A word that is a token as a whole is taken as it is."""
 
     @property
     def native(self) -> WordRules | None:
-        """These rules for our own library; None: it cannot cut like this."""
+        """Return these rules for our own library; None if it does not know them."""
         return None if self.digits or len(self.patterns) > 1 else _NATIVE.get(self.patterns[0])
 
     def build(self) -> pre_tokenizers.PreTokenizer:

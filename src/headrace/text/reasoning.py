@@ -1,4 +1,4 @@
-"""Where a model's reasoning begins and ends in its text."""
+"""Marks of a model's reasoning in its text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class ReasoningMarks:
     open: str
     close: str
     behind: str = ""
-    """What stands between reasoning and the answer's own beginning."""
+    """Text between reasoning and the answer's own beginning."""
 
     def open_in(self, prompt: str, answer: str = "") -> bool:
-        """Does the prompt end inside reasoning, which the model then goes on with?
+        """Tell whether the prompt ends inside reasoning, which the model then continues.
 
-        `answer`: the end of the prompt that is the beginning of the answer. A mark counts in it
-        and right before it; one further up is what somebody wrote in an earlier turn.
+        `answer`: the end of the prompt that is the beginning of the answer. A mark counts in it and
+        right before it; one further up was written in an earlier turn.
         """
         _, mark, thoughts = prompt.rpartition(self.open)
         if not mark or self.close in thoughts:
@@ -36,7 +36,7 @@ MARKS = (
 
 
 def detect_reasoning(template: str | None) -> ReasoningMarks | None:
-    """The marks that a chat template speaks of: one that strips earlier reasoning, or opens it."""
-    if template and HARMONY.open in template:  # Others end a turn with what closes it.
+    """Find the marks that a chat template names: one that strips earlier reasoning, or opens it."""
+    if template and HARMONY.open in template:  # Others end a turn with HARMONY.close.
         return HARMONY
     return next((marks for marks in MARKS if template and marks.close in template), None)

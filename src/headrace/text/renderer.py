@@ -1,9 +1,9 @@
-"""Renderings that are not small, each in a process that is killed when its time is over.
+"""Large renderings, each in a process that is killed when its time is over.
 
-jinja's filters do their work in C, where no step is counted and no clock is looked at: rounding to
-10^8 places takes minutes and holds the interpreter. A thread cannot be stopped in that; a process
-can. One is started when the first large conversation comes, keeps the compiled template, and takes
-one rendering after another over its standard streams (ADR 0055).
+jinja's filters do their work in C, where no step is counted and no clock is checked: rounding to
+10^8 places takes minutes and holds the interpreter lock. A thread cannot be stopped in that; a
+process can. One is started when the first large conversation comes, keeps the compiled template,
+and takes one rendering after another over its standard streams (ADR 0055).
 
     parent → child: length (4 bytes), MessagePack: a source, then the variables of each; another
     source replaces it
@@ -29,11 +29,11 @@ from headrace.base.errors import InvalidRequest, Overloaded
 from ..base.foreign import msgpack_reader
 
 HARD_SECONDS = 6.0
-"""Limit of one rendering without its process's start; `sandbox.MAX_SECONDS` comes before, where
-Python still runs."""
+"""Seconds of one rendering without its process's start; `sandbox.MAX_SECONDS` comes first while
+Python code runs."""
 START_SECONDS = 30.0
 MOST = 2
-"""Processes of one template."""
+"""Largest number of processes of one template."""
 MEMORY = 2 * 2**30
 """Bytes of address space of such a process."""
 _LENGTH = struct.Struct("<I")
@@ -43,7 +43,7 @@ _answered = msgpack_reader(tuple[str, str])
 
 
 class Renderers:
-    """The processes of one template. May be used from several threads."""
+    """Processes of one template. May be used from several threads."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -51,8 +51,8 @@ class Renderers:
         self._places = threading.BoundedSemaphore(MOST)
 
     def render(self, variables: dict[str, Any]) -> tuple[str, str]:
-        """(kind, text) as the child says. Raises `Overloaded` where no process can be had and
-        `InvalidRequest` for what is not JSON."""
+        """Render in a process; return (kind, text) as the child reports it. Raises `Overloaded` if
+        no process can be started and `InvalidRequest` for variables that are not JSON."""
         try:
             asked = _encode(variables)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -80,7 +80,8 @@ class Renderers:
 
 
 class _Renderer:
-    """One process, as its parent sees it. Ends with its owner, which holds its standard input."""
+    """One process, as seen by its parent. It ends with its owner, which holds its standard
+    input."""
 
     def __init__(self, source: str) -> None:
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "LC_ALL": "C.UTF-8"}
@@ -115,7 +116,7 @@ class _Renderer:
         return kind, text
 
     def _exchange(self, asked: bytes, seconds: float) -> bytes | None:
-        """The answer; None where there was none in time, and the process is killed."""
+        """Return the answer; None if none came in time, and the process is killed."""
         end = time.monotonic() + seconds
         try:
             self._send(memoryview(_LENGTH.pack(len(asked)) + asked), end)
@@ -164,8 +165,8 @@ class _Renderer:
 
 
 def _main(into: BinaryIO, out: BinaryIO) -> None:
-    """The child: renders until its parent is gone."""
-    # Here: the parent does without.
+    """Run the child: render until the parent is gone."""
+    # Local: the parent does not need them.
     from .sandbox import TemplateEnvironment
 
     template = None
@@ -190,12 +191,12 @@ def _rendered(template: Any, variables: dict[str, Any]) -> tuple[str, str]:
         return "exhausted", str(error)
     except MemoryError:
         return "exhausted", "takes too much memory"
-    except Exception as error:  # noqa: BLE001 - the border to foreign code
+    except Exception as error:  # noqa: BLE001 - the boundary to foreign code
         return "failed", f"{type(error).__name__}: {error}"[:1000]
 
 
 def _limit() -> None:
-    """Let the kernel end this process should its parent not live to do so."""
+    """Let the kernel end this process if its parent does not live to do so."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -1,22 +1,22 @@
 """The jinja environment in which chat templates run: closed, and bounded in time and memory.
 
 A template comes with a model file, so it is foreign code. jinja's immutable sandbox keeps it from
-attributes that reach outside and from changing its input; it does not keep it from eating the
-process. Here every value that a template makes is weighed and every loop turn is counted:
+attributes that reach outside and from changing its input, but not from exhausting the process. Here
+every value that a template makes is measured and every loop turn is counted:
 
 - *steps*: a counter is compiled into the body of every loop and macro (`_parse`); nothing else in
-  the language repeats; the counter also looks at the clock now and then;
-- *size*: results of operators, calls, filters, block assignments, list and dict literals are held
-  against `MAX_VALUE`; what could make a huge value in one step (repetition, powers, padding,
-  replacing) is computed only after its size is known, and the rest of the string methods and
-  filters of that kind are not there at all;
+  the language repeats; the counter also checks the clock now and then;
+- *size*: results of operators, calls, filters, block assignments, list and dict literals are
+  checked against `MAX_VALUE`; an operation that could make a huge value in one step (repetition,
+  powers, padding, replacing) runs only after its size is known; the other string methods and
+  filters of that kind are absent;
 - *output*: everything written, also inside macros, adds up to at most `MAX_WRITTEN`.
 
-That holds for what Python does between two steps, not for what C does in one of them. So a
-rendering is *small* or not (ADR 0055): a small one runs where it is asked for, within a time of
-milliseconds, small values, and the operations whose cost grows with their values and no faster;
-at the first sign of anything else it raises `Elsewhere`, and the whole is done in a process that
-can be killed (`text.renderer`).
+That bounds Python's work between two steps, not C's work in one of them. So a rendering is *small*
+or not (ADR 0055). A small one runs in-process, within milliseconds, with small values, and only
+with operations whose cost grows at most linearly with their values. At the first sign of anything
+else it raises `Elsewhere`, and the whole rendering is done in a process that can be killed
+(`text.renderer`).
 """
 
 from __future__ import annotations
@@ -47,32 +47,33 @@ MAX_NODES = 1_000_000
 MAX_STEPS = 150_000
 """Loop turns and macro calls of one rendering."""
 MAX_SECONDS = 5.0
-"""A last resort: the bounds above are reached first but in templates made to be slow."""
+"""Last resort in seconds: only templates made to be slow reach it before the bounds above."""
 SMALL_SECONDS = 0.02
 SMALL_VALUE = 256 * 1024
-"""Characters or elements of what a small rendering makes, and parts of a list or dict."""
+"""Characters or elements of a value in a small rendering, and parts of a list or dict."""
 MAX_BITS = 1024
 """Width of a number in a template's source."""
 
 
 class Raised(Exception):
-    """The template called `raise_exception`."""
+    """Error of a template that called `raise_exception`."""
 
 
 class Exhausted(Exception):
-    """A bound was reached; the message goes after "the chat template"."""
+    """Error of a bound that was reached; the message goes after "the chat template"."""
 
 
 class Elsewhere(BaseException):
-    """This rendering is not small. No template can catch it, nor a filter turn it into a value."""
+    """Signal that this rendering is not small. No template can catch it, nor a filter turn it into
+    a value."""
 
     def __init__(self, *, always: bool = False) -> None:
-        """`always`: by what the template does, not by what this conversation holds."""
+        """Signal it; `always`: because of the template itself, not of this conversation."""
         self.always = always
 
 
 class Meter:
-    """What one rendering has used."""
+    """Resources that one rendering has used."""
 
     __slots__ = ("deadline", "parts", "small", "steps", "value", "written")
 
@@ -85,7 +86,7 @@ class Meter:
         self.deadline = time.monotonic() + (SMALL_SECONDS if small else MAX_SECONDS)
 
     def step(self, constant: int) -> None:
-        """One turn of a body that writes `constant` characters of its own."""
+        """Count one turn of a body that writes `constant` characters of its own."""
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise Exhausted(f"takes more than {MAX_STEPS} steps")
@@ -93,7 +94,7 @@ class Meter:
         self.write(constant)
 
     def look(self) -> None:
-        """At the clock."""
+        """Check the clock."""
         if time.monotonic() > self.deadline:
             if self.small:
                 raise Elsewhere
@@ -118,15 +119,15 @@ def check(size: int) -> None:
 
 
 def sized(value: Any) -> Any:
-    """The value, if it is not too large by its own length."""
+    """Return the value if its own length is not too large."""
     if isinstance(value, str | list | tuple | dict):
         check(len(value))
     return value
 
 
 def weighed(value: Any) -> Any:
-    """The value, if all that it contains is not too large: a list of itself twice, forty times
-    over, is small until something writes it out."""
+    """Return the value if its whole content is not too large. A list of the same list twice, forty
+    levels deep, is small until something writes it out."""
     if isinstance(value, str):
         return sized(value)
     total, count, pending, most = 0, 0, [value], METER.get().parts
@@ -151,7 +152,8 @@ def weighed(value: Any) -> Any:
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks text for training; here its body is all."""
+    """Tag `{% generation %}…{% endgeneration %}`, which marks text for training; here only its body
+    counts."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja's interface
 
@@ -221,7 +223,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return weighed(value)
 
     def joined(self, *values: Any) -> str:
-        """The operator `~`."""
+        """Apply the operator `~`."""
         texts = [str(weighed(value)) for value in values]
         check(sum(map(len, texts)))
         return "".join(texts)
@@ -234,7 +236,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             if name in _REFUSED_METHODS:
                 raise Exhausted(f"calls str.{name}, which templates may not")
             METER.get().look()
-            # Within a loop or a block jinja passes what stands there along.
+            # Within a loop or a block jinja also passes its variables.
             own = {key: one for key, one in kwargs.items() if key not in _SCOPES}
             if name == "replace":
                 return _replace(owner, *args, **own)
@@ -262,7 +264,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Wrap:
-    """Puts `~`, and list and dict literals, through the environment's own functions."""
+    """Rewriter that puts `~`, and list and dict literals, through the environment's own
+    functions."""
 
     def visit(self, node: Any) -> Any:
         for name, value in node.iter_fields():
@@ -287,7 +290,7 @@ def _constant(node: nodes.Node) -> bool:
 
 
 def _own(name: str, args: list[Any]) -> nodes.Call:
-    """A call of the environment's method, by a path that no template variable can hide."""
+    """Make a call of the environment's method, by a path that no template variable can hide."""
     return nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None)
 
 
@@ -309,16 +312,16 @@ SMALL_FILTERS = frozenset(
     reject rejectattr reverse safe select selectattr title trim upper
     """.split()  # noqa: SIM905
 )
-"""Filters that a small rendering may use: their time is at most in proportion to their values. Any
+"""Filters that a small rendering may use: their time is at most proportional to their values. Any
 other is allowed as well, in a process (`Elsewhere`)."""
 
 
 def _guarded(function: Callable[..., Any], *, small: bool) -> Callable[..., Any]:
-    """A filter whose result is held against the bound; jinja's marks on it are kept."""
+    """Wrap a filter: its result is checked against the bound; jinja's marks on it are kept."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         meter = METER.get(None)
-        if meter is None:  # jinja would compute what is constant while it compiles.
+        if meter is None:  # jinja would compute constants while it compiles.
             raise nodes.Impossible
         if meter.small and not small:
             raise Elsewhere(always=True)
@@ -330,11 +333,11 @@ def _guarded(function: Callable[..., Any], *, small: bool) -> Callable[..., Any]
 
 
 def _written(value: Any) -> Any:
-    """Everything that is written passes here before it becomes text."""
+    """Check everything that is written before it becomes text."""
     if isinstance(value, Undefined):
         return value
     meter = METER.get(None)
-    if meter is None:  # jinja compiles, and would write what is constant.
+    if meter is None:  # jinja compiles, and would write constants.
         if isinstance(value, str):
             return value
         raise nodes.Impossible
@@ -436,8 +439,8 @@ def _wordwrap(
 
 
 def _check_format(pattern: str, mark: str, values: Iterable[Any]) -> None:
-    """Hold what a format string would make of these values against the bound: each of its fields
-    may repeat all of them."""
+    """Check a format string's result for these values against the bound: each of its fields may
+    repeat all of them."""
     _narrow(pattern)
     total = sum(len(value if isinstance(value, str) else str(weighed(value))) for value in values)
     check(len(pattern) + pattern.count(mark) * total)
@@ -447,7 +450,7 @@ _NESTED_FIELD = re.compile(r"\{[^{}]*:[^{}]*\{")
 
 
 def _narrow(pattern: str) -> None:
-    """Refuse format strings with field widths in them; no template needs one above a few."""
+    """Refuse format strings with large field widths in them; no template needs one above a few."""
     digits = 0
     for char in pattern:
         digits = digits + 1 if char.isdigit() else 0
@@ -469,7 +472,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as published templates expect it: not escaped for HTML, in the order given."""
+    """Write JSON as published templates expect it: not escaped for HTML, in the order given."""
     if isinstance(indent, int) and indent > 16:
         raise Exhausted("indents JSON by more than 16")
     return json.dumps(
@@ -482,10 +485,10 @@ def tojson(
 
 
 def rendered(template: Any, variables: Mapping[str, Any], *, small: bool = False) -> str:
-    """What a template of this environment writes.
+    """Return the text that a template of this environment writes.
 
-    Raises `Elsewhere` (where it is to be small), `Raised`, `Exhausted`, and whatever a template
-    that fails raises.
+    Raises `Elsewhere` (if it has to be small), `Raised`, `Exhausted`, and any error of a failing
+    template.
     """
     token = METER.set(Meter(small=small))
     try:

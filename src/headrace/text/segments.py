@@ -1,14 +1,14 @@
 """Long texts in segments, cut where the tokens of one side do not depend on the other.
 
 Encoders need many times the memory of their text while they work (the `tokenizers` library 100 to
-200 bytes per byte), and can only say at the end how many tokens it has. So a long text is encoded
-in segments, one after the other, as far as it has to be.
+200 bytes per byte), and report the number of tokens only at the end. So a long text is encoded in
+segments, one after the other, as far as necessary.
 
 A cut is between a small letter and a space before a small letter. Every pattern that cuts text into
-words has a border there, whatever stands around it; where there is no pattern, no merge reaches
-over it unless a token does. Another is before a control token, which stands for itself. What a
-vocabulary or its normaliser might still do differently is tried once, with texts that are cut at
-each such place.
+words has a border there, whatever the surrounding text. Without a pattern, no merge reaches over it
+unless a token does. Another cut is before a control token, which stands for itself. Remaining
+differences of a vocabulary or its normaliser are tested once, with texts that are cut at each such
+place.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from .pieces import SPACE
 from .specials import SpecialSplitter
 
 SEGMENT = 16 * 1024
-"""Characters of a segment, and a word more."""
+"""Characters of a segment, up to the end of a word."""
 _BORDER = re.compile("[a-z](?= [a-z])")
 _CROSSED = re.compile("[a-z][ \u2581\u0120]")
-"""In a token as files write it: a space is itself, U+2581 (SentencePiece) or U+0120 (bytes)."""
+"""Pattern of a cut inside a token as files write it: a space is itself, U+2581 (SentencePiece) or
+U+0120 (bytes)."""
 _TRIED = (
     "The headrace carries water to the turbine, and  the   turbine turns it into work.\n"
     "don't we're it's i'll 1 cubic metre a second 12345 x 2 = y\n\n\tdef f(a: int) -> int:\n"
@@ -39,11 +40,12 @@ _TRIED_MARKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """Where the texts of one vocabulary may be cut."""
+    """Places where texts of one vocabulary may be cut."""
 
     left_out: int | None = None
-    """Characters after a cut before a space that belong to no segment: 1 where an encoder puts a
-    space before each text, as it would before the segment. None: there is no such cut."""
+    """Number of characters after a cut before a space that belong to no segment. It is 1 for an
+    encoder that puts a space before each text, also before the segment. None: there is no such
+    cut."""
     marks: SpecialSplitter | None = None
     """Control tokens before which a text may be cut."""
 
@@ -51,7 +53,8 @@ class Borders:
         return self.left_out is not None or self.marks is not None
 
     def between(self, text: str, start: int, end: int) -> tuple[int, int] | None:
-        """The first cut in a part of a text: (end of what is before it, start of the rest)."""
+        """Find the first cut in a part of a text; return (end of the text before it, start of the
+        rest)."""
         if self.left_out is not None:
             border = _BORDER.search(text, start, end + 2)
             if border is not None:
@@ -66,8 +69,8 @@ class Borders:
 def segments(
     text: str, borders: Borders, size: int = SEGMENT, unbroken: int | None = None
 ) -> Iterator[str]:
-    """The text in pieces of at least `size` characters that end at a cut; the last one is what is
-    left. Raises `TooLarge` where more than `unbroken` characters follow without a cut."""
+    """Yield the text in pieces of at least `size` characters that end at a cut, and then the rest.
+    Raises `TooLarge` if more than `unbroken` characters follow without a cut."""
     start = 0
     while True:
         found, looked = None, start + size
@@ -93,9 +96,11 @@ def borders_of(
     added: Collection[str],
     control: Iterable[str],
 ) -> Borders:
-    """Where the segments of any text have the tokens that they have in it. `tokens`: all, as files
-    write them; `added`: those that are found in text as a whole; `control`: of these, those that
-    stand for themselves."""
+    """Find the cuts that leave the tokens of any text unchanged.
+
+    `tokens`: all, as files write them; `added`: those that are found in text as a whole; `control`:
+    those of them that stand for themselves.
+    """
     return Borders(_left_out(encode, tokens, added), _marks(encode, added, control))
 
 
@@ -116,7 +121,7 @@ def _left_out(
 def _marks(
     encode: Callable[[str], list[int]], added: Collection[str], control: Iterable[str]
 ) -> SpecialSplitter | None:
-    # Where one begins no other added token may be under way.
+    # Where one begins no other added token may be in progress.
     inside = {letter for token in added for letter in token[1:]}
     marks = [
         mark

@@ -1,12 +1,12 @@
-"""SentencePiece's BPE, from the pieces and scores that a GGUF file carries.
+"""SentencePiece's BPE, from the pieces and scores in a GGUF file.
 
-The algorithm is that of Sennrich et al. 2016 as SentencePiece runs it: start from characters,
-join the neighbours whose joined piece has the highest score, the leftmost first among equals,
-until no neighbours form a piece; a character that is no piece becomes its UTF-8 bytes.
+The algorithm is that of Sennrich et al. 2016 as SentencePiece runs it. It starts from characters,
+and joins the neighbours whose joined piece has the highest score, the leftmost first among equals,
+until no neighbours form a piece. A character that is no piece becomes its UTF-8 bytes.
 
-Written here and not handed to `tokenizers`, which wants a ranked list of merges: for a vocabulary
-of 262,144 pieces there are half a million, and making and loading them takes two seconds at every
-start, against a tenth of a second for this. See `docs/adr/0035`.
+It is our own code because `tokenizers` wants a ranked list of merges. For a vocabulary of 262,144
+pieces there are half a million; making and loading them takes two seconds at every start, compared
+with a tenth of a second here. See `docs/adr/0035`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from collections.abc import Mapping
 from .pieces import SPACE
 
 CACHE_WORDS = 65_536
-"""Words whose ids are remembered; when it is full it is emptied."""
+"""Largest number of words whose ids are remembered; a full cache is emptied."""
 CACHE_LENGTH = 64
-"""Longer words are not worth remembering."""
+"""Longest word worth remembering."""
 
 _WORD = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 
 
 class SentencePieceEncoder:
-    """Plain text (no special tokens) to ids.
+    """Encoder of plain text (no special tokens) to ids.
 
-    `pieces` maps each piece that merges may form to (score, id); `byte_ids` are the ids of
-    `<0x00>` … `<0xFF>`, or empty; then `unknown` stands for a character that is no piece.
+    `pieces` maps each piece that merges may form to (score, id). `byte_ids` are the ids of `<0x00>`
+    … `<0xFF>`, or empty; then `unknown` stands for a character that is no piece.
     """
 
     def __init__(
@@ -40,17 +40,18 @@ class SentencePieceEncoder:
         self._pieces = pieces
         self._byte_ids = byte_ids
         self._unknown = unknown
-        # Words may be encoded one by one where no piece reaches over a border between them.
+        # Words may be encoded one by one if no piece reaches over a border between them.
         self._by_word = not any(SPACE in piece.lstrip(SPACE) for piece in pieces if SPACE in piece)
         self._cache: dict[str, list[int]] = {}
 
     @functools.cached_property
     def longest(self) -> int:
-        """UTF-8 bytes of text that one id stands for, at most; an unknown one for a character."""
+        """Return the largest number of UTF-8 bytes of text that one id stands for; an unknown id
+        stands for a character."""
         return max(4, *(len(piece.encode()) for piece in self._pieces))
 
     def encode(self, text: str) -> list[int]:
-        """`text` has its spaces written as "▁"."""
+        """Encode a text whose spaces are written as "▁"."""
         if not self._by_word:
             return self._word(text)
         ids: list[int] = []

@@ -1,4 +1,5 @@
-"""Cuts a text at its special tokens: leftmost first, longest first among those that start there."""
+"""Search for special tokens in a text: leftmost first, longest first among those that start
+there."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 
 class SpecialSplitter:
-    """Finds whole tokens in text in time that does not grow with their number.
+    """Finder of whole tokens in text, in time that does not grow with their number.
 
-    A pattern of the tokens' first two characters finds candidates; a dictionary, asked with the
-    lengths that occur for these two characters, decides. (One alternation of all tokens costs a
-    test per token and character: Gemma has 6,400 of them.)
+    A pattern of the tokens' first two characters finds candidates. A dictionary decides, asked with
+    the lengths that occur for these two characters. (One alternation of all tokens costs a test per
+    token and character: Gemma has 6,400 of them.)
     """
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
@@ -26,7 +27,8 @@ class SpecialSplitter:
         self._candidates = _heads_pattern(self._lengths)
 
     def split(self, text: str) -> Iterator[str | int]:
-        """The stretches of plain text (never empty) and the ids of the tokens between them."""
+        """Yield the stretches of plain text (never empty) and the ids of the tokens between
+        them."""
         if self._candidates is None:
             if text:
                 yield text
@@ -46,7 +48,7 @@ class SpecialSplitter:
             yield text[start:]
 
     def places(self, text: str, start: int, end: int) -> Iterator[int]:
-        """Where tokens begin in a part of a text."""
+        """Yield the places where tokens begin in a part of a text."""
         if self._candidates is None:
             return
         for match in self._candidates.finditer(text, start, end + 1):
@@ -66,7 +68,7 @@ class SpecialSplitter:
 
 
 def _heads_pattern(heads: Iterable[str]) -> re.Pattern[str] | None:
-    """One pattern for all heads of one or two characters, the second ones as a class."""
+    """Make one pattern for all heads of one or two characters, the second ones as a class."""
     second: dict[str, set[str]] = {}
     single: set[str] = set()
     for head in heads:

@@ -8,26 +8,26 @@ from .automaton import Automaton
 
 
 class StopStrings:
-    """Passes text on until a stop string is complete.
+    """Filter that passes text on until a stop string is complete.
 
-    What could be the beginning of a stop string is held back, nothing else. The match is the one
-    that is complete first, so that the result does not depend on how the text is cut; of two that
-    end at the same character, the longer. Text after a match is dropped.
+    Only a possible beginning of a stop string is held back. The match is the one that is complete
+    first, so that the result does not depend on how the text is cut; of two that end at the same
+    character, the longer. Text after a match is dropped.
     """
 
     __slots__ = ("_automaton", "_held", "_include", "_state", "matched")
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """`include`: the stop string itself is passed on too."""
+        """Start before the text. `include`: the stop string itself is passed on too."""
         self._automaton = Automaton(stops) if stops else None
         self._include = include
         self._state = 0
         self._held = ""
         self.matched: str | None = None
-        """The stop string that ended the text."""
+        """Stop string that ended the text."""
 
     def feed(self, text: str) -> str:
-        """The text that these further characters make certain."""
+        """Return the text that these further characters make certain."""
         automaton = self._automaton
         if automaton is None:
             return text
@@ -44,6 +44,6 @@ class StopStrings:
         return window[:certain]
 
     def finish(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return the held-back text at the end."""
         held, self._held, self._state = self._held, "", 0
         return held

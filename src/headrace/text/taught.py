@@ -15,15 +15,15 @@ _VARIABLE = re.compile(r"(?<![\w.])tools\b")
 _XML_VARIABLE = re.compile(r"\bxml_tools\b")
 _FIELD = re.compile(r"\bmessage(\.tools\b|\[[\"']tools[\"']\])")
 _NO_SYSTEM = re.compile(r"system role", re.IGNORECASE)
-"""Said by templates that refuse a system message (Gemma 1 and 2)."""
+"""Words of templates that refuse a system message (Gemma 1 and 2)."""
 
 
 class Teaching:
-    """How tools come into a conversation, told from the template's text.
+    """Way in which a conversation gets tools, found in the template's text.
 
-    Most templates have the variable `tools`. SmolLM3's is `xml_tools`, Phi-4-mini's are a field of
-    the system message. A model that has none of these is taught in words, in the first message:
-    which functions there are, and how a call is written in its dialect.
+    Most templates have the variable `tools`. SmolLM3's is `xml_tools`; Phi-4-mini's tools are a
+    field of the system message. A model without any of these is taught in words, in the first
+    message: the available functions, and the form of a call in its dialect.
     """
 
     def __init__(self, template: str) -> None:
@@ -36,13 +36,14 @@ class Teaching:
         self._dialect = detect_dialect(template)
 
     def variables(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What the template is handed of the tools."""
+        """Return the template's variables for the tools."""
         return {"tools": list(tools)} | ({"xml_tools": list(tools)} if self._takes_xml else {})
 
     def teach(
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
-        """The messages, with the tools in the first one where the template does not take them."""
+        """Return the messages, with the tools in the first one if the template does not take
+        them."""
         if self._takes or self._takes_xml:
             return messages
         first, rest = messages[0] if messages else {}, messages[1:]

@@ -16,30 +16,33 @@ MAX_TEMPLATE = 512 * 1024
 """Characters of a template."""
 SMALL_MESSAGES = 64
 SMALL_CHARACTERS = 64 * 1024
-"""Messages, and the characters of their contents, up to which a conversation is written out where
-it is asked for; larger ones are in a process of their own (`text.renderer`)."""
+"""Largest number of messages, and of characters in their contents, for rendering in-process; larger
+conversations go to a process of their own (`text.renderer`)."""
 
 
 _NONE = re.compile(r"content['\"]?\]?\s+is\s+(not\s+)?none\b", re.IGNORECASE)
-"""A template that tells messages without content from those with an empty one."""
+"""Pattern of a template that distinguishes messages without content from those with an empty
+one."""
 _END_MARK = "\ue0f0end of the answer so far\ue0f1 "
-"""Written behind the last message's content, to find where it ends: in private characters, which
-no template knows."""
+"""Mark after the last message's content, to find where it ends: private characters that no template
+knows."""
 
 
 class ChatTemplate:
     """A compiled template; `render` may be called from several threads."""
 
     def __init__(self, source: str, *, special: Mapping[str, str] | None = None) -> None:
-        """`special`: names of special tokens and their text (bos_token, eos_token, …), which
-        templates read as variables. Raises `ModelFileError` where it does not compile.
+        """Compile a template. Raises `ModelFileError` if it does not compile.
+
+        `special`: names of special tokens and their text (bos_token, eos_token, …), which templates
+        read as variables.
         """
         if len(source) > MAX_TEMPLATE:
             raise ModelFileError(
                 f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE} are read",
                 param="chat_template",
             )
-        # Local: 20 ms of imports, of no use to a start that renders no conversation.
+        # Local: 20 ms of imports, useless at a start that renders no conversation.
         import jinja2
 
         from .renderer import Renderers
@@ -74,13 +77,13 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation; its special tokens are written out in it.
+        """Return the prompt of a conversation; its special tokens are spelled out.
 
         `messages` are OpenAI's; content given as text parts is joined. `continue_final_message`
-        leaves the last message open for the model to go on with. `variables` are the template's
-        own (`{"enable_thinking": False}`); they cannot replace what this method passes.
-        Raises `InvalidRequest`, with the template's own words where it refuses, and `TooLarge`
-        where it goes over a bound of the sandbox.
+        leaves the last message open for the model to continue. `variables` are the template's own
+        (`{"enable_thinking": False}`); they cannot replace this method's own. Raises
+        `InvalidRequest`, with the template's own words if it refuses, and `TooLarge` if it exceeds
+        a bound of the sandbox.
         """
         given = self._given(
             messages, tools, documents, add_generation_prompt, continue_final_message, variables
@@ -102,8 +105,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str | None:
-        """What `render` gives, where that takes milliseconds, for an event loop; None: call
-        `render`, in a thread."""
+        """Render in milliseconds, for an event loop; None: call `render`, in a thread."""
         if self._needs_process or not _is_small(messages):
             return None
         given = self._given(
@@ -121,7 +123,7 @@ class ChatTemplate:
         continue_final_message: bool,
         variables: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
-        """The template's variables."""
+        """Collect the template's variables."""
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message needs add_generation_prompt to be false",
@@ -143,7 +145,7 @@ class ChatTemplate:
         }
 
     def _here(self, given: dict[str, Any]) -> str | None:
-        """The text of a small rendering; None where it is none."""
+        """Render in-process if the rendering is small; else return None."""
         from .sandbox import Elsewhere, Exhausted, Raised, rendered
 
         if self._needs_process or not _is_small(given["messages"]):
@@ -151,26 +153,26 @@ class ChatTemplate:
         try:
             return rendered(self._template, given, small=True)
         except Elsewhere as cause:
-            # What it uses it will use again; what took long is this conversation's.
+            # Slow filters will be used again; a long time is due to this conversation.
             self._needs_process = cause.always
             return None
         except Raised as error:
             raise _refused(str(error)) from None
         except Exhausted as error:
             raise _exhausted(str(error)) from None
-        except Exception as error:  # noqa: BLE001 - the border to foreign code
+        except Exception as error:  # noqa: BLE001 - the boundary to foreign code
             raise _failed(f"{type(error).__name__}: {error}") from None
 
 
 def _cut(text: str) -> str:
-    """The text up to the end of the message that is continued."""
+    """Return the text up to the end of the message that is continued."""
     text, mark, rest = text.rpartition(_END_MARK.rstrip())
     if not mark:
         raise InvalidRequest(
             "the chat template does not write the last message as it is, so it cannot be continued",
             param="continue_final_message",
         )
-    # A template that strips content took the space behind the mark with it.
+    # A template that strips content took the space after the mark with it.
     return text if rest.startswith(" ") else text.rstrip()
 
 
@@ -189,7 +191,7 @@ def _failed(words: str) -> InvalidRequest:
 
 
 def _is_small(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Is a conversation short enough to be written out where it is asked for?"""
+    """Tell whether a conversation is short enough to be rendered in-process."""
     if not isinstance(messages, list | tuple) or len(messages) > SMALL_MESSAGES:
         return False
     total = 0
@@ -203,11 +205,11 @@ def _is_small(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 class ChatTemplates:
-    """Templates of one model, of which each request gets the one that is made for it."""
+    """Templates of one model; each request gets the one made for it."""
 
     def __init__(self, files: ModelFiles) -> None:
-        """Raises `ModelFileError` where one does not compile, `InvalidRequest` where there is
-        none."""
+        """Compile the templates. Raises `ModelFileError` if one does not compile, `InvalidRequest`
+        for a model without a template."""
         self._files = files
         self._made = {source: ChatTemplate(source, special=files.special) for source in _of(files)}
 
@@ -219,7 +221,7 @@ class ChatTemplates:
         documents: Sequence[Mapping[str, Any]] | None = None,
         **others: Any,
     ) -> str:
-        """Write a conversation out; see `ChatTemplate.render`."""
+        """Render a conversation; see `ChatTemplate.render`."""
         chosen = self._chosen(tools, documents)
         return chosen.render(messages, tools=tools, documents=documents, **others)
 
@@ -231,7 +233,7 @@ class ChatTemplates:
         documents: Sequence[Mapping[str, Any]] | None = None,
         **others: Any,
     ) -> str | None:
-        """Write a small conversation out; see `ChatTemplate.render_small`."""
+        """Render a small conversation; see `ChatTemplate.render_small`."""
         chosen = self._chosen(tools, documents)
         return chosen.render_small(messages, tools=tools, documents=documents, **others)
 
@@ -251,13 +253,13 @@ def _of(files: ModelFiles) -> Sequence[str]:
 
 
 def open_end(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text with which a prompt ends that goes on with the last message. Raises
-    `InvalidRequest` where there is none."""
+    """Return the end of a prompt that continues the last message. Raises `InvalidRequest` for a
+    message without text."""
     return _open_end(clean_messages(messages[-1:]))
 
 
 def _open_end(messages: list[dict[str, Any]]) -> str:
-    """The text that cleaned messages end with, as templates strip it."""
+    """Return the text that cleaned messages end with, as templates strip it."""
     content = messages[-1].get("content")
     if not isinstance(content, str) or not content.strip():
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Text to token ids and back: one face over the vocabularies that model files carry."""
+"""Text to token ids and back: one interface to the vocabularies of model files."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from .specials import SpecialSplitter
 MAX_CHARACTERS = 8 * 2**20
 """Longest text that is tokenised; a longer one is refused before any work."""
 _LOOK = 64 * 1024
-"""Characters that are looked at at once."""
+"""Characters that are checked at once."""
 _PART = 4096
 """Ids that are decoded at once."""
 
 
 class Encoder(Protocol):
-    """Plain text, without special tokens, to ids."""
+    """Encoder of plain text, without special tokens, to ids."""
 
     def encode(self, text: str) -> list[int]: ...
 
 
 class SpecialEncoder(Protocol):
-    """Text with its special tokens to ids."""
+    """Encoder of text with its special tokens to ids."""
 
     def encode_with_specials(self, text: str, *, special: bool) -> list[int]: ...
 
 
 @dataclass(slots=True)
 class Vocabulary:
-    """The tokens of a model and what they mean, as read from its file."""
+    """Tokens of a model and their properties, as read from its file."""
 
     kind: PieceKind
     tokens: Sequence[str]
@@ -49,16 +49,16 @@ class Vocabulary:
     special_ids: frozenset[int]
     """Ids that are no text: control tokens; left out when special tokens are skipped."""
     find: Callable[[str], int | None]
-    """The id of a token as the file writes it."""
+    """Function from a token as the file writes it to its id."""
     bos_id: int | None = None
     eos_id: int | None = None
     prefix_ids: tuple[int, ...] = ()
-    """What the model wants before a text that no template made (bos, [CLS])."""
+    """Ids that the model wants before a text without a template (bos, [CLS])."""
     suffix_ids: tuple[int, ...] = ()
     strip_space: bool = False
     """SentencePiece: encoding puts a space before a text; decoding drops it again."""
     rows: int | None = None
-    """Rows of the model's matrices, where known: a token without one is no token of the model."""
+    """Rows of the model's matrices, if known: a token without one is no token of the model."""
     added_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Vocabulary:
 
     @property
     def count(self) -> int:
-        """Number of the model's tokens, whose ids are below it."""
+        """Return the number of the model's tokens, whose ids are below it."""
         return len(self.tokens) if self.rows is None else min(len(self.tokens), self.rows)
 
     def _row(self, index: int | None) -> int | None:
@@ -80,17 +80,18 @@ class Vocabulary:
 
 
 class Tokenizer:
-    """Text ↔ ids. Made by `load_tokenizer`; safe to share between threads."""
+    """Converter of text ↔ ids. Made by `load_tokenizer`; safe to share between threads."""
 
     def __init__(
         self, vocabulary: Vocabulary, encoder: Encoder | SpecialEncoder, served: Decision
     ) -> None:
         self._vocabulary = vocabulary
         self.served = served
-        """Which implementation turns text into ids, and why; for `headrace explain`."""
+        """Implementation that turns text into ids, and why; for `headrace explain`."""
         self._encoder = encoder
         self._large = threading.Lock()
-        """What cannot be cut is encoded one at a time, for the memory that it takes."""
+        """Lock for segments that cannot be cut: they are encoded one at a time, for their
+        memory."""
         self._pieces: list[bytes | None] = [None] * len(vocabulary.tokens)
         if hasattr(encoder, "encode_with_specials"):
             self._encode = encoder.encode_with_specials
@@ -111,7 +112,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids are from 0 to this, exclusive; a model may have more rows."""
+        """Return the bound of ids, which are from 0; a model may have more rows."""
         return self.vocabulary.count
 
     @property
@@ -124,7 +125,7 @@ class Tokenizer:
 
     @property
     def add_bos(self) -> bool:
-        """Does the model want a prefix (bos) before raw text, as its authors set it?"""
+        """Tell whether the model wants a prefix (bos) before raw text, as its authors set it."""
         return bool(self.vocabulary.prefix_ids)
 
     @property
@@ -133,7 +134,7 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """The control tokens that can be found in text, text → id."""
+        """Return the control tokens that can be found in text, text → id."""
         special = self.vocabulary.special_ids
         added = self.vocabulary.added
         return {token: index for token, index in added.items() if index in special}
@@ -142,7 +143,7 @@ class Tokenizer:
         return self.vocabulary.find(token)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token as the file writes it."""
+        """Return the token as the file writes it."""
         tokens = self.vocabulary.tokens
         return tokens[token_id] if 0 <= token_id < len(tokens) else None
 
@@ -155,13 +156,13 @@ class Tokenizer:
         most: int | None = None,
         unbroken: int | None = None,
     ) -> list[int]:
-        """Ids of a text.
+        """Encode a text to ids.
 
-        `special`: are control tokens written out in the text taken as such (as in a rendered
-        template), or as plain text? `add_bos`: put the model's prefix before it (none where the
-        model wants none). `most`: of a long text that has more ids, some more than these are
-        enough. Raises `InvalidRequest` for text that is no Unicode (a lone surrogate)
-        and `TooLarge` above `MAX_CHARACTERS`.
+        `special`: control tokens spelled out in the text are taken as such (as in a rendered
+        template), otherwise as plain text. `add_bos`: put the model's prefix before it, if the
+        model wants one. `most`: encoding of a longer text may stop soon after this number of ids.
+        Raises `InvalidRequest` for invalid Unicode (a lone surrogate) and `TooLarge` above
+        `MAX_CHARACTERS`.
         """
         if not isinstance(text, str):
             raise InvalidRequest(
@@ -172,7 +173,7 @@ class Tokenizer:
                 f"the text has {len(text)} characters; at most {MAX_CHARACTERS} are allowed",
                 param="prompt",
             )
-        for start in range(0, len(text), _LOOK):  # In parts: it makes a copy.
+        for start in range(0, len(text), _LOOK):  # In parts, since it makes a copy.
             try:
                 text[start : start + _LOOK].encode()
             except UnicodeEncodeError as error:
@@ -214,8 +215,8 @@ class Tokenizer:
         return list(range(len(self.vocabulary.tokens)))
 
     def fewest(self, text: str) -> int:
-        """How many ids a text has at least, without encoding it: one hostile word of megabytes
-        takes many seconds. 0 where the encoder cannot say."""
+        """Return a lower bound of a text's ids, without encoding it: one hostile word of megabytes
+        takes many seconds. 0 if the encoder cannot tell."""
         longest: int | None = getattr(self._encoder, "longest", None)
         if longest is None:
             return 0
@@ -223,9 +224,9 @@ class Tokenizer:
         return len(text.encode(errors="replace")) // max(longest, whole)
 
     def encode_with_specials(self, text: str, *, limit: int | None = None) -> list[int]:
-        """Ids of a text as an embedding model wants it: with what goes before and after it.
+        """Encode a text for an embedding model: with the ids before and after it.
 
-        `limit`: the text is cut at its end so that all of it has at most so many ids.
+        `limit`: the text is cut at its end so that the result has at most `limit` ids.
         """
         before, after = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
         room = None if limit is None else _room(limit, len(before) + len(after))
@@ -234,9 +235,9 @@ class Tokenizer:
     def encode_pair(
         self, first: str, second: str, *, limit: int | None = None
     ) -> tuple[list[int], int]:
-        """(ids of two texts as a model that scores pairs wants them, where the second begins).
+        """Return (ids of two texts for a model that scores pairs, where the second begins).
 
-        `limit`: the second text is cut at its end so that both have at most so many ids.
+        `limit`: the second text is cut at its end so that both have at most `limit` ids.
         """
         before, after = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
         head = [*before, *self.encode(first), *after]
@@ -249,8 +250,8 @@ class Tokenizer:
             text = text.replace(" ", SPACE)
         if not self.vocabulary.strip_space:
             return self._encode_parts((self._all if special else self._user).split(text))
-        # The space that is put before a text may join spaces of the text to a token of its own,
-        # so it comes before those are looked for, and again after each control token.
+        # The space before a text may join spaces of the text to one token. So it is added before
+        # tokens are looked for, and again after each control token.
         ids: list[int] = []
         for part in self._control.split(text) if special else [text]:
             if isinstance(part, int):
@@ -269,14 +270,15 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of ids from the start of a text; bytes that are no UTF-8 become U+FFFD."""
+        """Decode ids from the start of a text; bytes that are no UTF-8 become U+FFFD."""
         stream = IncrementalDetokenizer(self, skip_special=skip_special, at_start=True)
         # In parts: joining takes eighty bytes for each of the pieces.
         parts = [stream.feed(ids[at : at + _PART]) for at in range(0, len(ids), _PART)]
         return "".join(parts) + stream.finish()
 
     def piece(self, token_id: int) -> bytes:
-        """Raw bytes of a token, maybe a part of a character; empty for an id without a token."""
+        """Return the raw bytes of a token, maybe a part of a character; empty for an id without a
+        token."""
         if not 0 <= token_id < len(self._pieces):
             return b""
         known = self._pieces[token_id]
@@ -292,7 +294,7 @@ class Tokenizer:
 
 
 def _room(limit: int, taken: int) -> int:
-    """Ids of a text that may be cut, where others take some of `limit`."""
+    """Return the room for a text that may be cut, if other ids take part of `limit`."""
     if taken >= limit:
         raise InvalidRequest(
             f"a cut to {limit} tokens leaves no room: {taken} are taken by what is not cut",

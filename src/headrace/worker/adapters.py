@@ -1,11 +1,11 @@
 """LoRA adapters of one worker: on the host by name, on the device by slot.
 
-A sequence names its adapter when it takes a row. If the adapter has no slot it gets a free one, or
-that of an adapter which no row uses; the control plane never lets more adapters run than there
-are slots. Batches in which no row has an adapter do not come here at all.
+A sequence names its adapter when it takes a row. An adapter without a slot gets a free one, or the
+slot of an adapter that no row uses. The control plane never lets more adapters run than there are
+slots. A batch in which no row has an adapter does not use this module.
 
-Where processes share the model each has of an adapter what its own products need: rows of B as of
-the product, A whole, and nothing of layers that another stage has.
+In a process group each rank holds the part of an adapter that its own products need: the same rows
+of B as of the product, A whole, and nothing of layers on another pipeline stage.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _Host:
 
 
 class Adapters(RowFeature):
-    """Calls come from the worker's thread. A row's slot stands in `Rows.columns`, from where it
-    comes into a step's batch."""
+    """LoRA adapters as a row feature. Calls come from the worker's thread. A row's slot stands in
+    `Rows.columns`, from which a step's batch takes it."""
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class Adapters(RowFeature):
             product.names: weight
             for product, weight in zip(self._products, self._weights, strict=True)
         }
-        """By the names of the product's tensors."""
+        """LoRA weights by the names of the product's tensors."""
         self._host: dict[str, list[_Host]] = {}
         self._in_slot: OrderedDict[str, int] = OrderedDict()
-        """Name → slot, the least lately used first."""
+        """Slot by name, the least recently used first."""
         self._rows: dict[int, str] = {}
         self._table: Rows | None = None
 
     @property
     def nbytes(self) -> int:
-        """On the device."""
+        """Return the bytes of the slots on the device."""
         return sum(weight.nbytes for weight in self._weights)
 
     @property
@@ -88,14 +88,14 @@ class Adapters(RowFeature):
         return sorted(self._host)
 
     def load(self, name: str, files: AdapterFiles) -> None:
-        """Read an adapter into host memory. Raises `ModelFileError`; then nothing has changed."""
+        """Read an adapter into host memory. Raises `ModelFileError` and then changes nothing."""
         if name in self._host:
             raise EngineFault(f"an adapter {name!r} is loaded")
         found: dict[int, _Host] = {}
         with safe_open(files.weights, framework="pt") as file:
             for module, scale in files.scales.items():
                 if module not in self._where:
-                    continue  # Another stage has its layer.
+                    continue  # Another pipeline stage has its layer.
                 index, part = self._where[module]
                 host = found.setdefault(index, self._empty(index))
                 at = f"base_model.model.{module}.lora_"
@@ -114,12 +114,12 @@ class Adapters(RowFeature):
             self._empty_slot(self._in_slot.pop(name))
 
     def bind(self, rows: Rows) -> None:
-        """From now on rows are those of this table, and none is held."""
+        """Release all rows and use this table from now on."""
         self.release(list(self._rows))
         self._table = rows
 
     def admit(self, admission: Admission) -> bool:
-        """A row takes its adapter. Raises `EngineFault` where that is not there."""
+        """Give a row its adapter. Raises `EngineFault` if the adapter is not loaded."""
         row, name = admission.row, admission.spec.adapter
         if name is None:
             return False
@@ -175,7 +175,7 @@ class Adapters(RowFeature):
 
 
 def _rows(product: WeightRef) -> list[int]:
-    """Outputs of each tensor, or those of a cut."""
+    """Return the outputs of each tensor, or of its cut."""
     if not product.cut:
         return list(product.rows)
     parts = range(len(product.rows))
@@ -183,6 +183,6 @@ def _rows(product: WeightRef) -> list[int]:
 
 
 def _cut(b: torch.Tensor, product: WeightRef, part: int) -> torch.Tensor:
-    """The rows of B of tensor `part` that a rank computes, one below the other."""
+    """Return the rows of B of tensor `part` that this rank computes, concatenated."""
     runs = [b[first : first + count] for at, first, count in product.cut if at == part]
     return torch.cat(runs) if runs else b[: _rows(product)[part]]

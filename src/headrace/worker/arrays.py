@@ -1,9 +1,9 @@
-"""What numpy arrays and torch tensors do under different names.
+"""Operations that numpy arrays and torch tensors have under different names.
 
-Where logits and hidden states lie in the host's memory and our own kernels made them they are numpy
-arrays, and no torch is in the process; else they are tensors. Code that serves both uses what both
-have (indices, arithmetic, `sum(0)`), and these. (The array API standard would name them alike; but
-its package is not on every machine that serves, and to import it costs more than to write these.)
+Logits and hidden states that our own kernels made in host memory are numpy arrays, and the process
+has no torch; all others are tensors. Code that serves both uses the operations that both have
+(indices, arithmetic, `sum(0)`) and these. (The array API standard would name them alike. But its
+package is not on every machine that serves, and importing it costs more than writing these.)
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..kernels.arrays import Array
 
 
 def like(values: npt.NDArray[Any], array: Array) -> Array:
-    """`values` as what `array` is: the same numpy array, or a tensor on its device."""
+    """Convert `values` to the kind of `array`: the same numpy array, or a tensor on its device."""
     if isinstance(array, np.ndarray):
         return values
-    # Local, as every torch here: who has tensors has torch already.
+    # Local, as every torch import here: a process with tensors has imported torch already.
     from .transfer import to_device
 
     return to_device(values, array.device)
@@ -36,7 +36,7 @@ def exp(array: Array) -> Array:
 
 
 def fp32(array: Array) -> Array:
-    """In fp32; the same array where it is."""
+    """Convert to fp32; an array that is fp32 is returned unchanged."""
     if isinstance(array, np.ndarray):
         return array.astype(np.float32, copy=False)
     return array.float()
@@ -47,7 +47,7 @@ def int64(array: Array) -> Array:
 
 
 def concatenate(parts: Sequence[Array]) -> Array:
-    """Along the first axis."""
+    """Concatenate along the first axis."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     import torch
@@ -56,7 +56,7 @@ def concatenate(parts: Sequence[Array]) -> Array:
 
 
 def stack(parts: Sequence[Array]) -> Array:
-    """Along a new first axis."""
+    """Stack along a new first axis."""
     if isinstance(parts[0], np.ndarray):
         return np.stack(parts)
     import torch
@@ -65,7 +65,7 @@ def stack(parts: Sequence[Array]) -> Array:
 
 
 def normalised(vectors: Array) -> Array:
-    """Vectors [R, D] of length one; one of zeros stays."""
+    """Scale vectors [R, D] to length one; a zero vector stays zero."""
     if isinstance(vectors, np.ndarray):
         return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True).clip(1e-12)
     return vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)

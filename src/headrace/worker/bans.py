@@ -1,6 +1,6 @@
 """Features that forbid tokens: those outside a list, and the last tokens of unwanted words.
 
-What they mean is vLLM's (`allowed_token_ids`, `bad_words`). Logits are numpy arrays or tensors.
+Their meaning is vLLM's (`allowed_token_ids`, `bad_words`). Logits are numpy arrays or tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORBIDDEN = float("-inf")
 
 
 class AllowedTokens(RowWish[npt.NDArray[np.int64]]):
-    """A row draws from some ids alone. With a grammar it could be left with nothing, so
+    """A row's list of the only ids that it may draw. With a grammar no id might be left, so
     `engine.input` admits no row that has both."""
 
     want = LOGITS
@@ -45,19 +45,22 @@ class _Words:
     def __init__(self, words: tuple[tuple[int, ...], ...], prompt: int) -> None:
         longest = max(len(word) for word in words) - 1
         self.before = np.full((len(words), longest), -1, np.int32)
-        """[W, P]: the ids before the last, to the right; -1: anything."""
+        """Ids before the last [W, P], right-aligned; -1: any id."""
         for place, word in enumerate(words):
             if len(word) > 1:
                 self.before[place, longest - len(word) + 1 :] = word[:-1]
         self.last = np.array([word[-1] for word in words], np.int64)
         self.from_place = np.array([prompt + len(word) - 1 for word in words], np.int64)
-        """[W]: the first place at which a word can end that lies in the answer whole."""
+        """First place [W] at which a word that lies wholly in the answer can end."""
 
 
 class BadWords(RowWish[_Words]):
-    """The id that would complete an unwanted word is out of reach, where the ids before it are the
-    answer's last. Where a mask before this one leaves nothing else (a grammar, a list of
-    ids, the end of reasoning), the word is written: a form is promised, a word only unwanted."""
+    """A row's unwanted words, each prevented by forbidding its last id.
+
+    The id is forbidden if the ids before it are the answer's last. If earlier masks leave nothing
+    else (a grammar, a list of ids, the end of reasoning), the word is written: a form is promised,
+    a word only unwanted.
+    """
 
     want = LOGITS
 
@@ -78,7 +81,7 @@ class BadWords(RowWish[_Words]):
             before, last = words.before[reached], like(words.last[reached], logits)
             width = min(before.shape[1], place)
             if width:
-                # Compared where the newest tokens are, which the host may not have seen yet.
+                # Compared on the logits' device, since the host may not have the newest tokens yet.
                 wanted = like(before[:, before.shape[1] - width :], logits)
                 past = self._past(row, place - width, place, logits)
                 last = last[((wanted == past) | (wanted < 0)).all(-1)]
@@ -90,7 +93,7 @@ class BadWords(RowWish[_Words]):
                 logits[index, last] = kept
 
     def _past(self, row: int, first: int, end: int, logits: Array) -> Array:
-        """The ids of a row at these places, where the logits are."""
+        """Return the ids of a row at these places, on the logits' device."""
         if isinstance(logits, np.ndarray):
             return self._table.host_tokens[row, first:end]
         return tensor(self._table.tokens)[row, first:end]

@@ -1,4 +1,4 @@
-"""A plan's columns and the worker's tables → the arrays that a forward pass reads."""
+"""Forward-pass inputs, made from a plan's columns and the worker's tables."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def make_batch(
     draws: bool = False,
     planner: Planner | None = None,
 ) -> StepBatch:
-    """Tokens, positions and block tables of one step as tensors on the device; `sample_rows` are
-    the entries that sample.
+    """Make a step's tokens, positions and block tables as tensors on the device.
 
-    A pooling entry samples nothing. `token_types`: the model reads them. `draws`: with how tokens
-    are drawn and where they go, so that a step is one copy to the device. `drafted`: the drafts of
-    each entry, as `Verification.begin` has them. `planner`: who shares out the step's attention.
+    `sample_rows` are the tokens that sample; a pooling entry samples nothing. `token_types`: the
+    model reads them. `draws`: include how tokens are drawn and where they go, so that a step is one
+    copy to the device. `drafted`: the drafts of each entry, as `Verification.begin` has them.
+    `planner`: divides the step's attention among thread blocks.
     """
     known = tensor(rows.tokens)
     device = known.device
@@ -67,7 +67,7 @@ def make_batch(
         arrays += drawn.values()
     lists = [] if planner is None else planner.lists(counts, lengths)
     arrays += [each.ravel() for each in lists]
-    # In the same copy what changes in the tables, which is read below.
+    # Changes of the tables go in the same copy; they are read below.
     arrays = [*tables.deltas.take(), *rows.deltas.take(), *arrays]
     places, blocks, at, ids, *sent = all_to_device(arrays, device)
     tables.deltas.apply(places, blocks)
@@ -118,12 +118,15 @@ def sampled_tokens(
     samples: npt.NDArray[np.bool_],
     drafted: list[int] | None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(tokens [R] whose logits are wanted, the entry [R] of each), ascending. Entry b owns the
-    tokens bounds[b] : bounds[b + 1], and draws behind its last one and each draft's forerunner."""
+    """Return (tokens [R] whose logits are wanted, the entry [R] of each), ascending.
+
+    Entry b owns the tokens bounds[b] : bounds[b + 1]. It samples after its last token and after the
+    token that precedes each draft.
+    """
     (entries,) = samples.nonzero()
     ends = bounds[1:][entries].astype(np.int64) - 1
     if drafted is None:
         return ends, entries
-    each = 1 + np.array(drafted)[entries].clip(0)  # In front of a granted one nothing is drawn.
+    each = 1 + np.array(drafted)[entries].clip(0)  # Nothing is drawn before a granted token.
     behind = np.repeat(each.cumsum() - 1, each) - np.arange(each.sum())
     return np.repeat(ends, each) - behind, np.repeat(entries, each)

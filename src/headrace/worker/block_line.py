@@ -1,14 +1,17 @@
-"""A line: a connection over which blocks of leases come, beside the socket of messages.
+"""A line: a connection that carries blocks of leases, next to the socket of messages.
 
     length of the content, 4 bytes; the content; its digest or tag, 16 bytes
 
-Blocks go from pool to pool, with nothing in between but the socket: what is found to be wrong has
-been written by then, to blocks that nobody knows of yet. With a key each frame is AES-256-GCM under
-the number of the frame as its nonce, so that none comes twice, elsewhere or from somebody else;
-each line has a key of its own, of the borrower's and 16 random bytes of each end. Without one both
-ends are on one machine, which damages bytes in a socket no more than elsewhere: an XXH3 of 128 bits
-covers what is said, and of blocks their names. Both marks cover a text that both ends know, too: an
-answer is none to another question.
+Blocks go from pool to pool through the socket alone. Damage is found after the blocks were written,
+but nothing refers to these blocks yet.
+
+With a key each frame is AES-256-GCM. Its nonce is the frame's number, so a frame cannot be
+repeated, moved or forged. Each line has its own key, made from the borrower's key and 16 random
+bytes of each end.
+
+Without a key both ends are on one machine, where a socket damages bytes no more than memory does. A
+128-bit XXH3 then covers messages; of blocks it covers their names. Tag and digest also cover a text
+that both ends know, so an answer fits no other question.
 """
 
 from __future__ import annotations
@@ -34,19 +37,22 @@ SALT_BYTES = 16
 _LENGTH = struct.Struct("<I")
 _NONCE = struct.Struct("<QI")
 _MORE = getattr(socket, "MSG_MORE", 0)
-"""Linux keeps what is sent so until there is more."""
+"""Flag with which Linux holds bytes back until more follow."""
 
 
 class OtherBytes(ConnectionError):
-    """What came is not what was sent."""
+    """Bytes received are not the bytes sent."""
 
 
 class BlockLine:
-    """One end of a line. One thread at a time uses it; each wait has an end."""
+    """One end of a line. One thread at a time uses it; each wait is bounded."""
 
     def __init__(self, sock: socket.socket, key: bytes, asks: bool, seconds: float) -> None:
-        """`key`: of the borrower, empty for none; `asks`: is this its end? `seconds`: bound of each
-        `send` and `receive`. Raises `OSError` where the other end does not open its own."""
+        """Open this end. Raises `OSError` if the other end does not open its own.
+
+        `key`: of the borrower, empty without encryption; `asks`: this is the borrower's end;
+        `seconds`: bound of each `send` and `receive`.
+        """
         self.sock, self._asks, self._seconds = sock, asks, seconds
         self._sent = self._got = 0
         self._length, self._buffer = memoryview(bytearray(_LENGTH.size)), bytearray()
@@ -68,11 +74,11 @@ class BlockLine:
         return self.sealed or library() is None
 
     def send(self, content: Bytes | bytearray, about: bytes = b"") -> None:
-        """Raises `OSError`."""
+        """Send a frame; `about` is the text known to both ends. Raises `OSError`."""
         self._send(content, content, about)
 
     def _send(self, content: Bytes | bytearray, marked: Bytes | bytearray, about: bytes) -> None:
-        """`marked`: the part of the content that a digest covers."""
+        """Send a frame; `marked` is the part of the content that the digest covers."""
         self._sent += 1
         if self._cipher is not None:
             sealed = self._cipher.encrypt(_NONCE.pack(self._sent, self._asks), content, about)
@@ -83,8 +89,8 @@ class BlockLine:
     def send_blocks(
         self, of: Places, blocks: Sequence[int], names: Callable[[], bytes], about: bytes
     ) -> None:
-        """The blocks' bytes, out of where they lie, and what `names` says once they have been read:
-        `KEY_BYTES` for each. Raises `OSError`."""
+        """Send the blocks' bytes from where they lie, then the result of `names`, called after they
+        were read: `KEY_BYTES` for each. Raises `OSError`."""
         data = len(blocks) * of.nbytes
         size = data + len(blocks) * KEY_BYTES
         if self._through_a_buffer:
@@ -100,8 +106,10 @@ class BlockLine:
         self._write(said, _digest(said, about))
 
     def receive_blocks(self, of: Places, blocks: Sequence[int], about: bytes) -> memoryview:
-        """The first of the blocks, as many as there are names in what is returned, to where they
-        lie. Raises `OSError`; then and where a name is another they hold anything."""
+        """Receive the first blocks of `blocks` into `of`; return the names of those that came.
+
+        Raises `OSError`; then, and where a name is a different one, the blocks hold anything.
+        """
         until = time.monotonic() + self._seconds
         each = of.nbytes + KEY_BYTES
         size = self._size(len(blocks) * each, until)
@@ -117,9 +125,9 @@ class BlockLine:
         return self._content(size - data, until, about)
 
     def receive(self, most: int, about: bytes = b"") -> memoryview:
-        """The next frame's content, of at most so many bytes; it stays until the next call.
+        """Return the next frame's content, at most `most` bytes; it is valid until the next call.
 
-        Raises `OSError`, also for one that is too long; after that the line is of no use.
+        Raises `OSError`, also for a frame that is too long; after that the line is of no use.
         """
         until = time.monotonic() + self._seconds
         return self._content(self._size(most, until), until, about)
@@ -132,13 +140,13 @@ class BlockLine:
         return int(size)
 
     def _room(self, size: int) -> memoryview:
-        """So many bytes of the one buffer."""
+        """Return a view of `size` bytes of the one buffer."""
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         return memoryview(self._buffer)[:size]
 
     def _content(self, size: int, until: float, about: bytes, unmarked: int = 0) -> memoryview:
-        """`unmarked`: so many of the first bytes are in no digest."""
+        """Receive the content; the digest does not cover its first `unmarked` bytes."""
         frame = self._room(size + MARK_BYTES)
         self._fill(frame, until)
         self._got += 1
@@ -157,7 +165,7 @@ class BlockLine:
         self.sock.close()
 
     def _write(self, *parts: Bytes | bytearray) -> None:
-        """Raises `TimeoutError` where the other end takes nothing."""
+        """Write all parts. Raises `TimeoutError` if the other end takes nothing."""
         self.sock.settimeout(self._seconds)
         sent = self.sock.sendmsg(parts)
         for part in parts:
@@ -190,7 +198,7 @@ def _digest(content: Bytes | bytearray, about: bytes) -> bytes:
 
 
 def is_same_user(sock: socket.socket) -> bool:
-    """Does whoever is at the other end of a socket of the file system run as who runs this?"""
+    """Tell whether the Unix-socket peer has our user id."""
     if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return False
     _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

@@ -1,9 +1,8 @@
-"""Blocks that prefill servers lend, as a tier below the pool, and the asking for them.
+"""Blocks borrowed from prefill servers, as a tier below the pool, and the requests for them.
 
-One thread talks to all servers; readers bring the blocks of an order on lines of their own
-(`fetching`). A block that does not come in time, or with another digest, is computed here, as one
-that a disk lost. Nothing here is held without an end: neither a prompt that
-is awaited, nor what was lent.
+One thread talks to all servers; readers fetch the blocks of an order on lines of their own
+(`fetching`). A block that comes late or with a wrong digest is computed here, like one that a disk
+lost. Every awaited prompt and every borrowed block has a time limit.
 """
 
 from __future__ import annotations
@@ -34,37 +33,37 @@ from .stack import LENT
 log = logging.getLogger("headrace.split")
 
 LATE = 4.0
-"""A prompt is given up when it took so many times as long as it should have."""
+"""Multiple of its expected time after which a prompt is given up."""
 GRACE_SECONDS = 2.0
-"""What comes on top of that."""
+"""Seconds added to that limit."""
 HELD_SECONDS = 30.0
-"""After which something lent that nobody reads is released."""
+"""Seconds after which borrowed blocks that were not read are released."""
 AGAIN_SECONDS = 30.0
-"""After which a server of other terms is asked again."""
+"""Seconds until a server with other terms is asked again."""
 
 
 @dataclass(slots=True, eq=False)
 class _Server:
-    """One prefill server as it is seen from here."""
+    """One prefill server as seen from here."""
 
     address: str
     socket: Any
     answers: bool = False
     heard: float = 0.0
     hail_at: float = 0.0
-    """When it is to be told who asks, unless it answers."""
+    """Time of the next `Hail`, unless the server answers."""
     ahead: float = 0.0
-    """Seconds of prompts in work there, as it said."""
+    """Seconds of prompts in work there, as it last reported."""
     loans: dict[int, _Loan] = field(default_factory=dict)
     welcome: wire.Welcome | None = None
-    """While it answers."""
+    """Its welcome, while it answers."""
     lines: list[Fetching] = field(default_factory=list)
-    """Open, and in nobody's use."""
+    """Open lines that no reader uses."""
     pool: list[Places] | None = None
-    """The server's own, of each group, where a line found that it can be mapped."""
+    """The server's own pool by group, if a line found that it can be mapped."""
 
     def hang_up(self) -> None:
-        """End its lines: those that are in use, once they have been used."""
+        """Close its idle lines; a line in use is closed after its use."""
         self.welcome = self.pool = None
         for line in self.lines:
             line.close()
@@ -72,27 +71,28 @@ class _Server:
 
     @property
     def load(self) -> float:
-        """Seconds of prompts there: what it said, and at least what was asked from here."""
+        """Return seconds of prompts there: the reported number, or the sum asked from here if
+        larger."""
         return max(self.ahead, sum(one.seconds for one in self.loans.values() if not one.lent))
 
 
 @dataclass(slots=True, eq=False)
 class _Loan:
-    """One prompt, from the question to the release."""
+    """One prompt, from the request to the release."""
 
     ticket: int
     server: _Server
     keys: list[bytes]
     seconds: float
     until: float
-    """When it is given up."""
+    """Time when it is given up."""
     lent: bool = False
     runs: list[tuple[int, list[int]]] = field(default_factory=list)
-    """What is lent, as `Lent` says."""
+    """Lent blocks by group, as in `Lent`."""
 
 
 class Borrowed:
-    """A `stack.Known` and a `base.split.PrefillServers`."""
+    """Borrowed blocks, as a `stack.Known` and a `base.split.PrefillServers`."""
 
     rank = LENT
 
@@ -103,7 +103,7 @@ class Borrowed:
         terms: wire.Terms,
         pool: PoolShape,
     ) -> None:
-        """`pool`: the one here. Raises `PackageAbsent`."""
+        """Connect to the servers; `pool` is the one here. Raises `PackageAbsent`."""
         self._zmq = wire.zeromq()
         self._terms, self._shape, self.stats = terms, pool, SplitStats()
         if secret is not None:
@@ -113,12 +113,12 @@ class Borrowed:
             _Server(address, wire.asking(self._context, address, secret)) for address in addresses
         ]
         self.on_end: Callable[[int, bool], None] = lambda ticket, good: None
-        """Told of each order's end, in any thread."""
+        """Called at each order's end, in any thread."""
         self._loans: dict[int, _Loan] = {}
         self._there: list[dict[bytes, tuple[_Loan, int]]] = [{} for _ in pool.groups]
-        """Per group: what is lent, the loan and the place in its prompt."""
+        """By group and key: the loan that has the block, and its place in the loan's prompt."""
         self._lock = threading.Lock()
-        """Guards all of the above."""
+        """Lock of all of the above."""
         self._unsaid: deque[tuple[_Server, Any]] = deque()
         self._heard = Wake()
         self._open = True
@@ -169,7 +169,7 @@ class Borrowed:
     def bring(
         self, pieces: Sequence[KeyedBlock], places: Sequence[Places], ready: Callable[[], None]
     ) -> list[bool]:
-        """Bring blocks to where they are wanted in the pool that lies at `places`; which came.
+        """Bring blocks to their destinations in the pool that lies at `places`; return which came.
         `ready` returns when some may be written."""
         with self._lock:
             found = [self._there[one.group].get(one.key) for one in pieces]
@@ -182,8 +182,8 @@ class Borrowed:
                 at = 0 if lent is None else lent[1]
                 there = blocks[at - first] if 0 <= at - first < len(blocks) else -1
                 wanted.append(Wanted(at, piece.key, piece.block, there))
-            # By where they lie: those side by side move as one, and a pool that was used gives the
-            # blocks that were left last first.
+            # In order of address: adjacent blocks move as one. A used pool gives out the blocks
+            # that were freed last first.
             blocks = [one.block for one in wanted]
             wanted.sort(key=lambda one: one.block)
             came = 0 if loan is None else self._brought(loan, group, wanted, places[group], ready)
@@ -238,7 +238,7 @@ class Borrowed:
     # With the lock
 
     def _forget(self, key: bytes, group: int, loan: _Loan) -> None:
-        """It was read, or will not come."""
+        """Forget a block that was read or will not come."""
         found = self._there[group].get(key)
         if found is not None and found[0] is loan:
             del self._there[group][key]
@@ -250,7 +250,7 @@ class Borrowed:
                 there[loan.keys[at]] = loan, at
 
     def _end(self, loan: _Loan, *, said: bool = False) -> None:
-        """Whatever its state; `said`: by the server."""
+        """End a loan in any state; `said`: the server ended it."""
         del self._loans[loan.ticket], loan.server.loans[loan.ticket]
         if loan.lent:
             for group in range(len(self._there)):
@@ -262,7 +262,7 @@ class Borrowed:
             self.on_end(loan.ticket, False)
 
     def _lost(self, server: _Server, why: str) -> None:
-        """A server is gone, or might as well be: nothing more is expected of it."""
+        """Give up a server: nothing more is expected of it."""
         if server.answers:
             log.warning("the prefill server %s %s", server.address, why)
         server.answers, server.hail_at = False, 0.0
@@ -314,7 +314,7 @@ class Borrowed:
                 self._send(*self._unsaid.popleft())
 
     def _send(self, server: _Server, what: Any) -> None:
-        # Not connected, or it takes nothing: then its silence says so soon.
+        # If it is not connected or takes nothing, its silence will show that soon.
         with suppress(self._zmq.Again):
             server.socket.send(wire.pack(what), self._zmq.NOBLOCK)
 

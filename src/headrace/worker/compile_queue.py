@@ -1,8 +1,8 @@
-"""Jobs of compiling, in threads, fair to their owners; none is begun that nobody asks for.
+"""Compile jobs in threads, fair to their owners; a job that no caller waits for is dropped.
 
-A job that runs cannot be stopped (it is foreign code), so three things keep a few large ones from
-holding up everybody: one thread takes small ones alone, a job that has run for `OVERDUE` seconds
-gets another thread beside it, and of what waits the owner goes first that has used least.
+A running job cannot be stopped (it is foreign code). Three things keep a few large jobs from
+holding up all others. One thread takes small jobs alone. A job that has run for `OVERDUE` seconds
+gets a substitute thread. Of the waiting jobs, the one whose owner has used least goes first.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..obs.threads import THREADS
 
 AT_FIRST = 2
 MOST_THREADS = 6
-"""With those that stand in for jobs that are overdue."""
+"""Largest number of threads, with the substitutes for those in overdue jobs."""
 OVERDUE = 2.0
 SMALL = 16 * 1024
-"""Characters of a source for which a thread is kept."""
+"""Characters of a source up to which the small jobs' thread takes it."""
 LEASE = 2.0
-"""Seconds after which a job that nobody asked for again waits behind all others."""
+"""Seconds after which a job that was not asked for again waits after all others."""
 FORGET = 60.0
-"""Seconds after which it is dropped."""
+"""Seconds after which such a job is dropped."""
 NICE = 10
-"""Niceness of the threads that take large ones, beside that of who asks (Linux: at most 19)."""
+"""Niceness of the large jobs' threads, added to the process's own (Linux: at most 19)."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Job:
 
 
 class CompileQueue:
-    """Runs `compile_` for sources. May be called from any thread."""
+    """A queue that runs `compile_` for sources. May be called from any thread."""
 
     def __init__(
         self,
@@ -58,15 +58,15 @@ class CompileQueue:
         self._changed = threading.Condition()
         self._waiting: dict[str, _Job] = {}
         self._spent: defaultdict[str, float] = defaultdict(float)
-        """Seconds of each owner since nothing waited last."""
+        """Seconds that each owner used since the queue was last empty."""
         self._running: dict[int, float] = {}
-        """Thread → when it began its job."""
+        """Start time of its job, by thread."""
         self._threads: list[threading.Thread] = []
         self._number = 0
         self._closed = False
 
     def submit(self, source: str, owner: str) -> Future[Any]:
-        """The result to come; cancelled where nobody asked for it in `FORGET` seconds."""
+        """Queue a source; return its future, cancelled after `FORGET` seconds without an `ask`."""
         with self._changed:
             self._number += 1
             job = _Job(source, owner, self._number, self._clock())
@@ -76,7 +76,7 @@ class CompileQueue:
             return job.future
 
     def ask(self, source: str) -> None:
-        """Somebody still waits for it."""
+        """Note that a caller still waits for this source."""
         with self._changed:
             job = self._waiting.get(source)
             if job is not None:
@@ -84,7 +84,7 @@ class CompileQueue:
             self._more()
 
     def close(self) -> None:
-        """Begin nothing more; what runs is not waited for."""
+        """Begin no more jobs; do not wait for running ones."""
         with self._changed:
             self._closed = True
             waiting, self._waiting = self._waiting, {}
@@ -93,7 +93,7 @@ class CompileQueue:
             job.future.cancel()
 
     def _more(self) -> None:
-        """Start threads until there are as many as there should be."""
+        """Start the threads that are missing."""
         now = self._clock()
         overdue = sum(now - begun > OVERDUE for begun in self._running.values())
         missing = min(MOST_THREADS, AT_FIRST + overdue) - len(self._threads)
@@ -102,8 +102,8 @@ class CompileQueue:
 
     def _start(self) -> None:
         number = len(self._threads)
-        # A daemon: one that is in foreign code must not keep the process from ending.
-        with contextlib.suppress(RuntimeError):  # No more threads here: it is tried again.
+        # A daemon: a thread in foreign code must not keep the process from ending.
+        with contextlib.suppress(RuntimeError):  # No more threads here: retried later.
             self._threads.append(THREADS.keep("grammar", partial(self._work, number)))
 
     def _work(self, number: int) -> None:
@@ -121,7 +121,7 @@ class CompileQueue:
                 if job.future.set_running_or_notify_cancel():
                     try:
                         made = self._compile(job.source)
-                    except BaseException as fault:  # noqa: BLE001 - handed to who waits
+                    except BaseException as fault:  # noqa: BLE001 - handed to the waiting caller
                         job.future.set_exception(fault)
                     else:
                         job.future.set_result(made)
@@ -133,7 +133,7 @@ class CompileQueue:
                         self._spent.clear()
 
     def _next(self, *, small: bool) -> _Job | None:
-        """The job to begin now; drops those that nobody wants."""
+        """Return the job to begin now; drop those with no caller waiting."""
         now = self._clock()
         for job in [job for job in self._waiting.values() if now - job.asked > FORGET]:
             del self._waiting[job.source]
@@ -153,8 +153,8 @@ class CompileQueue:
 
 
 def _stand_back() -> None:
-    """Let everything else on the machine go before this thread (Linux: a thread has a priority of
-    its own). Compiling holds no interpreter, so nothing waits for it."""
+    """Give this thread a lower priority than everything else on the machine (Linux: each thread has
+    its own priority). Compiling does not hold the interpreter lock, so nothing waits for it."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             own = os.getpriority(os.PRIO_PROCESS, 0)

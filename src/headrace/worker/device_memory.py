@@ -1,9 +1,9 @@
-"""The memory plan, held against the device; what a step needs of it is measured (`step_memory`).
+"""The memory plan, checked against the device; a step's own need is measured (`step_memory`).
 
-Before the KV pool is made, the largest step is run once on a pool of a few null blocks and the
-largest graphs are captured on it: the plan then counts bytes that were seen instead of a formula's.
-After the start the device is asked again: what is off by more than `SLACK` is logged with its
-numbers, and what leaves no room for the largest step is refused (DESIGN.md, promise 4).
+Before the KV pool is made, the largest step runs once on a pool of a few null blocks, and the
+largest graphs are captured on it. So the plan counts measured bytes instead of a formula's. After
+the start the device is asked again. A difference of more than `SLACK` is logged with its numbers;
+if the largest step has no room, the start is refused (DESIGN.md, promise 4).
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ..base.errors import DoesNotFit
 log = logging.getLogger("headrace.worker")
 
 SLACK = 0.05
-"""Share of what was planned by which the device may differ."""
+"""Share of the planned bytes by which the device may differ."""
 
 
 class DeviceMemory(Protocol):
-    """Asks a device. Sizes in bytes."""
+    """Queries to a device. Sizes in bytes."""
 
     def free(self) -> int:
-        """That anyone could have now; what torch keeps for later is given back first."""
+        """Return the bytes that any process could allocate now, after torch's cache was emptied."""
         ...
 
     def watch(self) -> None:
-        """Begin to note the most that tensors take."""
+        """Begin to record the peak of tensor memory."""
         ...
 
     def growth(self) -> int:
-        """Peak of allocated bytes since `watch`, less those allocated then."""
+        """Return the peak of allocated bytes since `watch`, minus those allocated then."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """What steps take beside weights and KV."""
+    """Memory that steps take in addition to weights and KV."""
 
     step_bytes: int
     """Bytes of tensors alive in the largest step, at most."""
@@ -47,9 +47,9 @@ class StepMemory:
 
 
 def check(memory: DeviceMemory, before: int, planned: dict[str, int], step_bytes: int) -> None:
-    """Hold the plan against the device, of which `before` bytes were free when weights were loaded.
+    """Check the plan against the device; `before` bytes were free when weights were loaded.
 
-    `planned`: what was allocated since, by part. Logs a warning, or raises `DoesNotFit`.
+    `planned`: bytes allocated since, by part. Logs a warning, or raises `DoesNotFit`.
     """
     free = memory.free()
     used, wanted = before - free, sum(planned.values())
@@ -76,7 +76,8 @@ def check(memory: DeviceMemory, before: int, planned: dict[str, int], step_bytes
 
 
 def out_of_memory(memory: DeviceMemory, before: int, pool: int) -> DoesNotFit:
-    """What to say where the device refused an allocation while the pool and graphs were made."""
+    """Make the error for a device that refused an allocation while the pool and graphs were
+    made."""
     left = max(1, (before * 3 // 4) // 2**20)
     return DoesNotFit(
         f"the device ran out of memory while the KV pool ({_size(pool)}) and the step's graphs "

@@ -1,17 +1,17 @@
 """Blocks of KV as files: the tier that outlives the process.
 
-    <root>/<engine>/<tenant>/<key>-<group>      what is inside: `seal`
+    <root>/<engine>/<tenant>/<key>-<group>      content: `seal`
 
-A name says what must be inside: `engine` all that KV follows from (`kv.prefix.root_of`), `key` the
-content. A file gets its name when it is whole: one that is torn, rotten, cut off or under a wrong
-name is dropped when it is read. It is not flushed to the disk: what a power cut takes is computed
-again.
+A name says what its file must hold: `engine` stands for everything that KV follows from
+(`kv.prefix.root_of`), `key` for the content. A file gets its name after it is complete. A file that
+is torn, damaged, cut off or under a wrong name is dropped when it is read. It is not flushed to the
+disk: blocks lost in a power cut are computed again.
 
-Any number of processes share a folder. Each knows what it found when it looked last; what another
-has removed meanwhile is a read that fails. When `limit` is passed, the tenant that holds most gives
-up what was not asked for longest, so that nobody can push out another's; so does who holds more
-than a `quota`. Times are kept to the minute, and within a minute the deepest blocks of a prefix are
-the oldest.
+Any number of processes share a folder. Each knows the files of its last look; a file that another
+process has removed since is a failed read. When `limit` is passed, the tenant that holds most loses
+its least recently used blocks, so that no tenant can push out the blocks of others. So does a
+tenant that holds more than a `quota`. Times are kept to the minute; within a minute the deepest
+blocks of a prefix are the oldest.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ log = logging.getLogger("headrace.cache")
 FOLDER = "kv"
 _TEMPORARY = ".tmp"
 _KEPT = 0.9
-"""Share of the limit that is left once room had to be made."""
+"""Share of the limit that is left after making room."""
 _LOOK_AGAIN = 10.0
-"""Seconds between two looks at what other processes wrote."""
+"""Seconds between two looks at other processes' files."""
 _TRY_AGAIN = 60.0
-"""Seconds after a disk refused a write until it is asked again."""
+"""Seconds without writes after the disk refused one."""
 _DAY = 86_400.0
 _MOST_PARTS = 512
 """Parts of one system call; Linux takes 1,024."""
 
 _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""What is no file, put there by somebody, holds nobody up."""
+"""Flags for reading. `O_NONBLOCK`: opening a planted FIFO must not block."""
 _WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 BLOCK_NAME = re.compile("[0-9a-f]{32}/[0-9a-f]{16}/[0-9a-f]{32}-[0-9]{1,3}")
 """Path of a block below the root, as text."""
@@ -54,7 +54,7 @@ BLOCK_NAME = re.compile("[0-9a-f]{32}/[0-9a-f]{16}/[0-9a-f]{32}-[0-9]{1,3}")
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A file of the folder."""
+    """One file of the folder."""
 
     path: Path
     tenant: str
@@ -64,7 +64,7 @@ class StoredBlock:
 
 
 class DiskTier:
-    """A tier for one engine. Thread-safe: names and sizes that are remembered may be late."""
+    """A tier for one engine. Thread-safe; the names and sizes that it remembers may be stale."""
 
     rank = 0
 
@@ -76,8 +76,10 @@ class DiskTier:
         limit: int,
         quota: int | None = None,
     ) -> None:
-        """`form`: of the files, or the engine's name for those with a digest. `limit`: bytes of all
-        engines together; `quota`: of one tenant at most."""
+        """Open the tier. `form`: of the files, or the engine's name for files with a digest.
+
+        `limit`: bytes of all engines together; `quota`: largest number of bytes of one tenant.
+        """
         self._form = Plain(form) if isinstance(form, str) else form
         self.root = root / FOLDER
         self.folder = self.root / self._form.folder
@@ -93,15 +95,17 @@ class DiskTier:
         self._looked = -_LOOK_AGAIN
 
     def exists(self, group: int) -> Container[bytes]:
-        """Keys that were here when somebody looked last."""
+        """Return the keys that were here at the last look."""
         return self.known[group]
 
     def read(self, key: bytes, group: int, tenant: str, size: int, age: int) -> Bytes | None:
-        """The block's `size` bytes; they stay until this thread reads again. None where there are
-        none that can be trusted; what is wrong is removed."""
+        """Return the block's `size` bytes, valid until this thread reads again, or None.
+
+        None if there is no such block that can be trusted; a damaged file is removed.
+        """
         path = self._path(key, group, tenant)
-        # Whole, into a buffer that stays in the processor's cache: a digest piece by piece takes
-        # three times as long as one of the whole, and longer than reading.
+        # The whole block, into a buffer that stays in the processor's cache: a digest piece by
+        # piece takes three times as long as one of the whole, and longer than reading.
         whole = self._buffer(HEAD_BYTES + size + TAG_BYTES)
         try:
             file = os.open(path, _READING)
@@ -124,7 +128,7 @@ class DiskTier:
         return data
 
     def expect(self, key: bytes, group: int, tenant: str) -> None:
-        """Let the system begin to read what `read` will ask for in a moment."""
+        """Let the system prefetch a file that `read` will soon ask for."""
         if hasattr(os, "posix_fadvise"):
             with suppress(OSError):
                 file = os.open(self._path(key, group, tenant), _READING)
@@ -136,7 +140,7 @@ class DiskTier:
     def write(
         self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
     ) -> bool:
-        """Keep the block. False where the disk refuses, which is said once."""
+        """Write the block. Returns False if the disk refuses; the log says so once."""
         if time.monotonic() < self._refused_until:
             return False
         path = self._path(key, group, tenant)
@@ -173,7 +177,8 @@ class DiskTier:
             self._path(key, group, tenant).unlink()
 
     def look(self, *, again: bool = False) -> None:
-        """Note what is there, unless that was done a moment ago; `again`: whenever it was."""
+        """List the files, unless that was done in the last `_LOOK_AGAIN` seconds; `again`:
+        always."""
         now = time.monotonic()
         if not again and now - self._looked < _LOOK_AGAIN:
             return
@@ -190,7 +195,7 @@ class DiskTier:
         self.known, self._held, self.nbytes = known, held, held.total()
 
     def make_room(self) -> None:
-        """Remove blocks until `_KEPT` of the limit, and of each quota, is left."""
+        """Remove blocks until at most `_KEPT` of the limit, and of each quota, is left."""
         blocks = stored_blocks(self.root)
         most = None if self.quota is None else int(self.quota * _KEPT)
         gone = room_for(blocks, int(self.limit * _KEPT), most)
@@ -208,7 +213,7 @@ class DiskTier:
         self.look(again=True)
 
     def _buffer(self, size: int) -> memoryview:
-        """Room of this thread; what was in it is gone."""
+        """Return this thread's buffer; its earlier content is lost."""
         kept: bytearray = getattr(self._mine, "buffer", bytearray())
         if len(kept) < size:
             kept = self._mine.buffer = bytearray(size)
@@ -226,8 +231,8 @@ class DiskTier:
 
 
 def stored_blocks(root: Path) -> list[StoredBlock]:
-    """All blocks below the folder `root`, of every engine and tenant; what a writer that died left
-    behind is removed on the way."""
+    """List all blocks below the folder `root`, of every engine and tenant; remove temporary files
+    of dead writers."""
     found = []
     now = time.time()
     for folder in _folders(root):
@@ -247,9 +252,11 @@ def stored_blocks(root: Path) -> list[StoredBlock]:
 def room_for(
     blocks: Sequence[StoredBlock], limit: int, quota: int | None = None
 ) -> list[StoredBlock]:
-    """What has to go so that at most `limit` bytes are left: what nobody wanted for a day, the
-    oldest first, then of the tenant that holds most the oldest, until it no longer does. Before
-    that, of who holds more than `quota` the oldest."""
+    """Choose the blocks to remove so that at most `limit` bytes are left.
+
+    First the oldest blocks of each tenant that holds more than `quota`. Then the oldest of all that
+    were not used for a day. Then the oldest of the tenant that holds most, until it no longer does.
+    """
     mine: defaultdict[str, list[StoredBlock]] = defaultdict(list)
     for block in sorted(blocks, key=lambda block: -block.used):
         mine[block.tenant].append(block)
@@ -274,8 +281,9 @@ def room_for(
 
 
 def is_block(name: str, data: memoryview) -> bool:
-    """Is `data`, all of a file, the block that the last three parts of its path, `name`, promise,
-    as far as one sees without its key? False for a name that no tier gives."""
+    """Tell whether `data`, a whole file, is the block that `name` promises, as far as can be
+    checked without its key. `name`: the last three parts of the path. False for a name that no tier
+    makes."""
     if not BLOCK_NAME.fullmatch(name):
         return False
     engine, _, file = name.split("/")
@@ -284,7 +292,7 @@ def is_block(name: str, data: memoryview) -> bool:
 
 
 def put(root: Path, name: str, data: bytes) -> None:
-    """Give a whole file its name below `root`. Raises `OSError`."""
+    """Write a whole file and give it its name below `root`. Raises `OSError`."""
     path = root / name
     fresh = path.with_name(f"{path.name}.{os.getpid()}{_TEMPORARY}")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -302,7 +310,7 @@ def put(root: Path, name: str, data: bytes) -> None:
 
 
 def _folders(root: Path) -> list[Path]:
-    """Folders of tenants: two below the root."""
+    """List the tenants' folders: two levels below the root."""
     found = []
     with suppress(OSError):
         for engine in root.iterdir():
@@ -312,8 +320,11 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _touch(path: Path, age: int) -> None:
-    """Used now, by the minute, or so many microseconds ago: of one prefix the first block is the
-    youngest, and what is to be kept for an hour is used in an hour."""
+    """Set the time of use: now, to the minute, less `age` microseconds.
+
+    The first block of a prefix is the youngest; a block to be kept for an hour gets a time one hour
+    ahead.
+    """
     used = int(time.time()) // 60 * 60 * 10**9 - age * 1000
     os.utime(path, ns=(used, used))
 

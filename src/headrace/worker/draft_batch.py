@@ -1,4 +1,4 @@
-"""The batch of a step on the CPU that verifies drafts and does nothing else, in static buffers."""
+"""CPU batches of steps that only verify drafts, in static buffers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from ..kernels.operators import StepBatch
 from .host_batch import HostBatches
 
 _LOOPED = 24
-"""Tokens of a step up to which a loop over single numbers costs less than numpy's calls."""
+"""Largest number of tokens in a step for which a loop over single numbers is faster than numpy's
+calls."""
 
 
 class DraftBatches(HostBatches):
-    """`HostBatches` of a worker whose rows draft."""
+    """Batches of a worker whose rows draft (`HostBatches`)."""
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
         self._each_token = np.arange(_LOOPED)
         self._verifying: dict[tuple[int, int, int], StepBatch] = {}
-        """By tokens, entries and the width of their tables."""
+        """Batches by tokens, entries and the width of their tables."""
 
     def decode(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch | None:
-        """Take steps in which entries compute drafts behind a token, too. What of them was
-        computed for good is noted by whoever compares the drafts."""
+        """Make a batch like `HostBatches.decode`, also for steps whose entries compute drafts after
+        a token. The caller that compares the drafts records which of them count as computed."""
         if drafted is None:
             return super().decode(plan)
         count, total = len(plan.rows), sum(plan.counts)

@@ -1,42 +1,45 @@
-"""What drafting takes of a step, measured while it is done."""
+"""Costs of drafting as a share of a step, measured while drafting."""
 
 from __future__ import annotations
 
 from ..base.step import Drafting, StepPlan
 
 MEMORY = 0.1
-"""Share of the newest draft in what is known of the time of one."""
+"""Weight of the newest draft in the running average of a draft's time."""
 LATEST = 0.5
-"""Share of the newest in what is known of the time of reading, which comes seldom."""
+"""Weight of the newest reading in its running average; readings are rare."""
 FORGOTTEN = 0.002
-"""Share of that which each step without drafts forgets."""
+"""Share of the average that each step without drafts forgets."""
 
 
 class DraftCosts:
-    """Kept by whoever drafts with a model; each part of a step's time in seconds."""
+    """Running costs of a model drafter; each part of a step's time in seconds."""
 
     def __init__(self, share: float, together: int) -> None:
-        """`share`: what one more draft of each row takes of a step before any was timed, which is
-        what it reads of what that reads. So many tokens are read in the time of a draft."""
+        """Start from an estimate, before any step was timed.
+
+        `share`: cost of one more draft of each row as a share of a step, estimated by the bytes
+        read. `together`: tokens read in the time of one draft.
+        """
         self._read_share = share
         self.share = share
-        """What one more draft of each row takes of a step, as it was lately."""
+        """Recent cost of one more draft of each row, as a share of a step."""
         self._reading = self.share / together
-        """What a token to be read takes of a step, in the same way."""
+        """Recent cost of reading one token, as a share of a step."""
         self._seconds, self._drafted = 0.0, (0.0, 0)
-        """Time that it took since `account` was asked; the part of drafts, and how many of them
-        stood one behind the other."""
+        """Seconds spent since the last `account`; the part spent on drafts, and the number of
+        drafts in sequence."""
         self._read = 0
-        """Tokens that were read since."""
+        """Tokens read since then."""
 
     def account(self, entries: list[int], step: float) -> Drafting:
-        """What it takes, and took since the last time it was asked. `entries`: of the next plan's
-        those that it could draft for; `step`: seconds of a step, as they were lately."""
+        """Return the cost of drafting, and the time spent since the last call. `entries`: those of
+        the next plan that it could draft for; `step`: recent seconds of a step."""
         spent, (seconds, most) = self._seconds, self._drafted
         if step and most:
             self.share += MEMORY * (seconds / most / step - self.share)
         else:
-            # What was too dear once is tried again.
+            # A drafter that was too expensive once is retried.
             self.share += FORGOTTEN * (self._read_share - self.share)
         if step and self._read:
             self._reading += LATEST * ((spent - seconds) / self._read / step - self._reading)

@@ -1,13 +1,13 @@
-"""A head that drafts from the hidden states of the target, with a cache of its own in a few slots.
+"""A head that drafts from the target's hidden states, with its own cache in a few slots.
 
-At index i of a slot stands the state of place `first` + i and the token of the place behind that;
-what the head then says is the token of the place behind that token. States come with the steps that
-compute them and are gone with the next: a few are kept, more are read at once. What the target
-found in its cache it did not compute, so a text begins, for its head, where its states begin; of
-rotated positions only distances matter.
+Index i of a slot holds the state of place `first` + i and the token of the following place; from
+these the head predicts the token after that one. States come with the steps that compute them and
+are gone with the next step: a few are kept, a larger number is read at once. The target did not
+compute tokens found in its cache. So for the head a text begins where its states begin; of rotated
+positions only distances matter.
 
-Drafts behind the first go on from the head's own state. It draws with the target's own numbers of
-(seed, choice, position), as `draft_model` does.
+Drafts after the first go on from the head's own state. The head draws with the target's own random
+numbers of (seed, choice, position), as `draft_model` does.
 """
 
 from __future__ import annotations
@@ -40,39 +40,43 @@ from .options import Resolved, WorkerOptions
 from .rows import BlockTables, Rows
 
 READ = 256
-"""States that are read in one step."""
+"""Largest number of states read in one step."""
 KEPT = 16
 """States of a row that wait until it drafts, to be read with its first draft."""
 AHEAD = 16
 """Indices that a slot leaves free for drafts."""
 BLOCK = 16
-"""Tokens of a block of its cache."""
+"""Tokens of a block of the head's cache."""
 
 
 @dataclass(slots=True)
 class _HeadSlot:
     number: int
     states: npt.NDArray[np.float32]
-    """[KEPT, D]: those that were not read yet."""
+    """Unread states [KEPT, D]."""
     first: int = 0
-    """The place of index 0."""
+    """Place of index 0."""
     computed: int = 0
-    """Indices whose keys and values lie in the cache, by states of the target."""
+    """Number of indices whose keys and values lie in the cache, computed from states of the
+    target."""
     waiting: int = 0
-    """States that wait in `states`."""
+    """Number of states that wait in `states`."""
     text: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """Tokens from `first` on that were known when its last row left."""
 
     @property
     def end(self) -> int:
-        """The place whose state comes next."""
+        """Place whose state comes next."""
         return self.first + self.computed + self.waiting
 
 
 class DraftHead(DraftCosts):
-    """Load (the constructor), `bind` to the tables of an allocated worker; `note` what each step
-    computed, ask of row after row whether it is `ready`, and `draft`. Calls come from the worker's
-    thread."""
+    """A drafter that reads the target's hidden states.
+
+    Load (the constructor) and `bind` to the tables of an allocated worker. `note` what each step
+    computed, ask of each row whether it is `ready`, and `draft`. Calls come from the worker's
+    thread.
+    """
 
     def __init__(
         self,
@@ -82,8 +86,11 @@ class DraftHead(DraftCosts):
         beside: Provider,
         target: Model,
     ) -> None:
-        """`options`: the worker's own, for kernels and types too; `beside`: the operators of
-        `target`, whose threads it uses and whose two ends it shares where it has none."""
+        """Load the head. `options`: the worker's own, for kernels and types too.
+
+        `beside`: operators of `target`, whose threads the head uses. It also shares the target's
+        embedding and output head if it has none.
+        """
         self._options, self._kv_dtype = options, resolved.kv_dtype
         self._arch, self._ids = files.arch.arch, said_ids(files)
         self._limits = StepLimits(
@@ -107,14 +114,14 @@ class DraftHead(DraftCosts):
         table = next(ref for ref in graph.weights() if ref.names == (f"{STATES}.weight",))
         given = cast(DenseWeight, self._model.weights.weight(table)).data
         self._states: npt.NDArray[np.float32] = host(given)
-        """[tokens of a step, D]: the table that the graph reads them from."""
+        """States [tokens of a step, D]: the table that the graph reads."""
         self.nbytes = self._model.weights.nbytes
         head = next(ref for ref in graph.weights() if ref.role == "logits")
         ends = 0 if files.arch.own_head else 4 * head.numbers
         super().__init__((self.nbytes + ends) / max(1, target.weights.nbytes), KEPT)
 
     def bind(self, rows: Rows) -> None:
-        """Make the cache, empty, for the sequences in these tables."""
+        """Make an empty cache for the sequences in these tables."""
         slots, context = self._options.draft_slots, self._options.draft_context
         width = -(-context // BLOCK)
         pool = PoolShape(BLOCK, graph_groups(self._model.graph, self._kv_dtype, 1 + slots * width))
@@ -123,8 +130,7 @@ class DraftHead(DraftCosts):
             plain = CallByCall(self._model, self._operators, cache, self._operators.drawing)
             self._program: Program = self._operators.compile(plain, self._limits) or plain
         self._rows, self._own = rows, Rows(slots, context, "cpu")
-        """The target's tables, and those of the slots: at index i the token of place first + i + 1.
-        """
+        """Tables of the target, and of the slots: index i has the token of place first + i + 1."""
         tables = BlockTables(slots, context, pool, "cpu")
         blocks = [list(range(1 + slot * width, 1 + (slot + 1) * width)) for slot in range(slots)]
         for group in range(len(pool.groups)):
@@ -134,30 +140,30 @@ class DraftHead(DraftCosts):
         )
         numbers = np.arange(self._limits.tokens)
         self._numbers = numbers if self._program.host else tensor(numbers)
-        """The rows of `_states` that a step's tokens read."""
+        """Rows of `_states` that a step's tokens read."""
         room = KEPT, self._arch.hidden
         self._free = [_HeadSlot(slot, np.zeros(room, np.float32)) for slot in range(slots)]
-        """Slots without a row, the longest left first."""
+        """Slots without a row, the longest unused first."""
         self._held: dict[int, _HeadSlot] = {}
-        """By row."""
-        for count in (1, KEPT):  # What it does first must not count as what it takes.
+        """Slots by row."""
+        for count in (1, KEPT):  # Warm up: the first step's time must not count.
             self._run(StepPlan(0, [0], [0], [count], [True]))
         clear_null_blocks(cache)
 
     def room(self, known: int) -> int:
-        """Drafts that it could make of a sequence of so many tokens."""
+        """Return the number of drafts possible after `known` tokens."""
         return min(AHEAD, max(0, self._options.max_context - known))
 
     def ready(self, row: int, known: int, saves: float) -> bool:
-        """Could it draft for this row, of which so many tokens are known, at once?"""
+        """Tell whether it could draft at once for this row with `known` tokens."""
         slot = self._held.get(row)
         return slot is not None and slot.waiting > 0 and slot.end == known - 1
 
     def release(self, row: int, known: int) -> None:
-        """Its sequence leaves the row; of its tokens so many were known."""
+        """Free the row's slot; `known` of its tokens were known."""
         slot = self._held.pop(row, None)
         if slot is not None:
-            # The next turn goes on behind all of it.
+            # The next turn goes on after all of it.
             left = min(slot.waiting, known - 1 - slot.first - slot.computed)
             self._read_all(row, slot, slot.states[: max(0, left)])
             last = slot.first + slot.computed + 1
@@ -166,11 +172,11 @@ class DraftHead(DraftCosts):
             self._free.append(slot)
 
     def read(self) -> None:
-        """Nothing: what is too much to be kept is read when it comes."""
+        """Do nothing: states beyond `KEPT` are read when they come."""
 
     def note(self, plan: StepPlan, rows: Collection[int], states: Array) -> None:
-        """Take the hidden states [N, D] of a step's tokens, those of `rows` that are true: behind
-        the first draft that was refused nothing is."""
+        """Take the hidden states [N, D] of a step's tokens, those of `rows` that were accepted:
+        states after the first refused draft are invalid."""
         given, at = floats(states), 0
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
             true = int(self._rows.computed[row]) - start
@@ -184,14 +190,14 @@ class DraftHead(DraftCosts):
             return
         room = self._options.draft_context - AHEAD
         if slot.end != start or start + len(states) - slot.first > room:
-            # The text went on without it, or is longer than a slot: it begins again.
+            # The text went on without the head, or is longer than a slot: begin again.
             left = room // 2 if len(states) > room else len(states)
             slot.first, slot.computed, slot.waiting = start + len(states) - left, 0, 0
             states = states[len(states) - left :]
         if slot.waiting + len(states) > KEPT:
             begin = time.perf_counter()
             states = np.concatenate([slot.states[: slot.waiting], states])
-            # The last is read with the first draft.
+            # The last state is read with the first draft.
             self._read_all(row, slot, states[:-1])
             slot.states[0], slot.waiting = states[-1], 1
             self._seconds += time.perf_counter() - begin
@@ -214,7 +220,7 @@ class DraftHead(DraftCosts):
         drafts: dict[int, list[int]] = {row: [] for row in wishes}
         most = max(count for _, count in wishes.values())
         last: dict[int, npt.NDArray[np.float32]] = {}
-        """By row: the head's own state at its last draft."""
+        """Head's own state at its last draft, by row."""
         for depth in range(most):
             plan, asked, at = StepPlan(0, [], [], [], []), list[int](), 0
             for row, (_, count) in wishes.items():
@@ -242,8 +248,8 @@ class DraftHead(DraftCosts):
         return drafts
 
     def _draw(self, plan: StepPlan, firsts: list[int]) -> tuple[list[int], npt.NDArray[np.float32]]:
-        """The target's token that the head says behind each entry, by the rules of its row, and its
-        own state [R, D] there. `firsts`: the place of index 0 of each."""
+        """Return the token that the head predicts after each entry, by the rules of its row, and
+        its own state [R, D] there. `firsts`: the place of index 0 of each."""
         outputs, rules = self._run(plan)
         if rules is None:
             tokens = host(outputs.tokens)
@@ -257,7 +263,7 @@ class DraftHead(DraftCosts):
         return said, floats(outputs.hidden).copy()
 
     def _run(self, plan: StepPlan) -> tuple[Outputs, npt.NDArray[np.void] | None]:
-        """What a step gave, and how its tokens are drawn, where some are not the most likely."""
+        """Run a step; return its outputs, and the rules of its rows if some are not greedy."""
         with self._inference():
             batch = self._batches.make(plan)
             batch.adapters = None
@@ -266,14 +272,14 @@ class DraftHead(DraftCosts):
             return self._program.step(batch, asked), batch.rules
 
     def _tell(self, row: int, slot: _HeadSlot, count: int) -> None:
-        """Copy the tokens that stand beside the next `count` states, which are all known."""
+        """Copy the tokens that belong to the next `count` states, which are all known."""
         first, at = slot.first + slot.computed + 1, slot.computed
         known = self._rows.host_tokens[row, first : first + count]
         self._own.host_tokens[slot.number, at : at + count] = known
 
     def _take(self, row: int, start: int) -> _HeadSlot | None:
-        """A slot for a row whose states begin at `start`: one whose text agrees with it up to
-        there, else the one that was left longest ago; None where all are taken."""
+        """Take a slot for a row whose states begin at `start`: one whose text agrees with the row's
+        up to there, else the longest unused; None if all are taken."""
         if not self._free:
             return None
         text = self._rows.host_tokens[row]

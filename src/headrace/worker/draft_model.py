@@ -1,12 +1,12 @@
-"""A smaller model of the same vocabulary that drafts, with a cache of its own in a few slots.
+"""A smaller model of the same vocabulary that drafts, with its own cache in a few slots.
 
-It draws with the target's own numbers of (seed, choice, position) behind the same filters (Daliri,
-Musco and Suresh 2024, arXiv 2408.07978), so where the two models agree about a position they
-say the same token, sampled or not. What it says never matters for the answer, so its cache may be
-lost at any time: a row without a slot is not drafted for, and one that comes back is read anew.
+It draws with the target's own random numbers of (seed, choice, position) after the same filters
+(Daliri, Musco and Suresh 2024, arXiv 2408.07978). So where the two models agree about a position
+they choose the same token, sampled or not. Its tokens never change the answer, so its cache may be
+lost at any time. A row without a slot is not drafted for, and a row that comes back is read again.
 
-A slot has room for a whole sequence. It keeps what the row before left in it, and goes to the row
-whose text begins most like that: the next turn of a conversation is not read twice.
+A slot has room for a whole sequence. It keeps the text of its last row, and goes to the row whose
+text shares the longest prefix with it: the next turn of a conversation is not read twice.
 """
 
 from __future__ import annotations
@@ -42,25 +42,28 @@ from .options import Resolved, WorkerOptions
 from .rows import BlockTables, Rows
 
 READ = 256
-"""Tokens of a step that reads what it has not seen yet: others wait meanwhile."""
+"""Largest number of unread tokens in one step; all others wait meanwhile."""
 NEAR = 16
-"""Tokens that are read together with the first draft: what a step or two added."""
+"""Largest number of tokens read together with the first draft: those that a step or two added."""
 BLOCK = 16
-"""Tokens of a block of its cache."""
+"""Tokens of a block of the drafter's cache."""
 
 
 @dataclass(slots=True)
 class _Slot:
     number: int
     computed: int = 0
-    """Tokens of its row, or of `text`, whose keys and values lie in it."""
+    """Number of tokens of its row, or of `text`, whose keys and values are in the slot."""
     text: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    """What was computed when its last row left."""
+    """Tokens that were computed when its last row left."""
 
 
 class DraftModel(DraftCosts):
-    """Load (the constructor), `bind` to the tables of an allocated worker, then ask of row after
-    row whether it is `ready`, and `draft`. Calls come from the worker's thread."""
+    """A drafter that is a model of its own.
+
+    Load (the constructor), `bind` to the tables of an allocated worker, then ask of each row
+    whether it is `ready`, and `draft`. Calls come from the worker's thread.
+    """
 
     def __init__(
         self,
@@ -70,8 +73,8 @@ class DraftModel(DraftCosts):
         beside: Provider,
         target: Model,
     ) -> None:
-        """`options`: the worker's own, for kernels and types too; `beside`: the operators of
-        `target`, whose threads it uses."""
+        """Load the model. `options`: the worker's own, for kernels and types too; `beside`: the
+        operators of `target`, whose threads it uses."""
         self._options, self._kv_dtype = options, resolved.kv_dtype
         source = WeightSource(load_weights(files))
         shelf = _shelf_of(files, options)
@@ -95,7 +98,7 @@ class DraftModel(DraftCosts):
         super().__init__(self.nbytes / max(1, target.weights.nbytes), NEAR)
 
     def bind(self, rows: Rows) -> None:
-        """Make the cache, empty, for the sequences in these tables."""
+        """Make an empty cache for the sequences in these tables."""
         slots, context = self._options.draft_slots, self._options.draft_context
         self._width = -(-context // BLOCK)
         groups = graph_groups(self._model.graph, self._kv_dtype, 1 + slots * self._width)
@@ -112,32 +115,34 @@ class DraftModel(DraftCosts):
             rows, self._tables, pool, limits, tensors=not self._program.host
         )
         self._free = [_Slot(number) for number in range(slots)]
-        """Slots without a row, the longest left first."""
+        """Slots without a row, the longest unused first."""
         self._held: dict[int, _Slot] = {}
-        """By row."""
+        """Slots by row."""
         self._behind: list[tuple[_Slot, int, int]] = []
-        """Slot, row and known tokens of those who were asked for and not ready."""
+        """Slot, row and known tokens of the rows that were asked for and not ready."""
         with self._kept([0]):
-            for count in (1, NEAR):  # What it does first must not count as what it takes.
+            for count in (1, NEAR):  # Warm up: the first step's time must not count.
                 self._draw(StepPlan(0, [0], [0], [count], [True]))
             clear_null_blocks(cache)
 
     def room(self, known: int) -> int:
-        """Drafts that it could make of a sequence of so many tokens."""
+        """Return the number of drafts possible after `known` tokens."""
         return max(0, self._options.draft_context - known)
 
     def ready(self, row: int, known: int, saves: float) -> bool:
-        """Could it draft for this row, of which so many tokens are known, at once? If it could but
-        for what it has not read, it reads some with `read`, unless that takes more steps' time than
-        its drafts are expected to save."""
+        """Tell whether it could draft at once for this row with `known` tokens.
+
+        If only unread tokens prevent it, `read` reads some of them, unless reading is expected to
+        take more of the steps' time than the drafts save.
+        """
         slot = self._held.get(row) or self._take(row, known)
         if slot is None:
             return False
-        # What it computed of drafts that were refused is written over.
+        # Positions computed for refused drafts are overwritten.
         slot.computed = min(slot.computed, known - 1)
         fresh = self._rows.host_tokens[row, slot.computed : known]
         if int(fresh.max()) >= self._arch.vocab_size:
-            return False  # The target's vocabulary has rows that stand for nothing.
+            return False  # The target's vocabulary has rows without a token.
         if len(fresh) > NEAR:
             if len(fresh) * self._reading < saves:
                 self._behind.append((slot, row, known))
@@ -145,7 +150,7 @@ class DraftModel(DraftCosts):
         return True
 
     def release(self, row: int, known: int) -> None:
-        """Its sequence leaves the row; of its tokens so many were known."""
+        """Free the row's slot; `known` of its tokens were known."""
         slot = self._held.pop(row, None)
         if slot is not None:
             slot.computed = min(slot.computed, known - 1)
@@ -175,7 +180,7 @@ class DraftModel(DraftCosts):
     def draft(self, wishes: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:
         """Draft for rows that are ready: row → (tokens known, drafts wanted) → the drafts of each.
 
-        They are also written behind what is known in the table of tokens.
+        The drafts are also written after the known tokens in the table of tokens.
         """
         begin = time.perf_counter()
         drafts: dict[int, list[int]] = {row: [] for row in wishes}
@@ -197,7 +202,7 @@ class DraftModel(DraftCosts):
         return {row: _known(said, self._vocabulary) for row, said in drafts.items()}
 
     def _draw(self, plan: StepPlan) -> list[int]:
-        """The token that the model says behind each entry, by the rules of its row."""
+        """Return the token that the model predicts after each entry, by the rules of its row."""
         batch = self._batches.make(plan)
         batch.adapters = None
         outputs = self._program.step(batch, BEST if batch.rules is None else RULES)
@@ -208,7 +213,8 @@ class DraftModel(DraftCosts):
         return drawn
 
     def _take(self, row: int, known: int) -> _Slot | None:
-        """A slot for a row: the one whose text begins most like it, None where all are taken."""
+        """Take the free slot whose text shares the longest prefix with the row's; None if all are
+        taken."""
         if not self._free:
             return None
         text = self._rows.host_tokens[row, :known]
@@ -224,7 +230,7 @@ class DraftModel(DraftCosts):
 
     @contextmanager
     def _kept(self, rows: list[int]) -> Iterator[None]:
-        """Compute for these rows, and leave what the tables say that the target has computed."""
+        """Compute for these rows, then restore the tables' record of what the target computed."""
         computed = self._rows.computed[rows]
         with self._inference():
             yield
@@ -232,12 +238,12 @@ class DraftModel(DraftCosts):
 
 
 def _known(drafts: list[int], vocabulary: int) -> list[int]:
-    """The drafts up to the first that the target has no row for."""
+    """Return the drafts up to the first that the target's vocabulary lacks."""
     return list(takewhile(lambda token: token < vocabulary, drafts))
 
 
 def _common(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
-    """Tokens at the beginning of both."""
+    """Count the tokens that both have in common at the beginning."""
     length = min(len(one), len(other))
     differs = np.flatnonzero(one[:length] != other[:length])
     return int(differs[0]) if len(differs) else length

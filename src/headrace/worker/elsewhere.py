@@ -1,4 +1,4 @@
-"""The pool of a worker in a process of its own, seen by one that moves its blocks."""
+"""Pool of a worker in a separate process, as seen by a process that moves its blocks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from .kv_tensors import PoolMemory, allocate_kv
 
 
 class PoolElsewhere:
-    """The same pages by the same file. Who sends the steps says in `gaps` when one begins."""
+    """The worker's pages, through the same file. The sender of steps reports in `gaps` when one
+    begins."""
 
     def __init__(self, file: int, pool: PoolShape) -> None:
-        """`pool`: the first that the worker made."""
+        """Map the worker's pages; `pool` is the first shape that the worker made."""
         self.gaps = Gaps()
         self.pool_memory = PoolMemory(file)
         self.allocate(pool)
 
     def allocate(self, pool: PoolShape) -> None:
-        """The worker has made these arrays."""
+        """Map the arrays of a pool that the worker has made."""
         self.cache = allocate_kv(pool, "cpu", host=True, memory=self.pool_memory)

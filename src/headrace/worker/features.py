@@ -1,13 +1,13 @@
-"""What a row may ask for beyond a token: one list of features, all with the same six verbs.
+"""Row features: what a row may ask for beyond a token, one list, all with the same six verbs.
 
-A new wish is a class of its own and a place in the list that `Worker` makes. The order of the list
-has a meaning: logits go through `mask` in that order. First the raw logits are kept for
-log-probabilities, then what forbids comes (a grammar, a reasoning budget, lists of ids, unwanted
-words and `min_tokens`, which look at what those left), then what moves (bias, penalties), then
-filters; what touches no logits stands behind.
+A new wish is a class of its own and a place in the list that `Worker` makes. The list's order
+matters: logits go through `mask` in that order. First the raw logits are kept for
+log-probabilities. Then come features that forbid (a grammar, a reasoning budget, lists of ids; then
+unwanted words and `min_tokens`, which look at the tokens left). After them come features that shift
+logits (bias, penalties), then filters. Features that touch no logits come last.
 
-A step pays for what its rows ask: a feature is called for steps in which a row asks for it, and
-rows that ask for nothing never come here.
+A step pays only for its rows' wishes: a feature is called for steps in which a row asks for it.
+Rows that ask for nothing never come here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..kernels.arrays import Array
 from ..kernels.program import Hidden, Outputs, Want, want
 
 Arrived = Callable[[], Sequence[int]]
-"""Waits for a step's tokens [R]."""
+"""Callable that waits for a step's tokens [R]."""
 
 Indices = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -31,14 +31,17 @@ NOTHING = want()
 
 
 class RowFeature:
-    """One thing that rows may ask for. A verb that is not defined has nothing to do."""
+    """One thing that rows may ask for. An undefined verb does nothing."""
 
     want: Want = NOTHING
-    """What `wants` says where it is the same for every step."""
+    """Return value of `wants` if it is the same for every step."""
 
     def admit(self, admission: Admission) -> bool:
-        """Note what the row that is taken asks for. Does it ask for this? Also after a preemption:
-        then the tokens hold what was generated before. Raises `EngineFault` where it cannot be."""
+        """Note the wishes of the row that is taken; return whether it asks for this feature.
+
+        Also called after a preemption: then the tokens include those generated before. Raises
+        `EngineFault` if the wish cannot be served.
+        """
         raise NotImplementedError
 
     def release(self, rows: Sequence[int]) -> None:
@@ -46,12 +49,13 @@ class RowFeature:
         raise NotImplementedError
 
     def wants(self, plan: StepPlan) -> Want:
-        """What this step has to give beside tokens: `logits` where `mask` reads or changes them."""
+        """Name the outputs that this step needs in addition to tokens: `logits` if `mask` reads or
+        changes them."""
         return self.want
 
     def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
-        """Change logits [R, V] fp32 of these rows [R], in place; `places` [R] is where each new
-        token will stand in its sequence."""
+        """Change logits [R, V] fp32 of these rows [R] in place; `places` [R] is the position of
+        each new token in its sequence."""
 
     def advance(self, rows: Indices, arrived: Arrived) -> Mapping[int, str]:
         """Take the tokens that `rows` [R] got. Returns index in `rows` → why that token is void and
@@ -59,7 +63,7 @@ class RowFeature:
         return {}
 
     def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
-        """Write into `result` what the step gave beside tokens; all tokens are chosen, and the
+        """Write into `result` the step's outputs other than tokens; all tokens are chosen, and the
         outputs are complete."""
 
 
@@ -70,7 +74,7 @@ class RowWish(RowFeature, Generic[T]):
         self._rows: dict[int, T] = {}
 
     def wish(self, admission: Admission) -> T | None:
-        """What this row asks for; None: nothing of this."""
+        """Return this row's wish; None if it has none."""
         raise NotImplementedError
 
     def admit(self, admission: Admission) -> bool:
@@ -86,12 +90,12 @@ class RowWish(RowFeature, Generic[T]):
 
 
 class Asked(NamedTuple):
-    """The features that some row of a step asks for, in the order of the list."""
+    """Features that some row of a step asks for, in the order of the list."""
 
     features: tuple[RowFeature, ...]
 
     def wants(self, plan: StepPlan) -> tuple[bool, Hidden]:
-        """Are logits wanted, and which hidden states?"""
+        """Tell whether logits are wanted, and which hidden states."""
         wants = [feature.wants(plan) for feature in self.features]
         every = any(each.hidden == "every" for each in wants)
         return any(each.logits for each in wants), "every" if every else "none"
@@ -117,9 +121,9 @@ class Features:
     def __init__(self, listed: Sequence[RowFeature], rows: int) -> None:
         self.listed = tuple(listed)
         self._asked = np.zeros(rows, np.uint32)
-        """[rows]: bit i stands for the i-th feature of the list."""
+        """Wishes by row [rows]: bit i stands for the i-th feature of the list."""
         self.rows: set[int] = set()
-        """Held rows that ask for any."""
+        """Held rows that ask for any feature."""
 
     def admit(self, admission: Admission) -> None:
         bits = 0
@@ -136,7 +140,7 @@ class Features:
             feature.release(rows)
 
     def of(self, rows: list[int]) -> Asked:
-        """What these rows ask for."""
+        """Return the features that these rows ask for."""
         if self.rows.isdisjoint(rows):
             return Asked(())
         bits = int(np.bitwise_or.reduce(self._asked[rows]))

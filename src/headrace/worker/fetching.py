@@ -1,8 +1,8 @@
-"""The borrower's end of a line: blocks of a lease are brought to where they are wanted.
+"""The borrower's end of a line: blocks of a lease are brought to their destinations.
 
-By their bytes, asked for ahead of what is taken; or copied out of the lender's pool, which this
-process maps where both belong to one user of one host. Then it is asked which of the blocks were
-still lent after they had been copied: what another prompt may have written over is thrown away.
+They come as bytes, with requests sent ahead of the answers. Or they are copied out of the lender's
+pool, which this process maps if both belong to one user of one host. After such a copy it asks
+which of the blocks were still lent: a copy that another prompt may have overwritten is thrown away.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .kv_tensors import PoolMemory, allocate_kv
 from .places import Places, places_of
 
 FETCH_SECONDS = 2.0
-"""Bound of the wait for blocks, of each question."""
+"""Seconds to wait for the blocks of one request."""
 AHEAD = 32
-"""Questions whose answers are under way: the way never waits for this end, nor this end, with all
-that it asks, for the other."""
+"""Requests in flight. The connection never waits for this end; nor does this end, with all its
+requests, wait for the other."""
 
 
 class Wanted(NamedTuple):
@@ -33,16 +33,16 @@ class Wanted(NamedTuple):
     """Place in the prompt."""
     key: bytes
     block: int
-    """Where it is wanted."""
+    """Destination block."""
     there: int
-    """Where it lies at the lender."""
+    """Block in the lender's pool."""
 
 
 class Fetching:
-    """One line. One thread at a time uses it."""
+    """One line's borrowing end. One thread at a time uses it."""
 
     def __init__(self, line: BlockLine, pool: list[Places] | None) -> None:
-        """`pool`: the lender's, of each group, where it is mapped."""
+        """Use a line; `pool` is the lender's, by group, if it is mapped."""
         self._line, self.pool = line, pool
 
     def bring(
@@ -53,8 +53,12 @@ class Fetching:
         into: Places,
         ready: Callable[[], None],
     ) -> int:
-        """How many of the first blocks came; the others are not lent any more. `ready` returns when
-        blocks may be written. Raises `OSError`; then, or where fewer came, the line is closed."""
+        """Bring the wanted blocks; return how many of the first came. The others are no longer
+        lent.
+
+        `ready` returns when blocks may be written. Raises `OSError`; then, or if fewer came, the
+        line is closed.
+        """
         whole, came = False, 0
         try:
             do = self._fetched if self.pool is None else self._copied
@@ -64,7 +68,7 @@ class Fetching:
         finally:
             if not whole:
                 self.close()
-                # They may hold anything, such as numbers that are none.
+                # They may hold anything, such as NaN.
                 into.clear([one.block for one in wanted[came:]])
 
     def close(self) -> None:
@@ -124,13 +128,13 @@ class Fetching:
 def open_line(
     address: str, welcome: wire.Welcome, shape: PoolShape, pool: list[Places] | None
 ) -> Fetching:
-    """A line to the prefill server of this address, near where there can be one. `shape`: the pool
-    here; `pool`: the lender's, if another line has it. Raises `OSError`."""
+    """Open a line to the prefill server at this address, by its local socket if possible. `shape`:
+    the pool here; `pool`: the lender's, if another line has it. Raises `OSError`."""
     if welcome.near:
         try:
             return _opened(socket.AF_UNIX, f"\0{welcome.near}", welcome, shape, pool)
         except ConnectionError:
-            pass  # Another host, or another view of this one.
+            pass  # Another host, or another network namespace.
     return _opened(*wire.lines_at(address), welcome, shape, pool)
 
 
@@ -162,8 +166,7 @@ def _opened(
 
 
 def _mapped(file: int, there: wire.PoolThere, shape: PoolShape) -> list[Places]:
-    """The lender's pool, which cannot be written to. Raises `ConnectionError` for one that is not
-    as it has to be."""
+    """Map the lender's pool, read-only. Raises `ConnectionError` if it is not as required."""
     if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
         raise ConnectionError("the file of the pool might be made shorter")
     if len(there.blocks) != len(shape.groups) or not all(0 < n < 1 << 31 for n in there.blocks):
@@ -182,7 +185,7 @@ def _runs(wanted: Sequence[Wanted], most: int) -> list[Sequence[Wanted]]:
 
 
 def _right(names: memoryview, run: Sequence[Wanted]) -> int:
-    """How many of the first blocks have the names that were asked for."""
+    """Count the first blocks that have the requested names."""
     for number, one in enumerate(run):
         if names[number * KEY_BYTES : (number + 1) * KEY_BYTES] != one.key:
             return number

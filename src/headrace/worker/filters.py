@@ -1,7 +1,7 @@
-"""Filters beyond top-k, top-p and min-p, by llama.cpp's definitions; off unless a row asks.
+"""Sampling filters beyond top-k, top-p and min-p, by llama.cpp's definitions; off by default.
 
-They look at the model's distribution before temperature, as there, and leave the most likely token
-of a greedy row alone. Each is a threshold, so equal logits stay or go together.
+As in llama.cpp they see the model's distribution before temperature. The most likely token of a
+greedy row stays. Each is a threshold, so equal logits stay or go together.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Filters(RowWish[_Wish]):
 
 
 def _sigma_threshold(line: Array, n: float) -> float:
-    """`n` standard deviations below the largest of logits [V]."""
+    """Return `n` standard deviations below the largest of logits [V]."""
     known = line[line > -math.inf]
     mean = known.mean()
     return float(known.max() - n * ((known - mean) ** 2).mean() ** 0.5)

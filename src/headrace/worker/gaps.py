@@ -1,8 +1,8 @@
-"""The gaps between steps, in which readers of blocks read.
+"""Inter-step windows, in which readers of blocks read.
 
-A reader beside a step costs more than its own time: where it takes a core, the team's other threads
-wait at their barrier until the system gives that core back. So readers read while no step runs, and
-a step that begins lets them have a share of the time that the one before it took.
+A reader that runs during a step costs more than its own time. If it takes a core, the other threads
+of the pool wait at their barrier until the system gives that core back. So readers read while no
+step runs. A step that begins first lets them have a share of the time of the step before it.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import threading
 import time
 
 SHARE = 0.04
-"""Share of a step's time that readers have before the next, if there is something to read."""
+"""Share of a step's time that readers get before the next step, if there is something to read."""
 
 
 class Gaps:
-    """Used by the thread of the steps and by those that read."""
+    """Synchronisation of the steps' thread and the readers."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._runs = False
-        """Does a step run?"""
+        """Flag: a step runs."""
         self._began = self._until = -math.inf
-        """`perf_counter` at the begin of the last step, and until when the next leaves the cores
-        to readers."""
+        """Time (`perf_counter`) when the last step began; time until which the next leaves the
+        cores to readers."""
         self._wanted = 0
-        """Orders of readers that have not ended."""
+        """Number of readers' orders that have not ended."""
 
     def step_begins(self) -> None:
-        """Wait until readers had their share, or need nothing."""
+        """Wait until readers had their share or need nothing."""
         with self._changed:
             left = self._until - time.perf_counter()
             if self._wanted and left > 0:

@@ -1,4 +1,4 @@
-"""What of the prompts in a worker's rows is not text."""
+"""Input embeddings in the prompts of a worker's rows, which are not text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..kernels.given import GivenRows
 
 
 class PromptRows:
-    """By row, the spans of its prompt that came with rows of their own."""
+    """By row, the spans of its prompt that came as input embeddings."""
 
     def __init__(self) -> None:
         self._spans: dict[int, list[tuple[int, npt.NDArray[np.float32]]]] = {}
 
     def admit(self, row: int, inputs: Sequence[InputSpan]) -> None:
-        """Keep them until the row is released."""
+        """Keep the spans until the row is released."""
         if inputs:
             self._spans[row] = [
                 (span.first, np.frombuffer(span.rows, np.float32).reshape(span.length, -1))
@@ -31,7 +31,7 @@ class PromptRows:
             self._spans.pop(row, None)
 
     def of(self, plan: StepPlan) -> GivenRows | None:
-        """`StepBatch.given` of a step."""
+        """Return the input embeddings of a step, for `StepBatch.given`."""
         if self._spans.keys().isdisjoint(plan.rows):
             return None
         places, found, begin = [], [], 0

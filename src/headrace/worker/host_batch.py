@@ -1,9 +1,9 @@
 """The batch of a step on the CPU: static buffers, written in place.
 
-`batch.make_batch` makes new tensors for every step, which is what a device needs whose steps
-overlap. On the CPU a step is done before the next one is prepared, so its arrays are views of
-buffers that live as long as the worker; a step that decodes what the last one decoded gets the
-very same `StepBatch`, and only numbers change.
+`batch.make_batch` makes new tensors for every step: a device whose steps overlap needs that. On the
+CPU a step ends before the next one is prepared, so its arrays are views of buffers that live as
+long as the worker. A step that decodes the same rows as the last one gets the same `StepBatch`;
+only its numbers change.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .rows import BlockTables, Rows
 
 _FEW = 3
 _TABLE_STEP = 8
-"""Tables are cut to a multiple of so many blocks, so that their view seldom changes."""
+"""Multiple of blocks to which tables are cut, so that their view seldom changes."""
 
 
 class _Few(NamedTuple):
-    """The host's memory, number by number."""
+    """Views of host memory for access to single numbers."""
 
     known: memoryview
     """Token of [row, place]."""
     computed: memoryview
     """`Rows.computed`."""
     tables: list[memoryview]
-    """Per group: block of [row, block]."""
+    """By group, block of [row, block]."""
     tokens: memoryview
     positions: memoryview
     lengths: memoryview
@@ -42,7 +42,7 @@ class _Few(NamedTuple):
 
 
 class HostBatches:
-    """Makes what `make_batch` makes; a batch is valid until the next call."""
+    """Maker of the same batches as `make_batch`; a batch is valid until the next call."""
 
     def __init__(
         self,
@@ -54,14 +54,15 @@ class HostBatches:
         token_types: bool = False,
         tensors: bool = False,
     ) -> None:
-        """`token_types`: the model reads them; `tensors`: whoever computes wants those."""
+        """Allocate the buffers. `token_types`: the model reads them; `tensors`: the batch has torch
+        tensors."""
         self._view: Callable[[Array], Array] = tensor if tensors else _same
         self._rows, self._tables, self._pool, self._limits = rows, tables, pool, limits
         self._types = np.zeros(limits.tokens if token_types else 0, np.int64)
         self._typed = token_types
         self._tokens = np.zeros(limits.tokens, np.int64)
         self._positions = np.zeros(limits.tokens, np.int64)
-        # Its first number stays nought.
+        # The first number stays 0.
         self._bounds = np.zeros(limits.entries + 1, np.int32)
         self._lengths = np.zeros(limits.entries, np.int32)
         self._sampled = np.zeros(limits.samples, np.int64)
@@ -71,7 +72,7 @@ class HostBatches:
         if any(group.state for group in pool.groups):
             self._states = np.zeros((limits.entries, STATE_COLUMNS), np.int32)
         self._each = np.arange(limits.tokens)
-        # Of decoding steps, entry i is token i and samples.
+        # In decoding steps entry i is token i and samples.
         self._each_entry = np.arange(limits.entries)
         self._each_bound = np.arange(limits.entries + 1, dtype=np.int32)
         # For single numbers: numpy's own indexing takes several times as long.
@@ -88,15 +89,15 @@ class HostBatches:
         self._decoding: StepBatch | None = None
         self._starts: list[int] = []
         self._of: list[int] = []
-        """The rows of the last step."""
+        """Rows of the last step."""
         self._rows_array: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        """The rows of the last step as an array."""
+        """Rows of the last step as an array."""
         self._rules: npt.NDArray[np.void] | None = None
-        """How the rows of the last step draw."""
+        """Sampling rules of the rows of the last step."""
         self._rows_version = -1
-        """`Rows.version` that `_rules` is of."""
+        """Value of `Rows.version` that `_rules` belongs to."""
         self._picked_version = self._picked_width = -1
-        """`BlockTables.version` and width that `_picked` was copied from; -1: nothing yet."""
+        """`BlockTables.version` and width that `_picked` was copied from; -1: not copied yet."""
 
     def make(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch:
         count = len(plan.rows)
@@ -112,16 +113,16 @@ class HostBatches:
         return self._mixed(plan, count, total, drafted)
 
     def decode(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch | None:
-        """Like `make` for steps in which every entry computes one token and gets one, of rows that
-        neither pool nor have an adapter; None for any other, as one with drafts (`DraftBatches`).
-        """
+        """Make the batch of a step in which every entry computes one token and gets one, of rows
+        that neither pool nor have an adapter. None for any other step, such as one with drafts
+        (`DraftBatches`)."""
         count = len(plan.rows)
         if self._typed or sum(plan.counts) != count or count > self._limits.entries:
             return None
         return self._decode(plan, count) if all(plan.samples) else None
 
     def keep(self, tokens: list[int]) -> None:
-        """Write the new token of each row behind what it computed: after `decode`, its tokens."""
+        """Write each row's new token after its computed ones; after `decode`, the step's tokens."""
         if len(tokens) <= _FEW:
             known = self._few.known
             for row, start, token in zip(self._of, self._starts, tokens, strict=True):
@@ -130,7 +131,7 @@ class HostBatches:
             self._rows.host_tokens[self._rows_array, self._lengths[: len(tokens)]] = tokens
 
     def _array_of(self, rows: list[int]) -> npt.NDArray[np.int64]:
-        """`rows` as an array, kept from the step before where they are the same."""
+        """Return `rows` as an array, kept from the step before if they are the same."""
         if self._of != rows or self._rows_version != self._rows.version:
             self._of, self._rows_array = rows, np.array(rows)
             self._rules = self._rows.rules(self._rows_array)
@@ -139,7 +140,7 @@ class HostBatches:
         return self._rows_array
 
     def _decode(self, plan: StepPlan, count: int) -> StepBatch:
-        """One token each, all of which sample."""
+        """Make the batch of one token per entry, all sampled."""
         max_length = max(plan.starts) + 1
         rows, self._starts = self._array_of(plan.rows), plan.starts
         if count <= _FEW:
@@ -164,12 +165,12 @@ class HostBatches:
         return batch
 
     def _settle(self, plan: StepPlan, drafted: list[int] | None = None) -> None:
-        """Say what the step finds and leaves in states, where the model has some."""
+        """Write which states the step reads and leaves, if the model has states."""
         if self._states is not None:
             self._rows.settle_states(plan, drafted, self._states)
 
     def _decode_few(self, plan: StepPlan) -> None:
-        """Like `_decode`, for so few rows that one numpy call costs more than a loop."""
+        """Fill the buffers for few rows, where one numpy call costs more than a loop."""
         known, computed, tables, tokens, positions, lengths, _, all_slots = self._few
         size = self._pool.block_size
         for place, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):
@@ -212,7 +213,7 @@ class HostBatches:
         return batch
 
     def _place(self, rows: np.ndarray, positions: np.ndarray, total: int) -> None:
-        """Where the K and V of each token go."""
+        """Compute the slots of each token's K and V."""
         size = self._pool.block_size
         block = positions // size
         offset = positions - block * size
@@ -221,7 +222,7 @@ class HostBatches:
             slots[:total] += offset
 
     def _pick(self, rows: npt.NDArray[np.int64], max_length: int) -> int:
-        """Copy the tables of these rows; → the width of what was copied."""
+        """Copy the tables of these rows; return the copied width."""
         used = -(-max_length // self._pool.block_size)
         width = min(-(-used // _TABLE_STEP) * _TABLE_STEP, self._tables.width)
         same = self._picked_version == self._tables.version and self._picked_width == width

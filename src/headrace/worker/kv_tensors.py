@@ -25,31 +25,31 @@ from ..kernels.operators import KvCache, KvLayer, StateLayer
 HUGE = 2 << 20
 """Bytes of a huge page."""
 READ_WHOLE = 1 << 20
-"""Bytes of a block from which on it lies in huge pages: a state of a megabyte is read whole by each
-step, 1.15 to 1.4 times as fast as from small ones."""
+"""Bytes of a block from which its array uses huge pages. Each step reads a whole state of a
+megabyte, 1.15 to 1.4 times as fast as from small pages."""
 
 
 class PoolMemory:
-    """Memory for the arrays of one pool after another: of this process, or of a file that another
-    has open, too.
+    """Memory for the arrays of one pool after another: private, or a file that another process has
+    open too.
 
-    In a file each pool begins behind the one before it, whose memory goes back to the system: a
-    late reader of that one writes into no other. Whoever makes the same pools in the same order has
-    the same arrays.
+    In a file each pool begins after the one before it, whose memory goes back to the system: a late
+    reader of the old pool writes into no other. Processes that make the same pools in the same
+    order have the same arrays.
     """
 
     def __init__(self, file: int = -1, begins: int = 0, *, reads: bool = False) -> None:
-        """`file`: a descriptor, of `os.memfd_create`; -1: there is none. `begins`: where the first
-        pool lies in it; `reads`: that is there, and only looked at."""
+        """Use private memory, or a file. `file`: a descriptor of `os.memfd_create`; -1: private
+        memory. `begins`: offset of the first pool; `reads`: the pool exists and is only read."""
         self.file, self.at, self._end = file, begins, begins
-        """`at`: where the last pool begins in the file."""
+        """Offset of the last pool in the file (`at`)."""
         self._reads = reads
         self._pages = mmap.mmap(-1, 1)
         self._next = 0
 
     @classmethod
     def lent(cls) -> PoolMemory:
-        """In a file of its own, which nobody can make shorter: others may map it."""
+        """Make memory in a file of its own, sealed against shrinking: others may map it."""
         if not hasattr(os, "memfd_create"):
             return cls()
         memory = cls(os.memfd_create("headrace pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
@@ -58,17 +58,17 @@ class PoolMemory:
         return memory
 
     def begin(self, pool: PoolShape) -> None:
-        """The arrays that come are those of `pool`.
+        """Start the arrays of `pool`; the next calls of `zeros` return them.
 
-        Pages get memory when they are first written: a pool of gigabytes costs no time at start,
+        Pages get memory when they are first written. So a pool of gigabytes costs no time at start,
         and memory only as sequences need it.
         """
         count = sum(len(group.layers) * len(group.arrays) for group in pool.groups)
         size = pool_bytes(pool) + max(1, count) * mmap.PAGESIZE
         size -= size % mmap.PAGESIZE
-        # Shared pages, as is mmap's default, are huge only where the system's `shmem_enabled` lets
-        # the advice below count. Private ones become huge on most systems, which is no faster for
-        # KV (8 and 32 rows) and took 95 MiB more at the start.
+        # Shared pages (mmap's default) become huge only if the system's `shmem_enabled` follows the
+        # advice below. Private ones become huge on most systems, which is no faster for KV (8 and
+        # 32 rows) and took 95 MiB more at the start.
         if self.file < 0:
             pages = mmap.mmap(-1, size)
         elif self._reads:
@@ -86,7 +86,7 @@ class PoolMemory:
         self._pages, self._next = pages, 0
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """The next array, from a page's begin on."""
+        """Return the next array, aligned to a page."""
         nbytes = math.prod(shape) * dtype.itemsize
         if self.file < 0 and nbytes >= READ_WHOLE * shape[0] and hasattr(mmap, "MADV_HUGEPAGE"):
             return _huge(nbytes).view(dtype).reshape(shape)
@@ -96,7 +96,7 @@ class PoolMemory:
 
 
 def _huge(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Zeroed bytes in huge pages of their own, as far as the system gives them."""
+    """Return zeroed bytes in huge pages of their own, as far as the system provides them."""
     pages = mmap.mmap(-1, nbytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # A kernel built without them.
         pages.madvise(mmap.MADV_HUGEPAGE)
@@ -108,11 +108,12 @@ def _huge(nbytes: int) -> npt.NDArray[np.uint8]:
 def allocate_kv(
     pool: PoolShape, device: str, *, host: bool = False, memory: PoolMemory | None = None
 ) -> KvCache:
-    """Zeroed arrays of each layer, as its group states them, in pages [blocks, G, S, …]; with
-    `host` in arrays of the host, else in tensors. `memory`: for what lies in the host's.
+    """Make zeroed arrays of each layer, as its group states them, in pages [blocks, G, S, …].
 
-    Zeros because table entries out of a window point to the null block: its positions get weight
-    0, and 0 · NaN is NaN, so what lies there must be finite.
+    `host`: numpy arrays in host memory, else tensors. `memory`: of arrays in host memory.
+
+    Zeroed because table entries outside a window point to the null block. Its positions get weight
+    0, and 0 · NaN is NaN, so its content must be finite.
     """
     kept = [layer for group in pool.groups for layer in group.layers]
     assert len({*kept}) == len(kept), "a layer is in two groups"
@@ -145,10 +146,10 @@ def allocate_kv(
 
 
 def leave_biases_out(model: Model, backend: str, cache: KvCache) -> None:
-    """Say in `cache` which biases its int8 keys are kept without, where the backend of that name
+    """Record in `cache` which biases its int8 keys are kept without, if the backend of that name
     adds them again.
 
-    Only where a bias reaches the key as it is: norms on the heads come between.
+    Only for a bias that reaches the key unchanged: norms on the heads come in between.
     """
     if backend not in ("ref", "cpu", "triton"):
         return
@@ -177,7 +178,7 @@ def leave_biases_out(model: Model, backend: str, cache: KvCache) -> None:
 def _zeros_of(
     pool: PoolShape, device: str, memory: PoolMemory, *, host: bool
 ) -> Callable[[tuple[int, ...], str], Array]:
-    """A function that makes zeros of a shape and a type."""
+    """Return a function that makes zeros of a shape and a type."""
     if host or device == "cpu":
         memory.begin(pool)
     if host:
@@ -199,7 +200,7 @@ _BYTES = np.dtype(np.uint8)
 
 
 def arrays_of(layer: KvLayer | StateLayer) -> list[Array]:
-    """Each once: the one array of a latent layer is its keys and its values."""
+    """List each array once: a latent layer has one array for both keys and values."""
     if isinstance(layer, StateLayer):
         return [t for t in (layer.inputs, layer.state, layer.tail) if t is not None]
     found = {id(t): t for t in (layer.k, layer.v, layer.k_scale, layer.v_scale)}
@@ -216,7 +217,7 @@ def copy_blocks(cache: KvCache, copies: Sequence[BlockCopy]) -> None:
 
 
 def clear_null_blocks(cache: KvCache) -> None:
-    """Undo what padding and warm-up wrote to the null block."""
+    """Zero the null block, to which padding and warm-up wrote."""
     for layer, _ in cache.kept():
         for array in arrays_of(layer):
             array[NULL_BLOCK] = 0

@@ -1,6 +1,6 @@
-"""The socket of a prefill server: it hears what decode servers want.
+"""The socket of a prefill server, which receives decode servers' requests.
 
-A thread of its own answers, so that a step of a second delays no renewal. What is for the engine's
+A thread of its own answers, so that a step of a second delays no renewal. Work for the engine's
 thread (prompts to compute, leases to end) waits in a queue. Blocks are sent on lines (`sending`).
 """
 
@@ -27,7 +27,7 @@ from .sending import Sending
 log = logging.getLogger("headrace.split")
 
 Name = tuple[bytes, int]
-"""(decode server, its number for the prompt)"""
+"""Decode server, and its number for the prompt."""
 MOST_BORROWERS = 256
 
 
@@ -35,15 +35,15 @@ MOST_BORROWERS = 256
 class _Borrower:
     heard: float
     key: bytes
-    """Seals what is sent to it; empty: nothing does."""
+    """Key that encrypts blocks sent to it; empty: not encrypted."""
     number: bytes = field(default_factory=lambda: os.urandom(wire.NUMBER_BYTES))
-    """Names it on lines."""
+    """Name of the borrower on lines."""
     open: set[int] = field(default_factory=set)
     """Prompts that it asked for and has not released."""
 
 
 class LendingSocket:
-    """Belongs to the engine's thread but for what its own thread does."""
+    """Socket owned by the engine's thread, except for its own thread's work."""
 
     def __init__(
         self,
@@ -56,21 +56,23 @@ class LendingSocket:
         leases: Any,
         vocabulary: int,
     ) -> None:
-        """`cache`: the pool as it lies now, `memory`: where; `vocabulary`: ids of tokens are below
-        it; `leases`: a `kv.leases.Leases`, of which this uses what any thread may. Raises
-        `OptionError` and `PackageAbsent`."""
+        """Listen at `address`. Raises `OptionError` and `PackageAbsent`.
+
+        `cache`: the pool as it lies now, `memory`: where; `vocabulary`: ids of tokens are below it;
+        `leases`: a `kv.leases.Leases`, used here only by its thread-safe part.
+        """
         self._zmq = wire.zeromq()
         self._terms, self._ring, self._leases, self._secret = terms, wake, leases, secret
         self._vocabulary = vocabulary
         self._context = self._zmq.Context()
         self._socket = wire.listening(self._context, address, secret)
         self.ahead = 0.0
-        """Seconds of prompts in work, as the engine's thread last said."""
+        """Seconds of prompts in work, as the engine's thread last reported."""
         self._asked: deque[tuple[Name, Handed | None]] = deque()
         self._answers: deque[tuple[bytes, Any]] = deque()
         self._borrowers: dict[bytes, _Borrower] = {}
         self._known: dict[bytes, tuple[bytes, bytes]] = {}
-        """By number on lines: who, and the key."""
+        """Borrower and key, by the borrower's number on lines."""
         if secret is not None:
             needed(*CIPHERS)
         try:
@@ -85,16 +87,17 @@ class LendingSocket:
     # The engine's thread
 
     def asked(self) -> list[tuple[Name, Handed | None]]:
-        """What came since the last call, in its order: prompts to compute, and (None) those that
-        nobody wants any more; these may come twice."""
+        """Return the requests since the last call, in order: prompts to compute, and (None) those
+        released since; a release may come twice."""
         return [self._asked.popleft() for _ in range(len(self._asked))]
 
     def lent(self, name: Name, runs: list[tuple[int, list[int]]]) -> None:
-        """It is computed, and its blocks can be fetched: `kv.leases.Leases.lend`."""
+        """Report that a prompt is computed and its blocks can be fetched:
+        `kv.leases.Leases.lend`."""
         self._say(name[0], wire.Lent(name[1], runs))
 
     def declined(self, name: Name, why: str) -> None:
-        """It is not computed, or no longer lent."""
+        """Report that a prompt is not computed, or no longer lent."""
         self._say(name[0], wire.Declined(name[1], why[:500]))
 
     def close(self) -> None:
@@ -196,7 +199,7 @@ class LendingSocket:
                 del self._borrowers[who], self._known[borrower.number]
 
     def _send(self, who: bytes, what: Any) -> None:
-        """Say it, unless nobody is there, or takes it: then it will not be missed."""
+        """Send a message; drop it if the peer is gone or does not receive."""
         zmq = self._zmq
         try:
             self._socket.send_multipart([who, wire.pack(what)], zmq.NOBLOCK)
@@ -206,7 +209,7 @@ class LendingSocket:
 
 
 def _wrong(handed: Handed, block_size: int, vocabulary: int) -> str:
-    """What is wrong with what somebody wants; empty: nothing."""
+    """Check a request; return the fault in words, or an empty string."""
     if not 0 <= handed.first < handed.blocks or len(handed.tokens) < handed.blocks * block_size:
         return f"blocks {handed.first} to {handed.blocks} of {len(handed.tokens)} tokens"
     if min(handed.tokens) < 0 or max(handed.tokens) >= vocabulary:

@@ -1,4 +1,4 @@
-"""Which kernels serve a model in a worker, before and without loading its weights."""
+"""Choice of the kernels that serve a model in a worker, before and without loading its weights."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def choose_operators(
     shelf: Shelf | None = None,
     beside: Provider | None = None,
 ) -> tuple[Provider, list[Decision]]:
-    """The kernels that serve this graph here, operator by operator, with reasons. `beside`: those
-    of another model in this process, never computing at the same time."""
+    """Choose the kernels that serve this graph here, operator by operator, with reasons.
+
+    `beside`: kernels of another model in this process, never computing at the same time.
+    """
     question = Question(
         device=resolved.device,
         dtype=resolved.dtype,
@@ -49,7 +51,7 @@ def choose_operators(
 
 
 def kernel_decisions(files: ModelFiles, options: WorkerOptions) -> list[Decision]:
-    """What a worker would choose, without loading a weight. Raises as `Worker` does."""
+    """Return what a worker would choose, without loading a weight. Raises as `Worker` does."""
     resolved = resolve(options)
     graph, source, _ = open_weights(describe(files.arch), files, options)
     return choose_operators(graph, options, resolved, source)[1]
@@ -58,8 +60,11 @@ def kernel_decisions(files: ModelFiles, options: WorkerOptions) -> list[Decision
 def open_weights(
     graph: Graph, files: ModelFiles, options: WorkerOptions
 ) -> tuple[Graph, WeightSource, ModelFiles | HeadFiles | None]:
-    """The `graph` of a model, its weights, and what drafts for it: a model, a head, whose wishes
-    are then part of the graph, or nobody. Raises what `open_model` and `open_head` raise."""
+    """Return a model's `graph`, its weights and its drafter.
+
+    The drafter is a model, a head or None. The states that a head reads become outputs of the
+    graph. Raises what `open_model` and `open_head` raise.
+    """
     weights = load_weights(files)
     drafter: ModelFiles | HeadFiles | None = None
     if options.draft_model is not None:
@@ -71,7 +76,8 @@ def open_weights(
 
 
 def inference_of(operators: Provider) -> Callable[[], AbstractContextManager[object]]:
-    """What their tensors are computed in; nothing where arrays are the host's."""
+    """Return the context in which their tensors are computed; an empty one for arrays of the
+    host."""
     if operators.host:
         return nullcontext
     import torch  # Local: imported where it computes.

@@ -1,4 +1,4 @@
-"""Log-probabilities: of the tokens that were chosen, and of prompts. Of the raw distribution."""
+"""Log-probabilities of chosen tokens and of prompts, by the raw distribution."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from .features import Indices, RowWish
 
 
 class Logprobs(RowWish[int]):
-    """How likely the chosen tokens were. Before anything is masked a step's raw logits are kept, of
-    the rows that ask. Of a row: how many of the most likely tokens it wants beside its own."""
+    """Log-probabilities of the chosen tokens.
+
+    A step's raw logits of the rows that ask are kept before anything is masked. Wish of a row: the
+    number of most likely tokens it wants in addition to its own.
+    """
 
     want = LOGITS
 
@@ -49,7 +52,8 @@ class Logprobs(RowWish[int]):
 def log_probabilities(
     logits: Array, tokens: Array, top: npt.NDArray[np.int64]
 ) -> list[TokenLogprobs]:
-    """Log-probabilities of tokens [R] by raw logits [R, V], with row r's top[r] most likely."""
+    """Compute log-probabilities of tokens [R] from raw logits [R, V], with row r's top[r] most
+    likely."""
     most = min(int(top.max()), logits.shape[1])
     if isinstance(logits, np.ndarray):
         found = host_sampling.log_probabilities(logits, tokens, most)

@@ -1,6 +1,6 @@
-"""Features that change logits by what a request gave with its sampling parameters.
+"""Features that change logits by a request's sampling parameters.
 
-Logits are numpy arrays or tensors. The definition of each is in `kernels.sampling`.
+Logits are numpy arrays or tensors. Each is defined in `kernels.sampling`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .rows import Rows
 
 
 class MinTokens(RowWish[tuple[int, tuple[int, ...]]]):
-    """Ids that end a sequence are out of reach until it has `min_tokens`. Of a row: the place from
-    which it may end, and the ids that end it."""
+    """Minimum length: ids that end a sequence are forbidden until it has `min_tokens`. Wish of a
+    row: the place from which it may end, and the ids that end it."""
 
     want = LOGITS
 
@@ -39,13 +39,13 @@ class MinTokens(RowWish[tuple[int, tuple[int, ...]]]):
         index = like(np.asarray(pairs, np.int64), logits)
         kept = logits[index[:, 0], index[:, 1]]
         logits[index[:, 0], index[:, 1]] = float("-inf")
-        # Where a mask before this left nothing but an end, the sequence ends early.
+        # If earlier masks left only ids that end, the sequence ends early.
         empty = (logits[index[:, 0]] == float("-inf")).all(-1)
         logits[index[empty, 0], index[empty, 1]] = kept[empty]
 
 
 class LogitBias(RowWish[dict[int, float]]):
-    """What a request adds to the logits of some ids."""
+    """Numbers that a request adds to the logits of some ids."""
 
     want = LOGITS
 
@@ -79,7 +79,7 @@ _PENALTIES = np.dtype(
 
 
 class Penalties(RowWish[tuple[int, float, float, float]]):
-    """Repetition, frequency and presence. Counted from the row's tokens each time: there is no
+    """Repetition, frequency and presence penalties. Counted from the row's tokens each time: no
     state that a preemption could spoil."""
 
     want = LOGITS

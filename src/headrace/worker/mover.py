@@ -1,7 +1,7 @@
-"""Threads that move blocks between a pool in the host's memory and a tier below it.
+"""Threads that move blocks between a pool in host memory and a tier below it.
 
-One thread writes and stands back for all others. Two read, between steps (`gaps`), and tell the
-system of the blocks that come next, so that the disk works while they wait.
+One thread writes, at the lowest priority. Two read, between steps (`gaps`), and announce the next
+blocks to the system, so that the disk works while they wait.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ READERS = 2
 CHUNK = 8
 """Blocks that a thread reads before another may take the next ones."""
 AHEAD = 16
-"""Blocks that the system is told of before they are read."""
+"""Number of blocks announced to the system before they are read."""
 PREPARED = 32
-"""Blocks whose pages are had at once: other threads that want some wait for so long."""
+"""Blocks whose pages are allocated at once: other threads that need pages wait for that long."""
 NICE = 19
 LOOK = 10.0
-"""Seconds without a write after which the tier looks what others wrote."""
+"""Seconds without a write after which the tier looks for files of other processes."""
 PATIENCE = 5.0
-"""Seconds in which an engine that ends still writes what waits."""
+"""Seconds in which an engine that ends still writes waiting blocks."""
 
 
 @dataclass(slots=True)
@@ -56,9 +56,9 @@ class _Moving:
     """Chunks under way."""
     good: list[bool] = field(default_factory=list)
     told: int = 0
-    """Pieces of which the tier was told that they will be read."""
+    """Number of pieces that were announced to the tier."""
     lent: bool = False
-    """By a prefill server."""
+    """Blocks come from a prefill server."""
 
 
 class _Fresh(NamedTuple):
@@ -69,7 +69,7 @@ class _Fresh(NamedTuple):
 
 
 class Mover:
-    """A `base.tiers.BlockStore` over a stack of tiers."""
+    """Block store (`base.tiers.BlockStore`) over a stack of tiers."""
 
     def __init__(
         self,
@@ -79,8 +79,9 @@ class Mover:
         gaps: Gaps,
         borrowed: Borrowed | None = None,
     ) -> None:
-        """`cache`: the pool as it lies now; `wake`: called in any thread when a read has ended;
-        `gaps`: those of the worker's steps; `borrowed`: what is lent, one of the tiers."""
+        """Start the threads. `cache`: the pool as it lies now; `wake`: called in any thread when a
+        read has ended; `gaps`: those of the worker's steps; `borrowed`: the tier of borrowed
+        blocks."""
         self._tier, self._cache, self._wake, self._gaps = tier, cache, wake, gaps
         self._borrowed = borrowed
         if borrowed is not None:
@@ -92,9 +93,9 @@ class Mover:
         self._writes: queue.SimpleQueue[_Moving | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._open = 1
-        """Orders under way, and the first look at what is there."""
+        """Orders under way, and the first look at the tier."""
         self._looked = False
-        """Whether the writer has looked at what is there."""
+        """Flag: the writer has looked at the tier."""
         self._threads = [
             THREADS.keep("blocks", work) for work in (self._write_on, *[self._read_on] * READERS)
         ]
@@ -149,8 +150,8 @@ class Mover:
         self._look()
         for at in range(blocks.start, blocks.stop, PREPARED):
             some = range(at, min(at + PREPARED, blocks.stop))
-            # By a reader: who has the lowest priority may be left standing with the lock of the
-            # process's memory, and all others behind it.
+            # By a reader: the thread with the lowest priority may be suspended while it holds the
+            # lock of the process's memory, and all others would wait for it.
             self._reads.put(_Fresh(self._places[group], some))
 
     def ended(self) -> list[OrderEnd]:
@@ -165,12 +166,12 @@ class Mover:
         self._tier.forget()
 
     def settle(self) -> None:
-        """Wait until all that was ordered has ended."""
+        """Wait until all orders have ended."""
         with self._idle:
             self._idle.wait_for(lambda: not self._open, PATIENCE)
 
     def close(self) -> None:
-        """Write what waits, for a while, and end the threads."""
+        """Write waiting blocks, for `PATIENCE` seconds, and end the threads."""
         if self._borrowed is not None:
             self._borrowed.close()
         self._writes.put(None)
@@ -181,8 +182,8 @@ class Mover:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _begin(self) -> None:
-        """One order more. The arrays of the pool are others after `allocate`, before which
-        `settle` is called."""
+        """Count one more order. The pool's arrays change with `allocate`; `settle` is called before
+        it."""
         with self._idle:
             self._open += 1
         self._look()
@@ -204,7 +205,7 @@ class Mover:
             job, chunk = given
             with THREADS.skipping("blocks"):
                 self._read_some(job, chunk)
-            # Whatever became of it, an order ends: the engine waits for it.
+            # An order ends in any case: the engine waits for it.
             with self._idle:
                 job.left -= 1
                 last = not job.left
@@ -224,12 +225,12 @@ class Mover:
             return
         for at in chunk:
             self._gaps.wait()
-            # Not the time that it waited behind other orders: what is measured is a rate.
+            # Without the time that it waited for other orders: the result is a rate.
             job.begun = job.begun or time.perf_counter()
             self._read_one(job, at)
 
     def _read_one(self, job: _Moving, at: int) -> None:
-        """Read one block, and tell the tier of those behind it, of each once."""
+        """Read one block, and announce the next ones to the tier, each once."""
         told, job.told = job.told, max(job.told, at + AHEAD)
         for piece in job.pieces[told : at + AHEAD]:
             self._tier.expect(piece.key, piece.group, piece.tenant)
@@ -272,7 +273,7 @@ class Mover:
         return self._tier.write(piece.key, piece.group, piece.tenant, parts, piece.age)
 
     def _compared(self, piece: KeyedBlock) -> bool:
-        """Equal bytes? A block that is gone says nothing against what was kept."""
+        """Compare the stored block with the pool's. A block that is gone counts as equal."""
         kept = self._kept(piece)
         equal = kept is None or kept == b"".join(self._places[piece.group].parts(piece.block))
         if not equal:
@@ -280,7 +281,7 @@ class Mover:
         return equal
 
     def _guarded(self, do: Callable[[KeyedBlock], bool], piece: KeyedBlock) -> bool:
-        """Move one block; False for one that fails, whatever a tier raises."""
+        """Move one block; return False if that fails with any exception."""
         with THREADS.skipping("blocks"):
             return do(piece)
         return False
@@ -298,7 +299,7 @@ class Mover:
         self._wake()
 
     def _computed(self, ticket: int, good: bool) -> None:
-        """A prefill server lends a prompt's blocks, or does not."""
+        """Report that a prefill server lends a prompt's blocks, or does not."""
         self._ended.append(OrderEnd(ticket, "prefill", (good,), 0, 0.0))
         self._wake()
 
@@ -320,9 +321,11 @@ def below(
     keys: Path | None = None,
     borrowed: Borrowed | None = None,
 ) -> Mover:
-    """A mover between a pool and the disk, the store of the URL `remote` below that, and what
-    prefill servers lend; the other arguments are those of `Mover` and `DiskTier`. With a limit of 0
-    there is no disk. `keys`: the folder of the keys with which blocks are sealed."""
+    """Make a mover between a pool, the disk, the store of the URL `remote`, and borrowed blocks.
+
+    The other arguments are those of `Mover` and `DiskTier`. With a limit of 0 there is no disk.
+    `keys`: the folder of the keys that seal blocks.
+    """
     form: BlockForm = Plain(engine) if keys is None else Sealed(engine, TenantKeys(keys))
     groups = max(cache().groups) + 1
     tiers: list[Tier] = [DiskTier(root, form, groups, limit, quota)] if limit else []

@@ -1,4 +1,4 @@
-"""What a worker is told, and what of it "auto" becomes."""
+"""Options of a worker, and the values that replace "auto"."""
 
 from __future__ import annotations
 
@@ -28,34 +28,33 @@ class WorkerOptions:
     step_tokens: int = 2048
     max_context: int = 4096
     adapters: int = 0
-    """LoRA adapters that can run at the same time; 0: none are served."""
+    """LoRA adapters that can run at the same time; 0: not served."""
     adapter_rank: int = 16
-    """The largest rank of an adapter."""
+    """Largest rank of an adapter."""
     drafts: int = 0
-    """Drafts of a row that are verified in one step, at most; 0: none are made."""
+    """Drafts of a row that are verified in one step, at most; 0: no drafting."""
     drafters: str = "auto"
-    """The one of `speculate.DRAFTERS` that makes them; auto: those that are best together; draft:
-    the draft model alone."""
+    """Drafter of `speculate.DRAFTERS`; auto: the best combination; draft: the draft model alone."""
     draft_model: str | None = None
-    """Path of a model that drafts, too; None: only text is looked at."""
+    """Path of a model that drafts too; None: drafts come from text alone."""
     draft_slots: int = 0
     """Sequences for which it drafts at the same time."""
     draft_context: int = 0
-    """Tokens of the longest of them."""
+    """Tokens of the longest sequence that it drafts for."""
     ranks: int = 1
     """Processes that share the model; this is `rank` of them."""
     rank: int = 0
     stages: int = 1
-    """Each of so many runs of ranks has some layers, and each of its ranks a part of those."""
+    """Pipeline stages: each has some layers, and each of its ranks a part of those."""
     dealt: bool = False
-    """Ranks have whole experts, and not a part of each."""
+    """Ranks have whole experts instead of a part of each."""
     commons: int = -1
     """Descriptor of the memory that they share: `dist.commons`."""
     pool_file: int = -1
-    """Descriptor of the memory in which the KV pool lies, for a process that moves its blocks; -1:
-    of this process alone."""
+    """Descriptor of the memory with the KV pool, for another process that moves its blocks; -1:
+    memory of this process alone."""
     lends: bool = False
-    """The pool lies in memory that servers on this machine may map."""
+    """Pool memory may be mapped by servers on this machine."""
     panels: str | None = None
     """Folder that keeps repacked weights between starts; None: they are repacked each time."""
 
@@ -72,7 +71,7 @@ class Resolved:
 
 
 def resolve(options: WorkerOptions) -> Resolved:
-    """Decide what was left open; raises `OptionError`."""
+    """Resolve "auto" and None; raises `OptionError`."""
     decisions = []
     device = options.device
     if device == "auto":

@@ -1,4 +1,4 @@
-"""Where the bytes of a group's blocks lie in the arrays of its layers."""
+"""Addresses of a group's blocks in the arrays of its layers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .stack import Bytes
 
 
 class Places:
-    """Arrays [blocks, …] in the host's memory, in the order in which a block's bytes are kept.
+    """Arrays [blocks, …] in host memory, in the order in which a block's bytes are kept.
 
-    Who makes one has to keep the arrays alive.
+    The caller must keep the arrays alive.
     """
 
     def __init__(self, arrays: Sequence[Array]) -> None:
@@ -32,38 +32,38 @@ class Places:
         self._offsets = np.cumsum(self._sizes) - self._sizes
 
     def parts(self, block: int) -> list[memoryview]:
-        """The block's bytes where they lie."""
+        """Return views of the block's bytes in the pool."""
         return [view[block].data for view in self._views]
 
     def fill(self, blocks: Sequence[int], data: Bytes) -> None:
-        """Put `data`, of `nbytes` each and as `gather` orders it, where the blocks lie."""
+        """Copy `data`, of `nbytes` each and in `gather`'s order, into the blocks."""
         source = np.frombuffer(data, np.uint8)
         assert source.nbytes == len(blocks) * self.nbytes
         self._copy(self._row(address(source), len(blocks)), self._at(blocks))
 
     def gather(self, blocks: Sequence[int], target: memoryview) -> None:
-        """Put the blocks' bytes in `target`: array after array, of each block after block."""
+        """Copy the blocks' bytes into `target`: array after array, of each block after block."""
         data = np.frombuffer(target, np.uint8)
         assert data.nbytes == len(blocks) * self.nbytes
         self._copy(self._at(blocks), self._row(address(data), len(blocks)))
 
     def copy(self, blocks: Sequence[int], other: Places, theirs: Sequence[int]) -> None:
-        """Put the blocks `theirs` of a pool of the same arrays where `blocks` lie."""
+        """Copy the blocks `theirs` of a pool of the same arrays into `blocks`."""
         assert (self._sizes == other._sizes).all()
         self._copy(other._at(theirs), self._at(blocks), streams=True)
 
     def send(self, file: int, blocks: Sequence[int], seconds: float) -> None:
-        """Send the blocks' bytes as `gather` orders them, out of where they lie, through a socket
-        that does not block. For who has the library. Raises `OSError`."""
+        """Send the blocks' bytes in `gather`'s order, from the pool, through a non-blocking socket.
+        Needs the native library. Raises `OSError`."""
         self._pass("hrt_send", file, blocks, seconds)
 
     def receive(self, file: int, blocks: Sequence[int], seconds: float) -> None:
-        """The same to where they are wanted. After an `OSError` there is anything in them."""
+        """Receive blocks into the pool, like `send`. After an `OSError` they hold anything."""
         self._pass("hrt_receive", file, blocks, seconds)
 
     def populate(self, blocks: Sequence[int], *, writes: bool) -> None:
-        """Let the system hand out the pages of the blocks, to be written to or read: the first
-        touch of a page is as slow as ten copies of it. What they hold stays."""
+        """Let the system allocate the pages of the blocks for writing or reading: the first touch
+        of a page is as slow as ten copies of it. Their content stays."""
         if (loaded := library()) is not None:
             places, sizes = self._list(blocks)
             loaded.hrt_populate(address(places), address(sizes), sizes.size, writes)
@@ -79,18 +79,18 @@ class Places:
             raise OSError(wrong, os.strerror(wrong))
 
     def _list(self, blocks: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Addresses and sizes of all pieces."""
+        """Return addresses and sizes of all pieces."""
         places = self._at(blocks)
         return places, np.repeat(self._sizes, len(blocks))
 
     def _at(self, blocks: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Addresses [parts, blocks]."""
+        """Return addresses [parts, blocks]."""
         numbers = np.array(blocks, np.int64)
         assert not numbers.size or 0 <= numbers.min() <= numbers.max() < self.blocks
         return self._starts[:, None] + numbers * self._sizes[:, None]
 
     def _row(self, start: int, count: int) -> npt.NDArray[np.int64]:
-        """Addresses [parts, blocks] of what `gather` made of so many blocks."""
+        """Return addresses [parts, blocks] in a buffer to which `gather` wrote `count` blocks."""
         return start + self._offsets[:, None] * count + np.arange(count) * self._sizes[:, None]
 
     def _copy(
@@ -110,7 +110,7 @@ class Places:
 
 
 def places_of(cache: KvCache) -> list[Places]:
-    """Where the blocks of each group of a pool lie."""
+    """Return the places of the blocks of each group of a pool."""
     arrays: list[list[Array]] = [[] for _ in range(max(cache.groups, default=0) + 1)]
     for layer, group in cache.kept():
         arrays[group] += arrays_of(layer)
@@ -118,7 +118,7 @@ def places_of(cache: KvCache) -> list[Places]:
 
 
 def _bytes_of(array: Array) -> npt.NDArray[np.uint8]:
-    """uint8 [blocks, bytes] over the same memory."""
+    """Return a uint8 [blocks, bytes] view of the same memory."""
     if isinstance(array, np.ndarray):
         return array.reshape(len(array), -1).view(np.uint8)
     memory = (ctypes.c_uint8 * array.nbytes).from_address(address(array))

@@ -15,20 +15,20 @@ from .arrays import concatenate, copy, fp32, normalised, stack
 from .features import RowWish
 
 TILE = 64
-"""Tokens that are summed at once, counted from the input's start: how a prompt was cut into
-chunks does not change the order of its sum."""
+"""Tokens summed at once, counted from the input's start: so the cut of a prompt into chunks does
+not change the order of its sum."""
 
 Head = Callable[[Array], Array]
-"""Hidden states [R, D] → what is returned in place of vectors [R, labels]."""
+"""Function from hidden states [R, D] to the output [R, labels] in place of vectors."""
 
 
 class _Mean:
-    """The sum of whole tiles [D] and what came after them [under TILE, D]."""
+    """Sum of whole tiles [D], and the vectors after them [under TILE, D]."""
 
     __slots__ = ("count", "rest", "total")
 
     def __init__(self, vectors: Array) -> None:
-        """Begin with `vectors` [N, D] fp32 and what will be added."""
+        """Start with `vectors` [N, D] fp32; more can be added."""
         self.count = 0
         self.total: Array = 0.0
         self.rest: Array = vectors[:0]
@@ -48,8 +48,8 @@ class _Mean:
 
 
 class Pooler(RowWish[int]):
-    """Follows the chunks of rows that want a vector; the last chunk of an input gives it. Of a row:
-    how long its input is."""
+    """Pooling over the chunks of rows that want a vector; an input's last chunk completes it. Wish
+    of a row: the length of its input."""
 
     want = EVERY
 
@@ -70,7 +70,7 @@ class Pooler(RowWish[int]):
             self._firsts.pop(row, None)
 
     def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
-        """The vectors or scores of inputs that are complete; hidden [N, D]."""
+        """Write the vectors or scores of complete inputs into the result; hidden [N, D]."""
         assert outputs.hidden is not None
         begins = np.concatenate([[0], np.cumsum(plan.counts)]).tolist()
         done: list[int] = []

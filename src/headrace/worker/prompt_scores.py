@@ -16,23 +16,26 @@ from .rows import Rows
 
 Head = Callable[[Array], Array]
 LOGIT_ROWS = 64
-"""Rows of logits held at once: a long chunk times a large vocabulary would be gigabytes."""
+"""Rows of logits held at once: those of a long chunk and a large vocabulary would be gigabytes."""
 
 
 class PromptScores(RowWish[tuple[int, int]]):
-    """How likely each token of a prompt was. A chunk's first token is predicted by the chunk before
-    it: that one's last vector is kept. Of a row: how long its prompt is, and how many of the most
-    likely tokens it wants at each place."""
+    """Log-probability of each token of a prompt.
+
+    A chunk's first token is predicted by the last vector of the chunk before it, which is kept.
+    Wish of a row: the length of its prompt, and the number of most likely tokens it wants at each
+    place.
+    """
 
     def __init__(self, rows: Rows, head: Head) -> None:
-        """`head`: hidden [R, D] → fp32 logits [R, V]."""
+        """Use `head`: hidden [R, D] → fp32 logits [R, V]."""
         super().__init__()
         self._table, self._head = rows, head
         self._last: dict[int, tuple[int, Array]] = {}
-        """Per row: the position of the last vector computed, and the vector [1, D]."""
+        """By row, the position of the last vector computed, and the vector [1, D]."""
 
     def wish(self, admission: Admission) -> tuple[int, int] | None:
-        """Choice 0 scores for all choices of a request."""
+        """Return the wish of choice 0, which scores for all choices of a request."""
         top = admission.spec.sampling.prompt_logprobs
         if top is None or admission.choice:
             return None
@@ -47,10 +50,11 @@ class PromptScores(RowWish[tuple[int, int]]):
         return EVERY if self._scored(plan) else NOTHING
 
     def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
-        """Per entry, of each prompt token of its chunk but the prompt's first; hidden [N, D].
+        """Write the scores of each entry's prompt tokens, without the prompt's first; hidden [N,
+        D].
 
-        A chunk that follows a prefix hit gets an empty list: what predicts its first token was not
-        computed here.
+        A chunk that follows a prefix hit gets an empty list: the vector that predicts its first
+        token was not computed here.
         """
         scored = self._scored(plan)
         if not scored:
@@ -77,7 +81,7 @@ class PromptScores(RowWish[tuple[int, int]]):
             )
 
     def _scored(self, plan: StepPlan) -> list[int]:
-        """The entries that compute some of such a prompt."""
+        """List the entries that compute part of such a prompt."""
         return [
             entry
             for entry, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True))
@@ -85,7 +89,7 @@ class PromptScores(RowWish[tuple[int, int]]):
         ]
 
     def _entry(self, vectors: Array, following: Array, top: int) -> list[TokenLogprobs]:
-        """vectors[i] predicts following[i]."""
+        """Score tokens: vectors[i] predicts following[i]."""
         scores: list[TokenLogprobs] = []
         for low in range(0, len(following), LOGIT_ROWS):
             tokens = following[low : low + LOGIT_ROWS]

@@ -1,11 +1,11 @@
-"""Reasoning budgets: at most so many tokens between the marks, then the closing mark.
+"""Reasoning budgets: a largest number of tokens between the marks, then the closing mark.
 
-A row's reasoning begins with its prompt, where that ends inside it, or with the first opening mark
-that it generates; it ends with the closing mark, once and for all. When the budget is spent the
-next token is the closing mark, whatever the model would say: all others are masked, after a
-grammar (which allows the mark wherever no character is half written, see
-`text.grammar.after_reasoning`) and for greedy and drawn rows alike. Log-probabilities are of the
-raw distribution, so they show what the model thought of it.
+A row's reasoning begins with its prompt, if that ends inside it, or with the first opening mark
+that it generates. It ends with the closing mark, once and for all. When the budget is spent the
+next token is the closing mark: all others are masked, for greedy and sampled rows alike. This mask
+comes after a grammar's, which allows the mark wherever no character is half written (see
+`text.grammar.after_reasoning`). Log-probabilities are of the raw distribution, so they show the
+model's own preference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Row:
     """Tokens of reasoning so far."""
 
     def take(self, token: int) -> bool:
-        """Book a generated token. False: there is nothing more to watch."""
+        """Count a generated token. Returns False when there is nothing more to watch."""
         if not self.inside:
             self.inside = token == self.rule.open
         elif token == self.rule.close:
@@ -47,14 +47,14 @@ class _Row:
 
 
 class ReasoningBudgets(RowWish[_Row]):
-    """The rows that have a budget, until they are done with reasoning."""
+    """Rows with a budget, until their reasoning has ended."""
 
     def __init__(self, rows: Rows) -> None:
         super().__init__()
         self._table = rows
 
     def wish(self, admission: Admission) -> _Row | None:
-        """The row's budget; after a preemption too, where what was generated before counts."""
+        """Return the row's budget; after a preemption earlier tokens count too."""
         rule = admission.spec.reasoning
         if rule is None:
             return None
@@ -66,8 +66,8 @@ class ReasoningBudgets(RowWish[_Row]):
         return NOTHING if self._rows.keys().isdisjoint(plan.rows) else LOGITS
 
     def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
-        """Leave nothing but the closing mark, where it may come, to rows whose budget is spent. A
-        row that drafts stands here once for each position; its drafts count as said."""
+        """Leave only the closing mark, where allowed, to rows whose budget is spent. A drafting row
+        appears here once for each position; its drafts count as generated."""
         spent: list[tuple[int, int]] = []
         last, found = -1, None
         for index, (row, place) in enumerate(zip(rows.tolist(), places.tolist(), strict=True)):
@@ -81,7 +81,7 @@ class ReasoningBudgets(RowWish[_Row]):
                 spent.append((index, found.rule.close))
         if spent:
             only = like(np.array(spent), logits)
-            # Amid a character a grammar does not allow the mark: it waits for the character's end.
+            # Amid a character a grammar forbids the mark: it waits for the character's end.
             only = only[logits[only[:, 0], only[:, 1]] > float("-inf")]
             logits[only[:, 0]] = float("-inf")
             logits[only[:, 0], only[:, 1]] = 0.0

@@ -1,10 +1,10 @@
 """Blocks of KV in a store that other machines share: a Redis or Valkey server, or an object store.
 
-A block is one value, of the form of a file of the disk tier, `headrace/<engine>/<tenant>/<name>`.
-What is there is not known without asking: `seek` asks for a whole prefix at once. How long values
-live is the server's policy (`maxmemory-policy allkeys-lru`, a bucket's lifecycle).
+A block is one value in the form of a disk tier's file, named `headrace/<engine>/<tenant>/<name>`.
+The store's content is unknown until asked: `seek` asks for a whole prefix at once. The lifetime of
+values is the server's policy (`maxmemory-policy allkeys-lru`, a bucket's lifecycle).
 
-A store that fails is left alone for a minute; blocks are computed meanwhile.
+A store that fails is not used for a minute; blocks are computed meanwhile.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .stack import Bytes
 log = logging.getLogger("headrace.cache")
 
 SECONDS = 2.0
-"""Bound of one call."""
+"""Seconds that one call may take."""
 MOST_KNOWN = 1 << 18
-"""Keys of each group of which it is remembered that they were there."""
+"""Number of keys of each group that are remembered as present."""
 _TRY_AGAIN = 60.0
 
 
 class SharedStore(Protocol):
-    """The three calls of a remote store, and how to empty it. Each raises what its library does."""
+    """A remote store's three calls, and one that empties it. Each raises its library's errors."""
 
     def exists(self, names: list[str]) -> list[bool]: ...
     def read(self, name: str, most: int) -> bytes:
-        """Return at most so many bytes; empty where there is nothing, or nothing with bytes."""
+        """Return at most `most` bytes; empty if there is no value, or none of bytes."""
 
     def write(self, name: str, data: bytes) -> None: ...
     def forget(self, folder: str) -> None:
@@ -42,14 +42,14 @@ class SharedStore(Protocol):
 
 
 class RemoteTier:
-    """A `mover.Tier` over a store. Thread-safe as far as the store is."""
+    """Tier (`mover.Tier`) over a store. Thread-safe as far as the store is."""
 
     rank = 1
     nbytes = 0
-    """Not known: the store counts for all who use it."""
+    """Unknown size: the store counts for all its users."""
 
     def __init__(self, store: SharedStore, form: str | BlockForm, groups: int) -> None:
-        """`form`: as of a `DiskTier`."""
+        """Use a store; `form` as of a `DiskTier`."""
         self._store = store
         self._form = Plain(form) if isinstance(form, str) else form
         self._known: list[dict[bytes, None]] = [{} for _ in range(groups)]
@@ -58,7 +58,7 @@ class RemoteTier:
 
     @property
     def answers(self) -> bool:
-        """Is it worth asking now?"""
+        """Tell whether asking is worthwhile now."""
         return time.monotonic() >= self._refused_until
 
     def exists(self, group: int) -> Container[bytes]:
@@ -114,14 +114,14 @@ class RemoteTier:
         return True
 
     def expect(self, key: bytes, group: int, tenant: str) -> None:
-        """Nothing: to ask twice would be to wait twice."""
+        """Do nothing: asking twice would mean waiting twice."""
 
     def drop(self, key: bytes, group: int, tenant: str) -> None:
-        """Forget that it is there: the next who computes it writes it anew."""
+        """Forget that a block is there: the next worker that computes it writes it again."""
         self._known[group].pop(key, None)
 
     def look(self, *, again: bool = False) -> None:
-        """What others wrote is asked for when it is wanted."""
+        """Do nothing: other machines' blocks are asked for when needed."""
 
     def forget(self) -> None:
         for known in self._known:
@@ -141,7 +141,7 @@ class RemoteTier:
             del known[next(iter(known))]
 
     def _answered(self) -> None:
-        """Say it again when the store fails the next time."""
+        """Log the next failure of the store again."""
         self._said = False
 
     def _refused(self, refused: Exception) -> None:
@@ -156,7 +156,7 @@ class RemoteTier:
 
 
 class RedisStore:
-    """A Redis or Valkey server."""
+    """Store in a Redis or Valkey server."""
 
     def __init__(self, url: str) -> None:
         with needing(f"{urlsplit(url).scheme}:// needs", "cache", param="context_cache_remote"):
@@ -175,7 +175,7 @@ class RedisStore:
 
     def read(self, name: str, most: int) -> bytes:
         try:
-            # A range, so that nobody's value is longer than the block.
+            # A range, so that no foreign value is longer than the block.
             return bytes(self._redis.getrange(name, 0, most - 1))
         except self._reply_error as fault:
             if not str(fault).startswith("WRONGTYPE"):
@@ -192,7 +192,7 @@ class RedisStore:
 
 
 class ObjectStore:
-    """A bucket, or a folder that machines share, by a URL of fsspec."""
+    """Store in a bucket, or in a folder that machines share, by an fsspec URL."""
 
     def __init__(self, url: str) -> None:
         import fsspec  # type: ignore[import-untyped]  # Local: comes with huggingface_hub, and is slow to import.
@@ -201,8 +201,8 @@ class ObjectStore:
         self._root = root.rstrip("/")
 
     def exists(self, names: list[str]) -> list[bool]:
-        """A search by halves: of a prefix, what is before a block that is there is most likely
-        there, and each question is a request. The names come by depth, in each group."""
+        """Search by halves, since each question is a request. If a block of a prefix is there, the
+        blocks before it most likely are too. The names come by depth, in each group."""
         self._files.invalidate_cache()
         found: set[str] = set()
         groups: dict[str, list[str]] = {}

@@ -1,8 +1,8 @@
 """The worker's tables: one permanent row per sequence from its admission to its release.
 
-Tokens and block tables lie on the device and change by deltas, so a step ships only what is new;
-on the CPU they are arrays of the host.
-What sampling needs of a row lies in columns on the host, where a step picks its rows in one go.
+Tokens and block tables lie on the device and change by deltas, so a step ships only new values; on
+the CPU they are arrays of the host. Sampling parameters of a row lie in columns on the host, where
+a step picks its rows at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ROW = np.dtype(
         ("adapter", np.int32),
     ]
 )
-"""One row's numbers. `adapter` is its slot, -1 for none."""
+"""Numbers of one row. `adapter` is its slot, -1 for none."""
 
 
 class Rows:
@@ -53,12 +53,13 @@ class Rows:
     def __init__(
         self, rows: int, max_context: int, device: str, features: Collection[str] = ()
     ) -> None:
-        """`features`: what the worker does beyond text, see `WorkerFacts.features`."""
+        """Allocate the tables. `features`: the worker's abilities beyond text, see
+        `WorkerFacts.features`."""
         self._features = features
-        # One place more than the context: the last token may be sampled, it is never computed.
+        # One place more than the context: the last token may be sampled but is never computed.
         self.tokens = _on(device, np.zeros((rows, max_context + 1), np.int32))
         self.host_tokens = _of_host(self.tokens)
-        """`tokens` as an array where they lie on the host; else empty."""
+        """Host array of `tokens` if they lie there; else empty."""
         self.deltas = Deltas(self.tokens)
         """Prompts that wait for the device."""
         self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
@@ -66,15 +67,15 @@ class Rows:
         self.held = np.zeros(rows, np.bool_)
         self.given = PromptRows()
         self.version = 0
-        """Changes with every admission."""
+        """Number that changes with every admission."""
         self.computed = np.zeros(rows, np.int64)
-        """How many tokens of each row are computed once the steps that were launched are done: what
-        counts where a plan's starts are upper bounds. `UNKNOWN` before a row's first step."""
+        """Computed tokens of each row after all launched steps. It counts where a plan's starts are
+        upper bounds. `UNKNOWN` before a row's first step."""
         self._settled = np.zeros(rows, np.int32)
-        """How many tokens are in each row's state; `UNKNOWN` before its first step."""
+        """Number of tokens in each row's state; `UNKNOWN` before its first step."""
 
     def admit(self, admission: Admission) -> None:
-        """Fill a row; raises `EngineFault` for what this worker cannot do."""
+        """Fill a row; raises `EngineFault` for features that this worker lacks."""
         row, spec = admission.row, admission.spec
         sampling = spec.sampling
         assert not self.held[row], f"row {row} is taken"
@@ -109,24 +110,24 @@ class Rows:
         self.version += 1
 
     def begin_anew(self, row: int) -> None:
-        """Where the row's next step starts, there is what is computed of it."""
+        """Reset a row's counts: its next step's start will be its number of computed tokens."""
         self.computed[row] = self._settled[row] = UNKNOWN
 
     def check_starts(self, plan: StepPlan) -> None:
-        """Assert that a plan's starts are what is computed, as they are while nobody drafts."""
+        """Assert that a plan's starts are the computed counts, as they are without drafting."""
         known = self.computed[plan.rows]
         starts = np.where(known == UNKNOWN, plan.starts, known)
         assert starts.tolist() == plan.starts, f"computed {starts.tolist()}, not {plan.starts}"
 
     def note_computed(self, plan: StepPlan) -> None:
-        """This step was launched."""
+        """Note that this step was launched."""
         self.computed[plan.rows] = np.add(plan.starts, plan.counts)
 
     def settle_states(
         self, plan: StepPlan, drafted: list[int] | None, columns: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.int32]:
-        """`StepBatch.states` of a step that is computed now, in the first rows of `columns`: all of
-        its tokens but drafts are in the states behind it."""
+        """Fill `StepBatch.states` of a step that is computed now, in the first rows of `columns`:
+        after the step the states hold all of its tokens but drafts."""
         columns = columns[: len(plan.rows)]
         columns[:, 2:] = 0
         # Number by number: six numpy calls for a few numbers took a tenth of a millisecond, cold.
@@ -147,7 +148,7 @@ class Rows:
     def adapters(
         self, rows: npt.NDArray[np.int64] | list[int], counts: list[int] | npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int32] | None:
-        """`StepBatch.adapters` of entries with these rows and counts."""
+        """Return `StepBatch.adapters` of entries with these rows and counts."""
         slots = self.columns["adapter"][rows]
         if (slots < 0).all():
             return None
@@ -155,7 +156,7 @@ class Rows:
         return found
 
     def rules(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.void] | None:
-        """`StepBatch.rules` of rows [R]; None where all take their most likely token."""
+        """Return `StepBatch.rules` of rows [R]; None if all are greedy."""
         columns = self.columns[rows]
         if columns["greedy"].all():
             return None
@@ -170,13 +171,15 @@ class Rows:
     def draws(
         self, columns: npt.NDArray[np.void], places: npt.NDArray[np.int64]
     ) -> dict[str, npt.NDArray[Any]]:
-        """`DrawParameters` by name, without the filters that none asks for, of rows [R] with these
-        `columns` whose next tokens will stand at `places`; nothing where all take the most likely
-        token."""
+        """Return `DrawParameters` by name, of rows [R] with these `columns` whose next tokens will
+        stand at `places`.
+
+        Filters that no row asks for are left out; the result is empty if all rows are greedy.
+        """
         greedy = columns["greedy"]
         if greedy.all():
             return {}
-        # What is left of a greedy row is its largest logit, of equals the first.
+        # A greedy row keeps only its largest logit, of equals the first.
         found: dict[str, npt.NDArray[Any]] = {
             "temperature": np.where(greedy, np.float32(1), columns["temperature"]),
             "min_p": np.where(greedy, np.float32(1), columns["min_p"]),
@@ -209,7 +212,7 @@ class Rows:
 
 
 class BlockTables:
-    """Per layer group a table [rows, blocks of a whole context] of block numbers."""
+    """Block tables [rows, blocks of a whole context] of each layer group."""
 
     def __init__(self, rows: int, max_context: int, pool: PoolShape, device: str) -> None:
         self.width = -(-max_context // pool.block_size)
@@ -217,12 +220,12 @@ class BlockTables:
         self._storage = _on(device, np.full((groups, rows, self.width), NULL_BLOCK, np.int32))
         self.tables = [self._storage[group] for group in range(groups)]
         self.host = [_of_host(table) for table in self.tables]
-        """`tables` as arrays where they lie on the host; else empty."""
+        """Host arrays of `tables` if they lie there; else empty."""
         self.version = 0
-        """Changes with every change of a table."""
+        """Number that changes with every change of a table."""
         self.deltas = Deltas(self._storage)
         self._used = [[0] * rows for _ in range(groups)]
-        """By group and row: places of a table that may have a block, where it is on a device."""
+        """By group and row: places of a table on a device that may have a block."""
 
     def write(self, writes: Sequence[BlockWrite]) -> None:
         """Apply deltas; those of a device wait for its next step."""
@@ -264,13 +267,13 @@ class Deltas:
         self._waiting.append((first, np.asarray(values, np.int32)))
 
     def take(self) -> list[npt.NDArray[Any]]:
-        """→ what waited, for `apply` once it is there: places of the flat array, each once, int64,
-        and their values."""
+        """Return the waiting changes for `apply`: places of the flat array, each once, int64, and
+        their values."""
         waiting, self._waiting = [(0, np.zeros(0, np.int32)), *self._waiting], []
         places = np.concatenate([np.arange(first, first + len(some)) for first, some in waiting])
         values = np.concatenate([some for _, some in waiting])
         if len(waiting) > 2:
-            # The later one wins where two speak of one place; a scatter gives no such order.
+            # The later one wins if two are for one place; a scatter has no such order.
             places, last = np.unique(places[::-1], return_index=True)
             values = values[::-1][last]
         return [places, values]

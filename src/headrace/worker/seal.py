@@ -1,13 +1,14 @@
-"""What is inside a block's file, so that nothing else is taken for it: a digest, or a seal.
+"""Content of a block's file, protected against confusion by a digest or a seal.
 
     magic, key, bytes of the block, digest or tag, nonce or zeros      64 bytes; the block
 
-The digest (XXH3, 128 bits) covers name and bytes. It finds damage, not malice: whoever can write
-here could also make a SHA-256, which takes longer than to read the bytes. A seal is AES-256-GCM
-with a key of the tenant, under a nonce that is drawn for each file, over bytes and name: without
-the key nobody reads the block or makes one. Keys are files of 32 bytes in a folder of their own,
-made when a tenant's first block is kept. Whoever removes one has forgotten what it sealed, on each
-disk and in each store, from the next read on.
+The digest (XXH3, 128 bits) covers name and bytes. It finds damage, not malice: anyone who can write
+here could also make a SHA-256, which takes longer than reading the bytes.
+
+A seal is AES-256-GCM over bytes and name, with a key of the tenant and a nonce drawn for each file.
+Without the key the block can be neither read nor made. Keys are files of 32 bytes in a folder of
+their own, made when a tenant's first block is kept. Removing a key makes all blocks that it sealed
+unreadable, on each disk and in each store, from the next read on.
 """
 
 from __future__ import annotations
@@ -30,28 +31,30 @@ _PLAIN, _SEALED = b"HRBLOCK2", b"HRSEALED"
 _HEAD = struct.Struct("<8s16sQ16s12s4x")
 HEAD_BYTES = _HEAD.size
 TAG_BYTES = 16
-"""Room behind a block that a reader leaves for `BlockForm.opened`."""
+"""Bytes after a block that a reader leaves free for `BlockForm.opened`."""
 _KEY_BYTES = 32
 
 
 class BlockForm(Protocol):
-    """Makes and reads what is inside a block's file."""
+    """Writer and reader of a block file's content."""
 
     folder: str
-    """Name of the engine: blocks of another form lie apart."""
+    """Folder name of the engine: blocks of another form lie apart."""
 
     def closed(
         self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview]
     ) -> list[Bytes]:
-        """All of the file."""
+        """Return all of the file, in pieces."""
 
     def opened(self, key: bytes, group: int, tenant: str, content: memoryview) -> Bytes | None:
-        """The block in `content`, a file and `TAG_BYTES` that hold anything, which may be written;
-        None where it is not the one of that name."""
+        """Return the block in `content`, or None if it is not the block of that name.
+
+        `content` is a writable file image followed by `TAG_BYTES` of any value.
+        """
 
 
 class Plain:
-    """Files with a digest."""
+    """Form of files with a digest."""
 
     def __init__(self, engine: str) -> None:
         self.folder = engine
@@ -68,7 +71,7 @@ class Plain:
 
 
 class Sealed:
-    """Files that only who has the tenant's key can read or make."""
+    """Form of files that only a holder of the tenant's key can read or make."""
 
     def __init__(self, engine: str, keys: TenantKeys) -> None:
         self.folder = xxh3_128(f"sealed {engine}".encode()).hexdigest()
@@ -77,7 +80,7 @@ class Sealed:
     def closed(
         self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview]
     ) -> list[Bytes]:
-        """Raises `OSError` where there can be no key."""
+        """Return all of the file. Raises `OSError` if there can be no key."""
         nonce, plain = os.urandom(12), b"".join(parts)
         sealed = self._keys.made(tenant).encrypt(nonce, plain, self._name(key, group, tenant))
         head = _HEAD.pack(_SEALED, key, len(plain), sealed[-TAG_BYTES:], nonce)
@@ -105,7 +108,8 @@ class TenantKeys:
     """A folder with a key for each tenant: `<tenant>.key`. Processes may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `OptionError` for a folder of no use, `PackageAbsent` without a cipher."""
+        """Open the folder. Raises `OptionError` if it is unusable, `PackageAbsent` without a
+        cipher."""
         with needing("sealed blocks need", "cache", param="context_cache_keys"):
             import cryptography.exceptions
             import cryptography.hazmat.primitives.ciphers.aead as ciphers
@@ -117,11 +121,11 @@ class TenantKeys:
             ) from None
         self._folder, self._cipher = folder, ciphers.AESGCM
         self.refusal: type[Exception] = cryptography.exceptions.InvalidTag
-        """Raised by a cipher whose key did not seal what it is given."""
+        """Exception of a cipher whose key did not seal the data."""
         self._known: dict[str, tuple[tuple[int, int], Any]] = {}
 
     def kept(self, tenant: str) -> Any:
-        """The tenant's cipher; None where there is no key, or none any more."""
+        """Return the tenant's cipher; None if there is no key, or none any more."""
         path = self._folder / f"{tenant}.key"
         try:
             state = path.stat()
@@ -135,7 +139,7 @@ class TenantKeys:
         return known[1]
 
     def made(self, tenant: str) -> Any:
-        """The tenant's cipher, with a new key where there is none. Raises `OSError`."""
+        """Return the tenant's cipher; make a key if there is no key yet. Raises `OSError`."""
         found = self.kept(tenant)
         if found is None:
             path = self._folder / f"{tenant}.key"
@@ -156,7 +160,7 @@ class TenantKeys:
 
 
 def forget_keys(folder: Path, tenant: str) -> int:
-    """Remove the keys of tenants that begin so; how many there were."""
+    """Remove the keys of tenants that begin with `tenant`; return their number."""
     found = [path for path in folder.glob("*.key") if path.name.startswith(tenant)]
     for path in found:
         path.unlink(missing_ok=True)
@@ -164,7 +168,7 @@ def forget_keys(folder: Path, tenant: str) -> int:
 
 
 def block_head(engine: str, key: bytes, group: int, parts: Sequence[memoryview]) -> bytes:
-    """The first bytes of a file with a digest."""
+    """Return the first bytes of a file with a digest."""
     digest = xxh3_128(f"{engine} {group} ".encode() + key)
     size = 0
     for part in parts:
@@ -174,7 +178,8 @@ def block_head(engine: str, key: bytes, group: int, parts: Sequence[memoryview])
 
 
 def intact(engine: str, key: bytes, group: int, data: memoryview) -> bool:
-    """Is `data`, all of a file, the block of that name, as far as one sees without its key?"""
+    """Tell whether `data`, a whole file, is the block of that name, as far as can be checked
+    without its key."""
     if data.nbytes < HEAD_BYTES:
         return False
     magic, named, size, _, _ = _HEAD.unpack(data[:HEAD_BYTES])

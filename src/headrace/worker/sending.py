@@ -1,7 +1,7 @@
 """The lines of a prefill server: a thread for each, which sends blocks while they are lent.
 
-Who runs as the same user on the same host is given the pool's memory to read, and copies blocks
-itself: it asks afterwards which of them were lent until then.
+A borrower of the same user on the same host gets the pool's memory to read, and copies blocks
+itself. Afterwards it asks which of them were lent until then.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ log = logging.getLogger("headrace.split")
 
 MOST_LINES = 512
 LOOK_SECONDS = 0.25
-"""How often a line that is quiet looks whether its borrower is still known."""
+"""Seconds between checks of an idle line whether its borrower is still known."""
 OPEN_SECONDS = 1.0
-"""Bound of the time in which a line says whose it is."""
+"""Seconds in which a line must say whose it is."""
 TAKE_SECONDS = 30.0
-"""A borrower takes a block when its steps leave time."""
+"""Seconds of a send. A borrower takes a block when its steps leave time."""
 
 Known = Callable[[bytes], tuple[bytes, bytes] | None]
-"""A number that a borrower was given → (who, its key); None: nobody's."""
+"""Look-up of a borrower's number → (borrower, its key); None if unknown."""
 
 
 class Sending:
-    """Listens, and answers on each line until its borrower is gone."""
+    """Listener that answers on each line until its borrower is gone."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class Sending:
         leases: Any,
         known: Known,
     ) -> None:
-        """`cache`: the pool as it lies now, `memory`: where; `leases`: a
+        """Listen. `cache`: the pool as it lies now, `memory`: where; `leases`: a
         `kv.leases.Leases`. Raises `OptionError`."""
         self._cache, self._memory, self._leases, self._known = cache, memory, leases, known
         self.near = ""
-        """The name at which this host's processes reach it, as well."""
+        """Name at which this host's processes reach it as well."""
         self.sent_bytes = 0
         self._listeners = [_listening(address)]
         if address.startswith("tcp:") and memory.file >= 0:
@@ -137,7 +137,7 @@ class Sending:
             return found
 
         def names() -> bytes:
-            """Names of what is lent until now, and zeros for what was lent before."""
+            """Return names of blocks that are still lent, and zeros for those no longer lent."""
             left = lent()[: len(read)]
             self.sent_bytes += len(left) * of.nbytes
             said = b"".join(one.key for one in left)
@@ -163,7 +163,7 @@ class Sending:
 
 
 def _listening(address: str) -> socket.socket:
-    """A socket where blocks of a prefill server of this address are fetched."""
+    """Return a socket on which the blocks of the prefill server at this address are fetched."""
     kind, where = wire.lines_at(address)
     if kind == socket.AF_UNIX:
         with suppress(OSError):

@@ -1,10 +1,9 @@
-"""What a decode server and a prefill server say to each other, and the sockets between them.
+"""Messages between decode servers and prefill servers, and the sockets for them.
 
-ZeroMQ over TCP or a socket of the file system; each message is a tagged array in msgpack. Blocks
-come beside it, on lines (`block_line`), at the next port or file. With a key file both ends are
-CURVE sockets: everything is encrypted, and a client needs to know the server's public key, which is
-derived from the file and never sent, so whoever has not got the file gets no answer. The key of
-lines is among what is said so.
+ZeroMQ over TCP or a Unix socket; each message is a tagged array in msgpack. Blocks come separately,
+on lines (`block_line`), at the next port or file. With a key file both ends are CURVE sockets and
+everything is encrypted. A client needs the server's public key, which is derived from the file and
+never sent: without the file there is no answer. The key of lines is sent in these messages.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ from ..base.identity import Identity
 from ..base.split import Handed
 
 RENEW_SECONDS = 0.25
-"""How often a decode server says what it still wants, which says as well that it is there."""
+"""Seconds between a decode server's renewals, which also show that it is alive."""
 SILENT_SECONDS = 1.5
-"""A side that said nothing for so long is gone."""
+"""Seconds of silence after which a side counts as gone."""
 MOST_MESSAGE = 8 << 20
 """Bytes of one message: a prompt of a million tokens."""
 MOST_OPEN = 1024
 """Prompts of one decode server that are open at the same time."""
 NUMBER_BYTES = 16
-"""What a borrower says first on a line, as `Welcome` had it."""
+"""Bytes that a borrower sends first on a line: the number in its `Welcome`."""
 MOST_QUESTION = 1 << 16
 """Bytes of a `Fetch`."""
 RUN_BYTES = 8 << 20
-"""What one `Fetch` brings at most, but at least one block."""
+"""Largest number of bytes that one `Fetch` brings, if more than one block."""
 SEALED_RUN_BYTES = 1 << 20
-"""The same where it goes through a buffer at each end."""
+"""Largest number of bytes if they go through a buffer at each end."""
 RUN_BLOCKS = 4096
-"""A `Fetch` is short."""
+"""Largest number of blocks of one `Fetch`, which keeps it short."""
 
 
 class Terms(msgspec.Struct, array_like=True, frozen=True):
-    """What both sides have to agree in: then equal names mean equal bytes."""
+    """Terms that both sides must have in common: then equal names mean equal bytes."""
 
     root: bytes
-    """`kv.prefix.root_of`: follows from all of the others."""
+    """Root of names (`kv.prefix.root_of`), which follows from all of the others."""
     identity: Identity
     block_size: int
     groups: str
-    """What a block of each group holds."""
+    """Arrays of a block of each group."""
 
     def differences(self, other: Terms) -> list[str]:
-        """Each with its name; none where the roots are equal."""
+        """List the differences, each with its name; empty if the roots are equal."""
         if self.root == other.root:
             return []
         found = self.identity.differences(other.identity)
@@ -71,13 +70,13 @@ class _SplitMessage(msgspec.Struct, array_like=True, tag=True):
 
 
 class Hail(_SplitMessage):
-    """Say who asks. Answered by `Welcome` or `Unlike`."""
+    """Greeting of a decode server. Answered by `Welcome` or `Unlike`."""
 
     terms: Terms
 
 
 class Compute(_SplitMessage):
-    """Answered by `Lent` or `Declined`."""
+    """Request to compute a prompt. Answered by `Lent` or `Declined`."""
 
     ticket: int
     handed: Handed
@@ -88,7 +87,7 @@ class Release(_SplitMessage):
 
 
 class Renew(_SplitMessage):
-    """Said every `RENEW_SECONDS`; answered by `Alive`, or by `Stranger`."""
+    """Renewal of leases every `RENEW_SECONDS`; answered by `Alive`, or by `Stranger`."""
 
     tickets: list[int]
 
@@ -98,15 +97,15 @@ class Renew(_SplitMessage):
 
 class Welcome(_SplitMessage):
     number: bytes
-    """A line begins with it, `NUMBER_BYTES` long: it says whose the line is."""
+    """Number, `NUMBER_BYTES` long, with which the borrower's lines begin."""
     key: bytes
-    """Lines are encrypted under keys made of it; empty: they are not encrypted."""
+    """Key from which the keys of lines are made; empty: lines are not encrypted."""
     near: str
-    """Name of a socket of this host (Linux's, in no folder) where lines end, too; or empty."""
+    """Name of a local socket (Linux's abstract kind) where lines end too; or empty."""
 
 
 class Unlike(_SplitMessage):
-    """Equal names would not mean equal bytes."""
+    """Refusal because equal names would not mean equal bytes."""
 
     differences: list[str]
 
@@ -114,7 +113,7 @@ class Unlike(_SplitMessage):
 class Lent(_SplitMessage):
     ticket: int
     runs: list[tuple[int, list[int]]]
-    """For each group the place in the prompt of the first block that is held, and all of them."""
+    """For each group, the place in the prompt of the first held block, and all blocks."""
 
 
 class Declined(_SplitMessage):
@@ -128,7 +127,7 @@ class Alive(_SplitMessage):
 
 
 class Stranger(_SplitMessage):
-    """This server knows nothing of you (it began anew): say `Hail`."""
+    """Answer to an unknown borrower, after this server restarted: say `Hail`."""
 
 
 ToPrefill = Hail | Compute | Release | Renew
@@ -136,23 +135,23 @@ ToDecode = Welcome | Unlike | Lent | Declined | Alive | Stranger
 
 
 class PoolThere(msgspec.Struct, array_like=True):
-    """The first that is said on a line."""
+    """First message on a line."""
 
     at: int
-    """Where the pool begins in the file that was given, if one was."""
+    """Offset of the pool in the file that was passed, if any."""
     blocks: list[int]
-    """How many it has, of each group."""
+    """Number of the pool's blocks by group."""
 
 
 class Fetch(msgspec.Struct, array_like=True):
-    """What is asked on a line, blocks of one lease by their places in the prompt. Answered by the
-    names of the first of them, up to one that is not lent, and their bytes."""
+    """Request on a line: blocks of one lease by their places in the prompt. Answered by the names
+    of the first of them, up to one that is not lent, and their bytes."""
 
     ticket: int
     group: int
     places: list[int]
     copied: bool = False
-    """They were copied, and only names are wanted of what was lent until now."""
+    """Blocks were copied already: only the names of those still lent are wanted."""
 
 
 pack = msgspec.msgpack.Encoder().encode
@@ -163,13 +162,13 @@ to_pool = msgpack_reader(PoolThere)
 
 
 def run_blocks(nbytes: int, *, sealed: bool) -> int:
-    """Blocks of so many bytes that one `Fetch` brings."""
+    """Return how many blocks of `nbytes` one `Fetch` brings."""
     most = SEALED_RUN_BYTES if sealed else RUN_BYTES
     return max(1, min(RUN_BLOCKS, most // nbytes))
 
 
 def lines_at(address: str) -> tuple[socket.AddressFamily, Any]:
-    """Where the lines of a prefill server of this address end: a kind of socket and its address."""
+    """Return a kind of socket and the address where this prefill server's lines end."""
     scheme, _, rest = address.partition("://")
     if scheme == "ipc":
         return socket.AF_UNIX, f"{rest}-blocks"
@@ -179,15 +178,15 @@ def lines_at(address: str) -> tuple[socket.AddressFamily, Any]:
 
 
 def zeromq() -> Any:
-    """The module. Raises `PackageAbsent`."""
+    """Return the ZeroMQ module. Raises `PackageAbsent`."""
     return needed("zmq", "a prefill/decode split", "split")
 
 
 def listening(context: Any, address: str, secret: bytes | None) -> Any:
-    """The socket of a prefill server. Raises `OptionError` where the address cannot be had."""
+    """Bind the socket of a prefill server. Raises `OptionError` if the address is unavailable."""
     zmq = zeromq()
     sock = context.socket(zmq.ROUTER)
-    # Who is gone gets nothing, and an exception says so, instead of waiting for it.
+    # A message to a peer that is gone raises an exception instead of being kept.
     sock.setsockopt(zmq.ROUTER_MANDATORY, 1)
     sock.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE)
     sock.setsockopt(zmq.LINGER, 0)
@@ -203,13 +202,13 @@ def listening(context: Any, address: str, secret: bytes | None) -> Any:
 
 
 def asking(context: Any, address: str, secret: bytes | None) -> Any:
-    """The socket to one prefill server, which connects when that is there."""
+    """Make the socket to one prefill server; it connects when that server is there."""
     zmq = zeromq()
     sock = context.socket(zmq.DEALER)
     sock.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE)
     sock.setsockopt(zmq.LINGER, 0)
     sock.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    # What could not be said to a server that is gone would be old news to its successor.
+    # A message kept for a server that is gone would be stale for its successor.
     sock.setsockopt(zmq.IMMEDIATE, 1)
     if secret is not None:
         sock.curve_secretkey, sock.curve_publickey = _pair(secret, b"decode")
@@ -219,7 +218,7 @@ def asking(context: Any, address: str, secret: bytes | None) -> Any:
 
 
 def _pair(secret: bytes, side: bytes) -> tuple[bytes, bytes]:
-    """(secret key, public key) of a side, as ZeroMQ writes them."""
+    """Return (secret key, public key) of a side, in ZeroMQ's encoding."""
     zmq, z85 = zeromq(), needed("zmq.utils.z85", "keys of a split", "split")
     key: bytes = z85.encode(blake2b(secret, digest_size=32, person=side).digest())
     return key, zmq.curve_public(key)

@@ -7,56 +7,60 @@ from typing import Protocol
 
 Bytes = bytes | memoryview
 LENT = 2
-"""Rank of what prefill servers lend."""
+"""Rank of blocks that prefill servers lend."""
 
 
 class Known(Protocol):
-    """What there is to know of any tier. Called from several threads."""
+    """Operations common to all tiers. Called from several threads."""
 
     @property
     def rank(self) -> int:
-        """0 a disk of this machine, 1 what machines share, `LENT` a prefill server."""
+        """Rank: 0 a disk of this machine, 1 a store that machines share, `LENT` a prefill
+        server."""
 
     def exists(self, group: int) -> Container[bytes]:
-        """Keys that are there, as far as is known without waiting."""
+        """Return the keys that are there, as far as is known without waiting."""
 
     def drop(self, key: bytes, group: int, tenant: str) -> None: ...
     def forget(self) -> None: ...
 
 
 class Tier(Known, Protocol):
-    """The seam to anything that keeps blocks by key."""
+    """Interface to a place that keeps blocks by key."""
 
     nbytes: int
 
     def read(self, key: bytes, group: int, tenant: str, size: int, age: int) -> Bytes | None:
-        """The block's `size` bytes; they stay until the same thread reads again. None where there
-        are none that can be trusted; what is wrong is removed."""
+        """Return the block's `size` bytes, valid until the same thread reads again, or None.
+
+        None if there is no such block that can be trusted; a damaged block is removed.
+        """
 
     def write(
         self, key: bytes, group: int, tenant: str, parts: Sequence[memoryview], age: int
     ) -> bool: ...
     def expect(self, key: bytes, group: int, tenant: str) -> None:
-        """It will be read in a moment."""
+        """Note that a block will be read soon."""
 
     def look(self, *, again: bool = False) -> None: ...
 
 
 class AskedTier(Tier, Protocol):
-    """A tier that says what it has only when it is asked."""
+    """A tier that knows its content only by asking."""
 
     @property
     def answers(self) -> bool:
-        """Is it worth asking now?"""
+        """Tell whether asking is worthwhile now."""
 
     def seek(self, wanted: Sequence[tuple[bytes, int, str]]) -> list[bool]: ...
 
 
 class Stack:
-    """Reads from the nearest that has a block, and writes to all that have not."""
+    """Tiers in order: reads from the nearest that has a block, writes to all that lack it."""
 
     def __init__(self, tiers: Sequence[Tier], lent: Sequence[Known] = ()) -> None:
-        """`lent`: what stands behind the others and brings its blocks itself."""
+        """Stack the tiers; those of `lent` come after the others and bring their blocks
+        themselves."""
         self._kept = list(tiers)
         self.tiers: list[Known] = [*tiers, *lent]
         self._asked: list[AskedTier] = [tier for tier in tiers if hasattr(tier, "seek")]  # type: ignore[misc]
@@ -127,7 +131,7 @@ class Stack:
 
 
 class _Any:
-    """Keys that one of several places has."""
+    """Union of the keys of several places."""
 
     __slots__ = ("_places",)
 

@@ -1,7 +1,7 @@
-"""Steps of a worker that has the first or the middle layers of a model: no token comes out of them.
+"""Steps of a worker with the first or middle layers of a model, which yield no tokens.
 
-It keeps the tables that every worker keeps. What was sampled it learns from the stage that has the
-head, before a plan comes that computes it.
+It keeps the same tables as every worker. It learns the sampled tokens from the stage that has the
+head, before a plan comes that computes them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .rows import BlockTables, Rows
 
 @dataclass(slots=True)
 class StageSteps:
-    """What all steps of such a worker share; see `step.Steps`."""
+    """State that all steps of such a worker share; see `step.Steps`."""
 
     program: Program
     rows: Rows
@@ -30,9 +30,9 @@ class StageSteps:
     cache: KvCache
     batch: Callable[[StepPlan, list[int] | None], StepBatch]
     check: bool
-    """Verify every plan."""
+    """Flag: verify every plan."""
     adapters: RowFeature | None
-    """What rows of its layers' products may ask for."""
+    """Adapters of its layers' products."""
 
     def launch(self, plan: StepPlan, begin: float) -> StepResult:
         if self.check:
@@ -57,7 +57,8 @@ class StageSteps:
         return StepResult(plan.number, nothing, seconds=time.perf_counter() - begin)
 
     def learn(self, rows: list[int], places: list[int], tokens: list[list[int]]) -> None:
-        """The tokens that a plan brought, of rows that it has not given back, and where."""
+        """Write the tokens that a plan brought, for rows that it has not released, at these
+        places."""
         for row, place, new in zip(rows, places, tokens, strict=True):
             if new:
                 self.rows.append(np.array([row]), np.array([place]), np.array(new))

@@ -1,10 +1,10 @@
 """One step of a worker, from its plan to its result.
 
-Order: releases, admissions, block tables, copies, forward, sampling. What a step pays for beside
-the forward pass is what some row of it asks: on the host a step of rows that take the most likely
-token is a few writes into static arrays around one call. Between two calls the weights have gone
-through all caches, so that whatever else a step did there would run cold: a microsecond of Python
-is ten, entering `inference_mode` is fifty.
+Order: releases, admissions, block tables, copies, forward, sampling. In addition to the forward
+pass, a step pays only for its rows' wishes. On the host a step of greedy rows is a few writes into
+static arrays around one call. Between two calls the weights have gone through all caches, so other
+code in a step would run cold: a microsecond of Python becomes ten, entering `inference_mode` takes
+fifty.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .verification import Verification
 
 @dataclass(slots=True)
 class Steps:
-    """What all steps of an allocated worker share."""
+    """State that all steps of an allocated worker share."""
 
     program: Program
     drawing: Drawing
@@ -42,22 +42,23 @@ class Steps:
     cache: KvCache
     features: Features
     batch: Callable[[StepPlan, list[int] | None], StepBatch]
-    """Arrays of a plan, and of the drafts of each entry, if there are any."""
+    """Function that makes the arrays of a plan and of each entry's drafts, if there are any."""
     stopwatch: Stopwatch | None
     check: bool
-    """Verify every plan."""
+    """Flag: verify every plan."""
     host: HostBatches | None
-    """Where `batch` comes from, if no tensor is in a step of the program."""
+    """Source of `batch`, if a step of the program has no tensors."""
     inference: Callable[[], AbstractContextManager[object]]
-    """What a step of tensors is done in."""
+    """Context in which a step with tensors runs."""
     verification: Verification | None = None
-    """Where rows draft."""
+    """Verification of drafts, if rows draft."""
     _tokens: Array | None = None
     _values: memoryview | None = None
-    """The memory of `_tokens`, which are the same numbers of the same array step after step."""
+    """Memory of `_tokens`; steps return the same array again and again."""
 
     def launch(self, plan: StepPlan, begin: float) -> StepResult | Callable[[], StepResult]:
-        """Do or start a step that began at `begin`: its result, or a function that waits for it."""
+        """Do or start a step that began at `begin`; return its result, or a function that waits for
+        it."""
         if self.check:
             plan.verify(rows=len(self.rows.held))
         result = None if self.host is None else self._decode(self.host, plan, begin)
@@ -67,8 +68,10 @@ class Steps:
             return self._launch(plan, begin)
 
     def _decode(self, host: HostBatches, plan: StepPlan, begin: float) -> StepResult | None:
-        """A step on the host that only decodes, and whose tokens the program chooses. None, and
-        nothing was computed, where somebody comes or goes or asks for more: then the general way.
+        """Do a step on the host that only decodes, and whose tokens the program chooses.
+
+        Returns None, with nothing computed, if a row comes, goes or asks for more: then the general
+        path.
         """
         if plan.released or plan.admitted or plan.copies:
             return None
@@ -127,7 +130,7 @@ class Steps:
             places = np.array([plan.starts[entry] + plan.counts[entry] for entry in entries])
             places += depths
             chosen, targets = self._chosen(outputs, batch, asked, rows, places), batch.targets
-            # The program's own object may come again.
+            # The program may return the same object again.
             outputs = Outputs(chosen, outputs.logits, outputs.hidden, outputs.states)
             if drafted is not None:
                 assert self.verification is not None
@@ -155,7 +158,7 @@ class Steps:
             # At once: the next step's drafts follow from these tokens.
             deliver()
             self.verification.propose(plan, result, outputs.states)
-            if result.logprobs is not None:  # None of what stood behind a draft that was refused.
+            if result.logprobs is not None:  # Without those after a refused draft.
                 pairs = zip(result.logprobs, result.tokens, strict=True)
                 result.logprobs = [found[: len(new)] for found, new in pairs]
 
@@ -176,7 +179,7 @@ class Steps:
         rows: npt.NDArray[np.int64],
         places: npt.NDArray[np.int64],
     ) -> Array:
-        """The tokens [R] of a step: the program's, or from its logits what masks leave."""
+        """Return the tokens [R] of a step: the program's, or a choice from its masked logits."""
         tokens = outputs.tokens
         if tokens is None:
             asked.mask(outputs.logits, rows, places)
@@ -185,8 +188,8 @@ class Steps:
         return choose(self.drawing, outputs.logits, batch)
 
     def _prepare(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
-        """Bring the tables to what the plan takes for granted. → the plan as it is computed, and
-        the drafts of each entry, if there are any."""
+        """Bring the tables to the state that the plan assumes; return the plan as computed, and the
+        drafts of each entry, if there are any."""
         verification, drafted = self.verification, None
         released = plan.released
         if released:
@@ -211,7 +214,7 @@ class Steps:
         return plan, drafted
 
     def _sampling(self, plan: StepPlan) -> list[int]:
-        """The entries that get a token: those that sample and want no vector."""
+        """List the entries that get a token: those that sample and want no vector."""
         pooling = self.rows.columns["pooling"][plan.rows].tolist()
         return [
             entry

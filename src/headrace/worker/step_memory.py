@@ -1,4 +1,4 @@
-"""What a step needs of a GPU's memory, measured: see `device_memory`."""
+"""Measured GPU memory of a step: see `device_memory`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .device_memory import DeviceMemory, StepMemory
 from .kv_tensors import allocate_kv
 
 SAMPLING_COPIES = 4
-"""fp32 arrays [R, V] beside the logits while penalties are at work; filters take fewer."""
+"""Number of fp32 arrays [R, V] in addition to the logits while penalties are computed; filters need
+fewer."""
 
 
 class CudaMemory:
@@ -49,11 +50,11 @@ def measure_step(
 ) -> StepMemory:
     """Run the largest steps on null blocks, and capture the largest graphs.
 
-    The largest are two: prompts alone, and one token of as many long contexts as there may be
-    beside a prompt, whose attention holds parts of sums for each of them.
+    There are two largest steps. One has prompts alone. The other has one token each of as many long
+    contexts as fit with a prompt; its attention holds partial sums for each of them.
     """
     cache = allocate_kv(PoolShape(16, graph_groups(model.graph, kv_dtype)), device)
-    # As many rows want logits as ever can.
+    # As many rows as possible want logits.
     rows = min(limits.entries, limits.tokens)
     steps = [
         null_step(limits.tokens, cache, limits.max_context, decodes=decodes)

@@ -1,8 +1,8 @@
 """Small arrays from the host to the device and back, without making the host wait.
 
-A plain `.to(device)` waits until everything launched before it is done: the host could never
-prepare a step while the device computes another. Copies go through pinned memory instead, which
-torch keeps until the device has read it.
+A plain `.to(device)` waits for everything launched before it: the host could never prepare a step
+while the device computes another. Copies go through pinned memory instead, which torch keeps until
+the device has read it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def to_device(values: npt.NDArray[Any], device: torch.device | str) -> torch.Tensor:
-    """An array as a tensor on the device; on the CPU it may share the array's memory."""
+    """Return an array as a tensor on the device; on the CPU it may share the array's memory."""
     import torch  # Local, as everywhere here: a worker of arrays of the host does without.
 
     tensor = torch.from_numpy(np.ascontiguousarray(values))
@@ -32,11 +32,11 @@ def to_device(values: npt.NDArray[Any], device: torch.device | str) -> torch.Ten
 
 
 _ALIGNED = 16
-"""Bytes: what kernels may take for granted of an array's address."""
+"""Alignment in bytes that kernels may assume of an array's address."""
 
 
 def all_to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """Several arrays in one copy: a launch each would cost the device more than their bytes."""
+    """Copy several arrays at once: a launch each would cost the device more than their bytes."""
     if device.type == "cpu":
         return [to_device(array, device) for array in arrays]
     import torch
@@ -48,7 +48,7 @@ def all_to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> l
 
 
 def places(arrays: Sequence[npt.NDArray[Any]]) -> tuple[list[int], int]:
-    """Where each array begins in one buffer, and the buffer's length, in bytes."""
+    """Return the offset of each array in one buffer, and the buffer's length, in bytes."""
     starts, at = [], 0
     for array in arrays:
         starts.append(at)
@@ -66,7 +66,7 @@ def fill(buffer: torch.Tensor, arrays: Sequence[npt.NDArray[Any]], starts: Seque
 def views(
     buffer: torch.Tensor, arrays: Sequence[npt.NDArray[Any]], starts: Sequence[int]
 ) -> list[torch.Tensor]:
-    """The arrays, as they lie in a uint8 buffer of any device."""
+    """Return the arrays as views of a uint8 buffer of any device."""
     import torch
 
     found = []
@@ -77,7 +77,8 @@ def views(
 
 
 def to_host(vector: Array) -> Callable[[], list[Any]]:
-    """Begin to copy a vector to the host; the function waits for the copy and gives its values."""
+    """Begin to copy a vector to the host; the returned function waits for the copy and returns its
+    values."""
     if isinstance(vector, np.ndarray) or vector.device.type == "cpu":
         values: list[Any] = vector.tolist()
         return lambda: values
@@ -98,14 +99,17 @@ def to_host(vector: Array) -> Callable[[], list[Any]]:
 
 
 class Stopwatch:
-    """Time of steps on a GPU, and how long it had nothing to do between two of them."""
+    """Timer of steps on a GPU, and of the idle time between two of them."""
 
     def __init__(self) -> None:
         self._previous: torch.cuda.Event | None = None
 
     def start(self) -> Callable[[], Callable[[], tuple[float, float]]]:
-        """Call at a step's first launch. → call at its last launch → call once it is done:
-        (seconds of the step, seconds that the device waited before it)."""
+        """Start timing; call at a step's first launch.
+
+        Call the result at the step's last launch, and that call's result after the step is done. It
+        returns (seconds of the step, seconds that the device waited before it).
+        """
         before, begin = self._previous, _event()
 
         def stop() -> Callable[[], tuple[float, float]]:

@@ -1,13 +1,13 @@
-"""Drafts of a worker's rows: proposed behind one step, verified in the next.
+"""Drafts of a worker's rows: proposed after one step, verified in the next.
 
-Verification does not know the drafter (Daliri, Musco and Suresh 2024, arXiv 2408.07978): the target
-draws its own token at each position, with the number that belongs to (seed, choice, position), and
-a draft is accepted if it is that token. What comes out is the same with any drafts and with none.
+Verification does not know the drafter (Daliri, Musco and Suresh 2024, arXiv 2408.07978). The target
+draws its own token at each position, with the random number of (seed, choice, position); a draft is
+accepted if it is that token. The output is the same with any drafts and with none.
 
-A decode of 1 + d tokens computes the last known token and d drafts behind it, which stand in the
-table of tokens as if they were known: penalties, unwanted words and every other mask of a position
-look at what would stand before it. If draft i is refused then so is all that was computed behind
-it; the next step writes over that, and no prefix index was told of it.
+A decode of 1 + d tokens computes the last known token and d drafts after it. The drafts stand in
+the table of tokens as if they were known: penalties, unwanted words and every other mask of a
+position look at the tokens before it. If draft i is refused, everything computed after it is void
+too. The next step overwrites it, and the prefix index never saw it.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from .grammar import Form, GrammarMasks
 from .rows import Rows
 
 MOST_ASLEEP = 8
-"""Steps that a row may be left alone: so many tokens late it is seen that it copies."""
+"""Steps for which a row may be left alone: copying is noticed that many tokens late."""
 MATCHED = 4
-"""What a draft model's drafts count as before any was tried: a matched context of so many."""
+"""Prior for a draft model's drafts before any was tried: a matched context of this many tokens."""
 MEMORY = 0.1
-"""Share of the newest step in what is known of the time of one."""
+"""Weight of the newest step in the running average of a step's time."""
 
 
 @dataclass(slots=True)
 class _Row:
     drafts: Drafts
     ends: frozenset[int]
-    """Ids that end the sequence: no draft goes on behind one."""
+    """Ids that end the sequence: no draft follows one."""
     known: int
     """Tokens of the sequence that are known."""
     limit: int
-    """Tokens that it may have at last."""
+    """Largest number of tokens that it may have in the end."""
     form: Form | None
-    """A grammar, which has masks for no drafts but those that were announced to it."""
+    """Grammar of the row, which has masks only for drafts that were announced to it."""
     granted: bool
-    """Are tokens that it forces taken without a look at what the model would say?"""
+    """Tokens that the grammar forces are taken without the model's own choice."""
     ready: Proposal = NOTHING
-    """For the next step."""
+    """Proposal for the next step."""
     promised: bool = False
-    """The model drafts when the next step begins."""
+    """Promise that the model drafts when the next step begins."""
     fresh: list[int] = field(default_factory=list)
-    """Tokens that its drafters were not told of."""
+    """Tokens that its drafters have not seen yet."""
     unused: int = 0
-    """Proposals in a row of which nothing was verified."""
+    """Number of consecutive proposals without any verified draft."""
     asleep: int = 0
     """Steps until its drafters are asked again."""
 
 
 class Verification:
-    """The rows that draft. Tokens lie in the host's memory. Calls come from the worker's thread."""
+    """Rows that draft. Tokens lie in host memory. Calls come from the worker's thread."""
 
     def __init__(
         self,
@@ -72,34 +72,37 @@ class Verification:
         *,
         follows: bool = False,
     ) -> None:
-        """`most`: drafts of one row and step. `masks`: of rows with a grammar, which were admitted
-        there before. `model`: drafts, too, and is bound to `rows`; a head is given the states of
-        each step. `follows`: plans say what its drafts cost, as to all ranks of a group."""
+        """Start without rows. `most`: drafts of one row and step.
+
+        `masks`: of rows with a grammar, which were admitted there before. `model`: a drafter too,
+        bound to `rows`; a head gets the states of each step. `follows`: plans carry the drafting
+        costs, the same for all ranks of a group.
+        """
         self._follows = follows
         self._table, self._speculation, self._most = rows, speculation, most
         self._masks, self._model = masks, model
         self.hidden = isinstance(model, DraftHead)
-        """Must a step's hidden states be those of all of its tokens?"""
+        """Flag: a step's hidden states must be those of all of its tokens."""
         self._began = self._step = 0.0
-        """When the step began that runs, drafts made; seconds of one, as they were lately."""
+        """Start of the running step, after drafting; recent seconds of a step."""
         self._rows: dict[int, _Row] = {}
         self._verified: dict[int, Verified] = {}
-        """What a step's result will have."""
+        """Results of verification, for the step's result."""
 
     def admit(self, admission: Admission) -> None:
-        """Begin to draft for a row that is to get tokens."""
+        """Begin to draft for a row that generates tokens."""
         spec, row = admission.spec, admission.row
         if not spec.generates:
             return
         known = len(admission.tokens)
         form = None if self._masks is None else self._masks.form(row)
-        # What was said before a preemption was remembered then.
+        # Tokens from before a preemption were remembered then.
         drafts = self._speculation.begin(
             admission.tenant, prompt=known, expected=spec.expected, grammar=form
         )
         drafts.extend(admission.tokens)
         limit = admission.prompt_length + (spec.sampling.max_tokens or 0)
-        # A budget of reasoning counts what is drawn.
+        # A budget of reasoning counts drawn tokens.
         granted = form is not None and spec.sampling.logprobs is None and spec.reasoning is None
         self._rows[row] = _Row(drafts, frozenset(spec.stop_ids), known, limit, form, granted)
 
@@ -113,9 +116,12 @@ class Verification:
                     self._model.release(row, found.known)
 
     def begin(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
-        """Put drafts behind what is known. → the plan as it is computed, with the starts that are
-        true and no more drafts than are ready, and the drafts of each entry, None without any;
-        less than 0: granted, since a grammar forces them, so they take no row of the head."""
+        """Put drafts after the known tokens.
+
+        Returns the plan as it is computed, with the true starts and no more drafts than are ready,
+        and the drafts of each entry, or None without any. A negative number of drafts is granted: a
+        grammar forces them, so they take no row of the head.
+        """
         starts, counts, drafted = plan.starts, plan.counts, [0] * len(plan.rows)
         if self._model is not None:
             if self._follows and plan.draft_costs is not None:
@@ -143,7 +149,7 @@ class Verification:
         return replace(plan, starts=starts, counts=counts), drafted if any(drafted) else None
 
     def _draft(self, model: DraftModel | DraftHead, plan: StepPlan) -> None:
-        """Have the model make the drafts that the plan has of those that were promised."""
+        """Have the model make those promised drafts that the plan includes."""
         wishes: dict[int, tuple[int, int]] = {}
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
             found = self._rows.get(row)
@@ -161,8 +167,11 @@ class Verification:
     def accept(
         self, plan: StepPlan, drafted: list[int], entries: Iterable[int], chosen: Sequence[int]
     ) -> list[list[int]]:
-        """Tokens of each of these entries that follow from true ones: what was granted, and of
-        `chosen`, one for each of their rows of the head, those up to the first that is no draft."""
+        """Return the tokens of each of these entries that follow from accepted ones.
+
+        `chosen` has one token for each of their rows of the head. The result has the granted
+        tokens, and those of `chosen` up to the first that differs from its draft.
+        """
         news, at = list[list[int]](), 0
         self._verified = {}
         for entry in entries:
@@ -178,15 +187,15 @@ class Verification:
         return news
 
     def take(self, plan: StepPlan, drafted: list[int], chosen: list[int]) -> list[list[int]]:
-        """Like `accept` where every entry decodes and samples; the last token of each is written
-        behind the others, which stand there as drafts."""
+        """Accept drafts like `accept`, in a step whose entries all decode and sample. Writes the
+        last token of each after the others, which stand in the table as drafts."""
         news, table = self.accept(plan, drafted, range(len(plan.rows)), chosen), self._table
         for row, new in zip(plan.rows, news, strict=True):
             table.host_tokens[row, table.computed[row]] = new[-1]
         return news
 
     def _settle(self, entry: int, row: int, chosen: Sequence[int]) -> int:
-        """How many of a row's drafts are right; `chosen` are the target's own tokens there."""
+        """Count a row's right drafts; `chosen` are the target's own tokens there."""
         found = self._rows[row]
         right, ready = 0, found.ready
         while right < len(chosen) and chosen[right] == ready.tokens[right]:
@@ -196,11 +205,12 @@ class Verification:
         return right
 
     def propose(self, plan: StepPlan, result: StepResult, states: Array) -> None:
-        """Take what became part of each sequence, and say in the result what is ready next.
-        `states`: the step's, of all its tokens where `hidden` says so.
+        """Add each sequence's new tokens, and report in the result the drafts that are ready next.
+        `states`: the step's, of all its tokens if `hidden` is set.
 
-        A row of which nothing is verified is asked seldom, and then told all at once what it said:
-        of many rows that do not draft, about one a step (of more than `MOST_ASLEEP`, a few).
+        A row without verified drafts is asked seldom, and then gets all its new tokens at once. Of
+        many rows that do not draft, about one is asked in a step (of more than `MOST_ASLEEP`, a
+        few).
         """
         proposed: list[bytes] | None = None
         model, entries = self._model, list[int]()
@@ -253,9 +263,11 @@ class Verification:
     def _promise(
         self, model: DraftModel | DraftHead, row: int, found: _Row, looked: float
     ) -> list[float]:
-        """The chances of what the model would draft for a row; none where it cannot at once, or
-        where what it takes is better spent on `looked` drafts that are expected to hold as they
-        are."""
+        """Return the chances of the drafts that the model would make for a row.
+
+        Empty if it cannot draft at once, or if its time is better spent on `looked`, the expected
+        number of accepted drafts without it.
+        """
         most = min(self._most, model.room(found.known))
         chances = found.drafts.survival(_by_model([0] * most))
         worth = max(accumulate(chance - model.share for chance in chances), default=0.0)
@@ -267,13 +279,14 @@ class Verification:
         return chances
 
     def _announced(self, row: int, proposal: Proposal) -> Proposal:
-        """The part of it that the row's grammar lets stand, whose masks are then computed."""
+        """Return the part of a proposal that the row's grammar allows; its masks are computed
+        then."""
         assert self._masks is not None
         return _cut(proposal, self._masks.announce(row, proposal.tokens))
 
 
 def _before_end(proposal: Proposal, ends: frozenset[int]) -> Proposal:
-    """The proposal up to the first id that ends its sequence."""
+    """Return the proposal up to the first id that ends its sequence."""
     for place, token in enumerate(proposal.tokens):
         if token in ends:
             return _cut(proposal, place)
@@ -285,7 +298,7 @@ def _by_model(tokens: Sequence[int]) -> Proposal:
 
 
 def _cut(proposal: Proposal, length: int) -> Proposal:
-    """Its first `length` tokens."""
+    """Return its first `length` tokens."""
     if length == len(proposal):
         return proposal
     return replace(proposal, tokens=proposal.tokens[:length])

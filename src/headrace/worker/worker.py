@@ -60,10 +60,11 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Load (the constructor), `allocate`, `warm_up`, then `execute` plan after plan.
+    """A model on one device: the constructor loads it; then `allocate`, `warm_up`, and `execute`
+    plan after plan.
 
-    All calls come from one thread. `execute` never raises: a step that fails is a `StepResult`
-    with its `error`, and the tables are as the plan left them, so that the next plan finds them.
+    All calls come from one thread. `execute` never raises: a failed step is a `StepResult` with its
+    `error`. The tables are as the plan left them, so that the next plan finds them.
     """
 
     def __init__(
@@ -76,17 +77,19 @@ class Worker:
         memory: DeviceMemory | None = None,
         speculation: speculate.Speculation | None = None,
     ) -> None:
-        """`grammar_tokenizer` makes the `llguidance.LLTokenizer`, in a thread, when the first
-        grammar comes; without it there are no grammars. `shelf` keeps repacked weights. `memory`
-        is asked in place of the device's own. `speculation` makes the drafters of each sequence;
-        it is kept when the tables are made anew."""
+        """Load the model. `grammar_tokenizer` makes the `llguidance.LLTokenizer`, in a thread, when
+        the first grammar comes; without it there are no grammars.
+
+        `shelf` keeps repacked weights. `memory` is asked in place of the device's own.
+        `speculation` makes the drafters of each sequence; it survives a second `allocate`.
+        """
         self._grammars = None if grammar_tokenizer is None else GrammarCompiler(grammar_tokenizer)
         self._masks: GrammarMasks | None = None
         self._speculation = speculation or speculate.Speculation(
             names=speculate.names_of(options.drafters)
         )
         self.gaps = Gaps()
-        """Between its steps, for those who read blocks into the pool."""
+        """Inter-step windows, for readers that bring blocks into the pool."""
         self.pool_memory = PoolMemory.lent() if options.lends else PoolMemory(options.pool_file)
         self.options = options
         self.arch = files.arch
@@ -113,7 +116,7 @@ class Worker:
                 max_context=options.max_context,
             )
             begin, phases["load_weights"] = (now := time.perf_counter()), now - begin
-            # Before anybody takes a part of a matrix: what was packed is read from here on.
+            # Before any rank takes its part of a matrix: packed weights are read from here on.
             if shelf is not None and shelf.finish():
                 decisions.append(Decision("panels", shelf.outcome, shelf.reason))
             phases["keep_weights"] = time.perf_counter() - begin
@@ -140,7 +143,7 @@ class Worker:
                 weight_bytes += self._adapters.nbytes
             self._draft_model: DraftModel | DraftHead | None = None
             if drafter is not None:
-                # Every rank drafts with all of it.
+                # Every rank drafts with the whole drafter.
                 given = options, self._resolved, self._operators, whole
                 self._draft_model = (
                     DraftHead(drafter, *given)
@@ -149,7 +152,7 @@ class Worker:
                 )
                 weight_bytes += self._draft_model.nbytes
         if device == "cpu":
-            _set_torch_threads(threads)  # Again, where a weight was the first to need torch.
+            _set_torch_threads(threads)  # Again, if a weight was the first to need torch.
         self._memory = memory or _memory_of(device)
         begin = time.perf_counter()
         measured = StepMemory(0, 0)
@@ -192,9 +195,8 @@ class Worker:
     def allocate(self, pool: PoolShape) -> None:
         """Make the KV pool and whatever the backend prepares for whole steps; all rows are free.
 
-        Again, with another pool, it takes the place of the first, whose memory goes back to the
-        system (an engine that sleeps has a pool of nothing). Raises `DoesNotFit` where the device
-        has no room for it.
+        A second call replaces the first pool, whose memory goes back to the system (an engine that
+        sleeps has an empty pool). Raises `DoesNotFit` if the device has no room for it.
         """
         again = hasattr(self, "cache")
         try:
@@ -206,7 +208,8 @@ class Worker:
             wanted = pool_bytes(pool)
             raise out_of_memory(self._memory, self.facts.device_memory, wanted) from None
         if again:
-            # Captured graphs and their runner know each other; what a start made may be frozen.
+            # Captured graphs and their runner refer to each other; objects made at the start may be
+            # frozen.
             gc.unfreeze()
             gc.collect()
             if self._resolved.device == "cuda":
@@ -223,7 +226,7 @@ class Worker:
         with self._inference():
             self._pool = pool
             if self._model.commons is not None:
-                self._model.commons.begin_anew()  # The program that had its rooms is no more.
+                self._model.commons.begin_anew()  # The program that had its rooms is gone.
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
             if self._adapters is not None:
                 self._adapters.bind(self._rows)
@@ -275,7 +278,7 @@ class Worker:
                 )
             )
             if program.lowered:
-                # What torch still does in a step is small, and to wake its threads costs more.
+                # Torch's remaining work in a step is small, and waking its threads costs more.
                 _set_torch_threads(1)
             self._steps: Steps | StageSteps
             if (commons := self._model.commons) and commons.stage + 1 < commons.stages:
@@ -300,7 +303,7 @@ class Worker:
         self._phases["allocate"] = time.perf_counter() - begin
 
     def _kept(self, pool: PoolShape) -> PoolShape:
-        """The pool with what this worker keeps of it."""
+        """Return the part of the pool that this worker keeps."""
         if self._model.commons is None:
             return pool
         return pool_of_rank(pool, graph_groups(self._model.graph, self._resolved.kv_dtype))
@@ -317,7 +320,7 @@ class Worker:
         )
 
     def _listed(self, program: Program) -> list[RowFeature]:
-        """What rows may ask for, in the order of `features`, for a table without a held row."""
+        """List the row features in the order of `features`, for a table without a held row."""
         listed: list[RowFeature] = [Logprobs()]
         if self._masks is not None:
             self._masks.close()
@@ -372,18 +375,18 @@ class Worker:
         return self.launch(plan)()
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Start a step; the function that comes back waits for its result.
+        """Start a step; the returned function waits for its result.
 
-        On a GPU the next step may be launched before this one's result is taken: tokens stay on
-        the device, where the next step finds them, and only a copy of them comes to the host. The
+        On a GPU the next step may be launched before this one's result is taken. Tokens stay on the
+        device, where the next step finds them, and only a copy of them comes to the host. The
         function may be called in any thread, once; launches stay in their own.
         """
         self.gaps.step_begins()
         if self._model.dealing is not None:
             self._model.dealing.begin(plan.number)
         begin = time.perf_counter()
-        # The border of the data plane: whatever went wrong in a step ends that step's sequences
-        # and no others.
+        # The boundary of the data plane: any failure in a step ends that step's sequences and no
+        # others.
         try:
             started = self._steps.launch(plan, begin)
         except Exception as error:  # noqa: BLE001
@@ -397,7 +400,7 @@ class Worker:
         def wait() -> StepResult:
             try:
                 ended = finish()
-            except Exception as error:  # noqa: BLE001 - the same border
+            except Exception as error:  # noqa: BLE001 - the same boundary
                 ended = _failed(plan, begin, error)
             finally:
                 self.gaps.step_ended()
@@ -406,8 +409,8 @@ class Worker:
         return wait
 
     def _alike(self, plan: StepPlan, begin: float, result: StepResult) -> StepResult:
-        """The result of a step, once all ranks that share the model have ended it: well, or not. A
-        rank that fails alone would be waited for at an exchange."""
+        """Return the result of a step after all ranks that share the model have ended it, well or
+        not. Otherwise the others would wait at an all-gather for a rank that failed alone."""
         commons = self._model.commons
         if commons is not None and commons.ranks > 1:
             try:
@@ -416,39 +419,40 @@ class Worker:
             except EngineFault as fault:
                 result = _failed(plan, begin, fault)
         if commons is not None and commons.stages > 1 and result.error is not None:
-            commons.tear()  # The stages behind it wait for what will not come.
+            commons.tear()  # The later stages wait for values that will not come.
         if self._model.dealing is not None and result.error is not None:
             self._model.dealing.forget()
         return result
 
     def learn(self, rows: list[int], places: list[int], tokens: list[list[int]]) -> None:
-        """What the last stage has sampled in a step of this one, which has not the head."""
+        """Take the tokens that the last stage sampled in a step of this one, which lacks the
+        head."""
         assert isinstance(self._steps, StageSteps)
         self._steps.learn(rows, places, tokens)
 
     def prepare_grammar(
         self, source: str, owner: str = "", done: Callable[[], None] | None = None
     ) -> bool:
-        """Begin to compile a grammar that will come; is it done? If not, `done` is called when it
-        is. May be called from any thread."""
+        """Begin to compile a grammar that will come; return whether it is done. If not, `done` is
+        called when it is. May be called from any thread."""
         assert self._grammars is not None, "this worker has no support for grammar"
         return self._grammars.prepare(source, owner, done)
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Read the adapter in the folder `path`; sequences may then have it by its name. Raises
-        `ModelFileError`, `UnsupportedModel`; then nothing has changed."""
+        """Read the adapter in the folder `path`; sequences may then use it by its name. Raises
+        `ModelFileError`, `UnsupportedModel`, and then changes nothing."""
         if self._adapters is None:
             raise EngineFault("this worker serves no adapters")
         files = open_adapter(Path(path), self.arch, max_rank=self.options.adapter_rank)
         self._adapters.load(name, files)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget it; sequences that have it go on."""
+        """Forget an adapter; sequences that use it go on."""
         if self._adapters is not None:
             self._adapters.unload(name)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self._grammars is not None:
             self._grammars.close()
         if self._masks is not None:
@@ -476,7 +480,7 @@ def _memory_of(device: str) -> DeviceMemory | None:
 
 
 def _set_torch_threads(count: int) -> None:
-    """The one setting that two workers in a process share: the last one started wins."""
+    """Set torch's threads, the one setting that workers in a process share: the last one wins."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != count:
         torch.set_num_threads(count)
