@@ -37,7 +37,7 @@ def gamma(rate: float, burstiness: float) -> Arrivals:
 
 
 def ramp(first: float, last: float, seconds: float) -> Arrivals:
-    """Poisson whose rate goes linearly from `first` to `last` over `seconds`, then stays.
+    """Poisson arrivals whose rate goes linearly from `first` to `last` over `seconds`, then stays.
 
     By time change: the integral of the rate up to each arrival is a unit-rate Poisson process.
     """
@@ -45,7 +45,7 @@ def ramp(first: float, last: float, seconds: float) -> Arrivals:
 
 
 def ramp_time(first: float, last: float, seconds: float, arrivals: float) -> float:
-    """Time at which so many arrivals of a ramp are expected."""
+    """Return the time at which this number of arrivals of a ramp is expected."""
     slope = (last - first) / seconds
     in_ramp = (first + last) / 2 * seconds
     if arrivals >= in_ramp:
@@ -71,7 +71,8 @@ def _after_gaps(gap: Callable[[random.Random], float]) -> Arrivals:
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """`constant:4`, `poisson:4`, `gamma:4:0.3`, `ramp:1:8:60`: rates in requests a second."""
+    """Parse `constant:4`, `poisson:4`, `gamma:4:0.3` or `ramp:1:8:60`; rates in requests a
+    second."""
     kind, *numbers = text.split(":")
     try:
         values = [float(number) for number in numbers]

@@ -1,9 +1,9 @@
 """Workloads of text that people send: six classes in which speculation fares differently.
 
-Random words say nothing of drafts (SPEED-Bench, arXiv 2604.09557), so each class asks for real
-work on real text: code and manual pages of the Python that runs the bench, and the short texts
-below, written for this file. Prompts have the lengths that they have; answers those of the
-options. The same seed and the same Python make the same prompts.
+Random words say nothing of drafts (SPEED-Bench, arXiv 2604.09557), so each class asks for real work
+on real text: code and manual pages of the Python that runs the bench, and the short texts below,
+written for this file. Prompts have their natural lengths; answers those of the options. The same
+seed and the same Python make the same prompts.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ zipapp
 MODULES = tuple(_MODULES.split())
 """Modules whose source every Python carries; one that this Python lacks is left out."""
 LINES = range(12, 40)
-"""Lines of a function that is edited."""
+"""Number of lines of a function that is edited."""
 SWAPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
-"""By what a comparison is replaced where code is to be mended."""
+"""Replacement of a comparison in code that is to be mended."""
 ONLY_CODE = "Answer with the whole function and nothing else."
 
 
 @cache
 def _functions() -> list[str]:
-    """Functions with a docstring and a comparison, as they stand in the source."""
+    """Return functions with a docstring and a comparison, as they stand in the source."""
     found = []
     for path in _sources():
         text = path.read_text(encoding="utf-8")
