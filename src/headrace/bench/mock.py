@@ -147,7 +147,7 @@ class MockServer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         told = {name.lower(): value.strip() for name, _, value in (h.partition(":") for h in head)}
         body = b""
-        if told.get("transfer-encoding") == "chunked":  # A gateway sends a body that it changed in chunks.
+        if told.get("transfer-encoding") == "chunked":  # From a gateway that changed it.
             while size := int(await reader.readline(), 16):
                 body += (await reader.readexactly(size + 2))[:size]
             await reader.readuntil(b"\r\n")

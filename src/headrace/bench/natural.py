@@ -62,12 +62,12 @@ def _sources() -> Iterator[Path]:
 
 @cache
 def _listed() -> list[Path]:
-    """Sources that define a function."""
+    """List sources that define a function."""
     return [one for one in _sources() if "\ndef " in one.read_text(encoding="utf-8")]
 
 
 def _locals(function: ast.FunctionDef) -> list[str]:
-    """Names that a function binds and uses, the most used first."""
+    """List names that a function binds and uses, the most used first."""
     names = [one.id for one in ast.walk(function) if isinstance(one, ast.Name)]
     bound = {
         one.id
@@ -102,7 +102,7 @@ def _mend(text: str) -> tuple[str, str]:
             left, right = node.left, node.comparators[0]
             line = lines[right.lineno - 1]
             if left.end_lineno == right.lineno and line.isascii():
-                # Nothing but the sign: parentheses around an operand belong to neither.
+                # Only the sign: parentheses around an operand belong to neither.
                 sign = SWAPPED.get(line[left.end_col_offset : right.col_offset].strip())
                 if sign:
                     front, behind = line[: left.end_col_offset], line[right.col_offset :]
@@ -112,7 +112,7 @@ def _mend(text: str) -> tuple[str, str]:
 
 
 def _code_edit(rng: random.Random) -> list[str]:
-    """The user's words: an edit, and the code."""
+    """Return the user's words: an edit, and the code."""
     wanted, code = rng.choice((_rename, _describe, _mend))(rng.choice(_functions()))
     return [f"{wanted}\n\n```python\n{code}\n```"]
 
@@ -125,7 +125,7 @@ def _pages() -> list[str]:
 
 
 def _retrieval(rng: random.Random) -> list[str]:
-    """A question to three pages, which are shown."""
+    """Return a question to three pages, with their text."""
     pages = rng.sample(_pages(), 3)
     shown = "\n\n".join(f"[{number}]\n{page}" for number, page in enumerate(pages, 1))
     question = f"What is described in [{rng.randint(1, 3)}]? Quote the sentences that say so."
@@ -194,7 +194,7 @@ TOOLS = (
 
 
 def _tool_loop(rng: random.Random) -> list[str]:
-    """What an agent is asked, then what its tools answer, whatever it wanted of them."""
+    """Return the request to an agent, then its tools' answers, whatever it wanted of them."""
     path = rng.choice(_listed())
     lines = path.read_text(encoding="utf-8").splitlines()
     defined = [number for number, line in enumerate(lines) if line.lstrip().startswith("def ")]
@@ -222,6 +222,6 @@ CLASSES: dict[str, Callable[[random.Random], list[str]]] = {
     "translation": _translation,
     "retrieval": _retrieval,
 }
-"""What the user of each class says, turn by turn."""
+"""Makers of each class's user messages, turn by turn."""
 SYSTEM = {"tool-loop": TOOLS}
 """System prompts of the classes that have one."""
