@@ -119,7 +119,7 @@ def _code_edit(rng: random.Random) -> list[str]:
 
 @cache
 def _pages() -> list[str]:
-    """Texts about modules, as their authors wrote them at the top of the source."""
+    """List texts about modules, as their authors wrote them at the top of the source."""
     texts = [ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in _sources()]
     return [text[:3000] for text in texts if text and len(text) > 400]
 

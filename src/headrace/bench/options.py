@@ -38,10 +38,10 @@ PRESETS = {
 
 @dataclass(slots=True)
 class RunOptions:
-    """All that decides what is measured; written into the result.
+    """All options that decide the measurement; written into the result.
 
-    `headrace bench` makes its flags of the fields (`cli.bench_flags`), under the names in `flag`
-    where that is not the field's own.
+    `headrace bench` makes its flags of the fields (`cli.bench_flags`), under the names in `flag` if
+    that differs from the field's own.
     """
 
     url: str = option("http://127.0.0.1:8000", "Address of the server.")

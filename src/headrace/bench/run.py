@@ -41,7 +41,7 @@ STARTED = "headrace.bench.started/1"
 
 @dataclass(slots=True)
 class Progress:
-    """What a live view shows while a run is on."""
+    """State that a live view shows during a run."""
 
     total: int
     records: list[RequestRecord] = field(default_factory=list)

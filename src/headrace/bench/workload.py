@@ -62,7 +62,7 @@ class Session:
 
 @dataclass(slots=True)
 class Wish:
-    """What a workload is made with."""
+    """Parameters of a workload."""
 
     sessions: int
     seed: int
