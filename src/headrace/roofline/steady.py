@@ -38,7 +38,7 @@ TAIL = math.log(100)
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is asked, in means."""
+    """Demand, in means."""
 
     rate: float
     """Requests a second."""
