@@ -205,8 +205,7 @@ class Client:
         await self._last([asyncio.ensure_future(user(n)) for n in range(users)], end_ns)
 
     async def _next(self) -> tuple[Session, int] | None:
-        """Return the next session of the closed loop; None if there is none or the run has
-        ended."""
+        """Return the next session of the closed loop, or None at its end."""
         while not self._queue and self.job.endless and not self.ended:
             self._more.clear()
             self._want_more()

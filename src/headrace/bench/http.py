@@ -47,7 +47,7 @@ class Address:
 
     @property
     def local(self) -> bool:
-        """Whether it is this machine, whose counters are then the server's."""
+        """Whether the host is this machine, whose counters are then the server's."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 

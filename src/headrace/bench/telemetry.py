@@ -191,7 +191,7 @@ def local_probe(processes: Processes) -> Probe:
 
 
 def scrape(address: Address, path: str, source: str, headers: dict[str, str]) -> Readings:
-    """Read gauges and counters of a Prometheus text; empty if there is none."""
+    """Read gauges and counters of a Prometheus text; empty on failure."""
     try:
         status, body = asyncio.run(fetch(address, "GET", path, b"", headers, SCRAPE_SECONDS))
         return read_text(body.decode(errors="replace"), source) if status == 200 else {}

@@ -114,7 +114,7 @@ def mlperf_command(
 def _report(
     found: MlperfResult, options: MlperfOptions, reference: Path | None, at_least: float
 ) -> None:
-    """Say what LoadGen and we found, and exit by it."""
+    """Print LoadGen's and our findings, and exit accordingly."""
     print((found.folder / SUMMARY).read_text())
     print(f"logs: {found.folder}")
     if options.mode == "performance" and options.min_seconds < SUBMISSION_SECONDS:

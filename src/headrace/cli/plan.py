@@ -59,7 +59,8 @@ MAX_SIMULATED = 8
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A candidate after the simulator: with the replicas that it took, and the p99 in seconds."""
+    """A candidate after the simulation: with the replicas that it needed, and the p99 in
+    seconds."""
 
     candidate: Candidate
     ttft: float

@@ -35,7 +35,7 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """One step: N tokens of B entries, R of which yield a token."""
+    """One step: N tokens of B entries with R sampled rows."""
 
     tokens: int
     entries: int

@@ -141,8 +141,8 @@ def fixed_bytes(wish: Wish) -> int:
 
 
 def kept_bytes(wish: Wish, pool: PoolShape) -> int:
-    """Return the bytes of a pool that this host keeps: all its ranks, several of which may have the
-    same heads. Otherwise a device's part of every token's KV."""
+    """Return the bytes of a pool that this host keeps: those of all its ranks, even with equal
+    heads. Otherwise a device's part of every token's KV."""
     if wish.ranks:
         return sum(pool_bytes(pool_of_rank(pool, mine)) for mine in wish.ranks)
     return pool_bytes(pool) // wish.kv_share
