@@ -31,7 +31,7 @@ TOGETHER = 0.1
 BURSTS = 0.25
 """Share of such pieces from which the pauses show how the server sends, not how it computes."""
 MAX_FAILURES = 0.05
-"""Share of failed requests above which the headline describes another load than was meant."""
+"""Share of failed requests above which the actual load was not the planned one."""
 FEW_FOR_P99 = 100
 """Requests below which a 99th percentile is the largest value, or next to it."""
 STEADY_USERS, STEADY_TIME = 0.75, 0.5

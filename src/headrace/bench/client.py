@@ -103,7 +103,7 @@ class Client:
         recount: Recount | None = None,
         ask: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ask` requests more sessions of an endless job; they come by `add`."""
+        """Prepare a job; `ask` requests more sessions of an endless one, which come by `add`."""
         self.job = job
         self._ask = ask
         self._asked = False

@@ -56,7 +56,7 @@ class Supply:
     def __init__(
         self, make: Callable[[int], Sequence[Session]], given: int, processes: int
     ) -> None:
-        """`make(n)` returns the first n sessions of the workload; `given` of them are already
+        """Take `make`, where `make(n)` returns the first n sessions, and the `given` already
         distributed."""
         self._make, self._given = make, given
         self._pending: list[More] = [More([], []) for _ in range(processes)]

@@ -1,7 +1,7 @@
 """The metrics: one function each, with its formula and unit. Times in seconds, on one clock.
 
-`planned` is when a request was due, `sent` when it was sent, `chunk_i` when the i-th piece of the
-answer arrived, `end` when the answer ended, `tokens` the server's count of output tokens. Only
+`planned` is when a request was due, `sent` when it was sent, `end` when the answer ended. `chunk_i`
+is when the i-th piece of the answer arrived, `tokens` the server's count of output tokens. Only
 requests that ended well count, except in the failure metrics; cancelled ones count only in
 `Cancelled`. Limits (SLO) are on percentiles of a run, or on each request.
 """

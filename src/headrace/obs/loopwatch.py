@@ -69,7 +69,7 @@ class LoopWatch:
 
     @property
     def problem(self) -> str:
-        """Why this loop should get no requests at the moment, or nothing."""
+        """Reason why this loop should get no requests at the moment, or the empty string."""
         when, seconds = self._long
         if time.monotonic() - when > REMEMBERED:
             return ""

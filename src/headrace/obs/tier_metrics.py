@@ -14,7 +14,7 @@ from .split_metrics import split_families
 
 
 class TierMetrics:
-    """Sum of the counts of successive engines, each of which begins at zero."""
+    """Sum of the counts of successive engines; each begins at zero."""
 
     def __init__(self) -> None:
         self._stats = TierStats()

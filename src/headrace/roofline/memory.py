@@ -1,9 +1,9 @@
 """The memory plan: made before anything is allocated, so that nothing runs out later.
 
-All of the memory that an engine may use is divided into weights, activations of the largest step,
-tables, graphs, a margin, and the KV pool, which takes the rest up to its full need. A size that
-does not fit is lowered if the user left the choice (and the plan says so). Otherwise it is refused
-with the options and values that would help.
+All memory that an engine may use is divided into weights, activations of the largest step, tables,
+graphs, a margin, and the KV pool. The pool takes the rest up to its full need. A size that does not
+fit is lowered if the user left the choice (and the plan says so). Otherwise it is refused with the
+options and values that would help.
 """
 
 from __future__ import annotations

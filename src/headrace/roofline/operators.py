@@ -416,4 +416,4 @@ PRICES: Mapping[str, Price] = {
     "write": write,
     **dict.fromkeys(RECURRENT, recurrent),
 }
-"""By kind of node: (case, step, group, rows, mark of the last layer) → what all its calls do."""
+"""By kind of node: (case, step, group, rows, mark of the last layer) → work of all its calls."""

@@ -235,7 +235,7 @@ def batches(room: int) -> Iterator[int]:
 def _together(
     engine: Engine, room: int, goal: Goal, price: float, found: Found
 ) -> Candidate | None:
-    """The setting with which one replica serves most within the goal; None if none does."""
+    """Find the setting with which one replica serves most within the goal; None if none does."""
     best: State | None = None
     near: tuple[float, State] | None = None
     for batch in batches(room):
@@ -304,7 +304,8 @@ def _best_pool(role: Role, engine: Engine, room: int, goal: Goal, found: Found) 
 def _apart(
     hardware: Hardware, prefills: list[Pool], decodes: list[Pool], price: float
 ) -> Candidate:
-    """The cheapest prefill pool with the cheapest decode pool: they meet only over the link."""
+    """Pair the cheapest prefill pool with the cheapest decode pool: they meet only over the
+    link."""
     prefill = min(prefills, key=lambda pool: pool.devices)
     decode = min(decodes, key=lambda pool: pool.devices)
     hourly = (prefill.devices + decode.devices) * price
