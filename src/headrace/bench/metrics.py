@@ -3,7 +3,7 @@
 `planned` is when a request was due, `sent` when it was sent, `end` when the answer ended. `chunk_i`
 is when the i-th piece of the answer arrived, `tokens` the server's count of output tokens. Only
 requests that ended well count, except in the failure metrics; cancelled ones count only in
-`Cancelled`. Limits (SLO) are on percentiles of a run, or on each request.
+`cancelled`. Limits (SLO) are on percentiles of a run, or on each request.
 """
 
 from __future__ import annotations
