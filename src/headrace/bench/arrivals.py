@@ -71,8 +71,7 @@ def _after_gaps(gap: Callable[[random.Random], float]) -> Arrivals:
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """Parse `constant:4`, `poisson:4`, `gamma:4:0.3` or `ramp:1:8:60`; rates in requests a
-    second."""
+    """Parse `constant:4`, `poisson:4`, `gamma:4:0.3` or `ramp:1:8:60`; rates per second."""
     kind, *numbers = text.split(":")
     try:
         values = [float(number) for number in numbers]

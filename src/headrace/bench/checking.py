@@ -46,8 +46,7 @@ class AccuracyGate:
         return bool(told["passed"])
 
     def check(self, options: RunOptions, result: dict[str, Any]) -> dict[str, Any]:
-        """Ask the server of a result; return the entry for it. Anything that cannot be compared
-        fails."""
+        """Ask the server of a result; return its entry. A comparison that is impossible fails."""
         found = result["figures"].get("concurrency", {"value": 1.0})["value"]
         target = Target(options.url, result["server"]["model"], api_key=options.api_key)
         told: dict[str, Any] = {

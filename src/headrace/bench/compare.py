@@ -63,8 +63,7 @@ METRICS: tuple[tuple[str, str, str | None, bool], ...] = (
 
 
 FAILED = "failed requests"
-"""Name of the row next to `METRICS`; its ratio is of (failed + 1/2) / (requests + 1), never 0 /
-0."""
+"""Row next to `METRICS`; its ratio is of (failed + 1/2) / (requests + 1), never 0 / 0."""
 SAME = tuple(
     """
     endpoint workload trace trace_speed input output requests duration arrivals concurrency

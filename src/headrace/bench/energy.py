@@ -14,16 +14,14 @@ RAPL = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
-    """Energy counter from its creation, on this machine; for a server elsewhere (`local` False)
-    none."""
+    """Energy counter from its creation, on this machine; without `local` it counts nothing."""
 
     def __init__(self, *, local: bool = True) -> None:
         self._rapl = rapl_joules() if local else {}
         self._nvml = _nvml_joules() if local else {}
 
     def joules(self) -> float | None:
-        """Return the energy since creation, packages and GPUs together; None if no counter is
-        readable."""
+        """Return the joules since creation, packages and GPUs together; None without a counter."""
         total, found = 0.0, False
         now = rapl_joules()
         for name, (begin, _) in self._rapl.items():

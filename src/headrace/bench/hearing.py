@@ -57,8 +57,7 @@ class SoundLoad:
         self._begin = 0.0
 
     def run(self) -> bool:
-        """Return whether all were transcribed; Ctrl-C ends it early and keeps the records so
-        far."""
+        """Return whether all were transcribed; Ctrl-C ends it early and keeps the records."""
         try:
             asyncio.run(self._run())
         except KeyboardInterrupt:

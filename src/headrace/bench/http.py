@@ -52,8 +52,7 @@ class Address:
 
 
 def parse_url(url: str) -> Address:
-    """Parse `http://host:port/prefix`, dropping a final `/v1`; raise `InvalidRequest` if
-    invalid."""
+    """Parse `http://host:port/prefix`, without a final `/v1`; raise `InvalidRequest` if invalid."""
     parts = urlsplit(url if "//" in url else f"http://{url}")
     try:
         port = parts.port

@@ -102,7 +102,7 @@ def describe_system(name: str, division: str, submitter: str) -> dict[str, Any]:
 
 
 def write_beside(root: Path, scenario: Path, system: dict[str, Any], conf: str, model: str) -> None:
-    """Write the missing files next to the logs; a file that a user filled in stays."""
+    """Write `user.conf` and the missing files next to the logs; filled-in files stay."""
     measurements = dict.fromkeys(IMPLEMENTATION, "")
     measurements |= {"retraining": "no", "starting_weights_filename": model}
     readme = (

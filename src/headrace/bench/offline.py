@@ -67,8 +67,7 @@ class OfflineBench:
         self._llm.close()
 
     def throughput(self, on_record: OnRecord = lambda _record: None) -> tuple[dict[str, Any], Run]:
-        """Return (result, run) of all requests at once. Ctrl-C ends it and keeps the finished
-        requests."""
+        """Return (result, run) of all requests at once. Ctrl-C ends it and keeps finished ones."""
         return self._measured(THROUGHPUT, [self._sessions], on_record)
 
     def latency(

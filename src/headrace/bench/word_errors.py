@@ -12,8 +12,7 @@ _WORD = re.compile(r"[\w']+")
 
 
 class Errors(NamedTuple):
-    """Words (or characters) of the truth, and the fewest changes that turn it into the
-    transcript."""
+    """Words (or characters) of the truth, and the fewest changes from it to the transcript."""
 
     said: int
     wrong: int

@@ -398,8 +398,7 @@ def _say_unwritten(console: Console, problem: str) -> None:
 
 
 def _write_reports(folder: Path, result: dict[str, Any]) -> str | None:
-    """Write the reports; return why not everything was written. The numbers are shown all the
-    same."""
+    """Write the reports; return why not everything was written. The numbers are shown anyway."""
     try:
         write_text(folder / "result.json", json.dumps(result, indent=1))
         write_text(folder / "report.html", html_report(result))

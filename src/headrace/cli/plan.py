@@ -59,8 +59,7 @@ MAX_SIMULATED = 8
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A candidate after the simulation: with the replicas that it needed, and the p99 in
-    seconds."""
+    """A candidate after the simulation, with its final replicas, and the p99 in seconds."""
 
     candidate: Candidate
     ttft: float

@@ -220,8 +220,7 @@ def difference(oldest: Scrape, before: Scrape, now: Scrape) -> Reading:
 
 
 def quantiles(before: Scrape, now: Scrape, *names: str) -> dict[str, float] | None:
-    """Compute a histogram's p50, p90 and p99 between two readings, by its first name that is
-    there."""
+    """Compute a histogram's p50, p90 and p99 between two readings, by its first known name."""
     name = next((name for name in names if name in now.buckets), None)
     if name is None:
         return None

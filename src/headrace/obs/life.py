@@ -10,8 +10,7 @@ from ..base.drafted import Drafted
 
 @dataclass(slots=True)
 class RequestLife:
-    """Times and counts of a request. Times are this machine's `time.monotonic()`, 0 if not
-    reached."""
+    """Times and counts of a request. Times are `time.monotonic()`, 0 if not reached."""
 
     arrival: float
     prompt_tokens: int

@@ -117,8 +117,7 @@ def _plain(value: Any) -> Any:
 
 
 class _SafeHandler(logging.StreamHandler[IO[str]]):
-    """Handler that survives an unwritable log (a full disk, a closed pipe) and counts lost
-    lines."""
+    """Handler that survives an unwritable log (full disk, closed pipe) and counts lost lines."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)

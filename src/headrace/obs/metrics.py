@@ -39,8 +39,7 @@ MOST_ADAPTERS = 100
 
 
 class EngineMetrics(Collector):
-    """Counters of one engine's activity. Every method is cheap, bounded and belongs to one
-    thread."""
+    """Counters of one engine. Every method is cheap, bounded and belongs to one thread."""
 
     def __init__(
         self, model_name: str, *, engine: str = "0", max_context: int = 131072, rows: int = 0
@@ -148,8 +147,7 @@ class EngineMetrics(Collector):
         life.last_token = now
 
     def between_tokens(self, seconds: float, count: int, choices: int = 1) -> None:
-        """Count `count` tokens for each of `choices` choices, `seconds` after their previous
-        ones."""
+        """Count `count` tokens for each of `choices` choices, `seconds` after the previous."""
         self._between_tokens.observe(seconds / count, count * choices)
         self.token_gaps.observe(seconds / count, count * choices)
 

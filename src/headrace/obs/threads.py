@@ -33,8 +33,7 @@ class ThreadWatch:
         self.failures: Counter[str] = Counter()
         """Errors by the name of the thread that met them."""
         self._down: dict[int, tuple[str, str]] = {}
-        """By thread number: (name, error that ended it) of a thread that does not run and
-        should."""
+        """By thread number: (name, error that ended it) of a thread that should run."""
         self._told: tuple[Counter[str], dict[str, str]] = Counter(), {}
         self._logged: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -45,8 +44,7 @@ class ThreadWatch:
         return dict(list(self._down.values()))
 
     def news(self) -> tuple[list[str], dict[str, str]] | None:
-        """Return the failures' names since the last call and the `down` threads; None if
-        unchanged."""
+        """Return the failures' names since the last call and `down` threads; None if unchanged."""
         with self._lock:
             now = Counter(self.failures), self.down
             before, self._told = self._told, now

@@ -48,8 +48,7 @@ class TierMetrics:
         self._stats = TierStats()
 
     def families(self, x: Exposition, split: SplitStats | None) -> Iterator[Metric]:
-        """Yield all of them, as they are now, and those of prefill servers, which are a tier
-        too."""
+        """Yield all of them, as they are now, and those of prefill servers, also a tier."""
         if split is not None:
             yield from split_families(x, split)
         for help_, label, values, name in (

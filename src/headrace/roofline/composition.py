@@ -110,8 +110,7 @@ def decode_step(arch: ModelArch, batch: int, context: int) -> Composition:
 
 
 def verify_step(arch: ModelArch, batch: int, context: int, drafts: int) -> Composition:
-    """Compose a speculation step: `batch` sequences verify `drafts` tokens each after their next
-    one."""
+    """Compose speculation: `batch` sequences verify `drafts` tokens each plus the next one."""
     each = 1 + drafts
     return compose(arch, [context] * batch, [each] * batch, batch * each)
 

@@ -44,8 +44,7 @@ def device_bytes(case: Case) -> int:
 
 
 def kv_share(case: Case) -> int:
-    """Return the number of ranks that each keep a part of every token's KV; a latent is not
-    split."""
+    """Return how many ranks each keep a part of every token's KV; a latent is not split."""
     return 1 if case.arch.mla is not None else min(case.layout.tp, case.arch.kv_heads)
 
 

@@ -30,8 +30,7 @@ row (ADR 0024)."""
 
 
 def dtype_bytes(dtype: str, param: str = "dtype") -> int:
-    """Return the bytes of one number of an activation or KV type; `OptionError` for an unknown
-    one."""
+    """Return the bytes of a number of an activation or KV type; `OptionError` if unknown."""
     if dtype not in ARRAY_BYTES:
         raise OptionError(
             f"{param} must be one of {', '.join(ARRAY_BYTES)}, not {dtype!r}", param=param

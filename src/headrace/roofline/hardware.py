@@ -60,7 +60,7 @@ class Hardware:
     fabric_bandwidth: float = 0.0
     """Bandwidth in one direction per device to other nodes; 0: unknown, taken as the link's."""
     tile_rows: int = 1
-    """Divisor of a product's computed rows."""
+    """Rows of a product are computed in multiples of this."""
     kind: str = "cuda"
     efficiency: Efficiency = field(default_factory=Efficiency)
     loop: Loop = Loop()

@@ -304,8 +304,7 @@ def _best_pool(role: Role, engine: Engine, room: int, goal: Goal, found: Found) 
 def _apart(
     hardware: Hardware, prefills: list[Pool], decodes: list[Pool], price: float
 ) -> Candidate:
-    """Pair the cheapest prefill pool with the cheapest decode pool: they meet only over the
-    link."""
+    """Pair the cheapest prefill and decode pools: they meet only over the link."""
     prefill = min(prefills, key=lambda pool: pool.devices)
     decode = min(decodes, key=lambda pool: pool.devices)
     hourly = (prefill.devices + decode.devices) * price

@@ -90,8 +90,7 @@ class Engine:
         self._decodes: dict[int, float] = {}
 
     def decode(self, batch: int) -> float:
-        """Return the seconds of a decode step, with the server's overhead, per token of a
-        sequence."""
+        """Return the seconds of a decode step, with the server's overhead, per token."""
         if batch not in self._decodes:
             step = decode_step(self.case.arch, batch, self._context)
             around = self.hardware.loop.around(batch)
@@ -104,8 +103,7 @@ class Engine:
         return self._decodes[batch]
 
     def mixed(self, batch: int, chunk: int) -> float:
-        """Return the seconds of a step that also has a chunk, taken from the middle of the
-        prompt."""
+        """Return the seconds of a step that also has a chunk, from the middle of the prompt."""
         fresh = self.demand.fresh
         start = self.demand.shared_tokens + (fresh - chunk) // 2
         starts, counts = [self._context] * batch + [start], [1] * batch + [chunk]

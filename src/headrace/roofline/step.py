@@ -251,8 +251,7 @@ def _tiled(count: Count) -> float:
 
 
 def memory_seconds(hardware: Hardware, count: Count) -> float:
-    """Return bytes over the full bandwidth; activations within half the cache move at its
-    bandwidth."""
+    """Return bytes over the full bandwidth; activations within half the cache at its own."""
     spared = count.spared_bytes * (hardware.kind == "cpu" and count.rows <= BOUNDED_ROWS)
     from_memory = count.weight_bytes - spared + count.kv_bytes
     activations = count.read_bytes + count.write_bytes
