@@ -44,7 +44,7 @@ FRAGMENT = re.compile(
     r"(Of|As|Who|Whom|Whose|And|But|Nor|Else|Then|Also|(With|For|From|In|By|To|On) which"
     r"|Those|That of|The same(?= for\b|[,.:])|Likewise)\b|…"
 )
-"""How no docstring begins: it would need the line above it to be understood."""
+"""Beginnings that no docstring may have: they would need the line above to be understood."""
 RETIRED = {
     "sees to both sides": "bidirectional",
     "held to a form": "constrained",

@@ -1,8 +1,8 @@
-"""What every message to a user looks like: one clause, as ADR 0075 says.
+"""Form of every message to a user: one clause, as ADR 0075 says.
 
-It stands behind `error: ` on the command line, as `message` in the body of an HTTP error, behind
-the class of an exception and in a line of the log, often with the name of a file or a field in
-front of it. So it begins in lower case unless a name begins it, and ends without a full stop.
+A message follows `error: ` on the command line, or the class of an exception. It is the `message`
+in the body of an HTTP error, or part of a line of the log. The name of a file or a field often
+precedes it. So it begins in lower case unless a name begins it, and ends without a full stop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run did not try: skips counted by reason, and loudly those that an install would end.
+"""Untried tests of a run: skips counted by reason, and loudly those that an install would end.
 
 `conftest.py` loads it as a plugin.
 """

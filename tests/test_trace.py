@@ -14,9 +14,9 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "trace.md").read_text()
 CSRC = ROOT / "src" / "headrace" / "kernels" / "cpu" / "csrc"
 ROWS = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
-"""What the tables name: `headrace.module.function`, or `csrc/file: function`."""
+"""Names in the tables: `headrace.module.function`, or `csrc/file: function`."""
 BESIDE = re.findall(r"`(headrace\.[\w.]+|csrc/[\w.]+)`", PAGE.replace("| `", "| "))
-"""What the text names."""
+"""Names in the text."""
 COUNTED = re.compile(r"(\(docs/trace\.md\) is the way in \()\d+ files\)")
 """README's number, which `python tests/test_trace.py` writes."""
 MOST = 50, 10_500
@@ -44,7 +44,7 @@ def file_of(name: str) -> Path:
 
 
 def word_of(name: str) -> str:
-    """How others call it."""
+    """Return the name that callers use."""
     return re.split(r"[.: ]+", name)[-1]
 
 

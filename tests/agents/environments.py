@@ -35,7 +35,7 @@ LLAMA_CPP = ("xllamacpp>=2026.10",)
 
 
 OFFLINE = ("NewConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ProxyError")
-"""What pip says of an index that it cannot reach."""
+"""Names in pip's output for an unreachable index."""
 
 
 def python_of(packages: tuple[str, ...]) -> Path:

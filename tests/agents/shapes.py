@@ -147,7 +147,7 @@ def get_weather(city: str, days: int = 1) -> str:
 
 
 def requests() -> Iterator[Callable[[], object]]:
-    """What sends one request each."""
+    """Yield senders of one request each."""
     sdk = openai.OpenAI(base_url=f"{URL}/v1", api_key="x", max_retries=0)
     for messages, options in itertools.product(HISTORIES, OPTIONS):
         given = {"model": MODEL, "messages": messages, "max_tokens": 8, **options}

@@ -1,4 +1,4 @@
-"""What llama.cpp's server accepts and we refuse: nothing but what a table gives a reason for.
+"""Requests that llama.cpp's server accepts and we refuse: only those with a reason in a table.
 
 The corpus is what client libraries sent (`shapes.py` and the loops, kept by `loops/record.py`).
 """

@@ -97,8 +97,9 @@ SAME: dict[str, tuple[str, ...]] = {
     "global_head_dim": ("gemma4_text",),
     "attn_output_gate": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
 }
-"""Where the flipped value is the family's own, what it counts is not read, or a key beside it is
-asked for first (experts of which nobody says how many) or believed (sizes of each layer)."""
+"""Families whose own value is the flipped one, or that do not read the key's count. Also
+families that first ask for a key next to it (experts without a number) or believe one (sizes of
+each layer)."""
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 96,

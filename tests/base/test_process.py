@@ -12,7 +12,7 @@ from headrace.base.process import Others
 
 
 class Machine:
-    """What `/proc` says of a machine with this process, and the time."""
+    """A fake `/proc` of a machine with this process, and the time."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.now = root, 0.0

@@ -1,4 +1,4 @@
-"""What a client process does before its clock starts."""
+"""Work of a client process before its clock starts."""
 
 from __future__ import annotations
 

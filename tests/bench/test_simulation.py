@@ -86,7 +86,7 @@ def test_what_is_around_a_step_is_counted() -> None:
 
 
 def found_loop(real: ReplicaSpec, told: ReplicaSpec, loop: Loop) -> Loop:
-    """What is measured of a server with such steps and loop, where others are told."""
+    """Measure a server with the steps `real` and overhead `loop` against the spec `told`."""
     options = {name: RunOptions(seed=5, **load) for name, load in LOADS.items()}
     both = (
         {name: seen(run(spec, one, around)[1]) for name, one in options.items()}
@@ -221,7 +221,7 @@ def test_one_request_takes_what_the_roofline_says() -> None:
 
 
 def test_prices_of_drafts_are_the_fits_where_steps_were_fitted() -> None:
-    """Where only ceilings are known, a row costs a fifth of a step, as cheap as it may look."""
+    """If only ceilings are known, a row costs a fifth of a step, as cheap as it may look."""
     rates = {"float32": 1e14, "int8": 1e14}
     cpu = Hardware("C", rates, 2e10, 2**36, kind="cpu", efficiency=CPU_EFFICIENCY)
     fitted = cpu.fitted(replace(CPU_EFFICIENCY, overlap=0.9, source="fitted"))

@@ -20,7 +20,7 @@ SMALL = ("--threads", "1", "--max-sequences", "4", "--kv-memory", "8MiB")
 
 
 def one_line(text: str) -> str:
-    """What is on stderr, which must be one clear line."""
+    """Return stderr, which must be one clear line."""
     lines = text.strip().splitlines()
     assert len(lines) == 1, text
     assert lines[0].startswith("error: ")

@@ -1,4 +1,4 @@
-"""What the command line shows while it fetches, where nobody watches a terminal."""
+"""Output of the command line during a download, without a terminal."""
 
 from __future__ import annotations
 

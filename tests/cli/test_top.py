@@ -59,7 +59,7 @@ REQUEST = {
 
 
 def _metrics(prefix: str, seconds: float) -> str:
-    """What a server says that made ten tokens a second."""
+    """Return the metrics of a server that made ten tokens a second."""
     lines = [
         f'{prefix}num_requests_running{{model_name="other"}} 2',
         f'{prefix}generation_tokens_total{{model_name="other"}} {seconds * 10}',

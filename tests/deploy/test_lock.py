@@ -1,5 +1,5 @@
-"""What is shipped: every dependency locked within its bounds, by hashes, with a licence that is
-listed. `.ci/locked` installs it."""
+"""The shipped lock: every dependency within its bounds, by hashes, with a listed licence.
+`.ci/locked` installs it."""
 
 from __future__ import annotations
 

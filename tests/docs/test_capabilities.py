@@ -26,7 +26,7 @@ CALLED_AS = {
     "/favicon.ico": '"/favicon.ico"',
     "/v1/unload_lora_adapter": '"unload_lora_adapter"',
 }
-"""How tests call routes whose path they do not spell."""
+"""Spellings in tests of calls to routes whose path they do not spell."""
 ROUTES = sorted(set(re.findall(r"`[A-Z]+ (/[^`]*)`", PAGE)))
 
 

@@ -31,7 +31,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:headrace|python|pytest|make) [^`]+)`")
 DRAWINGS = ("models/<catalog name>", "API process ──")
-"""What blocks begin with that show no command."""
+"""Beginnings of blocks that show no command."""
 RUN = ("roofline MODEL --hardware", "roofline deepseek-v3", "simulate MODEL --replicas", "plan ")
 """Commands that need neither model, server nor time: run to their end, for a known model."""
 KNOWN = "llama-3.1-8b"
@@ -195,7 +195,7 @@ async def test_a_form(command: str) -> None:
 
 @pytest.mark.parametrize("command", requests())
 async def test_a_request(command: str) -> None:
-    """What `curl` would send is answered by the application over an engine that says one thing."""
+    """The application answers `curl`'s request, over an engine that says one thing."""
     from server_fake import FakeEngine  # Beside the tests of the server.
 
     words = shlex.split(command)

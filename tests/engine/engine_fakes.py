@@ -42,7 +42,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 def continuation(prompt: list[int], count: int) -> list[int]:
-    """What the fake answers to a prompt."""
+    """Return the fake's answer to a prompt."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(next_token(tokens))

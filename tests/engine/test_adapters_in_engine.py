@@ -124,7 +124,7 @@ def test_more_adapters_than_slots_in_one_batch(
 def test_all_stages_have_an_adapter_or_none(
     options: dict[str, Any], root: Path, tmp_path: Path
 ) -> None:
-    """What is wrong with the second one's part undoes the first one's."""
+    """An error in the second stage's part undoes the first stage's."""
     damaged = write(tmp_path / "damaged", 1)
     file = damaged / "adapter_model.safetensors"
     tensors = load_file(file)

@@ -323,8 +323,10 @@ def test_what_the_pool_had_no_room_for_comes_back(tiny: Path, tmp_path: Path) ->
 def test_a_worker_in_a_process_of_its_own_has_tiers_too(
     tiny: Path, tmp_path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one process kept another loads, whichever of them computes in a process of its own; of a
-    worker that is killed everything is kept that its steps had given."""
+    """One process loads the KV that another kept, whichever of them has a worker process.
+
+    After a worker is killed, everything is kept that its steps had given.
+    """
     monkeypatch.setattr("headrace.kv.tiers.CANARY", 1)
     apart = {"executor": "multiproc", "kernels": kernels}
     with opened(tiny, tmp_path, **apart) as first:

@@ -1,4 +1,4 @@
-"""What an operator asks of the engine's loop: what it answers, and what ends it."""
+"""Operator requests to the engine's loop: their answers, and their ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What importing costs: `import headrace` brings nothing heavy, the API process no torch."""
+"""Cost of imports: `import headrace` brings nothing heavy, the API process no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks that a launcher started find each other, and what they say of those who do not come."""
+"""Joining of ranks that a launcher started: finding each other, and reports of missing ones."""
 
 from __future__ import annotations
 

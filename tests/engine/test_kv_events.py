@@ -28,7 +28,7 @@ def address() -> str:
 
 
 class Listener:
-    """What a subscriber knows by the events alone."""
+    """A subscriber's knowledge, from the events alone."""
 
     def __init__(self, where: str) -> None:
         self.context = zmq.Context()

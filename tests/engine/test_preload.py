@@ -1,4 +1,4 @@
-"""What a start does beside its imports, each in a process of its own."""
+"""Work of a start in addition to its imports, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -525,7 +525,7 @@ POOLS = ["a pool that can be cut", "a pool that is not there", "a pool of no blo
 def test_a_prefill_server_that_lies_is_not_believed(
     tiny: Path, address: str, lie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it says of a prompt, and what it sends as its blocks."""
+    """Lies are about a prompt, or in the bytes that it sends as its blocks."""
     monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.5)
     with LLM(str(tiny), **OPTIONS) as alone:
         answer = greedy(alone, PROMPT)[0]

@@ -1,4 +1,4 @@
-"""What options become: decided with reasons, or refused with what would help."""
+"""Resolution of options: decided with reasons, or refused with options that would help."""
 
 from __future__ import annotations
 

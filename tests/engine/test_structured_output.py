@@ -341,7 +341,7 @@ def test_a_small_form_beside_eight_abandoned_huge_ones(options: dict[str, Any]) 
 
 
 def test_what_ends_a_sequence_is_no_text_of_a_form(tmp_path: Path) -> None:
-    """Where the vocabulary calls the end a piece of text, it would fit inside a string."""
+    """If the vocabulary declares the end token plain text, it would fit inside a string."""
     folder = bytewise.make(tmp_path / "plain-end")
     path = folder / "tokenizer.json"
     state = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What happens when the engine process dies, hangs, cannot start, or loses its parent."""
+"""Supervision of an engine process that dies, hangs, cannot start, or loses its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a tenant waits tells it nothing of what another asked."""
+"""A tenant's waiting time tells it nothing of another's requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAIRS = 120
 
 
 def mann_whitney(first: list[float], second: list[float]) -> float:
-    """How many standard deviations the ranks of two samples are apart."""
+    """Return the standard deviations by which the ranks of two samples are apart."""
     ranked = sorted([(value, 0) for value in first] + [(value, 1) for value in second])
     ranks = sum(rank for rank, (_, group) in enumerate(ranked, start=1) if group == 0)
     n, m = len(first), len(second)

@@ -64,7 +64,7 @@ class Made:
         return str(shutil.copytree(self.store.root, folder / "fork"))
 
     def call(self, *words: str, status: int = 0) -> str:
-        """What `headrace factory …` prints."""
+        """Return the output of `headrace factory …`."""
         environment = {**os.environ, "HEADRACE_CACHE": str(self.cache)}
         done = subprocess.run(
             headrace("factory", *words),

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class OciRegistry(ThreadingHTTPServer):
-    """What was pushed, by digest and by tag."""
+    """Registry of the pushed blobs and manifests, by digest and by tag."""
 
     daemon_threads = True
 

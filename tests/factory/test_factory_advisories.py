@@ -54,7 +54,7 @@ def folder(path: Path, *documents: dict[str, Any]) -> Path:
 
 
 def held(tmp_path: Path, *documents: dict[str, Any], lock: str = LOCK, **asked: Any) -> Result:
-    """What the gate says of a lock beside these advisories."""
+    """Return the gate's result for a lock with these advisories."""
     store = Store(tmp_path / "store")
     listed = store.put(bill(MODEL, locked(lock, "x86_64")), SBOM_TYPE)
     data = read_advisories(folder(tmp_path / "osv", *documents)) if documents else None
@@ -193,7 +193,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.mark.slow
 def test_a_build_is_held_to_what_was_brought(made: Made, tmp_path: Path) -> None:
-    """What passed is asked again when the data is too old, and when there is newer data."""
+    """A passed gate runs again when the data is too old, and when there is newer data."""
     fork, lock = made.fork(tmp_path), tmp_path / "lock"
     lock.write_text(LOCK)
     now = datetime.now(UTC)

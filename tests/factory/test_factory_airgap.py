@@ -39,7 +39,7 @@ LINKS = (
     "link set out up",
     "route add default dev out",
 )
-"""What `ip` is told; the addresses are those that RFC 5737 keeps for examples."""
+"""Arguments of `ip`; the addresses are those that RFC 5737 reserves for examples."""
 WORDS = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "river"}],

@@ -92,7 +92,7 @@ def test_two_builders_make_the_same(made: Made, tmp_path: Path) -> None:
 
 
 def test_two_builds_with_other_figures_sign_one_profile(made: Made, tmp_path: Path) -> None:
-    """What a clock measured lies beside the profile, signed."""
+    """Figures that a clock measured are signed, outside the profile."""
     again = made.again(fresh="performance", store=made.fork(tmp_path))
     theirs = again.run()
     assert set(theirs.ran) == {"performance", "provenance"}

@@ -246,7 +246,7 @@ def test_a_frames_pods_have_names_for_an_endpoint_picker(chart: Path) -> None:
 
 
 def test_every_frame_has_one_pod(chart: Path) -> None:
-    """What was tried of the pod in one of them holds in the others."""
+    """Results of trying the pod in one frame hold in the others."""
     found = {}
     for frame in FRAMES:
         documents = {one["kind"]: one for one in rendered(chart, f"frame={frame}")}

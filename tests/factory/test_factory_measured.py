@@ -1,4 +1,5 @@
-"""What a clock measured of a profile: in no digest, in evidence that is signed beside it."""
+"""A profile's figures that a clock measured: in no digest, in evidence that is signed
+separately."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def bound(made: Made) -> ProfileFile:
 
 
 def decided(admitted: Admitted) -> str:
-    """Where an engine of these options has its panels, and that it answers."""
+    """Start an engine of these options, check that it answers, and return its panels' place."""
     with LLM(**asdict(admitted.options)) as llm:
         assert llm.generate(["A river"])[0].outputs[0].token_ids
         (found,) = [one for one in llm.decisions if one.name == "panels"]

@@ -1,4 +1,4 @@
-"""What was signed and is believed no more: its time is over, or somebody revoked it."""
+"""Withdrawn signatures: their time is over, or they were revoked."""
 
 from __future__ import annotations
 

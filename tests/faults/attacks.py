@@ -1,9 +1,9 @@
-"""What is done to a server by those who mean it ill, in a process of its own.
+"""Attacks on a server, in a process of their own.
 
     python attacks.py NAME URL MODEL
 
-prints the outcome of every request that was sent, as JSON. A process of its own, so that the time
-which an attack costs its sender is not taken for the time that it costs others.
+prints the outcome of every request that was sent, as JSON. A separate process, so that the time
+which an attack costs its sender does not count as the time that it costs others.
 """
 
 from __future__ import annotations

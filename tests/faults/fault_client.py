@@ -1,4 +1,4 @@
-"""What clients saw of a fault: every request ends as one of four outcomes, and is counted."""
+"""Clients' view of a fault: every request ends as one of four outcomes, and is counted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Row:
     """The documentation promises less than nothing lost: the process that held them was killed."""
     facts: dict[str, float | str] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
-    """What a fact may be at most."""
+    """Upper bounds of the facts."""
 
     def count(self, outcomes: Sequence[str]) -> Row:
         counted = Counter(outcomes)

@@ -30,8 +30,11 @@ def gateway(own: Place, *more: str) -> Iterator[Place]:
 
 
 async def gateway_doors(folder: Path) -> Row | None:
-    """How long 30 MiB at a door hold the event loop: bodies, and messages of the picker. None
-    without gRPC."""
+    """Measure how long 30 MiB at each entry hold the event loop: bodies, and messages of the
+    picker.
+
+    Returns None without gRPC.
+    """
     if find_spec("grpc") is None:
         return None
     row = Row("forge", "30 MiB at each door of a gateway, one after the other: event loop")
@@ -51,7 +54,7 @@ async def gateway_doors(folder: Path) -> Row | None:
 
 
 async def gateway_bodies(folder: Path) -> Row:
-    """How much a gateway grows for 24 bodies of 31 MiB that do not end; others meanwhile."""
+    """Measure a gateway's growth for 24 bodies of 31 MiB that do not end, with other requests."""
     row = Row("flood", "24 bodies of 31 MiB that do not end, at a gateway: memory")
     row.limits["memory_mib"] = 320.0  # 256 of bodies in flight.
     with place(folder) as own, gateway(own, "--max-body", str(BODY)) as gate:

@@ -353,7 +353,7 @@ FIXED = 32.0
 
 
 async def memory_of_a_body(place: Place) -> Row:
-    """How much the API process grows for the dearest bodies, one after the other."""
+    """Measure the API process's growth for the dearest bodies, one after the other."""
     bodies = [hostile_bodies(place.model)[1], *heavy_bodies(place.model)]
     row = Row("forge", "the dearest bodies, one at a time: memory beside four times the body")
     process = psutil.Process(api_pid(place.server))

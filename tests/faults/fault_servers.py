@@ -55,7 +55,7 @@ async def full_temporary_folder(folder: Path) -> Row | None:
 
 
 async def held_loop(folder: Path) -> Row:
-    """How long the dearest bodies that are parsed hold the event loop, one after the other."""
+    """Measure how long the dearest parsed bodies hold the event loop, one after the other."""
     row = Row("forge", "the dearest bodies below the bounds, one at a time: event loop")
     row.limits["hold_seconds"] = 0.05
     with place(folder) as own:

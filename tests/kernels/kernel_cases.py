@@ -143,7 +143,7 @@ def attention_by_definition(
 def _numbers(
     x: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
-    """What lies at these slots, float64 [tokens, G, E]."""
+    """Return the numbers at these slots, float64 [tokens, G, E]."""
     found = x[blocks, :, offsets]
     if scales is None:
         return found.double()

@@ -101,8 +101,10 @@ PARAMETERS = {
 
 
 def tokens_of(worker: Worker, names: list[str], graphs: bool) -> tuple[dict, GraphProgram | None]:
-    """What requests with `PARAMETERS` of these names are answered, from batches as a device gets
-    them; with graphs that choose tokens, or call by call."""
+    """Return the answers to requests with `PARAMETERS` of these names, in device-like batches.
+
+    Runs with graphs that choose tokens, or call by call.
+    """
     driver = Driver(worker, blocks=120, step_tokens=120, rows=12)
     steps, program = worker._steps, None
     steps.host = None

@@ -1,4 +1,4 @@
-"""Which rank has which expert."""
+"""Placement of experts on ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What encoders need: against torch's own operators, and each row by itself, bit for bit."""
+"""Operators of encoders: against torch's own, and each row by itself, bit for bit."""
 
 from __future__ import annotations
 

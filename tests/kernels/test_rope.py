@@ -22,7 +22,7 @@ YARN = {"factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
 
 
 def ulps(ours: np.ndarray, theirs: torch.Tensor) -> np.ndarray:
-    """How many fp32 numbers lie between them."""
+    """Count the fp32 numbers between them."""
     assert ours.dtype == np.float32
     return np.abs(ours.view(np.int32).astype(np.int64) - theirs.numpy().view(np.int32))
 

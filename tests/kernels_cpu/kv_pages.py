@@ -7,7 +7,7 @@ import torch
 from headrace.kernels.operators import KvLayer
 
 TOGETHER = {torch.bfloat16: 2, torch.int8: 4}
-"""How many numbers lie side by side."""
+"""Numbers that lie next to each other, by type."""
 
 
 def as_pages(kv: KvLayer) -> KvLayer:

@@ -81,8 +81,7 @@ def fields(structure: ctypes.Structure, places: Places) -> str:
 
 
 def summary(program: CpuProgram) -> dict[str, Any]:
-    """What is kept of a program: how often which record comes, its buffers' bytes, a digest of it
-    all."""
+    """Summarise a program: counts of its records, bytes of its buffers, a digest of it all."""
     text = "\n".join(lines(program))
     return {
         "records": dict(Counter(name.split()[0] for name in program.names)),

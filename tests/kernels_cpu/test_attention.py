@@ -60,7 +60,7 @@ def test_block_sizes_and_softcap(ops: CpuOperators, block_size: int, softcap: fl
 
 CODES = (torch.int8, torch.uint8)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, *CODES]
-"""How V is kept: uint8 is k8v4, values two to a byte beside keys in int8."""
+"""Types of the KV cache: uint8 is k8v4, V values two to a byte, with keys in int8."""
 EXACT = (torch.float32, torch.float16)
 ERRORS = {torch.bfloat16: 4e-3} | dict.fromkeys(CODES, 4e-4) | dict.fromkeys(EXACT, 2e-6)
 """Largest error, in parts of the root mean square. bf16: queries and weights are rounded to bf16

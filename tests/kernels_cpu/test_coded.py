@@ -69,7 +69,7 @@ def packed(
 
 
 def read_panels(panels: PanelWeight) -> Host:
-    """What the panels hold, by the drawing of csrc/layout.h, in float64 [out, in]."""
+    """Decode the panels, by the drawing of csrc/layout.h, into float64 [out, in]."""
     out, width = panels.shape
     data = panels.data.reshape(-(-out // 16), -1)
     kind = panels.kind

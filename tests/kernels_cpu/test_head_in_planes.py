@@ -126,7 +126,7 @@ def test_the_token_is_the_one_without_bounds(
 
 
 def check_bounds(program: CpuProgram, logits: np.ndarray) -> None:
-    """What the last step with bounds has left holds of these logits."""
+    """Check the bounds that the last step has left against these logits."""
     assert program._head is not None
     head, (rows, out) = program._head.head, logits.shape
     lower = np.fmax.reduce(head.lower[:, :rows], 0)

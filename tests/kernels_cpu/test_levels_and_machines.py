@@ -87,7 +87,7 @@ def arm() -> list[str]:
 
 @pytest.mark.parametrize("source", ["operators", "products_k", "attention_codes", "levels", "team"])
 def test_sources_are_valid_for_aarch64(source: str) -> None:
-    """Whoever changes a kernel learns at once that it is for one processor only."""
+    """A change of a kernel that suits only one processor fails here at once."""
     if shutil.which(CROSS) is None:
         pytest.skip(f"no {CROSS}")
     options = ["-std=gnu++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]

@@ -1,4 +1,4 @@
-"""What ranks that share no memory send each other: the rows that there are, and no more."""
+"""Messages between ranks without shared memory: exactly the rows that there are."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
 
 
 POISON = 0x7FFF_FFFF
-"""What fresh memory holds: in two, four and eight bytes a NaN, as an integer nothing's place."""
+"""Content of fresh memory: a NaN in two, four and eight bytes, and an out-of-range integer."""
 empty, empty_like, new_empty = torch.empty, torch.empty_like, torch.Tensor.new_empty
 
 

@@ -78,7 +78,7 @@ def test_logits_are_near_the_oracle(
 
 
 def test_a_step_with_adapters_keeps_values(tmp_path: Path) -> None:
-    """What adapters add reads a product's input as values, not as codes."""
+    """An adapter's product reads its input as values, not as codes."""
     checkpoints.fp8_folder(tmp_path, "channel", "Llama", **SMALL)
     files = open_model(str(tmp_path))
     operators = checkpoints.operators("triton")

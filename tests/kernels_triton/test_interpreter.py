@@ -1,5 +1,5 @@
-"""What the tests of this folder run in: Triton's interpreter with a device's rounding, and memory
-that spoils what reads it before it is written."""
+"""Environment of this folder's tests: Triton's interpreter with a device's rounding, and memory
+that spoils reads before a write."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a step launches is frozen: names, grids and order of its kernels and library calls.
+"""Launches of a step are frozen: names, grids and order of its kernels and library calls.
 
 One layer of each kind of real configurations on tensors without memory, for the table of sm_90.
-Nothing is computed. A change of the path that is meant to change no launch leaves the frozen file
-as it is; one that means to rewrites it, and the difference of the file is what it did:
+Nothing is computed. A change of the path that should change no launch leaves the frozen file as it
+is. A change that should rewrites it, and the difference of the file shows the effect:
 
     TRITON_INTERPRET=1 python tests/kernels_triton/test_launches.py
 """

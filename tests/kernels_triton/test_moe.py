@@ -252,7 +252,7 @@ def test_experts_stay_as_the_file_has_them() -> None:
     ],
 )
 def test_a_router_that_overflowed_names_experts(value: float, spec: RouteSpec) -> None:
-    """What is chosen becomes an address: a number that is none would end every sequence's step."""
+    """A chosen expert becomes an address: an invalid one would end the step of every sequence."""
     router = torch.randn(4, 6)
     router[0] = value
     router[1, 2] = value

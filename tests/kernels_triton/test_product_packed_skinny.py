@@ -128,7 +128,7 @@ def test_numbers_beyond_halves() -> None:
 
 
 def test_scales_are_halves() -> None:
-    """What tiling rounds: each scale and offset to eleven bits; scales of zero stay."""
+    """Tiling rounds each scale and offset to eleven bits; scales of zero stay."""
     torch.manual_seed(3)
     codes = torch.randint(0, 16, (32, 256), dtype=torch.uint8)
     scales, offsets = torch.rand(32, 8) + 1e-3, torch.randn(32, 8)

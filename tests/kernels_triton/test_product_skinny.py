@@ -132,7 +132,7 @@ def test_who_fuses() -> None:
 
 
 def test_norm_apart_for_more_rows_and_for_halves() -> None:
-    """Where the table says so, and where the gain could leave fp16's range, a norm comes before."""
+    """A norm runs before the product by the table, or if the gain could leave fp16's range."""
     torch.manual_seed(6)
     weight, gain = torch.randn(48, 64), torch.rand(64)
     for rows, dtype, size in ((9, torch.float32, 1.0), (2, torch.float16, 3e4)):

@@ -61,7 +61,8 @@ def test_resident_blocks_by_what_is_scarce() -> None:
 
 
 def test_a_product_that_the_compiler_made_nothing_of_is_a_fault() -> None:
-    """What Triton did for sm_100 with 5 and 6 bits at 128 x 128 on eight warps: 16 instructions."""
+    """Triton's result for sm_100 with 5 and 6 bits at 128 x 128 on eight warps had 16
+    instructions."""
     counts = dict.fromkeys((*KINDS, "all"), 0) | {"all": 16}
     step = gpu_dry.STEPS[2]
     for kernel, wanted in (("product_packed._product_kernel", 1), ("norm._norm_kernel", 0)):
@@ -157,7 +158,7 @@ $L__BB0_3:
 def test_scores_that_a_mask_stands_behind_are_rounded_as_others(
     monkeypatch: pytest.MonkeyPatch, made: str, sources: str
 ) -> None:
-    """What the compiler made of two loops whose source was one function, and of it today."""
+    """The two variants are the compiler's result for two loops of one source, and today's."""
     monkeypatch.setattr(gpu_ptx, "FEW", 0)
     found = gpu_ptx.exponent_sources(PTX.replace("MASKED", made))
     assert found == [{sources: 1}, {"fma.rn.f32": 1}]
@@ -231,7 +232,7 @@ def test_jumps_to_addresses_become_labels() -> None:
 def test_codes_that_are_widened_before_they_are_multiplied_are_a_fault(
     kernel: str, constants: dict[str, object], codes: bool
 ) -> None:
-    """What sm_90 got of tiles of four and sixteen rows while rows came first."""
+    """The fault was sm_90's code for tiles of four and sixteen rows while rows came first."""
     for architecture, found, wanted in (
         ("sm_90", "HMMA", codes),
         ("sm_90", "warpgroup", False),

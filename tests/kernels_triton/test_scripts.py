@@ -179,7 +179,7 @@ def test_every_check_is_compiled_ahead() -> None:
 
 @pytest.mark.slow
 def test_checks_are_compiled_without_a_gpu(tmp_path: Path) -> None:
-    """What `--smoke` asks for first, from an empty cache."""
+    """The first checks of `--smoke`, from an empty cache."""
     code = (
         "import gpu_absent\n"
         "wanted = ['norms', 'experts, dense, 1 tokens']\n"
@@ -416,7 +416,7 @@ ABSENT = (
     "pynvml",
     "duckdb",
 )
-"""What is not on a machine that has torch, triton and transformers only."""
+"""Packages missing on a machine that has only torch, triton and transformers."""
 
 
 def test_the_scripts_need_no_more_than_a_gpu_machine_has() -> None:

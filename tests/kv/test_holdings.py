@@ -1,4 +1,4 @@
-"""What a router is told of a pool is what its index holds, after any history."""
+"""A router's knowledge of a pool equals the pool's index, after any history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def manager(blocks: int, window: int | None = None) -> KvManager:
 
 
 class Router:
-    """What a listener knows by the news alone."""
+    """A listener's knowledge, from the reports alone."""
 
     def __init__(self, kv: KvManager) -> None:
         self._kv = kv

@@ -1,4 +1,4 @@
-"""Where a prompt is computed: by the time that all who wait lose."""
+"""Choice of the place of a prompt's computation: by the total time that waiting requests lose."""
 
 from __future__ import annotations
 

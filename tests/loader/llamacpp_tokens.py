@@ -1,4 +1,4 @@
-"""What llama.cpp says after prompts, greedily: a line [file, prompt, how many] in, one of JSON out.
+"""Greedy answers of llama.cpp: a line [file, prompt, number of tokens] in, one of JSON out.
 
 Runs in an environment with xllamacpp, which carries llama.cpp in a wheel.
 """

@@ -312,7 +312,7 @@ def test_a_full_disk_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     room: int,
 ) -> None:
-    """What was written until then comes back into memory."""
+    """The panels written until then come back into memory."""
     monkeypatch.setattr(panelfile, "STAGE", HUGE)
     with caplog.at_level(logging.WARNING), files_of_at_most(room):
         shelf, _, _ = start(files, folder)

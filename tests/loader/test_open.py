@@ -60,7 +60,8 @@ HARMONY = ["<|channel|>", "<|end|>", "<|call|>", "<|return|>"]
 
 @pytest.mark.parametrize("channels", [True, False])
 def test_a_message_of_harmony_ends_no_turn(model: Any, tmp_path: Path, channels: bool) -> None:
-    """What ends a turn elsewhere (Phi) ends a message of gpt-oss, of both kinds of file."""
+    """The token that ends a turn elsewhere (Phi) ends a message of gpt-oss, of both kinds of
+    file."""
     named = dict(enumerate(HARMONY if channels else HARMONY[1:2], 4 if channels else 5))
     added = [{"id": 1, "content": "<s>"}, {"id": 2, "content": "</s>"}]
     added += [{"id": at, "content": text} for at, text in named.items()]

@@ -81,7 +81,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": True},
     "qwen3_moe": {"qk_norm": True, "moe": replace(MOE, dense_at=(1,))},
 }
-"""What a family has that Llama has not."""
+"""Features of a family that Llama lacks."""
 
 
 def arch_of(family: str) -> ModelArch:

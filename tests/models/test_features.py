@@ -1,4 +1,4 @@
-"""What every family does on the CPU kernels: the same answers whichever feature is at work.
+"""Features of every family on the CPU kernels: the same answers with any of them.
 
 `docs/capabilities.py` makes its table of families and features from `MODELS`, `FEATURES` and
 `REFUSED`: a cell stands for a test here.

@@ -101,7 +101,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=64)
 
 
 def test_long_factors_behind_the_original_context(tmp_path: Path) -> None:
-    """Which are taken follows from the context that is served, not from a prompt's length."""
+    """The choice of factors follows from the served context, not from a prompt's length."""
     folder = families.make(tmp_path / "far", "phi3-long")
     config = json.loads((folder / "config.json").read_text())
     config["original_max_position_embeddings"] = 32

@@ -1,4 +1,4 @@
-"""What `csrc/encode.cpp` must give, to the bit: in numpy.
+"""Expected result of `csrc/encode.cpp`, to the bit: in numpy.
 
 Each group's scale is the one of a few candidates whose weighted squared error is least; given the
 codes, the best scale is a quotient of sums. Large weights count more, as they do in a product. All
@@ -132,7 +132,7 @@ def _q4_k(blocks: Floats) -> Bytes:
 
 
 def _share(numbers: Floats, unit: Floats) -> Bytes:
-    """How many of its block's unit each is, in six bits."""
+    """Return the number of its block's units that each one is, in six bits."""
     shares = np.divide(numbers, unit[:, None], out=np.zeros_like(numbers), where=unit[:, None] > 0)
     return np.clip(np.rint(shares), 0, 63).astype(np.uint8)
 

@@ -1,4 +1,4 @@
-"""What transformers says: logits and greedy tokens in fp32."""
+"""Reference answers of transformers: logits and greedy tokens in fp32."""
 
 from __future__ import annotations
 

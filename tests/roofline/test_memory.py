@@ -47,8 +47,8 @@ def test_kv_of_a_token() -> None:
 
 
 def test_graphs_are_counted_before_they_are_measured() -> None:
-    """What they hold of the logits of their largest step; a worker's own number takes its place,
-    and a host has none."""
+    """Graphs hold copies of their largest step's logits. A worker's measurement replaces the
+    formula; a host has no graphs."""
     cuda = {"arch": LLAMA_8B, "available": 80 * GIB, "device": "cuda", "max_context": 2048}
     assert plan(**cuda, rows=64).graph_bytes == 10 * 64 * LLAMA_8B.vocab_size
     most = plan(**cuda, rows=1024).graph_bytes

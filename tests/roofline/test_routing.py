@@ -1,4 +1,4 @@
-"""How unevenly experts are loaded: the closed forms against drawing, and what follows of them."""
+"""Uneven load of experts: the closed forms compared with drawing, and their consequences."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from processes import Running, api_pid
 
 @dataclass
 class Told:
-    """What one stream gave."""
+    """Output of one stream."""
 
     parts: list[bytes] = field(default_factory=list)
     came: list[float] = field(default_factory=list)
-    """When each of them came, by `perf_counter`."""
+    """Arrival of each part, by `perf_counter`."""
     status: int = 0
     tokens: list[int] = field(default_factory=list)
     text: str = ""

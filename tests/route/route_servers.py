@@ -43,7 +43,7 @@ class Mock:
     """Words after which its connections are cut."""
     status: int = 200
     role: str = "both"
-    """What it says of a prefill/decode split."""
+    """Its role in a prefill/decode split."""
     gate: asyncio.Event | None = None
     """Waited for after the first word."""
     bodies: list[dict[str, object]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Mock:
     tells: asyncio.Queue[bytes] | None = None
     """Events of `/v1/prefixes/stream`; an empty one ends the connection."""
     holds: list[int] | None = None
-    """What it tells everybody who listens, and nothing more."""
+    """Blocks that it reports to every listener; it reports nothing more."""
     more: list[tuple[bytes, bytes]] = field(default_factory=list)
     """Further headers of its answers that are not streamed."""
     listeners: int = 0

@@ -1,5 +1,5 @@
-"""What a live gateway decided, decided again by the simulator: the same requests, the same times,
-the same policy, and so the same servers."""
+"""Decisions of a live gateway, repeated by the simulator: the same requests, the same times, the
+same policy, and so the same servers."""
 
 from __future__ import annotations
 

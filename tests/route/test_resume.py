@@ -1,4 +1,4 @@
-"""What of a stream from another replica is new to a client that has its beginning."""
+"""The part of another replica's stream that is new to a client with its beginning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers tell a gateway of their caches, and what it makes of it."""
+"""Servers' reports of their caches to a gateway, and their use there."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def cached(client: httpx.AsyncClient, url: str, model: str, text: str) -> 
 
 
 async def holding(client: httpx.AsyncClient, server: Running) -> int:
-    """How many beginnings a server says it holds when `/v1/prefixes/stream` is first read."""
+    """Count the prefixes that a server reports when `/v1/prefixes/stream` is first read."""
     async with client.stream("GET", server.url + "/v1/prefixes/stream") as reply:
         async for line in reply.aiter_lines():
             if line.startswith("data: "):
@@ -246,7 +246,7 @@ class Recorded(PrefixAffinity):
 async def test_a_live_trace_decides_alike_where_it_is_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a live gateway chose is what the simulator's policy chooses when told the same."""
+    """A live gateway chooses as the simulator's policy does with the same reports."""
     monkeypatch.setitem(ROUTERS, "prefix", Recorded)
     monkeypatch.setattr(holdings, "AGAIN_SECONDS", 0.01)
     servers = [Mock(tells=asyncio.Queue()), Mock(tells=asyncio.Queue()), Mock()]

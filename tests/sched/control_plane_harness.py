@@ -57,7 +57,8 @@ def next_token(at: int, choice: int) -> int:
 
 
 def expected(request: Request, choice: int, max_context: int) -> tuple[list[int], str]:
-    """What a choice of a request must get, whatever else runs; the same rules, written plainly."""
+    """Return the expected answer of a choice, whatever else runs: the same rules, written
+    plainly."""
     spec = request.spec
     at: object = (request.cache_salt, spec.adapter)
     for place, token in enumerate(request.prompt):
@@ -77,14 +78,14 @@ def expected(request: Request, choice: int, max_context: int) -> tuple[list[int]
 
 @dataclass
 class Stay:
-    """What the worker knows of a sequence in a row."""
+    """The worker's knowledge of a sequence in a row."""
 
     tokens: list[int]
     prompt_length: int
     choice: int
     spec: RequestSpec
     work: Work
-    """What the scheduler planned from: its atom, its stage, whether it keeps anything."""
+    """Basis of the scheduler's plan: its atom, its stage, whether it keeps anything."""
     root: tuple[str, str | None]
     tables: list[list[int]]
     identities: list[int] = field(default_factory=list)
@@ -111,7 +112,7 @@ DRAFTERS: dict[str, Callable[[random.Random, int], int]] = {
     "right for one": lambda rng, count: min(count, 1),
     "random": lambda rng, count: rng.randint(0, count),
 }
-"""How many of so many drafts are right."""
+"""Number of right drafts out of `count`."""
 
 
 class FakeWorker:

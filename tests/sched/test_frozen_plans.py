@@ -28,7 +28,7 @@ RECORD = Path(__file__).parent / "frozen_plans.json"
 
 
 def columns_of(plan: StepPlan) -> dict[str, object]:
-    """What a worker is told, with an admission's row, sequence, tokens and choice."""
+    """Return the plan as sent to a worker, with an admission's row, sequence, tokens and choice."""
     return {
         "rows": plan.rows,
         "starts": plan.starts,

@@ -110,7 +110,7 @@ def test_a_little_more_is_not_enough() -> None:
 
 
 def true_seconds(tokens: int) -> float:
-    """What steps take on two cores (docs/kernels.md)."""
+    """Return the time of a step on two cores (docs/kernels.md)."""
     return 0.0067 + 0.0014 * tokens
 
 

@@ -169,7 +169,7 @@ def test_a_window_waits_for_the_oldest_of_three_chunks() -> None:
 
 
 class Drawn:
-    """What hypothesis once drew, again."""
+    """Replay of values that hypothesis once drew."""
 
     def __init__(self, *values: object) -> None:
         self.values = list(values)
@@ -179,7 +179,7 @@ class Drawn:
 
 
 def test_deltas_of_a_plan_that_came_to_nothing_go_with_their_row() -> None:
-    """Whoever has such deltas may be preempted for somebody more urgent while the next plan is
+    """A request with such deltas may be preempted for a more urgent one while the next plan is
     made."""
     limits = Limits(
         rows=4, step_tokens=13, max_context=28, max_waiting=2, policy="priority", depth=2, drafts=1

@@ -22,7 +22,7 @@ def test_decodes_are_shared_by_the_steps_in_flight(stages: int) -> None:
 
 
 def test_a_long_prompt_has_a_chunk_in_every_stage() -> None:
-    """What is known needs no token: the next chunk follows while the last one is in flight."""
+    """Known tokens need no sampled one: the next chunk follows while the last one is in flight."""
     run = driver(stages=2, step_tokens=8)
     run.add(request_of("long", list(range(1, 41)), max_tokens=2))
     assert run.submit()

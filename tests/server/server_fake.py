@@ -152,9 +152,9 @@ class FakeEngine:
         self.answer = answer
         self.gate = gate
         self.held: set[str] = set()
-        """What waits at the gate."""
+        """Requests that wait at the gate."""
         self.drafted: Drafted | None = None
-        """What each request says that came of its drafts."""
+        """Results of drafts that each request reports."""
         self.once = False
         """Ends with the answer's end."""
         self.state = Health(ready=True, alive=True)

@@ -154,7 +154,7 @@ async def test_background_work_that_is_watched_ends_with_the_engine(
 async def test_background_work_whose_server_is_gone_has_failed(
     app: Application, client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    """What follows a kill of the API process: the store alone remembers it."""
+    """After a kill of the API process only the store remembers the work."""
     engine.delay = 0.5
     path, body = asked("responses", background=True)
     name = (await client.post(path, json=body)).json()["id"]

@@ -56,7 +56,7 @@ def chat(client: openai.OpenAI, **more: Any) -> Any:
 
 
 def each(call: Callable[[str], Any]) -> list[Any]:
-    """What comes of every city, a few at a time."""
+    """Return the result for every city, a few at a time."""
     with ThreadPoolExecutor(4) as threads:
         return list(threads.map(call, CITIES))
 

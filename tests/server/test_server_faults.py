@@ -42,7 +42,7 @@ options = ServerOptions(port={port}, drain_seconds=600)
 sys.exit(ServerProcess(start, options, lambda line: print(line, flush=True)).run())
 """
 HANG, CRASH, RAISE, SLOW = 290, 291, 292, 293
-"""What the fake worker of tests/engine does when a prompt has these tokens."""
+"""Tokens in a prompt that make the fake worker of tests/engine misbehave."""
 pytestmark = pytest.mark.slow
 
 COMPLETIONS = "/v1/completions"

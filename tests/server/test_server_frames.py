@@ -30,7 +30,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def straight(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What became of each delta that was offered past the task."""
+    """Record whether each delta was sent past the task."""
     found: list[bool] = []
     own = Frames._straight
 
@@ -157,8 +157,8 @@ async def test_what_goes_straight_is_what_a_task_would_send(
 async def test_a_client_that_reads_late_gets_all_of_it_in_order(
     app: Application, engine: FakeEngine, straight: list[bool]
 ) -> None:
-    """Where the connection takes nothing more, the deltas wait merged, and no later one passes
-    them when it takes on."""
+    """While the connection takes nothing more, the deltas wait merged, and no later one passes them
+    when it resumes."""
     async with answering(app, engine, CHAT, **CHATTED) as (stream, reader):
         # A reader that reads nothing: its buffer is full and then the system's.
         reader._limit = 1  # type: ignore[attr-defined]

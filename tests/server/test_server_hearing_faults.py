@@ -1,4 +1,4 @@
-"""What a served Moonshine says, and what becomes of that when its process hangs or dies."""
+"""Answers of a served Moonshine, and their fate when its process hangs or dies."""
 
 from __future__ import annotations
 

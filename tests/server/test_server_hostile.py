@@ -1,4 +1,4 @@
-"""What arrives on the socket is no request, too much of one, or never comes: raw bytes, no client.
+"""Hostile input on the socket: no request, too much of one, or a missing one; raw bytes, no client.
 
 Every refusal is typed, nothing hangs, memory stays, and the next honest client is served.
 """

@@ -54,7 +54,8 @@ class Host:
         return f"{NET}.{self.number}"
 
     def cut(self) -> None:
-        """What it sends goes nowhere from now on, and it gets nothing; no connection is closed."""
+        """Cut the host off: its packets are lost from now on, both ways; no connection is
+        closed."""
         ip("link", "set", f"{BRIDGE}p{self.number}", "down")
 
 

@@ -1,5 +1,5 @@
-"""What clients send beside what they mean: echoed, decorated, hinted, null. By the real libraries,
-which speak to the application in this process."""
+"""Surplus in clients' requests: echoed, decorated, hinted, null. By the real libraries, which speak
+to the application in this process."""
 
 from __future__ import annotations
 

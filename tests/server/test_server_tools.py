@@ -45,7 +45,7 @@ async def ask(answer: str, *, path: str = CHAT, **more: Any) -> httpx.Response:
 
 
 def assembled(chunks: list[Any]) -> dict[str, Any]:
-    """What a client puts together from the deltas."""
+    """Assemble the deltas as a client does."""
     whole: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
     for chunk in chunks:
         delta = chunk["choices"][0]["delta"]

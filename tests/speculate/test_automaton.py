@@ -145,7 +145,7 @@ print((resident() - before) / automaton.held)
 
 
 def test_bytes_are_told_as_they_are() -> None:
-    """What the system gives a fresh process, which has no room left over from other work."""
+    """The count is compared with the memory of a fresh process, which has no room left over."""
     if not Path("/proc/self/statm").exists():
         pytest.skip("this system does not say what a process holds")
     command = [sys.executable, "-c", FRESH, str(Path(__file__).parent)]

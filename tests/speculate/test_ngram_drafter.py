@@ -16,7 +16,7 @@ LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4, unique=True)
 
 
 def searched(text: list[int], lengths: list[int], most: int) -> Proposal:
-    """What the drafter promises, by reading the whole text."""
+    """Return the drafter's promised proposal, by reading the whole text."""
     end = len(text)
     for length in sorted(lengths, reverse=True):
         ends = [

@@ -114,8 +114,8 @@ def spoken_in(network: Network, options: DecodingOptions, samples: np.ndarray) -
 
 
 def test_a_beam_is_worth_what_it_says(network: Network) -> None:
-    """What three beams chose, heard again in one chunk, has the share that the search summed up
-    over steps and copies between slots."""
+    """The tokens that three beams chose, transcribed again in one chunk, have the score that the
+    search summed up over steps and copies between slots."""
     options = DecodingOptions(language="en", beams=3, temperatures=(0.0,))
     spoken = spoken_of(network, options, 5)
     tokens, rules, total = spoken.tokens, Rules(network.files, times=True), 0.0

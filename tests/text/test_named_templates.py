@@ -88,7 +88,7 @@ def test_as_transformers_chooses(folder: Path, write: Any, names: tuple[str, ...
 
 
 def test_files_come_before_the_config(folder: Path) -> None:
-    """Where a default file is there, names of the config are not asked, as in transformers."""
+    """If a default file exists, names of the config are ignored, as in transformers."""
     by_folder(folder, {"default": PLAIN})
     entries = [{"name": name, "template": f"old {name}"} for name in ("default", "tool_use")]
     told(folder, chat_template=entries)

@@ -33,7 +33,7 @@ TOOLS = {name: Tool(name) for name in NAMES}
 
 
 class Message:
-    """What a client assembles from the events; refuses an order that no client expects."""
+    """A client's message, assembled from the events; refuses an order that no client expects."""
 
     def __init__(self) -> None:
         self.content = ""

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from headrace.quant.ggml_types import BY_NAME
 
 _HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
-"""Where the fp16 numbers of a block are, if not at its beginning."""
+"""Places of the fp16 numbers of a block, if not at its beginning."""
 _TWO = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
 
 

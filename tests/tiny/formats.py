@@ -47,7 +47,7 @@ class Format:
     write: Callable[[Path], tuple[Path, Any]]
     """→ (what to open, the model of transformers with these values) of an empty folder."""
     near: float = IN_CODES
-    """How near the CPU kernels are to the values; to those before packing, where they pack."""
+    """Tolerance of the CPU kernels' values; of the values before packing, if they pack."""
     quantise: str = "auto"
 
 

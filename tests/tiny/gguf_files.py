@@ -74,7 +74,7 @@ KEYS = {
 
 
 def metadata_of(config: Any, arch: str) -> dict[str, Any]:
-    """What llama.cpp's converter writes."""
+    """Return the metadata that llama.cpp's converter writes."""
     found = {
         key: value for own, key in KEYS.items() if (value := getattr(config, own, None)) is not None
     }
@@ -195,7 +195,7 @@ def gemma4_sizes(config: Any) -> dict[str, Any]:
 
 
 def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[str, np.ndarray]:
-    """What a folder holds as the converter writes it: renamed, stacked, permuted, + 1."""
+    """Return a folder's tensors as the converter writes them: renamed, stacked, permuted, + 1."""
     (number,) = (one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     renamed = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     family = GGUF_ARCHITECTURES[arch]

@@ -17,7 +17,7 @@ from . import families
 WIDTH = 192
 DRAFT_VOCAB = 400
 LAYERS = [2, 1, 3]
-"""What EAGLE-3 reads of a target of three layers; the last is what its last norm reads."""
+"""Inputs of EAGLE-3 from a target of three layers; the last is the input of its last norm."""
 _LAYER: dict[str, Any] = {
     "vocab_size": families.VOCAB,
     "hidden_size": WIDTH,
@@ -105,7 +105,7 @@ class Head(nn.Module):
         return x, model.lm_head(self.behind(x) if self.norms else x)
 
     def state(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        """What it is given of the target, [L, D]."""
+        """Return its input from the target, [L, D]."""
         found = model.model(tokens[None], output_hidden_states=True)
         if self.kind == "eagle":
             return found.last_hidden_state[0]

@@ -13,7 +13,7 @@ import pytest
 
 
 def digest(folder: Path) -> str:
-    """What the files below `folder` are called and hold."""
+    """Hash the names and contents of the files below `folder`."""
     found = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         found.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())

@@ -22,7 +22,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8, 
 
 @dataclass(frozen=True)
 class Form:
-    """How one checkpoint is quantised."""
+    """Quantisation of one checkpoint."""
 
     method: str
     """"awq", "gptq", "packed" or "int8"."""

@@ -76,7 +76,8 @@ def test_what_a_failed_plan_left_is_not_its_rows_next_owners(
 
 
 def test_a_step_is_one_copy_to_the_device(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever comes, grows or goes: prompts, block tables and released rows lie in it, too."""
+    """This holds when rows come, grow or go: prompts, block tables and released rows are in it
+    too."""
 
     tokens = SamplingParams(temperature=0, max_tokens=12)
 

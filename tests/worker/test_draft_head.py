@@ -86,7 +86,7 @@ def prompt(place: int, length: int) -> list[int]:
 
 
 def told(worker: Worker) -> list[tuple[list[int], list[int]]]:
-    """What its head says from now on: (the text that was known, the drafts)."""
+    """Record its head's drafts from now on: (the known text, the drafts)."""
     head, said = worker._draft_model, []
     assert isinstance(head, DraftHead)
     draft = head.draft
@@ -105,7 +105,7 @@ def told(worker: Worker) -> list[tuple[list[int], list[int]]]:
 def rolled(
     pair: tuple[Any, Any], text: list[int], drafts: list[int], begin: int = 0
 ) -> list[float]:
-    """How much less likely than its best token plain PyTorch finds each draft, as logits."""
+    """Return by how much plain PyTorch's logit of each draft is below that of its best token."""
     model, head = pair
     states = head.state(model, torch.tensor(text))[begin:-1]
     tokens = text[begin + 1 :]

@@ -28,7 +28,7 @@ SAMPLINGS = {
     "moved": SamplingParams(temperature=0.5, seed=6, repetition_penalty=1.3, logit_bias={5: 4.0}),
 }
 PLAIN = ("greedy", "warm", "hot")
-"""What asks for nothing that a draft model does not know of."""
+"""Samplings without any option that a draft model does not know."""
 
 
 @pytest.fixture(autouse=True)

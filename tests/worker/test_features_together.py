@@ -1,4 +1,4 @@
-"""What rows ask for beyond a token: one list, whose order is that of the masks."""
+"""Requests of rows beyond a token: one list, in the order of the masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the arrays of a pool lie."""
+"""Memory of the arrays of a pool."""
 
 from __future__ import annotations
 

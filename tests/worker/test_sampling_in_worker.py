@@ -1,4 +1,4 @@
-"""What a request asks of sampling, through plans: seeds, penalties, stops, log-probabilities."""
+"""Sampling options of a request, through plans: seeds, penalties, stops, log-probabilities."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ WIDTH, VOCAB, CONTEXT = 48, 90, 400
 KINDS = {"numpy": lambda array: array.copy(), "torch": lambda array: torch.from_numpy(array.copy())}
 LENGTHS = [1, 5, TILE, 3 * TILE + 7, 300]
 CHUNKS = [(400,), (1, 3, TILE, 400), (TILE, TILE + 1, 400), (299, 400)]
-"""How much of each input the steps compute."""
+"""Most tokens of an input that each step computes."""
 
 
 def admit(rows: Rows, feature: RowFeature, *, pooling: bool) -> None:

@@ -1,7 +1,7 @@
-"""Is the output right? Perplexity on a text, asked over HTTP of any server that echoes prompts.
+"""Output quality: perplexity on a text, asked over HTTP of any server that echoes prompts.
 
-`reference.py` holds answers against another run's, `tasks.py` has questions with known answers,
-`gate.py` says whether all of it is good enough.
+`reference.py` compares answers with another run's, `tasks.py` has questions with known answers,
+`gate.py` decides whether all of it is good enough.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Perplexity:
 
 
 def stdlib_corpus() -> tuple[str, str]:
-    """(text, name): the documentation strings of this Python's library, which every machine has."""
+    """Return (text, name): the docstrings of this Python's library, which every machine has."""
     parts = []
     for name in CORPUS_MODULES:
         members = sorted(inspect.getmembers(import_module(name)), key=lambda pair: pair[0])
@@ -56,7 +56,7 @@ def stdlib_corpus() -> tuple[str, str]:
 
 
 def windows(text: str, characters: int, limit: int) -> list[str]:
-    """Cut at line ends into pieces of about so many characters."""
+    """Cut at line ends into pieces of about `characters` characters, at most `limit` pieces."""
     found: list[str] = []
     piece = ""
     for line in text.splitlines(keepends=True):
@@ -102,7 +102,7 @@ def perplexity(
             raise HeadraceError(
                 "the server gives no log-probabilities of the prompt (echo with logprobs)"
             ) from None
-        # The first token has none, the last one was generated.
+        # The first token has no log-probability; the last one was generated.
         known = [value for value in found[:-1] if value is not None]
         total += sum(known)
         tokens += len(known)
@@ -112,7 +112,7 @@ def perplexity(
 
 
 def default_prompts(count: int = 32) -> list[str]:
-    """Beginnings of documentation to be continued."""
+    """Return beginnings of documentation to be continued."""
     text, _ = stdlib_corpus()
     pieces = windows(text, 400, count)
     return [piece[: int(len(piece) * 0.6)] for piece in pieces]
@@ -121,7 +121,7 @@ def default_prompts(count: int = 32) -> list[str]:
 async def ask_all(
     target: Target, path: str, bodies: Sequence[dict[str, Any]], concurrency: int
 ) -> list[dict[str, Any]]:
-    """All answers in the order of the bodies; the first failure raises `HeadraceError`."""
+    """Return all answers in the order of the bodies; the first failure raises `HeadraceError`."""
     pool = Pool(parse_url(target.url))
     turns = asyncio.Semaphore(concurrency)
 

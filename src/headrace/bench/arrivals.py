@@ -18,17 +18,17 @@ Arrivals = Callable[[random.Random], Iterator[float]]
 
 
 def constant(rate: float) -> Arrivals:
-    """One request every 1 / rate seconds."""
+    """Make one request every 1 / rate seconds."""
     return lambda _rng: (number / rate for number in itertools.count())
 
 
 def poisson(rate: float) -> Arrivals:
-    """Independent arrivals: exponential gaps of mean 1 / rate."""
+    """Make independent arrivals: exponential gaps of mean 1 / rate."""
     return _after_gaps(lambda rng: rng.expovariate(rate))
 
 
 def gamma(rate: float, burstiness: float) -> Arrivals:
-    """Gamma gaps of mean 1 / rate and shape `burstiness`.
+    """Make gamma gaps of mean 1 / rate and shape `burstiness`.
 
     1 is Poisson, below 1 comes in bursts, above 1 is more regular; the gaps' coefficient of
     variation is burstiness ** -0.5.
@@ -37,7 +37,7 @@ def gamma(rate: float, burstiness: float) -> Arrivals:
 
 
 def ramp(first: float, last: float, seconds: float) -> Arrivals:
-    """Poisson whose rate goes linearly from `first` to `last` over `seconds`, then stays.
+    """Make Poisson arrivals whose rate goes linearly from `first` to `last`, then stays.
 
     By time change: the integral of the rate up to each arrival is a unit-rate Poisson process.
     """
@@ -45,7 +45,7 @@ def ramp(first: float, last: float, seconds: float) -> Arrivals:
 
 
 def ramp_time(first: float, last: float, seconds: float, arrivals: float) -> float:
-    """Time at which so many arrivals of a ramp are expected."""
+    """Return the time at which this number of arrivals of a ramp is expected."""
     slope = (last - first) / seconds
     in_ramp = (first + last) / 2 * seconds
     if arrivals >= in_ramp:
@@ -56,7 +56,7 @@ def ramp_time(first: float, last: float, seconds: float, arrivals: float) -> flo
 
 
 def scheduled(times: Sequence[float], speed: float = 1.0) -> Arrivals:
-    """The times of a trace, `speed` times faster."""
+    """Use the times of a trace, `speed` times faster."""
     return lambda _rng: ((time - times[0]) / speed for time in times)
 
 
@@ -71,7 +71,7 @@ def _after_gaps(gap: Callable[[random.Random], float]) -> Arrivals:
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """`constant:4`, `poisson:4`, `gamma:4:0.3`, `ramp:1:8:60`: rates in requests a second."""
+    """Parse `constant:4`, `poisson:4`, `gamma:4:0.3` or `ramp:1:8:60`; rates per second."""
     kind, *numbers = text.split(":")
     try:
         values = [float(number) for number in numbers]

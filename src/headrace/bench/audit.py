@@ -1,8 +1,8 @@
-"""Is the run to be believed? The client's own conduct, and what the server's answers contradict.
+"""Validity of a run: the client's own conduct, and contradictions in the server's answers.
 
 An "invalid" finding says that the client was the bottleneck or that nothing was measured: the
-numbers are not the server's. A "server" finding says that the server's words and deeds differ.
-A "warning" is to be known when reading the numbers.
+numbers are not the server's. A "server" finding says that the server's answers contradict its own
+figures. A "warning" must be known when reading the numbers.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .record import ClientAudit, RequestRecord
 MAX_CPU_SHARE = 0.9
 """Largest share of one core that a client process may take."""
 LAG_SHARE = 0.1
-"""Share of the measured median latency: a timer or a send that is later falsifies it."""
+"""Share of the measured median latency above which a late timer or send falsifies it."""
 LAG_FLOOR = 10e-3
 SEND_FLOOR = 10e-3
 BUFFER_SHARE = 0.05
 TOGETHER = 0.1
-"""Share of the mean pause: a piece that comes sooner was sent together with the one before it."""
+"""Share of the mean pause below which a piece counts as sent together with the one before it."""
 BURSTS = 0.25
-"""From so large a share of such pieces on the pauses say how the server sends, not computes."""
+"""Share of such pieces from which the pauses show how the server sends, not how it computes."""
 MAX_FAILURES = 0.05
-"""Share of failed requests above which the headline speaks of another load than was meant."""
+"""Share of failed requests above which the actual load was not the planned one."""
 FEW_FOR_P99 = 100
 """Requests below which a 99th percentile is the largest value, or next to it."""
 STEADY_USERS, STEADY_TIME = 0.75, 0.5
@@ -41,7 +41,7 @@ STALL_FLOOR = 1.0
 
 
 class Finding(NamedTuple):
-    """One thing that was found."""
+    """One finding."""
 
     severity: str
     """invalid, server or warning."""
@@ -60,7 +60,7 @@ def examine(
     ignore_eos: bool,
     stream: bool,
 ) -> list[Finding]:
-    """Everything that is found, the worst first."""
+    """Return all findings, the worst first."""
     good = [record for record in records if record.ok]
     findings = [*_client(records, good, audits, open_loop=open_loop)]
     findings += [*_failures(records), *_usage(good, ignore_eos=ignore_eos)]
@@ -151,7 +151,7 @@ def _failures(records: Sequence[RequestRecord]) -> Iterator[Finding]:
 
 
 def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
-    """What the server says of tokens, against what it was sent and what came."""
+    """Compare the server's token counts with the prompts sent and the pieces received."""
     findings = []
 
     def share(bad: int, text: str, code: str, severity: str = "server") -> None:
@@ -182,11 +182,11 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
         "claims_less",
         "invalid",
     )
-    # A token is a byte at least, but for the end; past that come tokens without text.
+    # A token is at least one byte, except at the end; after it come tokens without text.
     plain = [r for r in told if r.text_bytes + r.call_bytes]
     over = sum((r.output_tokens or 0) > r.text_bytes + r.call_bytes + 1 for r in plain)
     if ignore_eos:
-        # Past its end a model may go on with tokens that have no text: then this proves nothing.
+        # A model may go on after its end with tokens that have no text: then this proves nothing.
         if over > len(told) / 2:
             share(
                 over,
@@ -202,7 +202,7 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
             "claims_impossible",
             "invalid",
         )
-    # With ignore_eos special tokens are counted but have no text, so a recount proves nothing.
+    # With ignore_eos, special tokens are counted but have no text, so a recount proves nothing.
     counted = [] if ignore_eos else [r for r in told if r.recount_tokens is not None]
     differ = sum(
         abs((r.output_tokens or 0) - (r.recount_tokens or 0)) > 2 + 0.1 * (r.output_tokens or 0)
@@ -279,8 +279,11 @@ def _streams(good: Sequence[RequestRecord]) -> Iterator[Finding]:
 
 
 def saturated(records: Sequence[RequestRecord], *, draining: bool = True) -> Finding | None:
-    """Does the queue grow without end? Latency of the last quarter against the first one, and
-    (`draining`: of a run that is over) how long the rest took."""
+    """Return a finding if the queue grows without end.
+
+    Compares the latency of the last quarter with that of the first one. `draining`: the run is
+    over, so the time that the remaining requests took counts too.
+    """
     ordered = sorted((r for r in records if r.ok), key=lambda record: record.planned_ns)
     if len(ordered) < 20:
         return None
@@ -302,7 +305,7 @@ def saturated(records: Sequence[RequestRecord], *, draining: bool = True) -> Fin
 
 
 def unsteady(records: Sequence[RequestRecord], users: int) -> list[Finding]:
-    """Were the users of a closed loop at work together for most of the run?
+    """Return a finding if a closed loop's users did not work together for most of the run.
 
     A session lasts from its first request's due time to its last one's end, thinking included.
     """
@@ -331,7 +334,7 @@ def unsteady(records: Sequence[RequestRecord], users: int) -> list[Finding]:
 
 
 def few_for(slo: Slo, records: Sequence[RequestRecord]) -> list[Finding]:
-    """Limits on percentiles that so few requests do not have."""
+    """Find limits on percentiles that this number of requests does not have."""
     return [
         _invalid(
             "few_for_slo",

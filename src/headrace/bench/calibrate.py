@@ -17,7 +17,7 @@ from ..roofline.machine import calibration_path, last_level_cache
 
 
 def calibrate() -> tuple[Hardware, dict[str, Any]]:
-    """Measure, write, and return (hardware, raw figures). Takes some ten seconds."""
+    """Measure and save; return (hardware, raw figures). Takes some ten seconds."""
     require_torch("a full calibration")
     facts = cpu()
     command = [sys.executable, "-m", "headrace.bench.probe", str(facts.cores)]
@@ -34,7 +34,7 @@ def calibrate() -> tuple[Hardware, dict[str, Any]]:
 
 
 def measure_steps(model: str) -> tuple[list[StepRecord], list[StepRecord]]:
-    """(steps for a fit, steps of held-out shapes), timed on a worker in a process of its own.
+    """Return (steps for a fit, steps of held-out shapes), timed on a worker in its own process.
 
     Takes a minute or more: real steps of a real model.
     """
@@ -53,7 +53,7 @@ def measure_steps(model: str) -> tuple[list[StepRecord], list[StepRecord]]:
 
 
 def from_figures(facts: CpuFacts, raw: dict[str, Any]) -> Hardware:
-    """The measured figures as ceilings; types slower than fp32 are left out."""
+    """Turn the measured figures into ceilings; types slower than fp32 are left out."""
     rates = {"float32": float(raw["float32"]), "int8": float(raw["int8"])}
     if raw["bfloat16"] > raw["float32"]:
         rates["bfloat16"] = float(raw["bfloat16"])

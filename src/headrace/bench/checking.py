@@ -1,7 +1,7 @@
-"""The gate of a load: the answers of the server that was measured against a kept reference.
+"""The accuracy gate of a load: the measured server's answers compared with a kept reference.
 
-What `bench accuracy --save` kept is asked again after a point, as many requests at a time as the
-point had: a server that is fast because it answers otherwise at that load shows there.
+After a point, the prompts that `bench accuracy --save` kept are asked again at that point's
+concurrency. This exposes a server that is fast because it answers differently at that load.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .tasks import load_task, score_task
 
 MOST_AT_ONCE = 256
 ANSWER_TOKENS = 64
-"""Tokens of an answer where the reference does not say how long it may be."""
+"""Tokens of an answer if the reference does not say how long it may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccuracyGate:
-    """What a server's answers must keep of a reference's."""
+    """Requirements on a server's answers, relative to a reference's."""
 
     path: Path
     reference: Reference
@@ -34,11 +34,11 @@ class AccuracyGate:
 
     @classmethod
     def read(cls, path: Path, deciding: str, at_least: float) -> AccuracyGate:
-        """`InvalidRequest` where the file or one of the kinds is none."""
+        """Read a gate; raise `InvalidRequest` for a bad reference file or an unknown kind."""
         return cls(path, load_reference(path), deciding_kinds(deciding), at_least)
 
     def passed(self, result: dict[str, Any]) -> bool | None:
-        """The verdict that a result carries of this very gate; None: it carries none."""
+        """Return the verdict of this gate that a result carries, or None."""
         told = result.get("accuracy") or {}
         mine = str(self.path), sorted(self.deciding), self.at_least
         if (told.get("reference"), told.get("deciding"), told.get("at_least")) != mine:
@@ -46,7 +46,7 @@ class AccuracyGate:
         return bool(told["passed"])
 
     def check(self, options: RunOptions, result: dict[str, Any]) -> dict[str, Any]:
-        """Ask the server of a result; → what belongs into it. Whatever cannot be compared fails."""
+        """Ask the server of a result; return its entry. A comparison that is impossible fails."""
         found = result["figures"].get("concurrency", {"value": 1.0})["value"]
         target = Target(options.url, result["server"]["model"], api_key=options.api_key)
         told: dict[str, Any] = {
@@ -64,7 +64,7 @@ class AccuracyGate:
         return told
 
     def _ask(self, target: Target, users: int) -> tuple[list[dict[str, Any]], list[str]]:
-        """(what was held against the reference, why it did not pass)."""
+        """Return (comparisons with the reference, reasons why it did not pass)."""
         expected, deciding = self.reference, self.deciding
         agreed = measured = None
         scores = []
@@ -93,7 +93,7 @@ class AccuracyGate:
 
 
 def deciding_kinds(text: str) -> frozenset[str]:
-    """`tokens,tasks` as a set; `InvalidRequest` for a word that is no kind of gate."""
+    """Parse `tokens,tasks` into a set; raise `InvalidRequest` for an unknown kind of gate."""
     kinds = frozenset(word.strip() for word in text.split(","))
     if not kinds <= set(GATED):
         raise InvalidRequest(f"gate must be of {', '.join(GATED)}, not {text!r}", param="gate")
@@ -101,14 +101,14 @@ def deciding_kinds(text: str) -> frozenset[str]:
 
 
 def said(told: dict[str, Any]) -> str:
-    """A verdict in one line."""
+    """Format a verdict as one line."""
     shares = ", ".join(f"{one['name']} {one['share']:.2%}" for one in told["held"])
     verdict = "passed" if told["passed"] else f"FAILED: {'; '.join(told['why'])}"
     return f"accuracy against {told['reference']} at {told['at_least']:.1%}: {shares}; {verdict}"
 
 
 def lowest(told: dict[str, Any] | None) -> str:
-    """A verdict as a cell of a table."""
+    """Format a verdict as a cell of a table."""
     if told is None:
         return "–"
     share = min((one["share"] for one in told["held"]), default=0.0)

@@ -1,8 +1,8 @@
 """The load generator: one event loop that starts sessions when they are due and stamps answers.
 
-Latency is counted from the planned time of a request. In an open loop that is its arrival; in a
-closed loop the moment at which its user was ready (start of the run, or the end of the answer
-before plus the time to think). If the client is late, the request looks late: it never looks fast.
+Latency is counted from the planned time of a request. In an open loop that is its arrival. In a
+closed loop it is the moment at which its user was ready: the start of the run, or the end of the
+previous answer plus the time to think. A late client makes the request look late, never fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .workload import EMBEDDING, ROLE_SYSTEM, Session, Turn
 
 LAG_PERIOD = 0.01
 GONE = 50
-"""Connections that fail in a row: there is no server any more, and nothing new is sent."""
+"""Consecutive failed connections after which the server counts as gone and nothing new is sent."""
 MAX_BODY = 16 * 2**20
 
 Recount = Callable[[str], int]
@@ -35,7 +35,7 @@ Emit = Callable[[RequestRecord], None]
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One answer while it comes in."""
+    """One answer while it arrives."""
 
     record: RequestRecord
     cancel_after: int | None
@@ -46,11 +46,11 @@ class Stream:
     keep: int = 4096
     """Bytes of the body that are kept as they came: enough for an error message."""
     give_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set: hang up."""
+    """Set to hang up."""
     done: bool = False
     broken: str | None = None
     ids: list[int] = field(default_factory=list)
-    """Ids of the answer's tokens, where the server tells them (`return_token_ids`)."""
+    """Ids of the answer's tokens, if the server reports them (`return_token_ids`)."""
 
     def on_body(self, now: int, data: bytes) -> None:
         self.last_ns = now
@@ -61,7 +61,7 @@ class Stream:
             self.give_up.set()
 
     def on_end(self) -> None:
-        """The body is whole: an event may have come without the empty line behind it."""
+        """Take the end of the body: an event may have come without the empty line after it."""
         self._events(self.last_ns, self.lines.end())
 
     def _events(self, now: int, payloads: list[bytes]) -> None:
@@ -94,7 +94,7 @@ class Stream:
 
 
 class Client:
-    """Runs one job."""
+    """Runner of one job."""
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ class Client:
         recount: Recount | None = None,
         ask: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ask`: for more sessions, where the job is endless; they come by `add`."""
+        """Prepare a job; `ask` requests more sessions of an endless one, which come by `add`."""
         self.job = job
         self._ask = ask
         self._asked = False
         self._queue = deque(zip(job.sessions, job.numbers, strict=True))
         self._more = asyncio.Event()
         self._lost = 0
-        """Requests in a row that met no server."""
+        """Consecutive requests that met no server."""
         self.audit = ClientAudit(job.process)
         self._emit = emit
         self._recount = recount
@@ -120,16 +120,16 @@ class Client:
         self._requests = 0
         self._stopped = False
         self.hang_up = False
-        """Is the grace over?"""
+        """Whether the grace is over."""
         self._streams: set[Stream] = set()
 
     @property
     def ended(self) -> bool:
-        """Is nothing new to be started?"""
+        """Whether nothing new is to be started."""
         return self._stopped or self.hang_up or self.audit.gave_up
 
     async def run(self, start_ns: int) -> None:
-        """All sessions; returns when the last answer is in."""
+        """Run all sessions; return when the last answer is in."""
         job = self.job
         lag = self._watch.errand("lag", watch_lag(self._lags))
         cpu, wall = time.process_time(), time.monotonic()
@@ -162,7 +162,7 @@ class Client:
                 waits = room.locked()
                 await room.acquire()
                 freed = time.monotonic_ns() if waits else freed
-                # The cap is part of the load: who waited for it is due when it may go.
+                # The cap is part of the load: a request that waited for it is due when it may go.
                 planned = max(planned, freed)
             if self.ended or (end_ns is not None and planned >= end_ns):
                 break
@@ -175,7 +175,7 @@ class Client:
         await self._last(tasks, end_ns)
 
     async def _last(self, tasks: Iterable[asyncio.Future[Any]], end_ns: int | None) -> None:
-        """Wait for what is in flight; past the grace it is hung up."""
+        """Wait for the requests in flight; after the grace hang them up."""
         if end_ns is None or self.job.grace is None:
             await asyncio.gather(*tasks)
             return
@@ -205,7 +205,7 @@ class Client:
         await self._last([asyncio.ensure_future(user(n)) for n in range(users)], end_ns)
 
     async def _next(self) -> tuple[Session, int] | None:
-        """The next session of the closed loop; None: there is none, or nobody wants it any more."""
+        """Return the next session of the closed loop, or None at its end."""
         while not self._queue and self.job.endless and not self.ended:
             self._more.clear()
             self._want_more()
@@ -223,13 +223,13 @@ class Client:
             self._ask()
 
     def add(self, more: More) -> None:
-        """Sessions that were asked for, or word to start nothing new."""
+        """Add the sessions that were asked for, or stop starting new ones."""
         self._asked, self._stopped = False, self._stopped or more.stop
         self._queue.extend(zip(more.sessions, more.numbers, strict=True))
         self._more.set()
 
     async def _session(self, session: Session, number: int, ready: int, end_ns: int | None) -> int:
-        """All turns of a user; → when the user was done."""
+        """Run all turns of a user; return when the user was done."""
         history: list[dict[str, str]] = []
         if session.system:
             history.append({"role": ROLE_SYSTEM, "content": session.system})
@@ -299,7 +299,7 @@ class Client:
         return text
 
     async def _exchange(self, data: bytes, stream: Stream) -> Reply | None:
-        """Send and wait for the end, a stall or the wish to hang up (→ None)."""
+        """Send and wait for the end, a stall or the wish to hang up (returns None)."""
         try:
             return await self._send(await self._pool.take(), data, stream)
         except ConnectionLost as error:
@@ -346,7 +346,7 @@ class Client:
 
 
 async def watch_lag(lags: list[int]) -> None:
-    """How late does a timer fire? What delays it also delays stamps and sends."""
+    """Sample how late a timer fires. The same delays affect stamps and sends."""
     while True:
         due = time.monotonic_ns() + int(LAG_PERIOD * 1e9)
         await asyncio.sleep(LAG_PERIOD)
@@ -360,7 +360,7 @@ class _Stalled(Exception):
 def make_body(
     target: Target, turn: Turn, history: list[dict[str, str]], record: RequestRecord
 ) -> tuple[str, bytes]:
-    """(path, JSON body) of a turn, and what the record knows of its prompt."""
+    """Return (path, JSON body) of a turn; note in the record the known length of its prompt."""
     if target.endpoint == EMBEDDING:
         return _embedding_body(target, turn, record)
     body: dict[str, Any] = {
@@ -377,7 +377,7 @@ def make_body(
         body["ignore_eos"] = True
     if target.endpoint == "chat":
         body["messages"] = history
-        # Without what the template puts around it, so never exact.
+        # Without the template's own tokens, so never exact.
         record.known_prompt_tokens = turn.prompt_tokens if len(history) == 1 else 0
         return "/v1/chat/completions", json.dumps(body).encode()
     if turn.ids is not None:
@@ -391,7 +391,7 @@ def make_body(
 
 def _embedding_body(target: Target, turn: Turn, record: RequestRecord) -> tuple[str, bytes]:
     record.known_prompt_tokens = turn.prompt_tokens
-    # Ids are taken as they are: nothing is put around them.
+    # Ids are taken as they are: nothing is added around them.
     record.exact_prompt = turn.ids is not None
     body = {
         "model": target.model,
@@ -428,7 +428,7 @@ def judge(target: Target, stream: Stream, reply: Reply) -> None:
 
 
 def _whole_answer(stream: Stream) -> None:
-    """An answer without streaming: of its tokens the client sees the end alone."""
+    """Take an answer without streaming: of its tokens the client sees only the end."""
     record = stream.record
     try:
         data = any_json(stream.raw)
@@ -447,7 +447,7 @@ def _whole_answer(stream: Stream) -> None:
 
 
 def _vector(stream: Stream) -> None:
-    """An embedding: one vector of finite numbers that are not all nought."""
+    """Check an embedding: one vector of finite numbers, not all zero."""
     record = stream.record
     try:
         data = any_json(stream.raw)

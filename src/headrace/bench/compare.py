@@ -1,8 +1,8 @@
 """A against B: repeated runs, interleaved, and confidence intervals of the ratios.
 
-What slows a shared machine for a while slows both sides of a pair, so ratios of pairs are steadier
-than either side. A metric has regressed when its whole interval is beyond the tolerance on the
-wrong side; an interval that holds both says so and is no verdict.
+Anything that slows a shared machine for a while slows both sides of a pair. Ratios of pairs are
+therefore steadier than either side. A metric has regressed when its whole interval is beyond the
+tolerance on the wrong side. An interval on both sides of the tolerance is reported as unclear.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ METRICS: tuple[tuple[str, str, str | None, bool], ...] = (
 
 
 FAILED = "failed requests"
-"""The row beside `METRICS`; its ratio is of (failed + 1/2) / (requests + 1), never of nothing."""
+"""Row next to `METRICS`; its ratio is of (failed + 1/2) / (requests + 1), never 0 / 0."""
 SAME = tuple(
     """
     endpoint workload trace trace_speed input output requests duration arrivals concurrency
@@ -74,7 +74,7 @@ SAME = tuple(
 
 
 def check_alike(results: Sequence[dict[str, Any]]) -> None:
-    """Raise `InvalidRequest` where two results are not of the same load, or one is invalid."""
+    """Raise `InvalidRequest` if two results are not of the same load, or one is invalid."""
     for result in results:
         if not result["valid"]:
             why = next(f["text"] for f in result["findings"] if f["severity"] == "invalid")
@@ -95,7 +95,7 @@ def check_alike(results: Sequence[dict[str, Any]]) -> None:
 
 
 def compare_failures(counts: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> Compared | None:
-    """From (failed, requests) of both sides of each pair, pooled; None where nothing failed.
+    """Compare (failed, requests) of both sides of each pair, pooled; None if nothing failed.
 
     A 95 % interval of the ratio of two shares on a log scale, with half a failure added to each
     (Katz et al. 1978): any significant growth is a regression, whatever the tolerance.
@@ -128,7 +128,7 @@ def value_of(result: dict[str, Any], name: str, percentile: str | None) -> float
 def compare_pairs(
     pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], tolerance: float
 ) -> list[Compared]:
-    """From paired repeats: Student's t on the logarithms of the ratios."""
+    """Compare paired repeats: Student's t on the logarithms of the ratios."""
     compared = []
     for title, name, percentile, lower in METRICS:
         values = [(value_of(a, name, percentile), value_of(b, name, percentile)) for a, b in pairs]
@@ -140,9 +140,9 @@ def compare_pairs(
 
 
 def compare_single(first: Path, second: Path, tolerance: float) -> list[Compared]:
-    """From one run each: bootstrap over the requests, which cannot see drift between the runs.
+    """Compare one run of each by bootstrap over the requests; this cannot see drift between runs.
 
-    Raises `InvalidRequest` where the runs cannot be compared (`check_alike`).
+    Raises `InvalidRequest` if the runs cannot be compared (`check_alike`).
     """
     results = [read_result(first), read_result(second)]
     check_alike(results)
@@ -170,7 +170,7 @@ def interleave(
     folder: Path | None,
     run: Callable[[RunOptions, Path | None], dict[str, Any]],
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """`repeats` pairs in the order A B, B A, A B …; each with a seed of its own."""
+    """Run `repeats` pairs in the order A B, B A, A B …; each with a seed of its own."""
     if repeats < 2:
         raise InvalidRequest("a comparison needs at least 2 repeats", param="repeats")
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -181,7 +181,8 @@ def interleave(
         found = {}
         for name, options in sides:
             place = None if folder is None else folder / f"{number}-{name}"
-            # The same server must not find in its cache what the other side has just sent.
+            # The same server must not find in its cache the prompts that the other side has just
+            # sent.
             shift = 1_000_003 if name == "b" and a.url == b.url else 0
             found[name] = run(replace(options, seed=options.seed + number + shift), place)
             if found[name]["interrupted"]:

@@ -1,8 +1,8 @@
-"""The server's own histograms next to what the client saw: same run, two clocks, two observers.
+"""The server's own histograms next to the client's figures: same run, two clocks, two observers.
 
 Reads the Prometheus text of `/metrics` before and after. Names are vLLM's (ours and many others
-have them). The server cannot see the network and its own accept queue, so it may be a little
-faster than the client says; much faster means that something between them waits.
+have them). The server cannot see the network and its own accept queue, so it may be a little faster
+than the client says. Much faster means that something between them waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HISTOGRAMS = {
     "queue": ("vllm:request_queue_time_seconds",),
 }
 APART = 0.25
-"""Relative difference of the means from which on the two are said to disagree."""
+"""Relative difference of the means from which the two count as disagreeing."""
 FLOOR = 0.02
 
 Sums = dict[str, tuple[float, float]]
@@ -33,7 +33,7 @@ _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+([-+\deE.]+)")
 
 
 def parse_metrics(text: str) -> Sums:
-    """Sums and counts of the histograms that are known, over all label values."""
+    """Parse sums and counts of the known histograms, over all label values."""
     totals: dict[str, float] = {}
     for line in text.splitlines():
         match = _LINE.match(line)
@@ -50,7 +50,7 @@ def parse_metrics(text: str) -> Sums:
 
 
 def read_metrics(address: Address) -> Sums:
-    """Empty where the server has none."""
+    """Read the server's sums; empty if it has none."""
     try:
         status, body = asyncio.run(fetch(address, "GET", "/metrics", timeout=10))
     except ConnectionLost:
@@ -59,7 +59,7 @@ def read_metrics(address: Address) -> Sums:
 
 
 def means(before: Sums, after: Sums) -> dict[str, dict[str, float]]:
-    """Mean and count of what came between two readings."""
+    """Return mean and count of the observations between two readings."""
     found = {}
     for metric, (total, count) in after.items():
         earlier = before.get(metric, (0.0, 0.0))
@@ -72,7 +72,7 @@ def means(before: Sums, after: Sums) -> dict[str, dict[str, float]]:
 def cross_check(
     server: dict[str, dict[str, float]], records: Sequence[RequestRecord], *, stream: bool = True
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """({metric: {client, server}} of mean seconds, what disagrees).
+    """Return ({metric: {client, server}} of mean seconds, findings of disagreement).
 
     Without streaming the client sees only ends, the server its own first tokens.
     """

@@ -1,6 +1,6 @@
-"""Joules, where counters can be read: Intel and AMD package counters (RAPL), NVIDIA's (NVML).
+"""Joules, if counters can be read: Intel and AMD package counters (RAPL), NVIDIA's (NVML).
 
-What cannot be read is absent; nothing is ever derived from a thermal design power.
+An unreadable counter is absent; nothing is ever derived from a thermal design power.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ RAPL = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
-    """Counts from its making, on this machine: of a server elsewhere nothing (`local` False)."""
+    """Energy counter from its creation, on this machine; without `local` it counts nothing."""
 
     def __init__(self, *, local: bool = True) -> None:
         self._rapl = rapl_joules() if local else {}
         self._nvml = _nvml_joules() if local else {}
 
     def joules(self) -> float | None:
-        """Since the making, packages and GPUs together; None where no counter is readable."""
+        """Return the joules since creation, packages and GPUs together; None without a counter."""
         total, found = 0.0, False
         now = rapl_joules()
         for name, (begin, _) in self._rapl.items():
@@ -38,7 +38,7 @@ class EnergyMeter:
 
 
 def rapl_joules() -> dict[str, tuple[float, float]]:
-    """Package → (counter, range at which it wraps), in joules."""
+    """Return package → (counter, range at which it wraps), in joules."""
     found = {}
     for path in RAPL.glob("*-rapl:[0-9]"):
         try:
@@ -52,7 +52,7 @@ def rapl_joules() -> dict[str, tuple[float, float]]:
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[dict[int, tuple[ctypes.CDLL, ctypes.c_void_p]]]:
-    """GPU → (the library, its handle); none where there is no driver."""
+    """Yield GPU → (library, handle); empty without a driver."""
     handles: dict[int, tuple[ctypes.CDLL, ctypes.c_void_p]] = {}
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1") if Path("/dev/nvidiactl").exists() else None
@@ -74,7 +74,7 @@ def _nvml() -> Iterator[dict[int, tuple[ctypes.CDLL, ctypes.c_void_p]]]:
 
 
 def _nvml_joules() -> dict[int, float]:
-    """GPU → energy since the driver was loaded."""
+    """Return GPU → joules since the driver was loaded."""
     found, energy = {}, ctypes.c_ulonglong()
     with _nvml() as handles:
         for index, (library, handle) in handles.items():
@@ -92,11 +92,11 @@ class _Memory(ctypes.Structure):
 
 
 SM_CLOCK = 1
-"""NVML's number of the clock that computes; 0 is the temperature's sensor on the chip."""
+"""NVML's number of the compute clock. As a sensor, number 0 is the temperature on the chip."""
 
 
 def gpu_states() -> dict[int, dict[str, tuple[float, str]]]:
-    """GPU → {what: (value, unit)} of now, each as far as its driver tells."""
+    """Return GPU → {quantity: (value, unit)} of now, as far as its driver reports them."""
     found: dict[int, dict[str, tuple[float, str]]] = {}
     share, memory, number = _Utilisation(), _Memory(), ctypes.c_uint()
     with _nvml() as handles:

@@ -12,7 +12,7 @@ from .statistics import PERCENTILES
 
 
 def vllm_bench(result: dict[str, Any], records: list[RequestRecord]) -> dict[str, Any]:
-    """What `vllm bench serve --save-result` writes; latencies in milliseconds."""
+    """Return the JSON of `vllm bench serve --save-result`; latencies in milliseconds."""
     options, figures, samples = result["options"], result["figures"], result["samples"]
     good = [record for record in records if record.ok]
     out: dict[str, Any] = {
@@ -70,7 +70,7 @@ _AIPERF = {
 
 
 def aiperf(result: dict[str, Any], records: list[RequestRecord]) -> dict[str, Any]:
-    """The metrics and the workload of AIPerf's `profile_export_aiperf.json` (its schema 1.4).
+    """Return the metrics and the workload of AIPerf's `profile_export_aiperf.json` (schema 1.4).
 
     AIPerf's inter-token latency is our TPOT; its inter-chunk latency is our ITL.
     """

@@ -1,4 +1,4 @@
-"""Client processes: sessions are dealt out among them, records come back as they end."""
+"""Client processes: sessions are distributed among them, records come back as they end."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .record import ClientAudit, RequestRecord
 from .workload import Session
 
 START_MARGIN = 0.3
-"""Seconds between telling the start time and the start."""
+"""Seconds between sending the start time and the start."""
 
 
 def deal(whole: Job, processes: int) -> list[Job]:
-    """A run's job as one per process: session i goes to process i mod P, and what may be in
-    flight is split evenly."""
+    """Split a run's job into one per process: session i goes to process i mod P, and the limit on
+    requests in flight is split evenly."""
     count = len(whole.sessions)
     processes = min(processes, count, whole.concurrency or count, whole.most or count)
 
@@ -47,21 +47,22 @@ def deal(whole: Job, processes: int) -> list[Job]:
 
 
 class Supply:
-    """Sessions for as long as processes ask: those of one seed, whatever their number.
+    """Sessions for as long as processes ask, all of one seed, whatever their number.
 
-    A workload of 2 n sessions begins with the sessions of one of n, so that prefixes and lengths
-    go on as they began.
+    A workload of 2 n sessions begins with the sessions of one of n, so that prefixes and lengths go
+    on as they began.
     """
 
     def __init__(
         self, make: Callable[[int], Sequence[Session]], given: int, processes: int
     ) -> None:
-        """`make`: the first so many sessions of the workload, of which `given` are dealt out."""
+        """Take `make`, where `make(n)` returns the first n sessions, and the `given` already
+        distributed."""
         self._make, self._given = make, given
         self._pending: list[More] = [More([], []) for _ in range(processes)]
 
     def more(self, process: int) -> More:
-        """The next sessions of a process; it gets those whose number leaves it mod P."""
+        """Return the next sessions of a process: those whose number is the process modulo P."""
         if not self._pending[process].sessions:
             processes, wanted = len(self._pending), 2 * self._given
             for number, session in enumerate(self._make(wanted)):
@@ -74,7 +75,7 @@ class Supply:
 
 
 class Fleet:
-    """Runs jobs in processes of their own."""
+    """Runner of jobs in processes of their own."""
 
     def __init__(self, jobs: Sequence[Job], supply: Supply | None = None) -> None:
         self.jobs = list(jobs)
@@ -87,7 +88,7 @@ class Fleet:
     def run(
         self, on_record: Callable[[RequestRecord], None], on_tick: Callable[[], None] = lambda: None
     ) -> bool:
-        """Start, wait for the end; → False where Ctrl-C ended it early. Records are kept."""
+        """Start and wait for the end; return False if Ctrl-C ended it early. Records are kept."""
         try:
             return self._run(on_record, on_tick)
         except KeyboardInterrupt:
@@ -127,7 +128,7 @@ class Fleet:
         return True
 
     def stop(self) -> None:
-        """Nothing new is started; what is in flight ends."""
+        """Start nothing new; requests in flight end."""
         for process in range(len(self._children)):
             self._tell(process, msgspec.json.encode(More(stop=True)))
 
@@ -159,7 +160,7 @@ class Fleet:
     def _tell(self, process: int, line: bytes) -> None:
         pipe = self._children[process].stdin
         assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # It has ended: its own words say why.
+        with contextlib.suppress(BrokenPipeError):  # It has ended: its own message says why.
             pipe.write(line + b"\n")
             pipe.flush()
 

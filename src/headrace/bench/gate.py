@@ -1,4 +1,4 @@
-"""Good enough? Each figure as a share of the reference's, against MLPerf's two bounds."""
+"""The accuracy gate: each figure as a share of the reference's, against MLPerf's two bounds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ GATES = (0.99, 0.999)
 """Shares of the reference's accuracy that MLPerf asks for (closed division: normal, high)."""
 
 GATED = ("tokens", "perplexity", "tasks")
-"""Engines that round differently part at the first near-tie, so `tokens` is a gate for changes that
-must not change anything; the other two are what MLPerf means by accuracy."""
+"""Kinds of gate. Engines that round differently diverge at the first near-tie, so `tokens` is for
+changes that must not change anything. The other two are what MLPerf calls accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One figure beside the reference's."""
+    """One figure compared with the reference's."""
 
     kind: str
     """One of `GATED`."""
@@ -40,7 +40,10 @@ def hold(
     perplexity: Perplexity | None,
     scores: Sequence[TaskScore],
 ) -> list[Held]:
-    """What both sides have. Perplexity counts as reference / here, since less is better."""
+    """Compare the figures that both sides have.
+
+    Perplexity counts as reference / here, since less is better.
+    """
     made = []
     if agreed is not None:
         made.append(Held("tokens", "token match", agreed.token_match, 1.0, agreed.token_match))
@@ -51,7 +54,7 @@ def hold(
     for score in scores:
         known = (reference.tasks or {}).get(task_key(score.name, score.items))
         if known is not None:
-            # Nothing can be lost where the reference has nothing; and JSON knows no infinity.
+            # Nothing can be lost if the reference has nothing; and JSON knows no infinity.
             share = score.score / known if known else 1.0
             made.append(Held("tasks", score.name, score.score, known, share))
     return made
@@ -65,7 +68,7 @@ def not_held(
     perplexity: Perplexity | None,
     scores: Sequence[TaskScore],
 ) -> list[str]:
-    """Why gates that were to decide could not: a line for each. A gate compares or fails."""
+    """List why deciding gates could not decide, a line each. A gate compares or fails."""
     done = {one.kind for one in held}
     why = []
     if "perplexity" in deciding and "perplexity" not in done and reference.perplexity is not None:
@@ -90,10 +93,10 @@ def not_held(
 
 
 def same_text(one: Perplexity, other: Perplexity) -> bool:
-    """Only then do two perplexities compare."""
+    """Return whether two perplexities can be compared."""
     return (one.corpus, one.tokens, one.windows) == (other.corpus, other.tokens, other.windows)
 
 
 def task_key(name: str, items: int) -> str:
-    """How a score is filed: another number of items is another set."""
+    """Return the key of a score: another number of items is another set."""
     return f"{name.partition(':')[0]}/{items}"

@@ -1,10 +1,10 @@
-"""Load of sounds: transcription requests, or live sessions fed in the time in which they are
-spoken; what they take, and what they hear wrong.
+"""Transcription load: requests for whole files, or live sessions fed in real time; latency and
+errors.
 
-Any server that speaks OpenAI's `/v1/audio/transcriptions` (files, answered as events or whole) or
-`/v1/realtime` (sessions). Times are of this process, from when a request was due: a client that is
-late is the server's lateness to its user. How late this process itself was is in the result, and a
-run in which that matters is invalid.
+Works with any server that offers OpenAI's `/v1/audio/transcriptions` (files, answered as events or
+whole) or `/v1/realtime` (sessions). Times are measured in this process, from when a request was
+due: to a user, a late client is a late server. The result holds this process's own lateness; a run
+in which it matters is invalid.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .word_errors import Errors, character_errors, word_errors
 LATE = 0.1
 """Share of the median latency by which this process may be late (p99) in a valid run."""
 EDGE = "headrace-bench-4f1d7c"
-"""Between the parts of a form."""
+"""Boundary between the parts of a form."""
 
 
 class SoundLoad:
@@ -44,8 +44,10 @@ class SoundLoad:
         live: bool,
         watch: Callable[[int], None] = lambda heard: None,
     ) -> None:
-        """`options.requests` in all, each recording as often as another; None: each once. `watch`
-        is told how many have been heard."""
+        """Use `options.requests` recordings in all, each equally often; None: each once.
+
+        `watch` receives the number of recordings transcribed so far.
+        """
         self._options, self._language, self._live = options, language, live
         self._watch = watch
         self._address = parse_url(options.url)
@@ -55,7 +57,7 @@ class SoundLoad:
         self._begin = 0.0
 
     def run(self) -> bool:
-        """Was all heard? Ctrl-C ends it early and keeps what there is."""
+        """Return whether all were transcribed; Ctrl-C ends it early and keeps the records."""
         try:
             asyncio.run(self._run())
         except KeyboardInterrupt:
@@ -131,7 +133,7 @@ class SoundLoad:
                 one.error = f"no text in the answer: {bytes(body[:200])!r}"
 
     def result(self, server: dict[str, Any], *, whole: bool) -> dict[str, Any]:
-        """What is written and shown; times in seconds."""
+        """Return the result that is written and shown; times in seconds."""
         options, good = self._options, [one for one in self.heard if one.error is None]
         late = describe([one.begin - one.due for one in self.heard], options.seed)
         figures = {"client_late_seconds": late}
@@ -173,7 +175,7 @@ class SoundLoad:
 
 
 def _invalid(good: Sequence[HeardSound], late: Distribution | None) -> str | None:
-    """Why these are not the server's numbers."""
+    """Return why these are not the server's numbers."""
     if not good or late is None:
         return "nothing was heard"
     latency = sorted(one.end - one.due for one in good)[len(good) // 2]
@@ -182,7 +184,7 @@ def _invalid(good: Sequence[HeardSound], late: Distribution | None) -> str | Non
 
 
 def _rate(count: Callable[[str, str], Errors], good: Sequence[HeardSound]) -> dict[str, Any] | None:
-    """The error rate over all recordings whose text is known; None where that is none."""
+    """Return the error rate over all recordings whose text is known; None without any."""
     pairs = [(one.recording.said, one.text) for one in good]
     found = [count(said, text) for said, text in pairs if said is not None]
     if not found:
@@ -192,7 +194,7 @@ def _rate(count: Callable[[str, str], Errors], good: Sequence[HeardSound]) -> di
 
 
 def form_of(fields: dict[str, str], recording: Recording) -> bytes:
-    """multipart/form-data (RFC 7578)."""
+    """Encode as multipart/form-data (RFC 7578)."""
     part = f'--{EDGE}\r\nContent-Disposition: form-data; name="'
     lines = [f'{part}{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()]
     name = Path(recording.name).name.encode("ascii", "replace").decode().replace('"', "_")
@@ -201,14 +203,14 @@ def form_of(fields: dict[str, str], recording: Recording) -> bytes:
 
 
 class _TextEvents:
-    """`transcript.text.*` of a stream as it comes."""
+    """Parser of a stream's `transcript.text.*` events."""
 
     def __init__(self) -> None:
         self._rest = b""
         self.text, self.ended, self.error = "", False, ""
 
     def take(self, data: bytes) -> bool:
-        """Is there text now?"""
+        """Take bytes; return whether there is text now."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if not line.startswith(b"data: {"):

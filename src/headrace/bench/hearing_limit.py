@@ -1,4 +1,4 @@
-"""Share of the roofline of a run of sounds: what hardware needs to hear them with one Whisper."""
+"""Roofline share of a transcription run: the least time that hardware needs with one Whisper."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from .sounds import HeardSound
 def hearing_limit(
     heard: Sequence[HeardSound], files: WhisperFiles, hardware: Hardware, users: int
 ) -> dict[str, float]:
-    """The least seconds for these sounds and texts, with weights and K and V in eight bits.
+    """Return the least seconds for these sounds and texts, with weights and KV in eight bits.
 
-    The encoder's windows have no silence behind them. At most `users` sounds share the weights that
-    a token reads. One user waits for both; of several one may decode while another is encoded.
+    The encoder's windows have no silence after them. At most `users` sounds share the weights that
+    a token reads. One user waits for both parts; with several, one may decode while another is
+    encoded.
     """
     sizes = files.sizes
     encoder = decoder = 0.0
@@ -40,7 +41,7 @@ def hearing_limit(
 def add_hearing_limit(
     result: dict[str, Any], limit: dict[str, float], name: str, hardware: Hardware
 ) -> None:
-    """Beside what was measured: its share of the limit, and the rate at the limit."""
+    """Add to a result its share of the limit, and the rate at the limit."""
     seconds = limit["seconds"]
     result["roofline"] = {
         **limit,

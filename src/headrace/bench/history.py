@@ -26,8 +26,7 @@ COLUMNS = "created, bench, commit, machine, model, server, workload, load, valid
 
 
 def _prepare(database: Any) -> None:
-    """Make the table, or what is missing in one of an earlier version, whose commits were the
-    bench's own."""
+    """Make the table, or migrate one of an earlier version, whose `commit` was the bench's own."""
     database.execute(TABLE)
     columns = {row[0] for row in database.execute("DESCRIBE runs").fetchall()}
     if "bench" not in columns:
@@ -44,25 +43,25 @@ class Entry(NamedTuple):
 
     created: str
     commit: str
-    """Commit of what was measured, by its own word; empty: it tells none."""
+    """Commit of the measured server, as it reports it; empty if it reports none."""
     machine: str
     model: str
     server: str
-    """Its own word on its version."""
+    """Version that the server reports."""
     workload: str
     load: str
     value: float
 
     @property
     def what(self) -> str:
-        """Only runs that share this can be laid beside each other."""
+        """Group of runs that can be compared with each other."""
         # A version that names its commit would be a line of its own for each of them.
         server = self.server.partition("+")[0]
         return " · ".join((self.model, server, self.machine, self.workload, self.load))
 
 
 def row_of(result: dict[str, Any]) -> list[Any]:
-    """A result's values of `COLUMNS`."""
+    """Return a result's values of `COLUMNS`."""
     options = result["options"]
     metrics = {name: found["value"] for name, found in result["figures"].items()}
     for name, found in result["samples"].items():
@@ -81,7 +80,7 @@ def row_of(result: dict[str, Any]) -> list[Any]:
         result["created"],
         result["commit"],
         server.get("commit"),
-        # Of what was measured: of another machine its name is all that is known.
+        # The measured machine: of a remote one only the name is known.
         here if host is None or parse_url(options["url"]).local else f"at {host}",
         server["model"],
         " ".join(str(word) for word in named if word),
@@ -94,7 +93,7 @@ def row_of(result: dict[str, Any]) -> list[Any]:
 
 
 def library(what: str, param: str, extra: str) -> Any:
-    """Return DuckDB. Raises `PackageAbsent` naming what needs it."""
+    """Return DuckDB; raise `PackageAbsent` naming the feature that needs it."""
     with needing(f"the {what} needs", extra, param=param):
         import duckdb
     return duckdb
@@ -121,8 +120,10 @@ class History:
                 raise OptionError(f"{self.path}: {error}", param="history") from None
 
     def metric(self, name: str, **only: str | None) -> list[Entry]:
-        """The valid runs' values of a metric such as `output_throughput` or `ttft_p99`; `only`
-        those whose `FILTERS` contain a text."""
+        """Return the valid runs' values of a metric such as `output_throughput` or `ttft_p99`.
+
+        `only` keeps the runs whose `FILTERS` column contains a text.
+        """
         assert set(only) <= set(FILTERS)
         wanted = {column: text for column, text in only.items() if text}
         known = [figure.name for figure in FIGURES] + [
@@ -161,7 +162,7 @@ class History:
 
 
 def remember(result: dict[str, Any]) -> str | None:
-    """Add a result to the history; return what to print where it is not added."""
+    """Add a result to the history; return the message to print if it was not added."""
     try:
         History().add(result)
     except HeadraceError as error:
@@ -170,14 +171,14 @@ def remember(result: dict[str, Any]) -> str | None:
 
 
 def unit_of(name: str) -> str:
-    """Unit of a metric's value in the history."""
+    """Return the unit of a metric's value in the history."""
     units = {figure.name: figure.unit for figure in FIGURES}
     units |= {metric.name: metric.unit for metric in SAMPLES}
     return units.get(name) or units[name.rpartition("_")[0]]
 
 
 def history_chart(name: str, entries: list[Entry]) -> Chart:
-    """One line for each that can be compared (`Entry.what`), over the runs in order."""
+    """Draw one line for each group of comparable runs (`Entry.what`), over the runs in order."""
     groups: dict[str, list[tuple[int, Entry]]] = {}
     for number, entry in enumerate(entries, 1):
         groups.setdefault(entry.what, []).append((number, entry))

@@ -27,13 +27,13 @@ class ConnectionLost(Exception):
     """The server closed, refused or broke the protocol."""
 
     stale = False
-    """A kept connection was closed while the request was on its way: nothing was answered, so the
-    request may be sent again on a new one (RFC 9110, 9.2.2; curl and browsers do it)."""
+    """Whether a kept connection was closed while the request was on its way: nothing was answered,
+    so the request may be sent again on a new one (RFC 9110, 9.2.2; curl and browsers do it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is."""
+    """Address of a server."""
 
     host: str
     port: int
@@ -47,12 +47,12 @@ class Address:
 
     @property
     def local(self) -> bool:
-        """Is it this machine, whose counters are then the server's?"""
+        """Whether the host is this machine, whose counters are then the server's."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
 def parse_url(url: str) -> Address:
-    """`http://host:port/prefix`; a `/v1` at its end is dropped; `InvalidRequest` if it is none."""
+    """Parse `http://host:port/prefix`, without a final `/v1`; raise `InvalidRequest` if invalid."""
     parts = urlsplit(url if "//" in url else f"http://{url}")
     try:
         port = parts.port
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = time.monotonic_ns()
         if self._done is None or self._done.done():
-            self.close()  # Bytes that nobody asked for.
+            self.close()  # Bytes without a request.
             return
         self._buffer += data
         try:
@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
     def _chunks(self, now: int) -> None:
         buffer = self._buffer
         while True:
-            if self._left:  # Inside a chunk; its closing line break counts along.
+            if self._left:  # Inside a chunk; the count includes its closing line break.
                 take = min(self._left, len(buffer))
                 data = bytes(buffer[: min(take, max(0, self._left - 2))])
                 del buffer[:take]
@@ -252,12 +252,12 @@ class Pool:
         return await self.fresh()
 
     async def fresh(self) -> Connection:
-        """A new connection, whatever is idle."""
+        """Open a new connection, even if others are idle."""
         self.opened += 1
         return await Connection.open(self.address, self._timeout)
 
     async def request(self, data: bytes, on_body: OnBody) -> Reply:
-        """Send and wait for the end; once more on a new connection if the kept one was stale."""
+        """Send and wait for the end; retry once on a new connection if the kept one was stale."""
         try:
             return await self._request(await self.take(), data, on_body)
         except ConnectionLost as error:
@@ -292,7 +292,7 @@ def request_bytes(
     body: bytes = b"",
     headers: dict[str, str] | None = None,
 ) -> bytes:
-    """A whole request; a body is JSON unless a header says otherwise."""
+    """Build a whole request; a body is JSON unless a header says otherwise."""
     lines = [f"{method} {address.path}{path} HTTP/1.1", f"Host: {address.authority}"]
     said = {"Content-Type": "application/json", "Content-Length": str(len(body))} if body else {}
     lines += [f"{name}: {value}" for name, value in (said | (headers or {})).items()]
@@ -307,7 +307,7 @@ async def fetch(
     headers: dict[str, str] | None = None,
     timeout: float = 30.0,
 ) -> tuple[int, bytes]:
-    """One request on a connection of its own → (status, body); `ConnectionLost` on failure."""
+    """Make one request on its own connection; return (status, body) or raise `ConnectionLost`."""
     connection = await Connection.open(address, timeout)
     parts: list[bytes] = []
     try:

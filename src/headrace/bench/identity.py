@@ -1,6 +1,6 @@
-"""What is being measured: a server's software, version and commit, by its own word.
+"""Identity of the measured server: software, version and commit, as it reports them.
 
-Foreign servers tell what they tell; what none of these paths says is unknown, never guessed.
+A value that none of these paths reports is unknown, never guessed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _LOCAL = re.compile(r"\+g?([0-9a-f]{7,40})\b|^b\d+-([0-9a-f]{7,40})$")
 
 
 class ServerIdentity(NamedTuple):
-    """None is unknown."""
+    """Version and commit; None is unknown."""
 
     version: str | None = None
     commit: str | None = None
 
 
 def identify(address: Address, headers: Mapping[str, str]) -> ServerIdentity:
-    """The first path that tells a version says who it is."""
+    """Identify the server by the first version endpoint that answers."""
     for path in PATHS:
         try:
             status, body = asyncio.run(
@@ -44,7 +44,7 @@ def identify(address: Address, headers: Mapping[str, str]) -> ServerIdentity:
 
 
 def read_identity(told: Any) -> ServerIdentity:
-    """From a JSON object of any of `PATHS`."""
+    """Read version and commit from the JSON object of any of `PATHS`."""
     if not isinstance(told, dict):
         return ServerIdentity()
     version = next((str(told[name]) for name in _VERSION if told.get(name)), None)

@@ -1,4 +1,4 @@
-"""What a client process is told: where, how, and its share of the sessions."""
+"""Job of a client process: target, form of the requests, and its share of the sessions."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class Job(msgspec.Struct):
     tokenizer: str | None = None
     """Model whose tokenizer recounts the answers."""
     endless: bool = False
-    """Are there more sessions than these, to be asked for in time?"""
+    """Whether there are more sessions than these, to be asked for in time."""
     most: int | None = None
-    """Open loop: sessions in flight at most."""
+    """Open loop: most sessions in flight."""
     ramp: float = 0.0
-    """Closed loop: seconds over which the users come."""
+    """Closed loop: seconds over which the users start."""
     grace: float | None = None
-    """Seconds after the duration until what is in flight is hung up."""
+    """Seconds after the duration until requests in flight are hung up."""
 
 
 class More(msgspec.Struct):
-    """Further sessions for a process that asked for them; or word that the run is over."""
+    """Further sessions for a process that asked for them, or notice that the run is over."""
 
     sessions: list[Session] = []
     numbers: list[int] = []

@@ -11,10 +11,10 @@ from ..base.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Draws token counts in low … high.
+    """Distribution of token counts in low … high.
 
-    fixed: always `a`; uniform: a … b; normal: mean a, deviation b; lognormal: median a,
-    sigma of the logarithm b.
+    fixed: always `a`; uniform: a … b; normal: mean a, deviation b; lognormal: median a, sigma of
+    the logarithm b.
     """
 
     kind: str
@@ -36,7 +36,8 @@ class Lengths:
 
 
 def parse_lengths(text: str, param: str = "tokens") -> Lengths:
-    """`128`, `uniform:64:256`, `normal:512:100`, `lognormal:400:0.8`, each with `@low-high`."""
+    """Parse `128`, `uniform:64:256`, `normal:512:100`, `lognormal:400:0.8`, each with
+    `@low-high`."""
     body, _, bounds = text.partition("@")
     kind, *numbers = body.split(":") if ":" in body else ("fixed", body)
     wanted = {"fixed": 1, "uniform": 2, "normal": 2, "lognormal": 2}

@@ -1,4 +1,5 @@
-"""Share of the roofline: what the hardware would have needed for a run, over what it took."""
+"""Share of the roofline: the time that the hardware would have needed for a run, over its
+duration."""
 
 from __future__ import annotations
 
@@ -19,18 +20,18 @@ from .metrics import Run
 from .record import RequestRecord
 
 NOISE = 0.05
-"""By how much probes of a machine's ceilings differ from run to run."""
+"""Relative difference between runs of the probes of a machine's ceilings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The least time for a run's work on given hardware, and what was predicted of it."""
+    """The least time for a run's work on given hardware, and the predicted time."""
 
     share: float
     """Least seconds for all its prefills and decode steps / seconds of the run."""
     predicted_share: float
-    """Predicted seconds / seconds of the run: near 1 where prediction and run agree and the server
-    was always busy."""
+    """Predicted seconds / seconds of the run: near 1 if prediction and run agree and the server was
+    always busy."""
     flops: float
     bytes: float
     """Bytes read by all prefills and decode steps."""
@@ -38,17 +39,17 @@ class Limit:
     """Duration of the run."""
     decode: StepTime
     decode_seconds: float
-    """The median TPOT that was measured."""
+    """The measured median TPOT."""
     batch: int
 
 
 def limit_of(run: Run, case: Case, hardware: Hardware) -> Limit | None:
-    """At the run's own concurrency and mean lengths; None without good requests.
+    """Compute the limit at the run's own concurrency and mean lengths; None without good requests.
 
-    The limit is one that batching does not beat: all products and attention at the full rate; or
-    the weights once for each step, of which there are at least Σ 1 / b over the pieces that came
-    while b requests were in the server, and each sequence's KV once per piece. Predicted is
-    Σ prefill(prompt - cached) + (tokens - 1) · decode(batch) / batch.
+    Batching does not beat this limit. It is the larger of two: all products and attention at the
+    full rate; or the weights once for each step and each sequence's KV once per piece. There are at
+    least Σ 1 / b steps over the pieces that came while b requests were in the server. The predicted
+    time is Σ prefill(prompt - cached) + (tokens - 1) · decode(batch) / batch.
     """
     good = [record for record in run.good if record.tokens and record.chunk_ns]
     if not good:
@@ -64,7 +65,7 @@ def limit_of(run: Run, case: Case, hardware: Hardware) -> Limit | None:
     seen: dict[tuple[int, int], StepTime] = {}
     for record, prompt in zip(good, prompts, strict=True):
         cached = min(record.cached_tokens or 0, prompt - 1)
-        # Rounded, so that similar prompts share one computation; down, as it is a limit.
+        # Rounded so that similar prompts share one computation; down because it is a limit.
         key = max(1, (prompt - cached) // 8 * 8), cached // 8 * 8
         first = seen.get(key)
         if first is None:
@@ -95,7 +96,7 @@ def limit_of(run: Run, case: Case, hardware: Hardware) -> Limit | None:
 
 
 def _least_steps(run: Run, good: Sequence[RequestRecord]) -> float:
-    """Σ 1 / (requests in the server) over all pieces but the first of each answer."""
+    """Return Σ 1 / (requests in the server) over all pieces but the first of each answer."""
     sent = np.sort([record.sent_ns for record in run.records])
     ended = np.sort([record.end_ns for record in run.records])
     times = np.array([time for record in good for time in record.chunk_ns[1:]])
@@ -104,7 +105,7 @@ def _least_steps(run: Run, good: Sequence[RequestRecord]) -> float:
 
 
 def add_limit(result: dict[str, Any], found: Limit, case: Case, hardware: Hardware) -> None:
-    """Into the result document: figures, what they are relative to, and the chart for reports.
+    """Add to the result document: figures, what they are relative to, and the chart for reports.
 
     A share above one makes the run invalid: it was not of this model on this hardware.
     """
@@ -135,7 +136,8 @@ def add_limit(result: dict[str, Any], found: Limit, case: Case, hardware: Hardwa
 
 
 def limit_chart(case: Case, hardware: Hardware, found: Limit) -> Chart:
-    """The roofline with the decode step's operators, and the step and the whole run as measured."""
+    """Draw the roofline with the decode step's operators, and the step and whole run as
+    measured."""
     step = found.decode
     at, whole = step.flops / step.bytes, found.flops / found.bytes
     points = [("decode step, predicted", at, step.flops / step.seconds, "points")]

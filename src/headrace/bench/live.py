@@ -17,11 +17,11 @@ from .run import Progress
 
 PERIOD = 0.25
 LINE_PERIOD = 10.0
-"""Where there is no terminal: a line each."""
+"""Seconds between two lines if there is no terminal."""
 
 
 class LiveView:
-    """`with LiveView(console) as view: run_bench(options, folder, view.watch)`."""
+    """Live view: `with LiveView(console) as view: run_bench(options, folder, view.watch)`."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=4, transient=True)
@@ -53,7 +53,7 @@ class LiveView:
 
 
 def _said(progress: Progress, seconds: float) -> str:
-    """A run's state in one line."""
+    """Format a run's state as one line."""
     records = progress.records
     recent = [r for r in records[-200:] if r.ok and r.chunk_ns]
     failed = sum(record.error is not None for record in records)
@@ -75,7 +75,7 @@ def _said(progress: Progress, seconds: float) -> str:
 
 
 def show_result(console: Console, result: dict[str, Any]) -> None:
-    """The summary after a run."""
+    """Print the summary after a run."""
     style = "bold" if result["valid"] else "bold red"
     console.print(Text(verdict(result), style=style))
     figures = Table.grid(padding=(0, 2))

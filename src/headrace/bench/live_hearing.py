@@ -22,9 +22,9 @@ WIRE_RATE = 24_000
 STEP = 0.1
 """Seconds of sound in a message."""
 LOUD = 0.01
-"""Amplitude (-40 dBFS) from which on something is said."""
+"""Amplitude (-40 dBFS) from which a sample counts as speech."""
 TAIL = 2.0
-"""Seconds of silence behind the sound, by which a server hears that it is over."""
+"""Seconds of silence after the sound, by which a server notices that it is over."""
 QUIET = 20.0
 """Seconds after the end of a sound in which something must come while a text is open."""
 
@@ -36,9 +36,12 @@ async def session(
     language: str | None,
     now: Callable[[], float],
 ) -> None:
-    """Fill in `one`. First partial: from the first loud sample to the first text. Final: from
-    the last loud sample, once it was sent, to the last text that is final. Rewritten: words of a
-    guess that stood elsewhere in the next one. Raises `ConnectionLost`, `PackageAbsent`."""
+    """Run one session and fill in `one`.
+
+    First partial: from the first loud sample to the first text. Final: from the last loud sample,
+    once it was sent, to the last final text. Rewritten: words of a guess that the next one has
+    elsewhere. Raises `ConnectionLost`, `PackageAbsent`.
+    """
     soxr, websockets = (needed(name, "sessions", "audio") for name in ("soxr", "websockets"))
     samples = (await asyncio.to_thread(decode, one.recording.data, LIMITS)).samples
     loud = np.flatnonzero(np.abs(samples) > LOUD) / RATE
@@ -86,7 +89,7 @@ async def _listen(
     spoken: tuple[float, float],
     now: Callable[[], float],
 ) -> None:
-    """Until everything is sent and every turn that was begun has its final text."""
+    """Receive until everything is sent and every turn that began has its final text."""
     finals: list[str] = []
     stable: list[str] = []
     guess: list[str] = []
@@ -96,7 +99,7 @@ async def _listen(
         if event is None:
             if len(finals) < begun:
                 raise ConnectionLost(f"no final text {QUIET:g} s after the end")
-            break  # It noticed nothing.
+            break  # The server noticed no speech.
         kind = event.get("type", "")
         if kind == "error":
             raise ConnectionLost(str(event["error"].get("message", event["error"])))
@@ -122,7 +125,7 @@ async def _listen(
 
 
 async def _next(socket: Any, feeding: asyncio.Future[None]) -> dict[str, Any] | None:
-    """The next message; None: nothing came for so long, and there is nothing more to send."""
+    """Return the next message; None after `QUIET` seconds without one, once everything is sent."""
     coming = asyncio.ensure_future(socket.recv())
     if not feeding.done():
         await asyncio.wait({coming, feeding}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,10 +1,10 @@
-"""What a server costs around its steps: what a run takes longer than its steps alone.
+"""A server's overhead around its steps: the time of a run beyond that of its steps alone.
 
-Three short closed loops against a server of this machine. With one user at a time the pause between
-two tokens is a step and what is done beside it; what each further user adds to the pause is the
-cost of a row. The first token of a prompt so short that its step is hardly longer than a decode has
-waited for the gateway and the answer as well: of a long one, a tenth by which its step is told
-wrong would be taken for them.
+Three short closed loops against a server of this machine. With one user at a time, the pause
+between two tokens is a step and the work next to it. The amount that each further user adds to the
+pause is the cost of a row. The short prompt's step is hardly longer than a decode; its first token
+has waited for the gateway and the answer as well. With a long prompt, an error of a tenth in its
+predicted step would be taken for them.
 
 Every figure is a quantile, or a mean without the longest: one stall of the machine moves none.
 """
@@ -34,16 +34,16 @@ LOADS: dict[str, dict[str, Any]] = {
     ONE: {"concurrency": 1, "requests": 12, **USUAL},
     SHORT: {"concurrency": 1, "requests": 12, "input": "8", "output": "2"},
 }
-"""The several first, so that nothing is cold when one user alone is timed."""
+"""Loads in order: several users first, so that nothing is cold when one user alone is timed."""
 NONE = Loop(0.0)
 LEAST_HITCH = 1e-3
-"""Shorter ones are a step's own spread."""
+"""Shortest interruption in seconds; shorter ones are a step's own spread."""
 
 
 def measure_loop(url: str, spec: ReplicaSpec, model: str | None, seed: int) -> Loop:
     """Measure the server at `url`, which runs as `spec` says, for half a minute.
 
-    `model`: whose tokenizer makes the prompts. Raises `HeadraceError` for a run that is not valid.
+    The tokenizer of `model` makes the prompts. Raises `HeadraceError` for a run that is not valid.
     """
     real: dict[str, Seen] = {}
     bare: dict[str, Seen] = {}
@@ -58,27 +58,27 @@ def measure_loop(url: str, spec: ReplicaSpec, model: str | None, seed: int) -> L
 
 
 def simulate(spec: ReplicaSpec, options: RunOptions, loop: Loop) -> tuple[dict[str, Any], Run]:
-    """(document, run) of the same load on virtual time with so much around the steps."""
+    """Return (document, run) of the same load on virtual time with `loop` around the steps."""
     hardware = replace(spec.hardware, loop=loop)
     options = replace(options, url="simulated", tokenizer=None, warmup=0)
     return Simulation(Cluster(replace(spec, hardware=hardware), 1), options).run()
 
 
 class Seen(NamedTuple):
-    """What a run is reduced to, in seconds."""
+    """Figures of a run, in seconds."""
 
     ttft: float
     """Median time to the first token."""
     pause: float
     """Median between two tokens."""
     lost: float
-    """Excess of the mean pause, of which none counts as longer than the 99th percentile."""
+    """Excess of the mean pause over the median, each pause capped at the 99th percentile."""
     length: float
     """Mean of an exponential tail that has the pauses' 90th and 99th percentiles."""
 
 
 def seen(run: Run) -> Seen:
-    """The figures of a run that a stall of the machine hardly moves."""
+    """Compute figures of a run that a stall of the machine hardly moves."""
     pauses = np.array(sample(itl, run.records))
     median, slow, tail = np.percentile(pauses, (50, 90, 99))
     lost = np.minimum(pauses, tail).mean() - median
@@ -87,10 +87,10 @@ def seen(run: Run) -> Seen:
 
 
 def loop_of(real: dict[str, Seen], bare: dict[str, Seen]) -> Loop:
-    """From the three runs as they were and as the steps alone would be.
+    """Derive the overhead from the three runs as measured and as the steps alone would be.
 
-    Of one user every pause is one step: what the mean lost to interruptions, and how long they are
-    in the mean, tell how many there were.
+    With one user every pause is one step. The mean's loss to interruptions, divided by their mean
+    length, gives their number.
     """
     one, many = (real[name].pause - bare[name].pause for name in (ONE, MANY))
     row = max(0.0, (many - one) / (USERS - 1))

@@ -2,7 +2,7 @@
 
 With a tokenizer: words of its own vocabulary (pieces that are a space and lower-case letters),
 trimmed until encoding gives exactly the wished count. Without one: the plain words below, written
-for this file, of which common tokenizers make one token each; the server's usage says how many it
+for this file; common tokenizers make one token of each. The server's usage says how many it
 counted. Nothing is fetched.
 """
 
@@ -29,7 +29,7 @@ WORDS = tuple(_PLAIN.split())
 
 
 class Encoder(Protocol):
-    """What is needed of a tokenizer (`text.Tokenizer` is one)."""
+    """Interface needed of a tokenizer (`text.Tokenizer` is one)."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -38,7 +38,7 @@ class Encoder(Protocol):
 
 
 class Material:
-    """Makes texts and token lists, the same for the same seed."""
+    """Maker of texts and token lists, the same for the same seed."""
 
     def __init__(self, tokenizer: Encoder | None = None) -> None:
         self.tokenizer = tokenizer
@@ -49,14 +49,14 @@ class Material:
 
     @property
     def exact(self) -> bool:
-        """Are counts exact, or one token per word?"""
+        """Whether counts are exact, not one token per word."""
         return self.tokenizer is not None
 
     def count(self, text: str) -> int:
         return len(self.tokenizer.encode(text)) if self.tokenizer else len(text.split())
 
     def text(self, tokens: int, rng: random.Random) -> str:
-        """Words that encode to `tokens` tokens."""
+        """Return words that encode to `tokens` tokens."""
         words = rng.choices(self.words, k=tokens)
         if self.tokenizer is None:
             return " ".join(words)
@@ -65,7 +65,7 @@ class Material:
             found = len(self.tokenizer.encode(text))
             if found == tokens:
                 return text
-            # By how many words, at the tokens per word of this text.
+            # Number of words to change, at the tokens per word of this text.
             step = max(1, round(abs(found - tokens) * len(words) / found))
             if found > tokens:
                 words = words[: max(1, len(words) - step)]
@@ -74,7 +74,7 @@ class Material:
         return " ".join(words)
 
     def tokens(self, count: int, rng: random.Random) -> list[int]:
-        """Token ids of ordinary words; needs a tokenizer."""
+        """Return token ids of ordinary words; needs a tokenizer."""
         assert self.ids, "token ids need a tokenizer"
         return rng.choices(self.ids, k=count)
 

@@ -1,9 +1,9 @@
 """The metrics: one function each, with its formula and unit. Times in seconds, on one clock.
 
-`planned` is when a request was due, `sent` when it was sent, `chunk_i` when the i-th piece of the
-answer arrived, `end` when the answer ended, `tokens` the server's count of output tokens.
-Only requests that ended well count, but for the failure metrics; cancelled ones count nowhere
-but in `Cancelled`. Limits (SLO) are on percentiles of a run, or on each request.
+`planned` is when a request was due, `sent` when it was sent, `end` when the answer ended. `chunk_i`
+is when the i-th piece of the answer arrived, `tokens` the server's count of output tokens. Only
+requests that ended well count, except in the failure metrics; cancelled ones count only in
+`cancelled`. Limits (SLO) are on percentiles of a run, or on each request.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """All limits must hold."""
+    """Limits that must all hold."""
 
     text: str
     limits: tuple[Limit, ...]
 
     def met_by(self, record: RequestRecord) -> bool:
-        """Does one request keep every limit (itl: its mean gap)?"""
+        """Return whether one request keeps every limit (itl: its mean gap)."""
         return all(
             (value := request_value(limit.metric, record)) is None or value <= limit.seconds
             for limit in self.limits
         )
 
     def check(self, records: Sequence[RequestRecord]) -> list[tuple[Limit, float | None, bool]]:
-        """(limit, value of its percentile, kept?) over a run; failed requests break every limit."""
+        """Return (limit, value of its percentile, kept?) over a run; failed requests break every
+        limit."""
         failed = sum(record.error is not None for record in records)
         result: list[tuple[Limit, float | None, bool]] = []
         for limit in self.limits:
@@ -59,7 +60,7 @@ class Slo:
                 continue
             per_failure = max(1, len(values) // max(1, len(records) - failed))
             values += [float("inf")] * (failed * per_failure)
-            # As in the table; beside a failure, which is no number, its neighbour.
+            # As in the table; next to a failure, which has no value, take the neighbour.
             method: Literal["linear", "higher"] = "higher" if failed else "linear"
             value = float(np.percentile(values, limit.percentile, method=method))
             result.append((limit, value, value <= limit.seconds))
@@ -70,18 +71,18 @@ class Slo:
 
 
 def request_values(metric: str, record: RequestRecord) -> list[float]:
-    """The values of a request, of one of the metrics that a limit may be on."""
+    """Return a request's values of one of the metrics that a limit may be on."""
     return {"ttft": ttft, "itl": itl, "tpot": tpot, "e2e": e2e}[metric].values(record)
 
 
 def request_value(metric: str, record: RequestRecord) -> float | None:
-    """The one value of a request (itl: its mean pause); None where it has none."""
+    """Return the one value of a request (itl: its mean pause), or None."""
     values = request_values(metric, record)
     return sum(values) / len(values) if values else None
 
 
 def parse_slo(text: str) -> Slo:
-    """`ttft:p99<500ms,tpot:p95<50ms`; without a percentile p99."""
+    """Parse `ttft:p99<500ms,tpot:p95<50ms`; the default percentile is p99."""
     limits = []
     for part in text.replace(" ", "").split(","):
         match = _PART.fullmatch(part)
@@ -101,7 +102,7 @@ def parse_slo(text: str) -> Slo:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What metrics are computed of: the records, the clock's start and end."""
+    """Input of the metrics: the records, the clock's start and end."""
 
     records: Sequence[RequestRecord]
     start_ns: int
@@ -113,7 +114,7 @@ class Run:
     """Price of one device."""
     joules: float | None = None
     queue_seconds: float | None = None
-    """Mean wait in the server's queue, as its own histogram tells."""
+    """Mean wait in the server's queue, from its own histogram."""
 
     @property
     def seconds(self) -> float:
@@ -140,7 +141,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A metric with one value per run; None where it cannot be known."""
+    """A metric with one value per run, or None if unknown."""
 
     name: str
     unit: str
@@ -170,13 +171,13 @@ def _figure(unit: str, *, lower: bool) -> Callable[[Value], Figure]:
 
 @_sample("s", lower=True)
 def ttft(record: RequestRecord) -> list[float]:
-    """chunk_1 - planned; none where the answer came whole."""
+    """chunk_1 - planned; empty if the answer came whole."""
     return [(record.chunk_ns[0] - record.planned_ns) / 1e9] if record.chunk_ns else []
 
 
 @_sample("s", lower=True)
 def ttft_from_send(record: RequestRecord) -> list[float]:
-    """chunk_1 - sent: what a client that forgets its own delay would report."""
+    """chunk_1 - sent: the figure of a client that forgets its own delay."""
     return [(record.chunk_ns[0] - record.sent_ns) / 1e9] if record.chunk_ns else []
 
 
@@ -191,7 +192,7 @@ def itl(record: RequestRecord) -> list[float]:
 def tpot(record: RequestRecord) -> list[float]:
     """(chunk_last - chunk_1) / (tokens · (pieces - 1) / pieces).
 
-    The tokens of the first piece were there when the clock began. With one token a piece that is
+    The tokens of the first piece were there when the clock began. With one token a piece this is
     the usual tokens - 1; with several, dividing by tokens - 1 would make it too small.
     """
     times, pieces = record.chunk_ns, len(record.chunk_ns)
@@ -214,7 +215,7 @@ def send_delay(record: RequestRecord) -> list[float]:
 
 @_sample("tok/s", lower=False)
 def user_throughput(record: RequestRecord) -> list[float]:
-    """tokens / (end - planned): what one user gets."""
+    """tokens / (end - planned): the rate of one user."""
     if not record.asked_tokens:
         return []  # An embedding.
     return [record.tokens / ((record.end_ns - record.planned_ns) / 1e9)]
@@ -277,9 +278,9 @@ def concurrency(run: Run) -> float | None:
 
 @_figure("s", lower=True)
 def queue_time(run: Run) -> float | None:
-    """Mean of the server's own queue-time histogram over the run; absent where it has none.
+    """Mean of the server's own queue-time histogram over the run; absent if it has none.
 
-    A client cannot see where in the server its request waits: this is the server's word.
+    A client cannot see where in the server its request waits: this is the server's own figure.
     """
     return run.queue_seconds
 
@@ -300,7 +301,7 @@ def cancelled(run: Run) -> float | None:
 
 @_figure("share", lower=False)
 def prefix_hit_rate(run: Run) -> float | None:
-    """Σ cached prompt tokens / Σ prompt tokens, as the server's usage tells."""
+    """Σ cached prompt tokens / Σ prompt tokens, as reported in the server's usage."""
     told = [r for r in run.good if r.cached_tokens is not None and r.prompt_tokens]
     total = sum(record.prompt_tokens or 0 for record in told)
     return sum(record.cached_tokens or 0 for record in told) / total if total else None
@@ -324,7 +325,7 @@ def tokens_per_chunk(run: Run) -> float | None:
 
 @_figure("J/tok", lower=True)
 def joules_per_token(run: Run) -> float | None:
-    """Joules read from counters during the run / Σ tokens; absent where nothing can be read."""
+    """Joules read from counters during the run / Σ tokens; absent without a readable counter."""
     tokens = sum(record.tokens for record in run.good)
     return run.joules / tokens if run.joules is not None and tokens else None
 
@@ -339,5 +340,5 @@ def cost_per_million_tokens(run: Run) -> float | None:
 
 
 def sample(metric: Sample, records: Sequence[RequestRecord]) -> list[float]:
-    """All values of a metric over the good requests."""
+    """Return all values of a metric over the good requests."""
     return [value for record in records if record.ok for value in metric.values(record)]

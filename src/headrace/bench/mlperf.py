@@ -1,12 +1,12 @@
 """MLPerf Inference scenarios through the real LoadGen (`mlcommons-loadgen`).
 
-LoadGen decides when queries come and judges the run; this file is only the system under test: it
-sends each sample to a server and reports first tokens and ends. LoadGen's verdict is shown as it
-is. LoadGen knows no failed request, so ours are counted beside it and named, never hidden in it.
+LoadGen decides when queries come and judges the run. This file is only the system under test: it
+sends each sample to a server and reports first tokens and ends. LoadGen's verdict is shown
+unchanged. LoadGen knows no failed request, so ours are counted separately and named, never hidden.
 
 Log files lie as submissions have them: results/SYSTEM/MODEL/SCENARIO/performance/run_1/
 mlperf_log_*.txt, …/accuracy/, and a compliance test in …/TEST01/ and so on; `mlperf_submission`
-writes what is beside them.
+writes the files next to them.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from .store import write_text
 SCENARIOS = ("SingleStream", "MultiStream", "Server", "Interactive", "Offline")
 MULTISTREAM_SAMPLES = 8
 LIBRARY = 64
-"""Samples that are made where the user has none."""
+"""Samples that are made if the user has none."""
 HEADROOM = 1.5
-"""Over the rate of one pass through the library, which has its beginning and its end in it."""
+"""Factor on the rate of one pass through the library, which includes its start and end."""
 SUMMARY = "mlperf_log_summary.txt"
 SUBMISSION_SECONDS = 600.0
 """Shortest run that MLPerf's rules accept."""
@@ -96,7 +96,7 @@ class MlperfOptions:
     system: str = option("this", "Name of the system in the folders.")
     seed: int = 0
     library: list[LibrarySample] | None = None
-    """Samples that are there already; none: made from the seed."""
+    """Existing samples; None: made from the seed."""
     test: str | None = option(None, f"Compliance test: {', '.join(TESTS)}.")
     user_conf: Path | None = field(
         default=None,
@@ -141,32 +141,32 @@ class MlperfOptions:
 
     @property
     def hears(self) -> bool:
-        """Are the samples sounds?"""
+        """Whether the samples are sounds."""
         return bool(self.library) and self.library[0].recording is not None  # type: ignore[index]
 
 
 @dataclass(frozen=True, slots=True)
 class MlperfResult:
-    """LoadGen's words, and ours about failures."""
+    """LoadGen's output, and our count of failures."""
 
     folder: Path
     valid: bool | None
-    """LoadGen's verdict; None in accuracy mode, where it gives none."""
+    """LoadGen's verdict; None in accuracy mode, which has none."""
     summary: dict[str, str]
     requests: int
     failures: list[str]
     findings: list[Finding]
-    """What `bench run` would say of this client and server; LoadGen looks at neither."""
+    """Findings by the rules of `bench run` about this client and server; LoadGen checks neither."""
     verdicts: list[ComplianceVerdict] = field(default_factory=list)
     """Verdicts of the compliance test."""
     passed: bool | None = None
-    """Did the compliance test pass? None: there was none."""
+    """Whether the compliance test passed; None if there was none."""
     scores: dict[str, float] | None = None
-    """In per cent, against the data set's ground truth, where it has one."""
+    """Per cent against the data set's ground truth, if it has one."""
 
 
 class SystemUnderTest:
-    """Sends samples from LoadGen's threads over an event loop in a thread of its own."""
+    """Sender of LoadGen's samples over an event loop in a thread of its own."""
 
     def __init__(self, loadgen: Any, options: MlperfOptions, material: Material) -> None:
         self._loadgen = loadgen
@@ -181,7 +181,7 @@ class SystemUnderTest:
             options.samples or LIBRARY, options.input, options.output, exact, options.seed
         )
         self.answers: dict[int, str] = {}
-        """LibrarySample → the text that came last."""
+        """Sample index → its latest text."""
         self.records: list[RequestRecord] = []
         self.audit = ClientAudit(0)
         self._loop = asyncio.new_event_loop()
@@ -193,7 +193,7 @@ class SystemUnderTest:
         asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
     async def _end(self) -> None:
-        """Nothing of ours is left in the loop."""
+        """Cancel all our tasks in the loop."""
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
             task.cancel()
@@ -201,7 +201,7 @@ class SystemUnderTest:
         self._pool.close()
 
     async def _watch(self) -> None:
-        """The loop's lag and the CPU of its thread, while LoadGen runs."""
+        """Measure the loop's lag and the CPU of its thread while LoadGen runs."""
         cpu, wall = time.thread_time(), time.monotonic()
         try:
             await watch_lag(self.audit.lag_ns)
@@ -210,7 +210,7 @@ class SystemUnderTest:
             self.audit.wall_seconds = time.monotonic() - wall
 
     def rate(self) -> float:
-        """Samples a second of the whole library, sent at once."""
+        """Return samples a second of the whole library, sent at once."""
         begin = time.monotonic()
 
         async def all_of_them() -> None:
@@ -223,12 +223,12 @@ class SystemUnderTest:
         return [record.error for record in self.records if record.error is not None]
 
     def issue(self, queries: list[Any]) -> None:
-        """LoadGen's call: returns at once."""
+        """Take queries from LoadGen; return at once."""
         pairs = [(query.id, query.index) for query in queries]
         self._loop.call_soon_threadsafe(self._start, pairs, time.monotonic())
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no query is held back."""
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
@@ -266,7 +266,7 @@ class SystemUnderTest:
         )
 
     def _logged(self, stream: Stream) -> bytes:
-        """What LoadGen is to log of an answer so far: ids as int32, else text."""
+        """Return the bytes of an answer so far for LoadGen's log: ids as int32, else text."""
         if not self.accuracy:
             return b""
         if self.token_ids:
@@ -354,7 +354,7 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
     try:
         if options.scenario == "Offline" and options.qps is None:
             options = replace(options, qps=HEADROOM * under_test.rate())
-        # Named in any case: LoadGen would else read an audit.config of the folder it runs in.
+        # Always named: LoadGen would otherwise read an audit.config of the folder it runs in.
         config = folder.parent.parent / "audit.config" if options.test else folder / "no-audit"
         if options.test:
             write_text(config, audit_config(options.test, len(under_test.samples)))
@@ -398,7 +398,7 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
 def verify(
     options: MlperfOptions, place: Path, folder: Path, scores: dict[str, float] | None
 ) -> list[ComplianceVerdict]:
-    """What a compliance test finds in its own logs and in the submission's beside it."""
+    """Run a compliance test on its own logs and the submission's."""
     logged = read_logged(place / str(options.test) / "accuracy")
     if options.test == "TEST01":
         return [
@@ -415,7 +415,7 @@ def verify(
 
 
 def audit(under_test: SystemUnderTest) -> list[Finding]:
-    """Whether client and server can be believed, by the rules of `bench run`."""
+    """Judge client and server by the rules of `bench run`."""
     target = under_test.target
     found = examine(
         under_test.records,
@@ -424,8 +424,8 @@ def audit(under_test: SystemUnderTest) -> list[Finding]:
         ignore_eos=target.ignore_eos,
         stream=target.stream,
     )
-    # How many queries are enough is LoadGen's to say; an accuracy run has no times; Offline's
-    # queries are all due at once.
+    # LoadGen decides how many queries are enough; an accuracy run has no times; Offline's queries
+    # are all due at once.
     aside = {"few_requests"}
     if under_test.accuracy:
         aside |= {"client_lag", "client_cpu", "late_sends"}
@@ -435,7 +435,7 @@ def audit(under_test: SystemUnderTest) -> list[Finding]:
 
 
 def settings(loadgen: Any, options: MlperfOptions) -> Any:
-    """LoadGen's settings of a scenario; Interactive is Server with tighter limits."""
+    """Return LoadGen's settings of a scenario; Interactive is Server with tighter limits."""
     made = loadgen.TestSettings()
     scenario = "Server" if options.scenario == "Interactive" else options.scenario
     made.scenario = getattr(loadgen.TestScenario, scenario)
@@ -461,7 +461,7 @@ def settings(loadgen: Any, options: MlperfOptions) -> Any:
 
 
 def configuration(options: MlperfOptions) -> str:
-    """The options as LoadGen's `user.conf`."""
+    """Return the options as LoadGen's `user.conf`."""
     if options.user_conf is not None:
         return options.user_conf.read_text()
     scenario = "Server" if options.scenario == "Interactive" else options.scenario
@@ -475,7 +475,7 @@ def configuration(options: MlperfOptions) -> str:
 
 
 def read_summary(path: Path) -> dict[str, str]:
-    """`mlperf_log_summary.txt` as name → value, in its order."""
+    """Read `mlperf_log_summary.txt` as name → value, in its order."""
     if not path.is_file():
         raise HeadraceError(f"LoadGen wrote no {path}")
     found = {}

@@ -1,8 +1,8 @@
-"""How right an accuracy run of LoadGen is: the answers of `mlperf_log_accuracy.json`.
+"""Accuracy of a LoadGen accuracy run: the answers of `mlperf_log_accuracy.json`.
 
 MLPerf scores answers against a data set's ground truth and asks for 99 % or 99.9 % of the fp32
-model's score. A data set that the user has is scored so; samples that were made from a seed have no
-ground truth, and their answers are compared with those of a reference system's run.
+model's score. A data set that the user has is scored this way. Samples that were made from a seed
+have no ground truth; their answers are compared with those of a reference system's run.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from .tasks import last_number
 
 LOG = "mlperf_log_accuracy.json"
 SCORES = ("rougeL", "exact_match", "word_accuracy")
-"""In per cent: ROUGE-L of words without stemming, answers that are the truth or end with its
-number, and, of sounds, 100 less the word error rate. MLCommons' own scripts decide a submission;
-these tell before."""
+"""Scores in per cent: ROUGE-L of words without stemming; answers that are the truth or end with its
+number; for sounds, 100 less the word error rate. MLCommons' own scripts decide a submission; these
+predict their result."""
 LOG_BYTES = 10 * 1024
-"""Largest log that a submission may hold: longer ones are cut, and their hash stands beside."""
+"""Largest log that a submission may hold: longer ones are cut, and their hash is kept next to
+them."""
 TRUNCATED = 4000
 """Characters that stay of an accuracy log at either end."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogAgreement:
-    """Answers here against the reference's, sample by sample."""
+    """Agreement of answers here with the reference's, sample by sample."""
 
     samples: int
     equal: int
@@ -49,7 +50,7 @@ class Logged:
 
 
 def read_logged(path: Path, param: str = "test") -> list[Logged]:
-    """The answers of a log or of its folder; `InvalidRequest` where it is missing, half written or
+    """Read the answers of a log or its folder; `InvalidRequest` if missing, half written or
     empty."""
     path = path / LOG if path.is_dir() else path
     try:
@@ -70,13 +71,13 @@ def read_logged(path: Path, param: str = "test") -> list[Logged]:
 
 
 def read_log(path: Path) -> dict[int, str]:
-    """Sample → answer."""
+    """Read sample → answer."""
     logged = read_logged(path, "reference")
     return {one.index: one.data.decode(errors="replace") for one in logged}
 
 
 def rouge_l(answer: str, reference: str) -> float:
-    """F-measure over words of the longest common subsequence (C.-Y. Lin, 2004)."""
+    """Return the F-measure over words of the longest common subsequence (C.-Y. Lin, 2004)."""
     ours, theirs = answer.split(), reference.split()
     if not ours or not theirs:
         return float(ours == theirs)
@@ -91,7 +92,7 @@ def rouge_l(answer: str, reference: str) -> float:
 
 
 def compare_logs(here: Path, reference: Path) -> LogAgreement:
-    """Both must have answered the same samples (same library, seed and tokenizer)."""
+    """Compare logs; both must have answered the same samples (same library, seed and tokenizer)."""
     ours, theirs = read_log(here), read_log(reference)
     if set(ours) != set(theirs):
         raise InvalidRequest(
@@ -105,8 +106,7 @@ def compare_logs(here: Path, reference: Path) -> LogAgreement:
 
 
 def scores_of(answers: Mapping[int, str], truths: Sequence[str | None]) -> dict[str, float] | None:
-    """Means of the scores of texts over the samples that were answered; None where one has no
-    truth."""
+    """Return mean text scores over the answered samples; None if one has no truth."""
     pairs = [(answer, truths[index]) for index, answer in answers.items()]
     if not pairs or any(truth is None for _, truth in pairs):
         return None
@@ -125,7 +125,8 @@ def _is_right(answer: str, truth: str) -> bool:
 
 
 def write_accuracy(folder: Path, scores: Mapping[str, float] | None, tokens: Sequence[int]) -> None:
-    """`accuracy.txt` beside LoadGen's log: scores, lengths, and the hash of the whole log."""
+    """Write `accuracy.txt` next to LoadGen's log: scores, lengths, and the hash of the whole
+    log."""
     found: dict[str, float] = {name: round(score, 4) for name, score in (scores or {}).items()}
     if tokens:
         found["tokens_per_sample"] = sum(tokens) / len(tokens)
@@ -135,7 +136,7 @@ def write_accuracy(folder: Path, scores: Mapping[str, float] | None, tokens: Seq
 
 
 def truncate_logs(root: Path, backup: Path) -> list[Path]:
-    """Cut accuracy logs to what a submission may hold, after a copy of each into `backup`."""
+    """Cut accuracy logs to the size allowed in a submission, after copying each into `backup`."""
     done = []
     for path in sorted(root.rglob(LOG)):
         if path.stat().st_size <= LOG_BYTES:

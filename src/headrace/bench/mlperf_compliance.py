@@ -1,10 +1,9 @@
-"""MLPerf's compliance tests of language models: LoadGen's audit settings, and what must hold.
+"""MLPerf's compliance tests of language models: LoadGen's audit settings, and their checks.
 
-What they are for, and what decides, is as MLCommons publishes it for Inference v6; the readers
-are ours. TEST01: performance mode gives the answers of accuracy mode, as fast as the submission.
-TEST06: the first token that is reported is the answer's, at most one end of text, as many tokens as
-are reported. TEST07: all answers of a performance run are accurate enough. TEST09: as long as they
-should be.
+Purpose and criteria are as MLCommons publishes them for Inference v6; the readers are ours. TEST01:
+performance mode gives the answers of accuracy mode, as fast as the submission. TEST06: the reported
+first token is the answer's; at most one end of text; as many tokens as reported. TEST07: all
+answers of a performance run are accurate enough. TEST09: answers have the right length.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from .store import write_text
 
 TESTS = ("TEST01", "TEST06", "TEST07", "TEST09")
 LOG_SEED = 720381539243781796
-"""Which answers are logged: the seed that MLCommons prescribes."""
+"""Seed that MLCommons prescribes; it selects the answers that are logged."""
 TEST01_SAMPLES, TEST06_SAMPLES = 64, 100
 TEST01_APART = 0.1
-"""By how much a test run's performance may differ from the submission's."""
+"""Largest relative difference of a test run's performance from the submission's."""
 LENGTH_APART = 0.1
 """Largest difference of the mean length from the reference's in TEST09."""
 PERFORMANCE = {
@@ -40,21 +39,21 @@ PERFORMANCE = {
 
 @dataclass(frozen=True, slots=True)
 class ComplianceVerdict:
-    """One thing that a test asks."""
+    """Result of one check of a test."""
 
     what: str
     passed: bool | None
-    """None: it cannot be asked here, and `why` says what is missing."""
+    """Whether it passed; None if it cannot be checked here, and `why` names the missing input."""
     why: str = ""
 
     @property
     def line(self) -> str:
-        """The verdict as MLCommons' scripts say it."""
+        """Verdict in the format of MLCommons' scripts."""
         return f"{self.what} check pass: {'Skipped' if self.passed is None else self.passed}"
 
 
 def audit_config(test: str, samples: int) -> str:
-    """What LoadGen reads as `audit.config`."""
+    """Return the `audit.config` for LoadGen."""
     lines = ["*.*.mode = 2", f"*.*.accuracy_log_rng_seed = {LOG_SEED}"]
     if test == "TEST01":
         lines.append(f"*.*.accuracy_log_sampling_target = {TEST01_SAMPLES}")
@@ -71,7 +70,7 @@ def audit_config(test: str, samples: int) -> str:
 
 
 def read_detail(folder: Path) -> dict[str, Any]:
-    """Key → value of `mlperf_log_detail.txt`; of one that comes again the last."""
+    """Read key → value of `mlperf_log_detail.txt`; the last value of a repeated key."""
     path = folder / "mlperf_log_detail.txt"
     found: dict[str, Any] = {}
     try:
@@ -85,12 +84,12 @@ def read_detail(folder: Path) -> dict[str, Any]:
 
 
 def ids_of(data: bytes) -> list[int]:
-    """Token ids as MLPerf logs them: int32, little endian."""
+    """Decode token ids as MLPerf logs them: int32, little endian."""
     return [int(one) for one in np.frombuffer(data[: len(data) // 4 * 4], "<i4")]
 
 
 def verify_same(logged: Sequence[Logged], accuracy: Path) -> ComplianceVerdict:
-    """TEST01: every answer is the one that accuracy mode gave to the sample."""
+    """Check TEST01: every answer is the one that accuracy mode gave to the sample."""
     known = {one.index: one.data for one in read_logged(accuracy)}
     other = [one.index for one in logged if known.get(one.index) != one.data]
     if not other:
@@ -100,7 +99,7 @@ def verify_same(logged: Sequence[Logged], accuracy: Path) -> ComplianceVerdict:
 
 
 def verify_speed(here: Path, submitted: Path, scenario: str) -> ComplianceVerdict:
-    """TEST01: as fast as the submission, within a tenth."""
+    """Check TEST01: as fast as the submission, within a tenth."""
     key = PERFORMANCE["Server" if scenario == "Interactive" else scenario]
     values = [_number(read_detail(folder), key) for folder in (here, submitted)]
     if None in values:
@@ -120,7 +119,7 @@ def _number(detail: dict[str, Any], key: str) -> float | None:
 def verify_tokens(
     logged: Sequence[Logged], *, ids: bool, end: int | None, offline: bool
 ) -> list[ComplianceVerdict]:
-    """TEST06; without ids of tokens only the first piece can be held against the answer."""
+    """Check TEST06; without token ids only the first piece can be compared with the answer."""
     told = [one for one in logged if one.first]
     wrong = [one.index for one in told if not one.data.startswith(one.first)]
     first = ComplianceVerdict("First token", None if offline else bool(told) and not wrong)
@@ -148,7 +147,7 @@ def verify_tokens(
 
 
 def verify_score(score: float | None, threshold: float | None) -> ComplianceVerdict:
-    """TEST07."""
+    """Check TEST07."""
     if score is None or threshold is None:
         missing = "a ground truth (--dataset)" if score is None else "--accuracy-threshold"
         return ComplianceVerdict("Accuracy", None, f"there is no {missing}")
@@ -156,7 +155,7 @@ def verify_score(score: float | None, threshold: float | None) -> ComplianceVerd
 
 
 def verify_lengths(logged: Sequence[Logged], reference: float | None) -> ComplianceVerdict:
-    """TEST09: the mean length within a tenth of the reference's."""
+    """Check TEST09: the mean length within a tenth of the reference's."""
     mean = sum(one.tokens for one in logged) / len(logged)
     if reference is None:
         return ComplianceVerdict(
@@ -167,7 +166,7 @@ def verify_lengths(logged: Sequence[Logged], reference: float | None) -> Complia
 
 
 def write_verdicts(folder: Path, test: str, verdicts: Sequence[ComplianceVerdict]) -> bool:
-    """Keep what a test found as MLCommons' scripts do; → did all pass?"""
+    """Write the verdicts as MLCommons' scripts do; return whether all passed."""
     passed = all(one.passed is not False for one in verdicts) and any(
         one.passed for one in verdicts
     )

@@ -1,8 +1,8 @@
-"""MLPerf's Whisper: sounds as samples of LoadGen, and word accuracy over what is said in them.
+"""MLPerf's Whisper: sounds as samples of LoadGen, and word accuracy over their texts.
 
 The benchmark is whisper-large-v3 under Offline, on LibriSpeech's dev-clean and dev-other packed to
 stretches of 30 s, at 99 % of a word accuracy of 97.9329 (100 less the word error rate). Neither
-weights nor sounds are had here: a folder of sounds with their texts takes their place.
+weights nor sounds are available here: a folder of sounds with their texts takes their place.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .workload import Turn
 
 PATH = "/v1/audio/transcriptions"
 AT_ONCE = 16
-"""Sounds that a server is sent at a time: Offline has them all at once, and servers refuse some."""
+"""Concurrent sounds for a server: Offline has them all at once, and servers refuse some."""
 KEPT = 16 << 20
-"""Bytes of an answer at most."""
+"""Most bytes of an answer."""
 
 
 def from_sounds(folder: Path, limit: int | None) -> list[LibrarySample]:
-    """A sample for each sound of a folder. Raises what `read_recordings` raises."""
+    """Make a sample for each sound of a folder; raise the errors of `read_recordings`."""
     return [
         LibrarySample(Turn("", _most(one.seconds)), truth=one.said, recording=one)
         for one in read_recordings(folder)[:limit]
@@ -36,12 +36,12 @@ def from_sounds(folder: Path, limit: int | None) -> list[LibrarySample]:
 
 
 def _most(seconds: float) -> int:
-    """Tokens that a text may have: a context's for each second."""
+    """Return the most tokens that a text may have: a context's for each second."""
     return 448 * (1 + int(seconds))
 
 
 def sound_request(address: Address, target: Target, sample: LibrarySample) -> bytes:
-    """The request for a sample's text with its tokens."""
+    """Build the request for a sample's text with its tokens."""
     assert sample.recording is not None
     fields = {"model": target.model, "response_format": "verbose_json", **target.extra}
     headers = {"Content-Type": f"multipart/form-data; boundary={EDGE}"}
@@ -51,8 +51,8 @@ def sound_request(address: Address, target: Target, sample: LibrarySample) -> by
 
 
 def take_transcript(stream: Stream, status: int) -> None:
-    """The text of an answer and how many tokens it has: those of its segments, or its words where a
-    server does not tell them."""
+    """Take an answer's text and count its tokens: those of its segments, or its words if the server
+    reports no tokens."""
     record, body = stream.record, bytes(stream.raw)
     record.status = status
     if status != 200:
@@ -72,8 +72,8 @@ def take_transcript(stream: Stream, status: int) -> None:
 
 
 def word_accuracy(answers: Mapping[int, str], truths: Sequence[str | None]) -> float | None:
-    """In per cent: 100 less the word error rate over all samples that were answered; None where one
-    has no text."""
+    """Return 100 less the word error rate over all answered samples, in per cent; None if one has
+    no text."""
     found: list[Errors] = []
     for index, answer in answers.items():
         truth = truths[index]

@@ -1,9 +1,9 @@
 """The query sample library: made from a seed, a data set that the user has, or a recorded trace.
 
-A data set's rows have a prompt (token ids, a text or messages) and may have a ground truth, under
-the names that MLPerf's own files use: `tok_input`, `input`, `output` (llama3.1-8b), `question`,
+A data set's rows have a prompt (token ids, a text or messages) and may have a ground truth. Names
+are those of MLPerf's own files: `tok_input`, `input`, `output` (llama3.1-8b), `question`,
 `ground_truth` (gpt-oss) and the like. JSON, JSON lines, or parquet (through DuckDB). Pickles are
-refused: reading one runs whatever its maker wrote.
+refused: reading one runs any code that its maker wrote.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ MOST_BYTES = 8 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class LibrarySample:
-    """One request: what came before it, what it asks, and what is right."""
+    """One request: preceding messages, the prompt, and the right answer."""
 
     turn: Turn
     history: tuple[dict[str, str], ...] = ()
-    """Messages up to and with the turn's text; empty where the turn has token ids."""
+    """Messages up to and with the turn's text; empty if the turn has token ids."""
     truth: str | None = None
     recording: Recording | None = None
-    """The sound, where text is wanted of one."""
+    """The sound of a transcription sample."""
 
 
 def made(
     count: int, input: Lengths, output: Lengths, material: Material, seed: int
 ) -> list[LibrarySample]:
-    """Prompts from a seed: ids where `material` has a tokenizer and they are wanted, else text."""
+    """Make prompts from a seed: ids if `material` has a tokenizer, else text."""
     rng, found = random.Random(seed), []
     for _ in range(count):
         tokens, answer = input.draw(rng), output.draw(rng)
@@ -56,7 +56,7 @@ def made(
 
 
 def from_dataset(path: Path, output: Lengths, limit: int | None) -> list[LibrarySample]:
-    """Rows of a data set; `InvalidRequest` names the row that is none."""
+    """Read rows of a data set; `InvalidRequest` names the bad row."""
     rng, found = random.Random(0), []
     for number, row in enumerate(_rows(path), 1):
         if limit is not None and number > limit:
@@ -75,10 +75,10 @@ def from_dataset(path: Path, output: Lengths, limit: int | None) -> list[Library
 
 
 def from_trace(trace: str, material: Material, limit: int | None) -> list[LibrarySample]:
-    """Each turn of recorded sessions with the recorded history before it: an agent's run as it was.
+    """Make a sample of each recorded turn with the recorded history before it.
 
-    LoadGen draws samples in an order of its own, so a turn cannot wait for the one before; with the
-    answers as they were recorded it need not.
+    LoadGen draws samples in its own order, so a turn cannot wait for the previous one. With the
+    recorded answers it need not.
     """
     kind, _, path = trace.partition(":")
     found = []

@@ -1,10 +1,10 @@
-"""What lies beside LoadGen's logs in a submission, and a reader that says what is missing or wrong.
+"""Files next to LoadGen's logs in a submission, and a checker that lists missing or wrong ones.
 
 The layout is that of MLPerf Inference v6: below `DIVISION/SUBMITTER` are `systems/SYSTEM.json` and
 `results/SYSTEM/MODEL/SCENARIO` with `user.conf`, `measurements.json`, `README.md`, `accuracy`,
-`performance/run_1` and the compliance tests. MLCommons' own checker was found in no package index;
-this reader asks what the published rules and LoadGen's logs say, and its word is ours alone:
-results are *unverified by MLCommons*.
+`performance/run_1` and the compliance tests. MLCommons' own checker was found in no package index.
+This one checks the published rules and LoadGen's logs, and its verdict is ours alone: results are
+*unverified by MLCommons*.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ host_storage_type accelerators_per_node accelerator_model_name accelerator_memor
 framework operating_system
 """
 TOLD = tuple(_TOLD.split())
-"""Fields of a system's description that must say something."""
+"""Fields of a system's description that must not be empty."""
 _PRESENT = """
 other_software_stack host_processor_frequency host_processor_caches host_memory_configuration
 host_processor_interconnect host_networking host_networking_topology host_network_card_count
@@ -47,7 +47,7 @@ accelerator_interconnect_topology accelerator_memory_configuration
 accelerator_on-chip_memories cooling hw_notes sw_notes system_type_detail
 """
 PRESENT = tuple(_PRESENT.split())
-"""Fields that must be there, and may be empty."""
+"""Fields that must be present, and may be empty."""
 IMPLEMENTATION = (
     "input_data_types",
     "retraining",
@@ -76,7 +76,7 @@ class SubmissionCheck:
 
 
 def describe_system(name: str, division: str, submitter: str) -> dict[str, Any]:
-    """What this machine tells of itself; what it cannot know is empty, for the user to fill in."""
+    """Describe this machine; unknown fields are empty, for the user to fill in."""
     facts, devices = cpu(), gpus()
     memory = f"{facts.memory / 2**30:.0f} GiB"
     told: dict[str, Any] = dict.fromkeys((*TOLD, *PRESENT), "")
@@ -102,7 +102,7 @@ def describe_system(name: str, division: str, submitter: str) -> dict[str, Any]:
 
 
 def write_beside(root: Path, scenario: Path, system: dict[str, Any], conf: str, model: str) -> None:
-    """Write the files beside the logs that are not there yet: what a user filled in stays."""
+    """Write `user.conf` and the missing files next to the logs; filled-in files stay."""
     measurements = dict.fromkeys(IMPLEMENTATION, "")
     measurements |= {"retraining": "no", "starting_weights_filename": model}
     readme = (
@@ -121,9 +121,9 @@ def write_beside(root: Path, scenario: Path, system: dict[str, Any], conf: str, 
 
 
 def check_submission(root: Path) -> list[SubmissionCheck]:
-    """Every rule for every scenario below `root`, `DIVISION/SUBMITTER` of a submission.
+    """Check every rule for every scenario below `root`, `DIVISION/SUBMITTER` of a submission.
 
-    Raises `InvalidRequest` where there is no result at all.
+    Raises `InvalidRequest` if there is no result at all.
     """
     scenarios = sorted(path for path in root.glob("results/*/*/*") if path.is_dir())
     if not scenarios:

@@ -1,4 +1,4 @@
-"""A server whose latencies, errors and lies are set: what the harness itself is tested on.
+"""A server with configured latencies, errors and lies, on which the harness itself is tested.
 
 Real HTTP on a real socket, the OpenAI shapes, timers on absolute deadlines so that the pauses do
 not drift. `headrace bench mock`, or `MockServer` inside a test.
@@ -25,12 +25,12 @@ vllm:num_requests_running{{model_name="mock"}} {running}
 # TYPE mock_requests_total counter
 mock_requests_total {requests}
 """
-"""Its `/metrics`: what it sees of itself."""
+"""Its `/metrics`: its own figures."""
 
 
 @dataclass(slots=True)
 class Behaviour:
-    """What the server does. Times in seconds."""
+    """Behaviour of the server. Times in seconds."""
 
     ttft: float = 0.05
     itl: float = 0.01
@@ -43,7 +43,7 @@ class Behaviour:
     at_once: int = 0
     """Requests served at the same time, the others queue; 0: no limit."""
     stall_after: int = 0
-    """Tokens after which a stream stands still for `stall_seconds`; 0: never."""
+    """Tokens after which a stream stalls for `stall_seconds`; 0: never."""
     stall_seconds: float = 0.0
     chunk: int = 1
     """Tokens in one piece."""
@@ -52,15 +52,15 @@ class Behaviour:
     claim_prompt: int = 0
     """Added to the prompt tokens that usage claims."""
     buffered: bool = False
-    """Sends everything at the end although a stream was asked for."""
+    """Whether everything is sent at the end although a stream was asked for."""
     no_usage: bool = False
     prefix_cache: bool = False
     not_ready: float = 0.0
-    """Answer 503 for so long after the start."""
+    """Seconds after the start during which it answers 503."""
     stale_after: int = 0
     """Answers on a connection after which it is closed upon the next request; 0: never."""
     zero_vectors: bool = False
-    """Embeddings of noughts."""
+    """Whether embeddings are all zeros."""
     template: int = 0
     """Tokens that a chat template puts around every prompt."""
     repeat: int = 1
@@ -68,15 +68,15 @@ class Behaviour:
     line_end: str = "\n"
     """End of the events' lines: LF, CR alone or CR LF."""
     calls: bool = False
-    """Answer with the arguments of a tool call instead of text."""
+    """Whether it answers with the arguments of a tool call instead of text."""
     done: bool = True
-    """End streams with [DONE]."""
+    """Whether streams end with [DONE]."""
     seed: int = 0
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the server saw."""
+    """Counters of the server, and the request bodies."""
 
     requests: int = 0
     errors: int = 0
@@ -87,7 +87,7 @@ class Seen:
 
 
 class MockServer:
-    """Runs in a thread with a loop of its own; `with MockServer(...) as server: server.url`."""
+    """Mock server in a thread with its own loop; `with MockServer(...) as server: server.url`."""
 
     def __init__(self, behaviour: Behaviour | None = None, port: int = 0) -> None:
         self.behaviour = behaviour or Behaviour()
@@ -117,7 +117,7 @@ class MockServer:
         self._thread.join(10)
 
     def wait(self) -> None:
-        """Until the thread ends."""
+        """Wait until the thread ends."""
         self._thread.join()
 
     async def _serve(self) -> None:
@@ -147,7 +147,7 @@ class MockServer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         told = {name.lower(): value.strip() for name, _, value in (h.partition(":") for h in head)}
         body = b""
-        if told.get("transfer-encoding") == "chunked":  # As a gateway sends what it changed.
+        if told.get("transfer-encoding") == "chunked":  # From a gateway that changed it.
             while size := int(await reader.readline(), 16):
                 body += (await reader.readexactly(size + 2))[:size]
             await reader.readuntil(b"\r\n")
@@ -279,7 +279,7 @@ class MockServer:
         await writer.drain()
 
     def _prompt(self, request: dict[str, Any]) -> tuple[int, int]:
-        """(prompt tokens, of which cached): words, or ids; whole prefixes of 16 are cached."""
+        """Return (prompt tokens, cached ones) of words or ids; whole prefixes of 16 are cached."""
         prompt = request.get("prompt")
         if prompt is None:
             prompt = " ".join(str(part.get("content")) for part in request.get("messages", []))

@@ -1,9 +1,9 @@
 """Workloads of text that people send: six classes in which speculation fares differently.
 
-Random words say nothing of drafts (SPEED-Bench, arXiv 2604.09557), so each class asks for real
-work on real text: code and manual pages of the Python that runs the bench, and the short texts
-below, written for this file. Prompts have the lengths that they have; answers those of the
-options. The same seed and the same Python make the same prompts.
+Random words say nothing of drafts (SPEED-Bench, arXiv 2604.09557), so each class asks for real work
+on real text: code and manual pages of the Python that runs the bench, and the short texts below,
+written for this file. Prompts have their natural lengths; answers those of the options. The same
+seed and the same Python make the same prompts.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ zipapp
 MODULES = tuple(_MODULES.split())
 """Modules whose source every Python carries; one that this Python lacks is left out."""
 LINES = range(12, 40)
-"""Lines of a function that is edited."""
+"""Number of lines of a function that is edited."""
 SWAPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
-"""By what a comparison is replaced where code is to be mended."""
+"""Replacement of a comparison in code that is to be mended."""
 ONLY_CODE = "Answer with the whole function and nothing else."
 
 
 @cache
 def _functions() -> list[str]:
-    """Functions with a docstring and a comparison, as they stand in the source."""
+    """Return functions with a docstring and a comparison, as they stand in the source."""
     found = []
     for path in _sources():
         text = path.read_text(encoding="utf-8")
@@ -62,12 +62,12 @@ def _sources() -> Iterator[Path]:
 
 @cache
 def _listed() -> list[Path]:
-    """Sources that define a function."""
+    """List sources that define a function."""
     return [one for one in _sources() if "\ndef " in one.read_text(encoding="utf-8")]
 
 
 def _locals(function: ast.FunctionDef) -> list[str]:
-    """Names that a function binds and uses, the most used first."""
+    """List names that a function binds and uses, the most used first."""
     names = [one.id for one in ast.walk(function) if isinstance(one, ast.Name)]
     bound = {
         one.id
@@ -102,7 +102,7 @@ def _mend(text: str) -> tuple[str, str]:
             left, right = node.left, node.comparators[0]
             line = lines[right.lineno - 1]
             if left.end_lineno == right.lineno and line.isascii():
-                # Nothing but the sign: parentheses around an operand belong to neither.
+                # Only the sign: parentheses around an operand belong to neither.
                 sign = SWAPPED.get(line[left.end_col_offset : right.col_offset].strip())
                 if sign:
                     front, behind = line[: left.end_col_offset], line[right.col_offset :]
@@ -112,20 +112,20 @@ def _mend(text: str) -> tuple[str, str]:
 
 
 def _code_edit(rng: random.Random) -> list[str]:
-    """The user's words: an edit, and the code."""
+    """Return the user's words: an edit, and the code."""
     wanted, code = rng.choice((_rename, _describe, _mend))(rng.choice(_functions()))
     return [f"{wanted}\n\n```python\n{code}\n```"]
 
 
 @cache
 def _pages() -> list[str]:
-    """Texts about modules, as their authors wrote them at the top of the source."""
+    """List texts about modules, as their authors wrote them at the top of the source."""
     texts = [ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in _sources()]
     return [text[:3000] for text in texts if text and len(text) > 400]
 
 
 def _retrieval(rng: random.Random) -> list[str]:
-    """A question to three pages, which are shown."""
+    """Return a question to three pages, with their text."""
     pages = rng.sample(_pages(), 3)
     shown = "\n\n".join(f"[{number}]\n{page}" for number, page in enumerate(pages, 1))
     question = f"What is described in [{rng.randint(1, 3)}]? Quote the sentences that say so."
@@ -194,7 +194,7 @@ TOOLS = (
 
 
 def _tool_loop(rng: random.Random) -> list[str]:
-    """What an agent is asked, then what its tools answer, whatever it wanted of them."""
+    """Return the request to an agent, then its tools' answers, whatever it wanted of them."""
     path = rng.choice(_listed())
     lines = path.read_text(encoding="utf-8").splitlines()
     defined = [number for number, line in enumerate(lines) if line.lstrip().startswith("def ")]
@@ -222,6 +222,6 @@ CLASSES: dict[str, Callable[[random.Random], list[str]]] = {
     "translation": _translation,
     "retrieval": _retrieval,
 }
-"""What the user of each class says, turn by turn."""
+"""Makers of each class's user messages, turn by turn."""
 SYSTEM = {"tool-loop": TOOLS}
 """System prompts of the classes that have one."""

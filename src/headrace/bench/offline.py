@@ -1,9 +1,8 @@
 """Throughput and latency of an engine in this process: no HTTP, no client, the same record.
 
 Two questions. *Throughput*: all requests are there at once; how many tokens a second until the last
-has ended? *Latency*: a batch of requests at once, again and again; how long does one take? What is
-measured is kept as a run of the bench is, so that reports, the history, comparisons and the
-roofline read it as they read any other.
+has ended? *Latency*: a batch of requests at once, repeated; how long does one take? The result is
+kept like a run of the bench, so that reports, the history, comparisons and the roofline read it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class OfflineBench:
     """An engine with a workload; a context manager, since it holds a model."""
 
     def __init__(self, engine: EngineOptions, options: RunOptions) -> None:
-        """`options.model` is the engine's; prompts are of its own vocabulary."""
+        """Load the engine; its model is `options.model`, and prompts are of its own vocabulary."""
         options.verify()
         if options.arrivals is not None or options.duration is not None:
             raise InvalidRequest("an offline run has all requests at once", param="arrivals")
@@ -68,13 +67,13 @@ class OfflineBench:
         self._llm.close()
 
     def throughput(self, on_record: OnRecord = lambda _record: None) -> tuple[dict[str, Any], Run]:
-        """(result, run) of all requests at once. Ctrl-C ends it and keeps what has ended."""
+        """Return (result, run) of all requests at once. Ctrl-C ends it and keeps finished ones."""
         return self._measured(THROUGHPUT, [self._sessions], on_record)
 
     def latency(
         self, on_record: OnRecord = lambda _record: None, *, batch: int
     ) -> tuple[dict[str, Any], Run]:
-        """(result, run) of batches one after the other, each with prompts of its own."""
+        """Return (result, run) of batches one after the other, each with prompts of its own."""
         assert len(self._sessions) % batch == 0
         batches = [
             self._sessions[first : first + batch] for first in range(0, len(self._sessions), batch)
@@ -101,7 +100,7 @@ class OfflineBench:
                     self._together(sessions, len(records), keep)
             except KeyboardInterrupt:
                 interrupted = True
-        # Not the time that reading the machine took before the first request.
+        # Without the time that reading the machine took before the first request.
         start_ns = min((record.planned_ns for record in records), default=start_ns)
         run = make_run(options, records, start_ns, self._sessions, meter.joules())
         findings = examine(records, [], open_loop=False, ignore_eos=True, stream=True)
@@ -127,7 +126,7 @@ class OfflineBench:
         return result, run
 
     def _warm_up(self, batch: int) -> None:
-        """A few requests first: nothing that is measured is to be the first of its kind."""
+        """Run a few requests first, so that no measured one is the first of its kind."""
         longest = max(session.turns[0].prompt_tokens for session in self._sessions)
         prompts = [[number % 7 + 3] * longest for number in range(min(batch, 8))]
         params = SamplingParams(temperature=0.0, max_tokens=WARM_UP, ignore_eos=True)
@@ -135,7 +134,7 @@ class OfflineBench:
         self._sent += len(prompts)
 
     def _together(self, sessions: Sequence[Session], number: int, keep: OnRecord) -> None:
-        """Answer requests that are there at once; each is kept as it ends."""
+        """Answer requests that are there at once; keep each as it ends."""
         turns = [session.turns[0] for session in sessions]
         open_: dict[str, RequestRecord] = {}
         now = time.monotonic_ns()
@@ -158,7 +157,7 @@ class OfflineBench:
         def take(delta: OutputDelta) -> None:
             at, record = time.monotonic_ns(), open_[delta.request_id]
             record.text_bytes += len(delta.text.encode(errors="replace"))
-            if delta.prompt_tokens:  # With the first of them alone.
+            if delta.prompt_tokens:  # Only with the first delta.
                 record.prompt_tokens = delta.prompt_tokens
                 record.cached_tokens = delta.cached_tokens
             if delta.token_ids:

@@ -1,8 +1,8 @@
-"""Measured time of each operator of a model's steps beside what the roofline expects of it.
+"""Measured time of each operator of a model's steps compared with the roofline's prediction.
 
-Both sides are brought to common names: products by the shape of their weight, since kernels join
-and rename what the model's graph has apart (a gate computed with its product, sampling with the
-head, the codes of activations).
+Both sides are brought to common names: products by the shape of their weight. Kernels merge and
+rename operators that the model's graph has apart (a gate computed with its product, sampling with
+the head, the codes of activations).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .limit import NOISE
 
 SCHEMA = "headrace.profile/1"
 APART = 0.1
-"""Share of the steps' time by which the sum of their operators may differ from it: between the
-records there is the batch before them and the tokens behind them."""
+"""Share of the steps' time by which the sum of their operators may differ from it: the steps also
+include the batch before the operators and the tokens after them."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Operator:
     """Seconds."""
     predicted: float = 0.0
     limit: float = 0.0
-    """No software can be faster."""
+    """Least seconds that any software needs."""
 
     @property
     def lost(self) -> float:
@@ -47,7 +47,7 @@ class Operator:
 
 
 class SumCheck(NamedTuple):
-    """The operators' sum against the steps' own time."""
+    """The operators' sum compared with the steps' own time."""
 
     operators: float
     steps: float
@@ -62,7 +62,7 @@ class SumCheck(NamedTuple):
 
 
 def table_of(timed: Iterable[Timed], plans: Sequence[StepPlan], model: StepModel) -> list[Operator]:
-    """By lost time, the most first."""
+    """Build the table of operators by lost time, the most first."""
     found: dict[tuple[str, str], Operator] = {}
     products: dict[tuple[int, int], str] = {}
     gated = head = False
@@ -139,7 +139,7 @@ def rows(operators: Sequence[Operator]) -> list[list[str]]:
 def document(
     operators: Sequence[Operator], check: SumCheck, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything, ready for JSON; times in seconds."""
+    """Return everything, ready for JSON; times in seconds."""
     return {
         "schema": SCHEMA,
         **about,
@@ -165,7 +165,7 @@ def document(
 
 
 def said(check: SumCheck) -> str:
-    """The check in one sentence."""
+    """Format the check as one sentence."""
     verdict = (
         "as it should be" if check.holds else f"NOT within {APART:.0%}: do not trust the table"
     )
@@ -176,8 +176,10 @@ def said(check: SumCheck) -> str:
 
 
 def too_low(operators: Sequence[Operator]) -> str | None:
-    """Why the ceilings cannot be right: all operators together were faster than any software can
-    be. None where they were not."""
+    """Explain why the ceilings must be wrong; None if they may be right.
+
+    They are wrong if all operators together were faster than any software can be.
+    """
     measured = sum(one.measured for one in operators)
     least = sum(one.limit for one in operators)
     if least <= measured * (1 + NOISE):
@@ -190,7 +192,7 @@ def too_low(operators: Sequence[Operator]) -> str | None:
 
 
 def operators_page(operators: Sequence[Operator], check: SumCheck, subtitle: str) -> str:
-    """Charts of each kind of step, and the table."""
+    """Render charts of each kind of step, and the table."""
     drawn, kinds = [], defaultdict[str, list[Operator]](list)
     for one in operators:
         kinds[one.kind].append(one)

@@ -1,4 +1,4 @@
-"""What one run is: server, workload, arrivals, bounds; all checked before anything starts."""
+"""Options of one run: server, workload, arrivals, bounds; all checked before anything starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .traces import TRACES
 from .workload import CHAT_ONLY, EMBEDDING, WORKLOADS
 
 REQUESTS = 64
-"""Sessions of a run that neither a number, a duration nor a trace bounds."""
+"""Sessions of a run without a number, a duration or a trace to bound it."""
 
 
 NEEDS = {
@@ -38,10 +38,10 @@ PRESETS = {
 
 @dataclass(slots=True)
 class RunOptions:
-    """All that decides what is measured; written into the result.
+    """All options that decide the measurement; written into the result.
 
-    `headrace bench` makes its flags of the fields (`cli.bench_flags`), under the names in `flag`
-    where that is not the field's own.
+    `headrace bench` makes its flags of the fields (`cli.bench_flags`), under the names in `flag` if
+    that differs from the field's own.
     """
 
     url: str = option("http://127.0.0.1:8000", "Address of the server.")
@@ -192,7 +192,7 @@ class RunOptions:
 
     @property
     def endless(self) -> bool:
-        """Does the duration alone say when the load ends?"""
+        """Whether the duration alone ends the load."""
         return self.duration is not None and self.requests is None and self.trace is None
 
     @property
@@ -216,16 +216,16 @@ class RunOptions:
 
     @property
     def streams(self) -> bool:
-        """Are answers streamed? Embeddings never are."""
+        """Whether answers are streamed; embeddings never are."""
         return self.stream and self.resolved_endpoint != EMBEDDING
 
     @property
     def ignores_eos(self) -> bool:
-        """Is every answer as long as was asked? A form (structured) ends by itself."""
+        """Whether every answer has the length asked for; a structured answer ends by itself."""
         return self.ignore_eos and (self.trace is not None or self.workload != "structured")
 
     def public(self) -> dict[str, Any]:
-        """Without the key, and with only the file's name of a local tokenizer."""
+        """Return the options without the key, and only the file name of a local tokenizer."""
         values = asdict(self)
         values["endpoint"] = self.resolved_endpoint
         values["api_key"] = None if self.api_key is None else "set"
@@ -235,8 +235,7 @@ class RunOptions:
 
 
 def verify_bounds(options: Any) -> None:
-    """Raise `InvalidRequest` for the first field of a record that is out of its own `option`'s
-    bounds."""
+    """Raise `InvalidRequest` for the first field of a record outside its `option`'s bounds."""
     for spec in fields(options):
         name, value, rules = spec.name, getattr(options, spec.name), spec.metadata
         if value is None:

@@ -1,7 +1,7 @@
-"""Measures this machine: run as a process of its own (`python -m headrace.bench.probe`), for torch.
+"""Measurement of this machine in a separate process (`python -m headrace.bench.probe`), for torch.
 
 Prints one JSON object: read bandwidth, rates of products by type, thread scaling, launch cost.
-Every figure is the best of several rounds: a ceiling is what the machine can do, not its mean.
+Every figure is the best of several rounds: a ceiling is the machine's best, not its mean.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 def best(work: Callable[[], Any], seconds: float = 0.25) -> float:
-    """Least seconds of one call."""
+    """Return the least seconds of one call."""
     work()
     found = float("inf")
     for _ in range(ROUNDS):
@@ -39,33 +39,33 @@ def best(work: Callable[[], Any], seconds: float = 0.25) -> float:
 
 
 def read_bandwidth(size: int) -> float:
-    """B/s of summing an fp32 array: one read of each byte, nothing written."""
+    """Measure B/s of summing an fp32 array: one read of each byte, nothing written."""
     data = torch.ones(size // 4)
     return size / best(data.sum)
 
 
 def product_rate(dtype: torch.dtype) -> float:
-    """FLOP/s of a square product."""
+    """Measure FLOP/s of a square product."""
     left = torch.ones(SIZE, SIZE, dtype=dtype)
     right = torch.ones(SIZE, SIZE, dtype=dtype)
     return 2 * SIZE**3 / best(lambda: left @ right.t())
 
 
 def integer_rate() -> float:
-    """OP/s of an int8 product with int32 sums."""
+    """Measure OP/s of an int8 product with int32 sums."""
     left = torch.ones(SIZE, SIZE, dtype=torch.int8)
     right = torch.ones(SIZE, SIZE, dtype=torch.int8)
     return 2 * SIZE**3 / best(lambda: torch._int_mm(left, right))
 
 
 def launch_seconds() -> float:
-    """One small operator, called from Python."""
+    """Measure one small operator, called from Python."""
     data = torch.ones(8)
     return best(lambda: data.add_(0.0), 0.05)
 
 
 def kernel_probes(threads: int) -> tuple[float, float]:
-    """(B/s, int8 OP/s) by our own kernels' probes; noughts where they are not built."""
+    """Return (B/s, int8 OP/s) by our own kernels' probes; zeros if they are not built."""
     try:
         team = Team(threads)
     except LibraryAbsent:

@@ -1,4 +1,4 @@
-"""What is kept of every request: times on one monotonic clock, in nanoseconds."""
+"""Record kept of every request: times on one monotonic clock, in nanoseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RequestRecord(msgspec.Struct):
     turn: int
     group: int
     planned_ns: int
-    """When it was due: latency counts from here, whatever kept the client from sending."""
+    """Due time: latency counts from here, however long the client took to send."""
     sent_ns: int = 0
     chunk_ns: list[int] = []
     """Arrival of each piece that carries a part of the answer."""
@@ -26,9 +26,9 @@ class RequestRecord(msgspec.Struct):
     """Hung up on purpose."""
     asked_tokens: int = 0
     known_prompt_tokens: int = 0
-    """What the client knows that it sent; 0: it does not."""
+    """Prompt tokens that the client knows it sent; 0: unknown."""
     exact_prompt: bool = False
-    """`known_prompt_tokens` must equal the server's count (token ids)."""
+    """Whether `known_prompt_tokens` must equal the server's count (token ids)."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     """Counts by the server's `usage`."""
@@ -39,11 +39,11 @@ class RequestRecord(msgspec.Struct):
     call_bytes: int = 0
     """Length of the names and arguments of its tool calls."""
     recount_tokens: int | None = None
-    """Tokens of the answer's text, where the client has the tokenizer."""
+    """Tokens of the answer's text, if the client has the tokenizer."""
     finish_reason: str | None = None
     process: int = 0
     reconnected: bool = False
-    """Its kept connection turned out closed; it was sent again on a new one."""
+    """Whether its kept connection turned out closed, so that it was sent again on a new one."""
 
     @property
     def ok(self) -> bool:
@@ -56,14 +56,14 @@ class RequestRecord(msgspec.Struct):
 
 
 class ClientAudit(msgspec.Struct):
-    """How one client process kept up."""
+    """Load and lateness of one client process."""
 
     process: int
     lag_ns: list[int] = []
-    """How late a timer of the event loop was, sampled all along."""
+    """Lateness of a timer of the event loop, sampled throughout."""
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
     connections: int = 0
     requests: int = 0
     gave_up: bool = False
-    """Nothing new was sent any more: too many connections in a row had failed."""
+    """Whether it stopped sending because too many connections in a row had failed."""

@@ -1,4 +1,4 @@
-"""The result of a run that was killed: from what it wrote at its start and its requests so far."""
+"""Result of a run that was killed, from the file written at its start and its requests so far."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .store import read_records
 
 
 def can_recover(folder: Path) -> bool:
-    """Did a run begin here?"""
+    """Return whether a run began here."""
     return (folder / "run.json").is_file() and (folder / "requests.jsonl").is_file()
 
 
 def recover(folder: Path) -> dict[str, Any]:
-    """The document of the requests that ended before the kill; `InvalidRequest` if there are none.
+    """Build the document of the requests that ended before the kill; `InvalidRequest` without any.
 
-    The client's audit and the server's histograms are lost with the process, and a finding says so.
+    The client's audit and the server's histograms are lost with the process; a finding says so.
     """
     path = folder / "run.json"
     try:

@@ -1,9 +1,9 @@
-"""Greedy answers held against those of a reference run: token match and divergence of the logits.
+"""Greedy answers compared with a reference run's: token match and divergence of the logits.
 
-Both sides answer the same prompts greedily and tell the log-probabilities of their likeliest
-tokens. Up to and including the first token in which they differ both have seen the same context,
-so their distributions there can be compared; behind it they cannot. Tokens are compared by their
-text, which is all that the completions interface tells.
+Both sides answer the same prompts greedily and report the log-probabilities of their likeliest
+tokens. Up to and including the first different token both have seen the same context, so their
+distributions there can be compared; after it they cannot. Tokens are compared by their text: the
+completions interface reports nothing else.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Answer:
 
     tokens: list[str]
     top: list[Top]
-    """The likeliest tokens of each place; empty where the server does not tell."""
+    """The likeliest tokens of each place; empty if the server does not report them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Greedy answers against those of a reference."""
+    """Agreement of greedy answers with those of a reference."""
 
     prompts: int
     equal: int
@@ -45,7 +45,7 @@ class Agreement:
     token_match: float
     """Mean share of a reference answer's tokens that come before the first difference."""
     first_difference: float | None
-    """Median place of the first difference, where there is one."""
+    """Median place of the first difference, if there is one."""
     places: int = 0
     """Places whose distributions could be compared."""
     kl_mean: float | None = None
@@ -55,7 +55,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a reference run kept."""
+    """Prompts, answers and scores that a reference run kept."""
 
     model: str
     prompts: list[str]
@@ -75,7 +75,7 @@ def answers_of(
     alternatives: int = 20,
     concurrency: int = 4,
 ) -> list[Answer]:
-    """Greedy answers with the log-probabilities of the `alternatives` likeliest tokens."""
+    """Get greedy answers with the log-probabilities of the `alternatives` likeliest tokens."""
     bodies = [
         {
             "model": target.model,
@@ -92,7 +92,8 @@ def answers_of(
 
 
 def read_answer(answer: dict[str, Any]) -> Answer:
-    """From a completion: OpenAI's old form of log-probabilities, or the chat form (llama.cpp)."""
+    """Read a completion with OpenAI's old form of log-probabilities, or the chat form
+    (llama.cpp)."""
     try:
         told = answer["choices"][0].get("logprobs") or {}
         if "content" in told:
@@ -114,10 +115,10 @@ def read_answer(answer: dict[str, Any]) -> Answer:
 
 
 def divergence(reference: Top, here: Top) -> float:
-    """KL(reference ‖ here) in nats, of which only the likeliest tokens are known: a lower bound.
+    """Return a lower bound of KL(reference ‖ here) in nats; only the likeliest tokens are known.
 
-    Tokens that both tell are compared one by one, all others as one token that has the rest of the
-    probability. Merging outcomes can only lessen a Kullback-Leibler divergence (log-sum
+    Tokens that both report are compared one by one. All others count as one token that has the rest
+    of the probability. Merging outcomes can only lessen a Kullback-Leibler divergence (log-sum
     inequality).
     """
     total, rest, rest_here = 0.0, 1.0, 1.0
@@ -141,8 +142,10 @@ def agreement(
     limit: int | None = None,
     reference_limit: int | None = None,
 ) -> Agreement:
-    """Compare answer by answer, as far as both were allowed to go: `limit` and `reference_limit`
-    are the most tokens that each was asked for, None where nobody knows."""
+    """Compare answer by answer, as far as both were allowed to go.
+
+    `limit` and `reference_limit` are the most tokens that each was asked for; None if unknown.
+    """
     common = min((each for each in (limit, reference_limit) if each is not None), default=None)
     answers, reference = (
         [Answer(one.tokens[:common], one.top[:common]) for one in side]
@@ -161,7 +164,7 @@ def agreement(
         else:
             places.append(length)
         shares.append(length / len(theirs.tokens) if theirs.tokens else float(not ours.tokens))
-        # The first difference was chosen in the same context: it counts along.
+        # The first difference was chosen in the same context, so it counts.
         known = zip(theirs.top[: length + 1], ours.top[: length + 1], strict=False)
         divergences += [divergence(a, b) for a, b in known]
     places.sort()
@@ -177,12 +180,12 @@ def agreement(
 
 
 def save_reference(path: Path, reference: Reference) -> None:
-    """Whole or not at all; `HeadraceError` where the disk is full."""
+    """Write a reference, whole or not at all; raise `HeadraceError` if the disk is full."""
     write_text(path, json.dumps({"schema": SCHEMA, **asdict(reference)}))
 
 
 def load_reference(path: Path) -> Reference:
-    """What `save_reference` wrote; `InvalidRequest` says what is wrong with it."""
+    """Read a file of `save_reference`; `InvalidRequest` describes the error in it."""
     try:
         data = json.loads(path.read_text())
         if data["schema"] != SCHEMA:

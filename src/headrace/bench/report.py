@@ -42,7 +42,7 @@ FIGURES = {
 
 
 def number(value: float) -> str:
-    """Three to four significant digits."""
+    """Format a number with three to four significant digits."""
     size = abs(value)
     if size >= 1000:
         return f"{value:,.0f}"
@@ -83,7 +83,7 @@ def figure_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """One sentence."""
+    """Describe the run in one sentence."""
     failed = result["requests"] - result["succeeded"]
     cancelled = round(result["figures"].get("cancelled", {"value": 0})["value"])
     text = f"{result['succeeded']} of {result['requests']} requests succeeded"
@@ -111,11 +111,11 @@ TELEMETRY = (
     ("GPU memory", "GB", 1e-9, ("GPU %d memory",)),
     ("Power", "W", 1.0, (" power", "DCGM_FI_DEV_POWER_USAGE")),
 )
-"""(title, unit, scale, what the names of its series end with); all others: in the table."""
+"""(title, unit, scale, endings of its series' names); all others are in the table."""
 
 
 def telemetry_charts(result: dict[str, Any]) -> list[Chart]:
-    """The server and its machine over the seconds of the run."""
+    """Draw the server and its machine over the seconds of the run."""
     series = (result.get("telemetry") or {}).get("series", {})
     made = []
     for title, unit, scale, endings in TELEMETRY:
@@ -145,7 +145,7 @@ def telemetry_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def result_charts(result: dict[str, Any]) -> list[Chart]:
-    """Distributions, then the run over time."""
+    """Draw the distributions, then the run over time."""
     made = []
     for name, title in (
         ("ttft", "Time to first token"),
@@ -188,7 +188,7 @@ def result_charts(result: dict[str, Any]) -> list[Chart]:
 
 
 def html_report(result: dict[str, Any]) -> str:
-    """The whole page."""
+    """Render the whole page."""
     options, server = result["options"], result["server"]
     what = options["trace"] or options["workload"]
     load = options["arrivals"] or f"closed loop, {options['concurrency']} users"

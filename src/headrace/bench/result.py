@@ -21,14 +21,14 @@ from .statistics import describe
 
 SCHEMA = "headrace.bench.run/1"
 THROUGHPUT, LATENCY = "offline throughput", "offline latency"
-"""`kind` of a result that no server gave; a run over HTTP has none."""
+"""`kind` of a result of the engine in this process; a run over HTTP has none."""
 MANY = 400
-"""From so many values on a histogram leaves out the largest 0.5 %."""
+"""Number of values from which a histogram leaves out the largest 0.5 %."""
 TIMELINE_POINTS = 120
 
 
 def summarise(run: Run) -> dict[str, Any]:
-    """All metrics: figures by name, samples as distributions."""
+    """Compute all metrics: figures by name, samples as distributions."""
     figures = {}
     for figure in FIGURES:
         value = figure.value(run)
@@ -59,7 +59,7 @@ def slo_verdict(slo: Slo | None, run: Run) -> dict[str, Any] | None:
 
 
 def timeline(run: Run) -> dict[str, list[float]]:
-    """Per slice of the run: seconds from the start, output pieces/s, requests in flight, TTFT."""
+    """Compute per slice: seconds from the start, output pieces/s, requests in flight, TTFT."""
     count = max(1, min(TIMELINE_POINTS, int(run.seconds * 10) or 1))
     edges = np.linspace(run.start_ns, run.end_ns, count + 1)
     width = (edges[1] - edges[0]) / 1e9
@@ -82,10 +82,10 @@ def timeline(run: Run) -> dict[str, list[float]]:
 
 
 def histogram(values: list[float]) -> dict[str, list[float]]:
-    """Shares per bin, and the cumulative curve.
+    """Compute shares per bin, and the cumulative curve.
 
-    Bins reach from the least value to the largest, of many values to the 99.5th percentile: one
-    that is far away would make a single bar of all others.
+    Bins reach from the least value to the largest, of many values to the 99.5th percentile: an
+    outlier would squeeze all others into a single bar.
     """
     if not values:
         return {"edges": [], "shares": [], "quantiles": []}
@@ -113,7 +113,7 @@ def audit_summary(records: list[RequestRecord], audits: list[ClientAudit]) -> di
 
 
 def machine() -> dict[str, Any]:
-    """Describe the client's machine; the server's is its own to tell."""
+    """Describe the client's machine; the server reports its own."""
     facts = cpu()
     return {
         "cpu": facts.name,
@@ -134,7 +134,7 @@ def document(
     findings: list[Finding],
     interrupted: bool,
 ) -> dict[str, Any]:
-    """Everything, ready for JSON."""
+    """Return everything, ready for JSON."""
     records = list(run.records)
     return {
         "schema": SCHEMA,
@@ -159,7 +159,7 @@ def document(
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A result file, or the `result.json` of a folder; `InvalidRequest` says what is wrong."""
+    """Read a result file, or a folder's `result.json`; `InvalidRequest` describes the error."""
     path = path / "result.json" if path.is_dir() else path
     if not path.is_file():
         raise InvalidRequest(f"no result at {path}", param="result")

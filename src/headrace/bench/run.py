@@ -1,4 +1,4 @@
-"""One run from options to result: look at the server, make the workload, send, examine."""
+"""One run from options to result: query the server, make the workload, send, examine."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from .traces import load_trace
 from .workload import Session, Wish, make_workload, shareable_tokens
 
 SATURATION_EVERY = 20
-"""Answers after which a run that is to stop looks whether it is over-saturated."""
+"""Answers between checks whether an open loop is over-saturated, if that is to end it."""
 STARTED = "headrace.bench.started/1"
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a live view shows while a run is on."""
+    """State that a live view shows during a run."""
 
     total: int
     records: list[RequestRecord] = field(default_factory=list)
     lasts: float | None = None
-    """Seconds, where a duration alone ends the run; then `total` is only where it begins."""
+    """Seconds, if a duration alone ends the run; then `total` is only the number at the start."""
     started: float = field(default_factory=time.monotonic)
     phase: str = "preparing"
 
@@ -58,7 +58,7 @@ class Outcome:
     result: dict[str, Any]
     run: Run
     problem: str | None
-    """Why the files are not all there (a full disk)."""
+    """Reason why the files are incomplete (a full disk)."""
 
 
 Watch = Callable[[Progress], None]
@@ -67,9 +67,9 @@ Watch = Callable[[Progress], None]
 def run_bench(
     options: RunOptions, folder: Path | None = None, watch: Watch = lambda _progress: None
 ) -> Outcome:
-    """Measure. Ctrl-C ends the run early and keeps what was measured.
+    """Measure. Ctrl-C ends the run early and keeps its records.
 
-    Raises `InvalidRequest` for bad options, `Overloaded` where no server answers.
+    Raises `InvalidRequest` for bad options, `Overloaded` if no server answers.
     """
     options.verify()
     server = ask_server(options)
@@ -123,7 +123,7 @@ def run_bench(
             concurrency=None if offsets is not None else options.concurrency,
             offsets=offsets,
             duration=options.duration,
-            # Past the end an answer's text proves no count, so nothing is recounted.
+            # After its end an answer's text proves no count, so nothing is recounted.
             tokenizer=None if options.ignores_eos else options.tokenizer,
             endless=endless,
             most=options.max_concurrency,
@@ -230,7 +230,7 @@ def judge_run(
 
 
 def stop_now(options: RunOptions, records: Sequence[RequestRecord]) -> Finding | None:
-    """Is there a reason to send nothing new?"""
+    """Return a finding that is a reason to send nothing new, or None."""
     failed = sum(record.error is not None for record in records)
     if options.max_errors is not None and failed > options.max_errors:
         text = f"ended early: {failed} requests failed, more than {options.max_errors}"
@@ -241,9 +241,9 @@ def stop_now(options: RunOptions, records: Sequence[RequestRecord]) -> Finding |
 
 
 def stale_hits(run: Run, *, template: bool = False) -> list[Finding]:
-    """Did the server know prompts that this run sent for the first time?
+    """Report a server that had cached prompts which this run sent for the first time.
 
-    With a `template` (chat) what it puts around every prompt is shared by all requests.
+    With a `template` (chat), all requests share the tokens that it puts around every prompt.
     """
     possible, hit = possible_hit_rate.value(run), prefix_hit_rate.value(run)
     told = [r for r in run.good if r.prompt_tokens and r.known_prompt_tokens] if template else []
@@ -265,7 +265,7 @@ def stale_hits(run: Run, *, template: bool = False) -> list[Finding]:
 
 
 def ask_server(options: RunOptions) -> dict[str, Any]:
-    """Its model and version; `Overloaded` where it does not answer."""
+    """Ask the server's model and version; raise `Overloaded` if it does not answer."""
     address = parse_url(options.url)
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else None
     give_up = time.monotonic() + options.wait
@@ -313,7 +313,7 @@ def make_material(tokenizer: str | None) -> Material:
 
 
 def make_sessions(options: RunOptions, material: Material) -> tuple[list[Session], Arrivals | None]:
-    """The workload and when it arrives (None: closed loop)."""
+    """Make the workload and its arrivals (None: closed loop)."""
     if options.trace is not None:
         kind, _, path = options.trace.partition(":")
         sessions = load_trace(kind, Path(path), material, limit=options.requests, seed=options.seed)
@@ -345,7 +345,7 @@ def make_wish(options: RunOptions, material: Material) -> Wish:
 
 
 def _warm_up(options: RunOptions, target: Target, material: Material) -> None:
-    """A few requests that are not counted, of another seed so that no prefix is shared."""
+    """Send a few requests that are not counted, of another seed so that no prefix is shared."""
     if not options.warms_up:
         return
     wish = make_wish(

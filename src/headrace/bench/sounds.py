@@ -1,4 +1,4 @@
-"""What a load of sounds is made of, and what is written down of each that was heard."""
+"""Recordings of a transcription load, and the record kept of each request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMITS = AudioLimits(bytes=1 << 30, memory=4 << 30, wall_seconds=900)
 
 
 class Recording(NamedTuple):
-    """A file, and what is said in it where somebody wrote that down."""
+    """A file, and its transcript if it has one."""
 
     name: str
     data: bytes
@@ -24,13 +24,13 @@ class Recording(NamedTuple):
 
 @dataclass(slots=True)
 class HeardSound:
-    """One request or session; times in seconds from the begin of the run."""
+    """One request or session; times in seconds from the start of the run."""
 
     recording: Recording
     due: float
     begin: float = 0.0
     first: float = 0.0
-    """When there was text."""
+    """Time of the first text."""
     end: float = 0.0
     text: str = ""
     error: str | None = None
@@ -39,8 +39,10 @@ class HeardSound:
 
 
 def read_recordings(folder: Path) -> list[Recording]:
-    """Every sound below a folder, with the text in the file of the same name and `.txt`. Raises
-    `InvalidRequest` where there is none, or for one that cannot be read."""
+    """Read every sound below a folder, with the text in the `.txt` file of the same name.
+
+    Raises `InvalidRequest` without any sound, or for one that cannot be read.
+    """
     found = []
     for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES):
         name, data, words = (

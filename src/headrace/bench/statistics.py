@@ -34,7 +34,8 @@ class Distribution:
 
 
 def describe(values: Sequence[float] | Array, seed: int = 0) -> Distribution | None:
-    """None for an empty sample. Percentiles interpolate linearly between order statistics."""
+    """Summarise a sample; None for an empty one. Percentiles interpolate between order
+    statistics."""
     data = np.asarray(values, np.float64)
     if data.size == 0:
         return None
@@ -58,7 +59,7 @@ def describe(values: Sequence[float] | Array, seed: int = 0) -> Distribution | N
 def _bootstrap(
     data: Array, statistics: dict[str, Callable[[Array], Array]], seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Percentile bootstrap; samples above 4,000 are thinned for the resampling."""
+    """Compute a percentile bootstrap; samples above 4,000 are thinned for the resampling."""
     if data.size < 2:
         return {name: (float(data[0]), float(data[0])) for name in statistics}
     rng = np.random.default_rng(seed)
@@ -73,16 +74,17 @@ def _bootstrap(
 
 
 def t_95(freedom: int) -> float:
-    """Two-sided 95 % quantile of Student's t (the next smaller degree that is tabled)."""
+    """Return the two-sided 95 % quantile of Student's t, of the next smaller degree in the
+    table."""
     known = [degree for degree in T_95 if degree <= freedom]
     return T_95[max(known)] if known and freedom <= 30 else 1.96 if freedom > 30 else T_95[1]
 
 
 def ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """(ratio b / a, low, high) at 95 % from paired repeats.
+    """Return (ratio b / a, low, high) at 95 % from paired repeats.
 
-    Student's t on the logarithms of the ratios: what slowed both runs of a pair cancels.
-    One pair has no interval: (ratio, 0, inf).
+    Student's t on the logarithms of the ratios: an influence that slowed both runs of a pair
+    cancels. One pair has no interval: (ratio, 0, inf).
     """
     logs = [math.log(b / a) for a, b in pairs]
     mean = sum(logs) / len(logs)
@@ -96,7 +98,7 @@ def ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, 
 def ratio_bootstrap(
     first: Sequence[float], second: Sequence[float], percentile: float | None
 ) -> tuple[float, float, float]:
-    """(ratio second / first, low, high) of a percentile (None: the mean) of two samples."""
+    """Return (ratio second / first, low, high) of a percentile (None: the mean) of two samples."""
     rng = np.random.default_rng(0)
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
 
@@ -105,7 +107,7 @@ def ratio_bootstrap(
             return np.asarray(table.mean(axis=-1))
         return np.asarray(np.percentile(table, percentile, axis=-1))
 
-    # Pieces of one packet have the same stamp: their pause is nought.
+    # Pieces of one packet have the same stamp: their pause is zero.
     point = float(statistic(b) / max(float(statistic(a)), 1e-9))
     ratios = statistic(rng.choice(b, (RESAMPLES, b.size))) / np.maximum(
         statistic(rng.choice(a, (RESAMPLES, a.size))), 1e-9

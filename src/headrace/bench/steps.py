@@ -1,10 +1,10 @@
-"""Times steps of every kind on a real worker: `python -m headrace.bench.steps MODEL [KERNELS]`.
+"""Timing of steps on a real worker: `python -m headrace.bench.steps MODEL [KERNELS]`.
 
 Prints one step record per line (`roofline.fit.StepRecord`), with "held_out" for the shapes that a
-fit must not see. The KV holds nothing sensible; a step's time does not depend on what is in it.
-Rounds go through all shapes in turn, so that a slow minute of a shared machine hits them alike;
-the best of the rounds is printed, since others' load can only add to a step. Short steps have more
-rounds than long ones.
+fit must not see. The KV holds nothing sensible; a step's time does not depend on its contents.
+Rounds go through all shapes in turn, so that a slow minute of a shared machine hits them alike. The
+best of the rounds is printed, since other load can only add to a step. Short steps have more rounds
+than long ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..worker import Worker, WorkerOptions
 ROUNDS = 3
 SHORT_ROUNDS = 24
 SHORT_SECONDS = 0.15
-"""A step up to this long has `SHORT_ROUNDS`."""
+"""Longest step in seconds that has `SHORT_ROUNDS`."""
 CONTEXT = 2560
 ROWS = 32
 STEP_TOKENS = 512
@@ -39,7 +39,7 @@ def decode(batch: int, context: int) -> Shape:
 
 
 def shapes() -> list[tuple[Shape, bool]]:
-    """(starts and counts, held out?)"""
+    """Return shapes: (starts and counts, held out?)."""
     fit: list[Shape] = [
         decode(batch, context) for batch in (1, 2, 4, 5, 8, 16, 32) for context in (64, 600, 2000)
     ]

@@ -20,9 +20,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Store:
-    """Writes into `folder`; after the first failure it only remembers why.
+    """Writer into `folder`; after the first failure it only remembers the reason.
 
-    `InvalidRequest` where the folder cannot be written to at all.
+    Raises `InvalidRequest` if the folder cannot be written to at all.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -73,7 +73,8 @@ class Store:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Whole or not at all; `HeadraceError` says why not (a full disk, no such folder)."""
+    """Write a file, whole or not at all; `HeadraceError` gives the reason (full disk, no
+    folder)."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text)
@@ -89,7 +90,7 @@ _record = json_reader(RequestRecord)
 
 
 def read_records(path: Path) -> list[RequestRecord]:
-    """Records of a run, also of one that was cut off: a half line at the end is left out."""
+    """Read a run's records, also of one that was cut off: a half line at the end is left out."""
     records = []
     for line in path.read_bytes().split(b"\n"):
         if not line.strip():
@@ -102,7 +103,7 @@ def read_records(path: Path) -> list[RequestRecord]:
 
 
 def records_csv(records: list[RequestRecord], start_ns: int) -> str:
-    """One line per request, times in seconds from the start of the run."""
+    """Format one line per request, times in seconds from the start of the run."""
     per_request = [metric for metric in SAMPLES if metric.name != "itl"]
     out = io.StringIO()
     writer = csv.writer(out)

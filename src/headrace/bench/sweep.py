@@ -1,7 +1,7 @@
 """Several runs in a row: sweeps over concurrency or rate, and the search for the most under an SLO.
 
 Every point has a folder of its own and is kept as soon as it is done; a sweep that was interrupted
-goes on where it stopped.
+resumes at the first missing point.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Point:
 
     @property
     def kept(self) -> bool:
-        """Was the SLO met, by a valid run?"""
+        """Whether the SLO was met, by a valid run."""
         slo = self.result["slo"]
         return bool(slo and slo["met"] and self.sound)
 
@@ -69,7 +69,7 @@ class Point:
 
     @property
     def unjudged(self) -> str:
-        """Why the run does not show whether the SLO is kept, or nothing.
+        """Reason why the run does not show whether the SLO is kept, or the empty string.
 
         A saturated run does show it: the server has a limit.
         """
@@ -81,13 +81,13 @@ class Point:
 
     @property
     def sound(self) -> bool:
-        """Is the run valid, and were its answers as right as the gate wants them?"""
+        """Whether the run is valid and its answers passed the accuracy gate."""
         accuracy = self.result.get("accuracy")
         return bool(self.result["valid"] and (accuracy is None or accuracy["passed"]))
 
 
 def options_at(base: RunOptions, by: str, value: float, seconds: float | None) -> RunOptions:
-    """The options of a point: enough requests for `seconds` (None: as many as the base asks for).
+    """Make a point's options: enough requests for `seconds` (None: as many as the base asks for).
 
     Each point has a seed of its own: the prompts of another point would be in the prefix cache.
     """
@@ -100,7 +100,7 @@ def options_at(base: RunOptions, by: str, value: float, seconds: float | None) -
 
 
 def read_points(folders: Sequence[Path]) -> dict[str, list[Point]]:
-    """Finished sweeps by the names of their folders."""
+    """Read finished sweeps by the names of their folders."""
     found = {}
     for folder in folders:
         try:
@@ -114,7 +114,7 @@ def read_points(folders: Sequence[Path]) -> dict[str, list[Point]]:
 
 
 class Sweeper:
-    """Runs points, or reads them back from the folder."""
+    """Runner of points, or reader of those in the folder."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Sweeper:
         self._gate = gate
 
     def point(self, value: float) -> Point:
-        """The point of a value, run or read back, with the gate's verdict."""
+        """Return the point of a value, run or read back, with the gate's verdict."""
         options = options_at(self.base, self.by, value, self.seconds)
         place = None if self.folder is None else self.folder / f"{self.by}-{value:g}"
         if place is not None and (place / "result.json").is_file():
@@ -155,7 +155,7 @@ class Sweeper:
         return result
 
     def sweep(self, values: Sequence[float]) -> Iterator[Point]:
-        """A point per value; ends early where a run was interrupted."""
+        """Yield a point per value; end early if a run was interrupted."""
         for value in values:
             point = self.point(value)
             yield point
@@ -165,11 +165,11 @@ class Sweeper:
     def search(
         self, on_point: OnPoint, *, start: float, limit: float, precision: float = 0.05
     ) -> Point | None:
-        """The largest value whose run meets the SLO, or None if not even the start does.
+        """Find the largest value whose run meets the SLO, or None if not even the start does.
 
         Doubles from `start` until the SLO breaks, then halves the interval until it is within
-        `precision` of its upper end (or one user). Assumes that what breaks it at one load breaks
-        it at every higher one.
+        `precision` of its upper end (or one user). Assumes that an SLO broken at one load is broken
+        at every higher one.
         """
         if self.base.slo is None:
             raise InvalidRequest("a search needs an --slo", param="slo")
@@ -208,7 +208,7 @@ class Sweeper:
 
 
 def pareto(points: Sequence[Point], figure: str = "output_throughput") -> list[Point]:
-    """Points that no other beats in both interactivity and throughput, by interactivity."""
+    """Return points that no other beats in both interactivity and throughput, by interactivity."""
 
     def place(point: Point) -> tuple[float, float]:
         return point.interactivity, point.figure(figure)
@@ -263,12 +263,14 @@ def _known(value: float, unit: str = "") -> str:
 
 
 Sweeps = Mapping[str, Sequence[Point]]
-"""By name."""
+"""Sweeps by name."""
 
 
 def pareto_chart(sweeps: Sweeps, title: str, figure: str, unit: str) -> Chart:
-    """A figure over interactivity, with the front of each sweep; points that are invalid or below
-    the gate are left out, and so are those where the figure is not known."""
+    """Draw a figure over interactivity, with the front of each sweep.
+
+    Points that are invalid, below the gate or without the figure are left out.
+    """
     series = []
     for name, every in sweeps.items():
         points = [p for p in every if p.sound and not math.isnan(p.figure(figure))]

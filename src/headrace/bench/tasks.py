@@ -1,8 +1,8 @@
-"""Small task sets for a first look at quality, and GSM8K where it is installed or given as a file.
+"""Small task sets for a first look at quality, and GSM8K if it is installed or given as a file.
 
-The built-in sets are made from a seed, so they ship with the package and have no licence of others;
-they are easy on purpose: a format or a kernel that breaks a model shows in them at once, and a
-model of half a billion parameters solves most. What they score is no measure of a model's worth.
+The built-in sets are made from a seed, so they ship with the package and have no licence of others.
+They are easy on purpose: a format or a kernel that breaks a model shows in them at once, and a
+model of half a billion parameters solves most. Their scores do not measure a model's worth.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class Item:
     question: str
     right: Callable[[str], bool]
     tokens: int = 48
-    """What an answer may have."""
+    """Most tokens of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """How many were right, with Wilson's 95 % interval of the share."""
+    """Number of right answers, with Wilson's 95 % interval of the share."""
 
     name: str
     items: int
     right: int
     failed: int
-    """Answers that did not end within their tokens count as wrong; these are their number."""
+    """Number of answers that did not end within their tokens; they count as wrong."""
 
     @property
     def score(self) -> float:
@@ -53,7 +53,7 @@ class TaskScore:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """E. B. Wilson, 1927."""
+        """Wilson's interval (E. B. Wilson, 1927)."""
         n, p, z = self.items, self.score, 1.96
         middle = (p + z * z / (2 * n)) / (1 + z * z / n)
         half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -61,7 +61,7 @@ class TaskScore:
 
 
 def last_number(text: str) -> float | None:
-    """The last number of an answer, thousands separators dropped."""
+    """Return the last number of an answer, thousands separators dropped."""
     found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
     return float(found[-1].replace(",", "")) if found else None
 
@@ -71,7 +71,7 @@ def _is_number(wanted: float) -> Callable[[str], bool]:
 
 
 def arithmetic(rng: random.Random, count: int) -> list[Item]:
-    """Sums and differences of two numbers below 100."""
+    """Ask for sums and differences of two numbers below 100."""
     items = []
     for _ in range(count):
         a, b = rng.randint(10, 99), rng.randint(10, 99)
@@ -83,7 +83,7 @@ def arithmetic(rng: random.Random, count: int) -> list[Item]:
 
 
 def copying(rng: random.Random, count: int) -> list[Item]:
-    """Six words to be repeated: a context that is read wrongly cannot be copied."""
+    """Ask to repeat six words: a context that is read wrongly cannot be copied."""
     items = []
     for _ in range(count):
         wanted = " ".join(rng.sample([word for word in WORDS if len(word) > 3], 6))
@@ -102,7 +102,7 @@ TOWNS = ("Oslo", "Lima", "Cairo", "Delhi", "Quito", "Hanoi", "Turin", "Accra", "
 
 
 def extraction(rng: random.Random, count: int) -> list[Item]:
-    """Facts of a sentence as a JSON object."""
+    """Ask for facts of a sentence as a JSON object."""
     items = []
     for _ in range(count):
         name, town, age = rng.choice(NAMES), rng.choice(TOWNS), rng.randint(20, 79)
@@ -134,7 +134,7 @@ BUILT_IN: dict[str, Callable[[random.Random, int], list[Item]]] = {
 
 
 def load_task(name: str, count: int, seed: int = 0) -> list[Item]:
-    """A set by name; `gsm8k:FILE` reads OpenAI's lines of {"question", "answer"}."""
+    """Load a set by name; `gsm8k:FILE` reads OpenAI's lines of {"question", "answer"}."""
     kind, _, file = name.partition(":")
     if kind == GSM8K:
         return _gsm8k(Path(file) if file else _installed(), count)
@@ -156,7 +156,7 @@ def _installed() -> Path:
 
 
 def _gsm8k(path: Path, count: int) -> list[Item]:
-    """Cobbe et al. 2021: the answer's last line is `#### NUMBER`."""
+    """Read GSM8K (Cobbe et al. 2021): the answer's last line is `#### NUMBER`."""
     items = []
     try:
         lines = path.read_text().splitlines()[:count]
@@ -178,7 +178,7 @@ def _gsm8k(path: Path, count: int) -> list[Item]:
 
 
 def score_task(target: Target, name: str, items: Sequence[Item], concurrency: int = 4) -> TaskScore:
-    """Ask all greedily over the chat endpoint."""
+    """Ask all questions greedily over the chat endpoint."""
     bodies = [
         {
             "model": target.model,

@@ -1,8 +1,8 @@
-"""What a server and its machine did over a run, as series beside the requests' timeline.
+"""Activity of a server and its machine over a run, as series next to the requests' timeline.
 
-Read at an interval from outside: the server's Prometheus text, and where the server is on this
-machine its processes (CPU, memory), the package's energy counters (RAPL) and the GPUs (NVML). What
-cannot be read is absent, never guessed.
+Read at an interval from outside: the server's Prometheus text. If the server is on this machine,
+also its processes (CPU, memory), the package's energy counters (RAPL) and the GPUs (NVML). An
+unreadable source is absent, never guessed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .energy import gpu_states, rapl_joules
 from .http import Address, ConnectionLost, fetch, parse_url
 
 MOST_POINTS = 600
-"""Points of a series; above, every second one is dropped and the interval doubles."""
+"""Points of a series; above this, every second one is dropped and the interval doubles."""
 MOST_SERIES = 96
-"""Series of one run; a server may have thousands."""
+"""Most series of one run; a server may have thousands."""
 SCRAPE_SECONDS = 5.0
 KNOWN = (
     "num_requests_running",
@@ -35,7 +35,7 @@ KNOWN = (
     "generation_tokens",
     "prompt_tokens",
 )
-"""Names (vLLM's, without prefix) that are kept even where they never change."""
+"""Names (vLLM's, without prefix) that are kept even if they never change."""
 
 
 class MetricValue(NamedTuple):
@@ -44,7 +44,7 @@ class MetricValue(NamedTuple):
     value: float
     unit: str
     counter: bool = False
-    """Grows: what is kept of it is its rate."""
+    """Whether it only grows; then its rate is kept."""
 
 
 Readings = dict[str, MetricValue]
@@ -62,7 +62,7 @@ class SeriesWriter:
         self._left_out: set[str] = set()
 
     def add(self, rounds: Sequence[tuple[int, Readings]], *, last: bool = False) -> None:
-        """Keep what all probes read, each at its time; the `last` is kept whatever the stride."""
+        """Keep the readings of all probes, each at its time; the `last` despite the stride."""
         self._count += 1
         if (self._count - 1) % self._stride and not last:
             return
@@ -80,7 +80,7 @@ class SeriesWriter:
                 self._values[name] = self._values[name][::2]
 
     def document(self, start_ns: int, interval: float) -> dict[str, Any]:
-        """Seconds from `start_ns` and values of each series that says something."""
+        """Return seconds from `start_ns` and values of each series that varies or is known."""
         series = {}
         for name, times in self._times.items():
             values = self._values[name]
@@ -104,7 +104,7 @@ class SeriesWriter:
 
 
 def rates(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Growth per second of a counter between readings; a restart (it shrank) has none."""
+    """Return a counter's growth per second between readings; a restart (it shrank) has none."""
     found = []
     for (before, earlier), (at, value) in itertools.pairwise(points):
         if at > before and value >= earlier:
@@ -113,7 +113,7 @@ def rates(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 class Telemetry:
-    """Reads all probes from a thread of its own until it is stopped."""
+    """Reader of all probes from a thread of its own until it is stopped."""
 
     def __init__(self, probes: Sequence[Probe], interval: float) -> None:
         self.interval = interval
@@ -135,7 +135,7 @@ class Telemetry:
             self._read(last=True)
 
     def document(self, start_ns: int) -> dict[str, Any] | None:
-        """The series; None where nothing was to be read."""
+        """Return the series; None without any probe."""
         return self._writer.document(start_ns, self.interval) if self._probes else None
 
     def _run(self) -> None:
@@ -156,8 +156,8 @@ class Telemetry:
 
 
 def probes_of(url: str, more: Iterable[str] = (), api_key: str | None = None) -> list[Probe]:
-    """Probes of a server, of further exporters (DCGM, node), and of this machine where the server
-    is."""
+    """Make probes of a server, of further exporters (DCGM, node), and of this machine if the server
+    runs on it."""
     address = parse_url(url)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     found: list[Probe] = [lambda: scrape(address, "/metrics", "server", headers)]
@@ -171,7 +171,7 @@ def probes_of(url: str, more: Iterable[str] = (), api_key: str | None = None) ->
 
 
 def local_probe(processes: Processes) -> Probe:
-    """This machine and the processes that serve."""
+    """Make a probe of this machine and the processes that serve."""
 
     def read() -> Readings:
         found: Readings = {}
@@ -190,7 +190,7 @@ def local_probe(processes: Processes) -> Probe:
 
 
 def scrape(address: Address, path: str, source: str, headers: dict[str, str]) -> Readings:
-    """Gauges and counters of a Prometheus text; empty where there is none."""
+    """Read gauges and counters of a Prometheus text; empty on failure."""
     try:
         status, body = asyncio.run(fetch(address, "GET", path, b"", headers, SCRAPE_SECONDS))
         return read_text(body.decode(errors="replace"), source) if status == 200 else {}
@@ -199,7 +199,7 @@ def scrape(address: Address, path: str, source: str, headers: dict[str, str]) ->
 
 
 def read_text(text: str, source: str) -> Readings:
-    """Counters summed over their labels; gauges apart by the labels in which they differ."""
+    """Sum counters over their labels; keep gauges apart by the labels in which they differ."""
     found: Readings = {}
     for family in text_string_to_metric_families(text):
         if family.type == "counter":
@@ -212,7 +212,7 @@ def read_text(text: str, source: str) -> Readings:
                 told = ",".join(f'{key}="{value}"' for key, value in sorted(own - common))
                 name = f"{source} {sample.name}" + (f"{{{told}}}" if told else "")
                 found[name] = MetricValue(sample.value, "")
-    # Under vLLM's name and without its prefix is one series.
+    # A series under vLLM's name and without its prefix is one series.
     return {name: value for name, value in found.items() if _prefixed(name, source) not in found}
 
 

@@ -20,7 +20,7 @@ from .material import Material
 from .workload import Session, Turn
 
 ANSWER_TOKENS = 128
-"""Length of the answer to an own prompt that says nothing of it."""
+"""Length of the answer to a user's own prompt that does not give one."""
 HASH_TOKENS = 512
 """Tokens of one hashed block in Mooncake's traces."""
 
@@ -28,7 +28,7 @@ HASH_TOKENS = 512
 def load_trace(
     kind: str, path: Path, material: Material, *, limit: int | None = None, seed: int = 0
 ) -> list[Session]:
-    """The sessions of a trace, in order of time; `InvalidRequest` names line and column."""
+    """Load the sessions of a trace, in order of time; `InvalidRequest` names line and column."""
     if kind not in TRACES:
         raise InvalidRequest(
             f"unknown trace format {kind!r}; known: {', '.join(TRACES)}", param="trace"
@@ -48,8 +48,11 @@ def load_trace(
 def _sharegpt(
     path: Path, material: Material, rng: random.Random, limit: int | None
 ) -> list[Session]:
-    """[{"conversations": [{"from": "human" | "gpt", "value": …}, …]}, …]: questions with the
-    answer behind each; a system prompt, or an answer that nobody asked for, is left out."""
+    """Read [{"conversations": [{"from": "human" | "gpt", "value": …}, …]}, …].
+
+    Questions with the answer after each; a system prompt, or an answer without a question, is left
+    out.
+    """
     try:
         data = json.loads(path.read_text())
     except ValueError as error:
@@ -87,10 +90,10 @@ def _sharegpt(
 def _mooncake(
     path: Path, material: Material, rng: random.Random, limit: int | None
 ) -> list[Session]:
-    """Lines of {"timestamp" (ms), "input_length", "output_length", "hash_ids"}.
+    """Read lines of {"timestamp" (ms), "input_length", "output_length", "hash_ids"}.
 
-    A hash id always becomes the same 512 tokens of the run, so prefixes are shared as they were
-    recorded, and not with a run of another seed.
+    A hash id always becomes the same 512 tokens within the run. Prefixes are shared as recorded,
+    and not with a run of another seed.
     """
     blocks: dict[int, list[int] | str] = {}
     seen: set[int] = set()
@@ -134,11 +137,12 @@ def _mooncake(
 def _prompts(
     path: Path, material: Material, rng: random.Random, limit: int | None
 ) -> list[Session]:
-    """One's own prompts, a session a line: {"text" or "prompt": …}, {"turns": [{"text": …}, …]} or
-    recorded {"messages": [{"role": …, "content": …}, …]}, whose answers stay as they were.
+    """Read the user's own prompts, a session a line.
 
-    Of a session or a turn also "output_tokens" (or "max_tokens"), of a turn "delay" (ms after the
-    answer before), of a session "system" and "timestamp" (ms).
+    Lines are {"text" or "prompt": …}, {"turns": [{"text": …}, …]} or recorded {"messages":
+    [{"role": …, "content": …}, …]}, whose answers stay as they were. A session or a turn may also
+    have "output_tokens" (or "max_tokens"), a turn "delay" (ms after the previous answer), a session
+    "system" and "timestamp" (ms).
     """
     sessions = []
     for number, line in enumerate(path.read_text().splitlines()[:limit], 1):
@@ -171,8 +175,10 @@ def _wished(item: dict[str, Any]) -> int:
 
 
 def _recorded(messages: list[dict[str, Any]], material: Material) -> tuple[str, list[Turn]]:
-    """(system prompt, turns) of a conversation or an agent's run: what came between two answers,
-    tools' results too, is one turn."""
+    """Return (system prompt, turns) of a conversation or an agent's run.
+
+    All messages between two answers, tools' results too, are one turn.
+    """
     system, asked, turns = "", list[str](), list[Turn]()
     for message in messages:
         role, content = message["role"], message.get("content") or ""
@@ -200,8 +206,10 @@ def _recorded(messages: list[dict[str, Any]], material: Material) -> tuple[str, 
 def _columns(
     when: str, given: str, made: str, seconds: Callable[[str], float]
 ) -> Callable[[Path, Material, random.Random, int | None], list[Session]]:
-    """A reader of CSV files with these columns: the time, as `seconds` reads it, tokens of the
-    prompt and of the answer. Requests without either failed, and are left out."""
+    """Make a reader of CSV files with these columns: time, prompt tokens, answer tokens.
+
+    `seconds` reads the time. Requests without either count failed, and are left out.
+    """
     needed = when, given, made
 
     def read(

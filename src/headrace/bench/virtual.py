@@ -31,8 +31,11 @@ COURSES = 8
 def bands(
     cluster: Callable[[int], Cluster], options: RunOptions, courses: int
 ) -> dict[str, tuple[float, float]]:
-    """(lowest, highest) 99th percentile in seconds of so many courses of a run, by sample: they
-    differ in when requests reach the engine, and so in how many prompts a step has."""
+    """Return (lowest, highest) 99th percentile in seconds over `courses` courses of a run, by
+    sample.
+
+    Courses differ in when requests reach the engine, and so in how many prompts a step has.
+    """
     runs = [Simulation(cluster(one + 1), options).run()[0]["samples"] for one in range(courses)]
     tails = {
         name: [one[name]["percentiles"]["p99"] for one in runs if name in one] for name in BANDS
@@ -67,7 +70,7 @@ class _User:
 
 
 class Simulation:
-    """Plays a workload against a cluster."""
+    """Simulated run of a workload against a cluster."""
 
     def __init__(self, cluster: Cluster, options: RunOptions) -> None:
         options.verify()
@@ -83,13 +86,13 @@ class Simulation:
         self._records: list[RequestRecord] = []
 
     def run(self) -> tuple[dict[str, Any], Run]:
-        """(result document, run)."""
+        """Return (result document, run)."""
         users = (
             _User(session, number, self._words.of(session.system))
             for number, session in enumerate(self._sessions)
         )
-        # Where answers bring further users, the first ones come spread over some milliseconds, as
-        # from real clients.
+        # If answers bring further users, the first ones come spread over some milliseconds, as from
+        # real clients.
         begins: Iterable[float] = (n * 1e-4 for n in range(self.options.concurrency))
         if self._offsets is None:
             self._queue = users

@@ -1,4 +1,4 @@
-"""How much of what was said was heard otherwise: word and character error rates."""
+"""Transcription errors: word and character error rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORD = re.compile(r"[\w']+")
 
 
 class Errors(NamedTuple):
-    """Words (or characters) that were said, and the fewest changes that give what was heard."""
+    """Words (or characters) of the truth, and the fewest changes from it to the transcript."""
 
     said: int
     wrong: int
@@ -23,15 +23,15 @@ class Errors(NamedTuple):
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters, digits and apostrophes, in lower case. Numbers stay as they are written."""
+    """Return runs of letters, digits and apostrophes, in lower case. Numbers stay as written."""
     return _WORD.findall(text.casefold())
 
 
 def errors(said: Sequence[str], heard: Sequence[str]) -> int:
-    """The fewest to change, take out or put in (Levenshtein 1966), a row of the table at a time.
+    """Count the fewest changes, deletions and insertions (Levenshtein 1966), a table row at a time.
 
-    Within a row, putting in depends on the place before: best[j] = min over k <= j of
-    found[k] + (j - k), which is a running minimum of found - place.
+    Within a row, an insertion depends on the previous place: best[j] = min over k <= j of found[k]
+    + (j - k), which is a running minimum of found - place.
     """
     numbers = {each: number for number, each in enumerate({*said, *heard})}
     other = np.array([numbers[each] for each in heard], np.int64)
@@ -51,6 +51,6 @@ def word_errors(said: str, heard: str) -> Errors:
 
 
 def character_errors(said: str, heard: str) -> Errors:
-    """Letters and digits alone, by which languages are compared that put no space between words."""
+    """Compare only letters and digits: the measure for languages without spaces between words."""
     wanted = "".join(words(said))
     return Errors(len(wanted), errors(wanted, "".join(words(heard))))

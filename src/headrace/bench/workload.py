@@ -1,7 +1,7 @@
-"""What is asked: sessions of turns, made from a seed before the clock starts.
+"""Workloads: sessions of turns, made from a seed before the clock starts.
 
-A session is one user: turns follow each other, each after the answer to the one before and a time
-to think. A single-turn workload has sessions of one turn.
+A session is one user. Turns follow each other, each after the previous answer and a time to think.
+A single-turn workload has sessions of one turn.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Turn:
     """One request of a session."""
 
     text: str
-    """What the user adds."""
+    """Text that the user adds."""
     output_tokens: int
     think_seconds: float = 0.0
-    """After the answer before this one."""
+    """Pause after the previous answer."""
     cancel_after: int | None = None
-    """Hang up after so many chunks."""
+    """Chunks after which to hang up."""
     role: str = ROLE_USER
     ids: list[int] | None = None
-    """The prompt as token ids, where the workload is exact and single-turn."""
+    """The prompt as token ids, if the workload is exact and single-turn."""
     prompt_tokens: int = 0
     """Tokens of `ids` or `text` (without a chat template), as far as known."""
     answer: str | None = None
-    """Used as the assistant's words in the history in place of what the server says."""
+    """Assistant's text in the history, used instead of the server's answer."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of the request's body."""
 
@@ -50,18 +50,19 @@ class Session:
     turns: list[Turn]
     system: str = ""
     group: int = 0
-    """Which shared prefix it has."""
+    """Number of its shared prefix."""
     at: float | None = None
     """Offset of its first request in a trace, in seconds."""
     shared_tokens: int = 0
-    """With earlier sessions of its group."""
+    """Tokens shared with earlier sessions of its group."""
     repeats: bool = False
-    """`shared_tokens` are with any earlier session, whatever its group (a trace knows)."""
+    """Whether `shared_tokens` are shared with any earlier session, whatever its group (a trace
+    knows)."""
 
 
 @dataclass(slots=True)
 class Wish:
-    """What a workload is made with."""
+    """Parameters of a workload."""
 
     sessions: int
     seed: int
@@ -79,13 +80,13 @@ class Wish:
 
 
 def fixed(wish: Wish) -> list[Session]:
-    """Single requests; lengths from the two distributions."""
+    """Make single requests with lengths from the two distributions."""
     rng = random.Random(wish.seed)
     return [Session([_turn(wish, rng)]) for _ in range(wish.sessions)]
 
 
 def shared_prefix(wish: Wish) -> list[Session]:
-    """`groups` prefixes of `prefix_tokens`; group k is drawn with weight 1 / k ** zipf."""
+    """Make `groups` prefixes of `prefix_tokens`; group k is drawn with weight 1 / k ** zipf."""
     rng = random.Random(wish.seed)
     weights = [1 / rank**wish.zipf for rank in range(1, wish.groups + 1)]
     prefixes = [
@@ -109,7 +110,7 @@ def shared_prefix(wish: Wish) -> list[Session]:
 
 
 def chat(wish: Wish) -> list[Session]:
-    """Users with a system prompt of their group, who think (exponential) between turns."""
+    """Make users with a system prompt of their group, who think (exponential) between turns."""
     rng = random.Random(wish.seed)
     systems = [wish.material.text(wish.prefix_tokens, rng) for _ in range(wish.groups)]
     weights = [1 / rank**wish.zipf for rank in range(1, wish.groups + 1)]
@@ -124,7 +125,7 @@ def chat(wish: Wish) -> list[Session]:
 
 
 def agentic(wish: Wish) -> list[Session]:
-    """A coding agent: long tool results come back at once, the context grows, some are cancelled.
+    """Make a coding agent: long tool results return at once, context grows, some are cancelled.
 
     One system prompt with tools for all; each turn after the first is a tool's result of three
     times the input length; `cancel_share` of the turns are hung up after a quarter of the answer.
@@ -146,13 +147,13 @@ def agentic(wish: Wish) -> list[Session]:
 
 
 def long_context(wish: Wish) -> list[Session]:
-    """Single requests of eight times the input length that end in a short question."""
+    """Make single requests of eight times the input length that end in a short question."""
     rng = random.Random(wish.seed)
     return [Session([_turn(wish, rng, factor=8)]) for _ in range(wish.sessions)]
 
 
 def structured(wish: Wish) -> list[Session]:
-    """Single requests whose answer must match a JSON schema."""
+    """Make single requests whose answer must match a JSON schema."""
     rng = random.Random(wish.seed)
     schema = {
         "type": "object",
@@ -178,7 +179,7 @@ def structured(wish: Wish) -> list[Session]:
 
 
 def embeddings(wish: Wish) -> list[Session]:
-    """Single inputs to be embedded; nothing is generated."""
+    """Make single inputs to be embedded; nothing is generated."""
     rng = random.Random(wish.seed)
     sessions = []
     for _ in range(wish.sessions):
@@ -189,7 +190,7 @@ def embeddings(wish: Wish) -> list[Session]:
 
 
 def natural(name: str, wish: Wish) -> list[Session]:
-    """Real text of one class of `bench/natural.py`: prompts have the lengths that they have."""
+    """Make real text of one class of `bench/natural.py`, with natural prompt lengths."""
     rng = random.Random(f"{wish.seed} {name}")
     sessions = []
     for _ in range(wish.sessions):
@@ -216,7 +217,7 @@ EMBEDDING = "embeddings"
 
 
 def make_workload(name: str, wish: Wish) -> list[Session]:
-    """The sessions of a named workload; `InvalidRequest` lists the names."""
+    """Make the sessions of a named workload; `InvalidRequest` lists the names."""
     if name not in WORKLOADS:
         raise InvalidRequest(
             f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}", param="workload"
@@ -233,7 +234,7 @@ def make_workload(name: str, wish: Wish) -> list[Session]:
 
 
 def shareable_tokens(sessions: list[Session]) -> int:
-    """Prompt tokens of the single-turn requests that an earlier one of the same group had too."""
+    """Count prompt tokens of single-turn requests that an earlier one of the same group had too."""
     seen: set[int] = set()
     total = 0
     for session in sessions:

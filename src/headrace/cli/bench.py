@@ -79,7 +79,7 @@ def run_command(
     at_least: AtLeast = 0.99,
     gate: GateKinds = EVERY_GATE,
 ) -> None:
-    """One run: send a workload, report latency, throughput and whether to believe it."""
+    """Run once: send a workload; report latency, throughput and whether to believe it."""
     options = replace(options, seed=fresh_seed(options.seed))
     console = Console(stderr=as_json, highlight=False)
     measure = Measure(console, history, roofline, hardware)
@@ -122,7 +122,7 @@ def sweep_command(
     at_least: AtLeast = 0.99,
     gate: GateKinds = EVERY_GATE,
 ) -> None:
-    """Runs at several loads, with Pareto plots; goes on where it was interrupted."""
+    """Run at several loads, with Pareto plots; an interrupted sweep resumes."""
     try:
         values = [float(value) for value in points.split(",")]
         if any(value <= 0 for value in values):
@@ -162,7 +162,7 @@ def search_command(
     at_least: AtLeast = 0.99,
     gate: GateKinds = EVERY_GATE,
 ) -> None:
-    """The largest concurrency or rate that keeps an SLO."""
+    """Find the largest concurrency or rate that keeps an SLO."""
     if not 0 < start <= limit:
         raise InvalidRequest(
             f"start ({start:g}) must be above 0 and at most limit ({limit:g})", param="start"
@@ -222,7 +222,7 @@ def compare_command(
     roofline: Roofline = None,
     hardware: HardwareOf = "this",
 ) -> None:
-    """B against A with confidence intervals; exit code 3 where B is worse."""
+    """Compare B with A, with confidence intervals; exit code 3 if B is worse."""
     console = Console(highlight=False)
     if a.startswith("http") and b.startswith("http"):
         base = replace(options, url=a, seed=fresh_seed(options.seed))
@@ -314,7 +314,7 @@ def history_command(
     html: Annotated[Path | None, typer.Option(help="Write a page with the plot.")] = None,
     database: Annotated[Path | None, typer.Option(help="The DuckDB file.")] = None,
 ) -> None:
-    """A metric over runs, by model, server, its commit, hardware, workload and load."""
+    """Show a metric over runs, by model, server, its commit, hardware, workload and load."""
     entries = History(database).metric(
         metric, workload=workload, model=model, server=server, machine=machine, commit=commit
     )
@@ -323,7 +323,7 @@ def history_command(
     for column in (*known, f"{metric}, {unit_of(metric)}"):
         table.add_column(column, overflow="fold")
     for entry in entries:
-        created = entry.created[:16]  # By the minute: a terminal has 80 columns.
+        created = entry.created[:16]  # To the minute: a terminal has 80 columns.
         what = entry.model, entry.server, entry.commit[:7] or "–", entry.workload, entry.load
         table.add_row(created, *what, f"{entry.value:.4g}")
     Console(highlight=False).print(table)
@@ -340,7 +340,7 @@ def mock_command(
     error_rate: Annotated[float, typer.Option(help="Share of requests that fail.")] = 0.0,
     at_once: Annotated[int, typer.Option(help="Requests at a time; 0: no limit.")] = 0,
 ) -> None:
-    """A server with set latencies, to try the bench (or a router) on."""
+    """Serve with set latencies, to try the bench (or a router) on."""
     behaviour = Behaviour(ttft=ttft, itl=itl, error_rate=error_rate, at_once=at_once)
     with MockServer(behaviour, port) as server:
         print(server.url, flush=True)
@@ -360,7 +360,7 @@ class Measure:
             self._roofline = make_case(roofline, device), device
 
     def one(self, options: RunOptions, folder: Path | None) -> tuple[dict[str, Any], str | None]:
-        """(result, why not all of it was written)."""
+        """Return (result, reason why it was not all written)."""
         outcome = _outcome(self._console, options, folder)
         result = outcome.result
         if self._roofline is not None:
@@ -372,7 +372,7 @@ class Measure:
         return result, outcome.problem
 
     def point(self, options: RunOptions, folder: Path | None) -> dict[str, Any]:
-        """One of several runs."""
+        """Run one of several."""
         result, problem = self.one(options, folder)
         if problem is None and folder is not None and self._roofline is not None:
             problem = _write_reports(folder, result)
@@ -382,7 +382,7 @@ class Measure:
 
 
 def _outcome(console: Console, options: RunOptions, folder: Path | None) -> Outcome:
-    """One run with a live view; SIGTERM ends it as Ctrl-C does."""
+    """Run once with a live view; SIGTERM ends it as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with LiveView(console) as view:
@@ -398,7 +398,7 @@ def _say_unwritten(console: Console, problem: str) -> None:
 
 
 def _write_reports(folder: Path, result: dict[str, Any]) -> str | None:
-    """→ why not everything was written; the numbers are shown all the same."""
+    """Write the reports; return why not everything was written. The numbers are shown anyway."""
     try:
         write_text(folder / "result.json", json.dumps(result, indent=1))
         write_text(folder / "report.html", html_report(result))
@@ -435,7 +435,7 @@ def _finish_sweep(
 
 
 def _exit_below(console: Console, results: list[dict[str, Any]]) -> None:
-    """Exit with 3 where an answer's gate did not pass."""
+    """Exit with 3 if an answer's gate did not pass."""
     checked = [result["accuracy"] for result in results if result.get("accuracy")]
     for told in checked:
         style = None if told["passed"] else "bold red"
@@ -445,7 +445,7 @@ def _exit_below(console: Console, results: list[dict[str, Any]]) -> None:
 
 
 def _sweep_seed(folder: Path, wish: int) -> int:
-    """The seed of the points that were measured before, so that a sweep can go on."""
+    """Return the seed of the points that were measured before, so that a sweep can resume."""
     for done in sorted(folder.glob("seed-*")):
         if wish == UNSAID:
             return int(done.name.removeprefix("seed-"))

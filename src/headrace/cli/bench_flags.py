@@ -1,4 +1,4 @@
-"""Flags that the commands of `headrace bench` share, and what they make of a run's options."""
+"""Flags that the commands of `headrace bench` share, and the options made of them."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ Keep = Annotated[bool, typer.Option("--history/--no-history", help="Add to the h
 
 
 _SAID: dict[str, Any] = {"seed": int | None, "metrics_urls": list[str] | None, "extra": str | None}
-"""Type of a flag that is not its field's: None for what `make_options` fills in."""
+"""Type of a flag that differs from its field's: None for values that `make_options` fills in."""
 
 
 def with_run_flags(
     *without: str, only: str | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the flags of a run, but for those `without` which or all but `only` some
-    (names with a space between them).
+    """Give a command the flags of a run, except those in `without`, or only those in `only`.
 
-    The command gets them as `options`, a `RunOptions` (with `UNSAID` for a seed). `defaults` are of
-    fields that mostly have another value with this command.
+    `only` is a string of names with a space between them. The command gets the flags as `options`,
+    a `RunOptions` (with `UNSAID` for a seed). `defaults` are of fields that mostly have another
+    value with this command.
     """
     every = [spec.name for spec in fields(RunOptions)] if only is None else only.split()
     kept = [name for name in every if name not in without]
@@ -67,8 +67,11 @@ def with_flags(
     only: Sequence[str] | None = None,
     **defaults: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for each field of a record that has a help text (of `only` some), and
-    what `make` makes of their values as its argument `name`."""
+    """Give a command a flag for each field of a record that has a help text (or for those in
+    `only`).
+
+    `make` turns their values into the command's argument `name`.
+    """
     specs = [
         spec
         for spec in fields(record)
@@ -107,7 +110,7 @@ def with_flags(
 
 
 def make_options(given: dict[str, Any]) -> RunOptions:
-    """`RunOptions` of flags, with `UNSAID` for a seed that was not said (`fresh_seed`)."""
+    """Make `RunOptions` of flags, with `UNSAID` for a seed that was not given (`fresh_seed`)."""
     given = dict(given)
     preset = given.pop("preset", None)
     if preset is not None:
@@ -126,7 +129,7 @@ def make_options(given: dict[str, Any]) -> RunOptions:
 
 
 def default_folder(kind: str) -> Path:
-    """Where results go that nobody gave a place."""
+    """Return the default folder of results."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("bench-results") / f"{kind}-{stamp}-{time.monotonic_ns() % 1000:03d}"
 
@@ -138,7 +141,7 @@ UNSAID = -1
 
 
 def fresh_seed(wish: int) -> int:
-    """A new one by default: prompts of an earlier run would be in the server's prefix cache."""
+    """Draw a seed by default: prompts of an earlier run would be in the server's prefix cache."""
     return secrets.randbelow(10**6) if wish == UNSAID else wish
 
 

@@ -1,4 +1,4 @@
-"""`headrace bench hear`: how fast and how well a server transcribes."""
+"""`headrace bench hear`: speed and accuracy of a server's transcription."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def hear_command(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Transcription requests or live sessions: seconds of sound a second, times, word errors."""
+    """Load with transcription requests or live sessions: speed, times, word errors."""
     verify_bounds(options)
     if not folder.is_dir():
         raise InvalidRequest(f"{folder} is no folder of sounds", param="folder")

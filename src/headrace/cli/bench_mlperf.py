@@ -66,7 +66,7 @@ def mlperf_command(
     ] = 0.99,
     out: Out = None,
 ) -> None:
-    """An MLPerf scenario through the real LoadGen, with its logs and its verdict."""
+    """Run an MLPerf scenario through the real LoadGen, with its logs and its verdict."""
     if reference is not None:
         if mlperf.mode != "accuracy":
             raise InvalidRequest("a reference needs --mode accuracy", param="reference")
@@ -89,7 +89,7 @@ def mlperf_command(
         mlperf.library = from_trace(trace, material, mlperf.samples)
     server = ask_server(options)
     model = options.model or server["model"]
-    # A data set's answers end where they end: TEST09 asks how long they are.
+    # A data set's answers end at their natural end: TEST09 asks for their length.
     mlperf.target = Target(
         options.url,
         model,
@@ -100,7 +100,7 @@ def mlperf_command(
     if mlperf.library and any(len(sample.history) > 1 for sample in mlperf.library):
         mlperf.target.endpoint = "chat"
     if mlperf.hears:
-        # Tokens of a text that is heard are counted by its answer, which comes whole.
+        # An answer with a sound's text comes whole and counts its tokens.
         mlperf.target.stream = False
         mlperf.target.extra = {"language": language} if language else {}
     root = out or Path(".")
@@ -114,7 +114,7 @@ def mlperf_command(
 def _report(
     found: MlperfResult, options: MlperfOptions, reference: Path | None, at_least: float
 ) -> None:
-    """Say what LoadGen and we found, and exit by it."""
+    """Print LoadGen's and our findings, and exit accordingly."""
     print((found.folder / SUMMARY).read_text())
     print(f"logs: {found.folder}")
     if options.mode == "performance" and options.min_seconds < SUBMISSION_SECONDS:
@@ -139,7 +139,7 @@ def _report(
         raise typer.Exit(INVALID_RUN)
     if found.passed is not None:
         print(f"{options.test} {'passed' if found.passed else 'FAILED'}")
-        # How long a test lasts, its own settings say: LoadGen's verdict on that does not count.
+        # The test's own settings decide its duration: LoadGen's verdict on that does not count.
         raise typer.Exit(0 if found.passed else comparing.REGRESSED)
     if found.valid is False:
         raise typer.Exit(INVALID_RUN)
@@ -164,7 +164,8 @@ def mlperf_check_command(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Show what passes too.")] = False,
 ) -> None:
-    """Is a submission whole? By the published rules and LoadGen's logs; exit code 4: it is not."""
+    """Check a submission by the published rules and LoadGen's logs; exit code 4 if it is not
+    whole."""
     console = Console(highlight=False)
     if truncate is not None:
         done = truncate_logs(folder, truncate)

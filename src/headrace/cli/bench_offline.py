@@ -52,7 +52,7 @@ def throughput_command(
     history: Keep = True,
     roofline: Beside = False,
 ) -> None:
-    """Tokens a second of an engine in this process, with all requests there at once."""
+    """Measure tokens a second of an engine in this process, with all requests there at once."""
     ask = OfflineBench.throughput
     _measure(engine, options, ask, out, as_json=as_json, history=history, roofline=roofline)
 
@@ -69,7 +69,7 @@ def latency_command(
     history: Keep = True,
     roofline: Beside = False,
 ) -> None:
-    """How long a batch takes in an engine of this process, again and again."""
+    """Time a batch in an engine of this process, repeatedly."""
     options = replace(options, requests=batch * iterations, concurrency=batch)
     ask = partial(OfflineBench.latency, batch=batch)
     _measure(engine, options, ask, out, as_json=as_json, history=history, roofline=roofline)

@@ -59,7 +59,8 @@ def accuracy_command(
     gate: GateKinds = EVERY_GATE,
     as_json: AsJson = False,
 ) -> None:
-    """Perplexity, task sets, and agreement (tokens, logits) with a reference run; a gate."""
+    """Measure perplexity, task sets, and agreement (tokens, logits) with a reference run; a
+    gate."""
     deciding = deciding_kinds(gate)
     names = [name.strip() for name in tasks.split(",")] if tasks else []
     sets = {name: load_task(name, items) for name in names}

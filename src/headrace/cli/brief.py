@@ -1,7 +1,7 @@
-"""Help in one screen: `--help` shows what most people set, `--help-all` every option.
+"""Help in one screen: `--help` shows the common options, `--help-all` every option.
 
-Which options those are is a property of the command line, not of the options: a flag that is not
-shown works, completes and is suggested like any other.
+The choice is a property of the command line, not of the options: a flag that is not shown works,
+completes and is suggested like any other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import typer
 import typer.core
 
 PANEL = " options"
-"""The panels that are made from options records end so (`configured`)."""
+"""Ending of the names of panels that are made from options records (`configured`)."""
 SHOWN = frozenset(
     """
     host port served_name keys device max_context threads max_tokens temperature top_p seed
@@ -21,7 +21,7 @@ SHOWN = frozenset(
 )
 """The options of those panels that `--help` shows."""
 SERVING = frozenset({"max_sequences", "kv_memory"})
-"""More of them, where the command is not one that may talk to a server instead (`--url`)."""
+"""More of them, for commands that cannot talk to a server instead (`--url`)."""
 ALL = "headrace.help_all"
 
 
@@ -46,7 +46,7 @@ class BriefHelp(typer.core.TyperCommand):
 
 
 def show_all(ctx: typer.Context, wanted: bool) -> None:
-    """What `--help-all` does."""
+    """Print the whole help and exit (`--help-all`)."""
     if wanted and not ctx.resilient_parsing:
         ctx.meta[ALL] = True
         typer.echo(ctx.get_help(), color=ctx.color)

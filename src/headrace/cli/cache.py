@@ -68,7 +68,7 @@ def pins(
         typer.Option(*API_KEY, help="API key of an operator.", envvar="HEADRACE_API_KEY"),
     ] = None,
 ) -> None:
-    """List the prompts that a server keeps, with what of each was there when it was last asked."""
+    """List the prompts that a server keeps, with the cached part of each at its last use."""
     url = named(server, url)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
@@ -184,7 +184,7 @@ def _name(block: StoredBlock) -> str:
 
 
 def _chosen(cache_dir: str | None, engine: str, tenant: str) -> list[StoredBlock]:
-    """Select blocks of the engines and callers that begin so, and nothing else that lies there."""
+    """Select only blocks whose engine and caller begin like this."""
     return [
         block
         for block in stored_blocks(_folder(cache_dir))
@@ -195,7 +195,7 @@ def _chosen(cache_dir: str | None, engine: str, tenant: str) -> list[StoredBlock
 
 
 def _content(block: StoredBlock) -> bytes | None:
-    """None where it is gone: a server may have removed it since."""
+    """Read a block; None if it is gone: a server may have removed it since."""
     try:
         return block.path.read_bytes()
     except OSError:
@@ -212,7 +212,7 @@ def _export_one(out: BinaryIO, block: StoredBlock) -> bool:
 
 
 def _announced(line: bytes, file: str) -> tuple[str, int]:
-    """Name and bytes of the next block."""
+    """Parse name and bytes of the next block."""
     name, _, nbytes = line.decode("ascii", "replace").rstrip("\n").partition(" ")
     fine = nbytes.isascii() and nbytes.isdecimal() and len(nbytes) < 12
     if not fine or int(nbytes) > MOST_BLOCK or not BLOCK_NAME.fullmatch(name):

@@ -39,8 +39,8 @@ Key = Annotated[
 def precompute(engine: EngineOptions, prompts: Prompts, key: Key = "") -> None:
     """Compute prompts and keep their KV on the disk, for servers of this model and these options.
 
-    A server with API keys keeps callers apart: for each of them that is to find a prompt, run it
-    with its `--key`. What is there already is not computed again.
+    A server with API keys keeps callers apart: for each caller that is to find a prompt, run it
+    with its `--key`. Prompts that are there already are not computed again.
     """
     if engine.context_cache == "auto":
         engine = replace(engine, context_cache=served_size(engine))
@@ -53,7 +53,7 @@ def precompute(engine: EngineOptions, prompts: Prompts, key: Key = "") -> None:
 async def _compute(
     options: EngineOptions, given: list[dict[str, Any]], salt: str
 ) -> tuple[int, int]:
-    """(tokens of all prompts, those that came from the cache)"""
+    """Return (tokens of all prompts, those that came from the cache)."""
     tokens = found = 0
     async with engine_of(options) as engine:
         for one in track(given, "computing", console=Console(stderr=True), transient=True):

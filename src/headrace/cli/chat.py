@@ -80,7 +80,7 @@ async def _chat(
 
 
 async def _turn(conversation: Conversation, text: str) -> None:
-    """One line of the user's; Ctrl-C while it is answered ends the answer, not the program."""
+    """Answer one line of the user's; Ctrl-C ends the answer, not the program."""
     turn = asyncio.ensure_future(conversation.take(text, _write))
     loop = asyncio.get_running_loop()
     before = signal.getsignal(signal.SIGINT)

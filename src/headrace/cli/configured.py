@@ -44,7 +44,7 @@ HelpAll = Annotated[
 
 
 def configured(command: Callable[..., Any], *, argument: bool = True) -> Callable[..., Any]:
-    """The command with its options records spelt out as flags.
+    """Return the command with its options records spelt out as flags.
 
     `argument`: the model is the command's argument; otherwise the command reads it itself.
     """
@@ -92,7 +92,8 @@ def configured(command: Callable[..., Any], *, argument: bool = True) -> Callabl
 
 
 def read_config(path: Path, known: set[str]) -> dict[str, Any]:
-    """The options in a TOML file, `max-context` and `max_context` alike; raises `OptionError`."""
+    """Read the options in a TOML file, `max-context` and `max_context` alike; raise
+    `OptionError`."""
     try:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -116,7 +117,7 @@ def _names(record: type) -> set[str]:
 
 
 def _type_of(record: type, name: str) -> type:
-    """The field's type without None."""
+    """Return the field's type without None."""
     hint = typing.get_type_hints(record)[name]
     if isinstance(hint, types.UnionType):
         hint = next(member for member in typing.get_args(hint) if member is not type(None))

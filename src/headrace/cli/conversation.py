@@ -1,4 +1,4 @@
-"""A conversation: its messages, its settings, its slash commands. Knows no terminal."""
+"""A conversation: its messages, its settings, its slash commands. Independent of a terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS = {
 
 
 class Conversation:
-    """`take` is given what the user typed and writes what is to be seen."""
+    """One conversation; `take` receives the user's text and writes the output."""
 
     def __init__(self, voice: Voice, sampling: SamplingOptions, system: str | None = None) -> None:
         self._voice = voice
@@ -41,7 +41,7 @@ class Conversation:
             self.messages.append({"role": "system", "content": system})
 
     async def take(self, text: str, write: Write) -> None:
-        """A message or a command. Raises `HeadraceError`; the conversation stays as it was."""
+        """Take a message or a command. Raises `HeadraceError`; the conversation stays as it was."""
         if not text.strip():
             return
         if text.startswith("/") and not text.startswith("//"):

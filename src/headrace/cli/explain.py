@@ -1,4 +1,4 @@
-"""`headrace explain`: what the options become for a model on this machine, and why."""
+"""`headrace explain`: the resolved options for a model on this machine, and why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def explain(
 ) -> None:
     """Show the resolved options, the memory plan, and each decision with its reason.
 
-    The weights are not loaded; the model's files are fetched where they are not on disk.
+    The weights are not loaded; the model's files are fetched if they are not on disk.
     """
     show(engine, None, as_json=as_json)
 

@@ -1,5 +1,7 @@
-"""`headrace factory`: a command's module is imported when it is used, since `load` and `rollback`,
-on which pods and users wait, need little of what `build` does."""
+"""`headrace factory`: each command's module is imported on use.
+
+`load` and `rollback`, on which pods and users wait, need little of `build`'s imports.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ COMMANDS: dict[str, dict[str, str]] = {
 
 
 class FleetCommand(Deferred):
-    """A command that needs DuckDB besides what every command of the factory needs."""
+    """A command that needs DuckDB in addition to the needs of every command of the factory."""
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         try:
@@ -71,4 +73,4 @@ command = typer.Typer(
 
 @command.callback()
 def factory() -> None:
-    """From a model to a signed profile of what was tested, and back to its evidence."""
+    """Turn a model into a signed profile of the tested engine, and show its evidence."""

@@ -22,13 +22,13 @@ from .progress import DownloadBars
 
 command = typer.Typer()
 FAILED = 1
-"""Exit status where a gate failed; `Untrusted` has one of its own."""
+"""Exit status if a gate failed; `Untrusted` has one of its own."""
 
 
 @command.command(cls=BriefHelp)
 @configured
 def build(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) -> None:
-    """Fetch MODEL, hold it to its gates, sign a profile of it. What is unchanged does not run."""
+    """Fetch MODEL, hold it to its gates, sign a profile of it. Unchanged stages do not run."""
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     with DownloadBars(sys.stderr, enabled=not as_json) as bars:
         planned = Build(engine, wanted, bars)

@@ -48,7 +48,7 @@ def ingest(
     into: Into = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take what is new of logs, metrics, runs and builds into the fleet's store."""
+    """Take new logs, metrics, runs and builds into the fleet's store."""
     lake = Lake(lake_folder(into))
     while True:
         for source in sources or ():
@@ -87,8 +87,8 @@ def watch(
     into: Into = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find changes of the runs' metrics; with both addresses re-run them in pairs, exit code 3
-    where one is confirmed."""
+    """Find changes of the runs' metrics; with both addresses re-run them in pairs, exit code 3 if
+    one is confirmed."""
     lake = Lake(lake_folder(into))
     found = [one for one in suspects(lake) if (what or "") in one.what]
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
@@ -128,7 +128,7 @@ def watch(
 
 
 def _measured(console: Console, one: Suspect, url: str, number: int) -> dict[str, float]:
-    """The watched metrics of a run as the newest of the series was, at another address."""
+    """Repeat the newest run of a series at another address; return its watched metrics."""
     known = {field.name for field in fields(RunOptions)}
     given = {name: value for name, value in one.options.items() if name in known}
     given |= {"url": url, "api_key": None, "seed": 1_000 + number}

@@ -1,4 +1,4 @@
-"""What the commands of the factory share: options, the store that is meant, what is printed."""
+"""Shared parts of the factory's commands: options, choice of the store, printing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Signing = Annotated[Path | None, typer.Option("--key", help="Ed25519 key (PEM); 
 
 
 def existing(named: str | None) -> Store:
-    """The store that is meant; one that is not there is not made. Raises `NotFound`."""
+    """Open the named store, without making a missing one; raise `NotFound`."""
     folder = store_folder(named)
     if not (folder / "oci-layout").is_file():
         raise NotFound(f"there is no store at {folder}: factory build makes it", param="store")

@@ -1,4 +1,4 @@
-"""`headrace factory image`, `chart`, `fleet` and `workflow`: what is made of profiles and cells."""
+"""`headrace factory image`, `chart`, `fleet` and `workflow`: outputs of profiles and cells."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def chart(
     image: Annotated[str, typer.Option(help="Where the image was: host/repository@digest.")],
     store: At = None,
 ) -> None:
-    """Write a Helm chart that serves PROFILE and nothing else; its pods believe what you do."""
+    """Write a Helm chart that serves PROFILE and nothing else; its pods trust the keys that you
+    do."""
     folder_of_keys, place = key_folder() / "trusted", existing(store)
     found = Rings(place, trusted(None)).find(profile)
     shown = [*sorted(folder_of_keys.glob("*.pem")), *folder_of_keys.glob(FILE)]
@@ -107,7 +108,7 @@ def fleet(
     store: At = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build every model by every recipe of FILE; what is unchanged starts nothing."""
+    """Build every model by every recipe of FILE; an unchanged one starts nothing."""
     rows, cells = [], read_fleet(file, store)
     if on == "ray":
         # Local: `ray` is an extra of its own.

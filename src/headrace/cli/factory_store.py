@@ -1,5 +1,4 @@
-"""What a store is asked and told: verify, profiles, promote, rollback, revoke, publish, bundle,
-load."""
+"""Commands of a store: verify, profiles, promote, rollback, revoke, publish, bundle, load."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def verify(
     store: At = None,
     key: Trusted = None,
 ) -> None:
-    """Check every digest and signature of the store, or one profile; name what does not match."""
+    """Check every digest and signature of the store, or one profile; name each mismatch."""
     keys = trusted(key)
     place = existing(store)
     if profile is not None:
@@ -60,7 +59,7 @@ def verify(
             print(f"measured for {name}: {told}")
         return
     wrong = [*problems(place), *profile_problems(place, keys), *Rings(place, keys).problems()]
-    if not wrong:  # Whatever is told above, names and envelopes among it, this relies on.
+    if not wrong:  # Everything printed above, names and envelopes included, relies on this.
         wrong = [*attestation_problems(place, keys)]
     for line in wrong:
         print(line)
@@ -103,7 +102,7 @@ def promote(
     store: At = None,
     key: Signing = None,
 ) -> None:
-    """Let RING point to PROFILE, where its gates have passed and a rollback would succeed."""
+    """Let RING point to PROFILE, if its gates have passed and a rollback would succeed."""
     place, own, end = existing(store), signer(key), until(valid_until)
     accepted = (unevaluated or "").split(",")
     now = Rings(place, trusted(None)).promote(profile, ring, own, accepted, end)
@@ -114,7 +113,7 @@ def promote(
 def rollback(
     ring: InRing, valid_until: Until = None, store: At = None, key: Signing = None
 ) -> None:
-    """Let RING point to what it had before; again: back to what it has now."""
+    """Let RING point to its previous profile; a second rollback returns to the present one."""
     place, own = existing(store), signer(key)
     now = Rings(place, trusted(None)).rollback(ring, own, until(valid_until))
     print(f"{ring} {now.counter}: {now.profile}")
@@ -145,7 +144,7 @@ def revoke_command(
 
 
 def _revocable(what: str, store: str | None) -> str:
-    """A key's id, a digest, or that of the profile of this name."""
+    """Return a key's id, a digest, or that of the profile of this name."""
     if what.endswith(".pem"):
         return str(public_keys([Path(what)])[0].keyid)
     return what if is_digest(what) else find_profile(what, existing(store), trusted(None)).digest
@@ -157,7 +156,7 @@ def publish(
     reference: Annotated[str, typer.Argument(help="host/repository:tag of a registry.")],
     store: At = None,
 ) -> None:
-    """Bring a profile with its weights, or the image, to a registry; what is there is not sent."""
+    """Push a profile with its weights, or the image, to a registry; existing blobs are not sent."""
     # Local: other commands do without its packages.
     from ..factory.registry import Remote, tag_beside
 
@@ -201,7 +200,7 @@ def load(
     store: At = None,
     key: Trusted = None,
 ) -> None:
-    """Take what a bundle or a registry holds into the store, once its signature was checked."""
+    """Take the contents of a bundle or a registry into the store, after checking the signature."""
     place, moved = Store(store_folder(store)), Moved()
     if Path(source).is_file():
         things = read_bundle(place, Path(source))
@@ -218,7 +217,7 @@ def load(
 
 
 class Moved:
-    """Counts what went over a network."""
+    """Counter of the blobs that went over a network."""
 
     def __init__(self) -> None:
         self._count = self._bytes = self._there = 0

@@ -90,7 +90,7 @@ async def _generate(
         finish = None
         messages = [{"role": "user", "content": prompt}]
         answer = voice.chat(messages, sampling) if chat else voice.complete(prompt, sampling)
-        # Closed here also where writing fails: a reader that left must not leave work behind.
+        # Also closed here if writing fails: a reader that left must leave no work running.
         async with aclosing(answer) as pieces:
             async for piece in pieces:
                 first = first or time.perf_counter() - begin

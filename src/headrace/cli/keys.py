@@ -60,7 +60,7 @@ def add(
 
 @command.command("list")
 def list_keys(file: File = DEFAULT_FILE) -> None:
-    """Names, roles and limits."""
+    """List names, roles and limits."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("name", "role", "requests/min", "tokens/min", "concurrent"):
         table.add_column(name)

@@ -1,7 +1,7 @@
-"""The `headrace` command: its subcommands load when they are used.
+"""The `headrace` command: its subcommands load on use.
 
-`headrace --help` and shell completion read the table below and import no command's module, so
-they answer in a fraction of a second whatever the commands need.
+`headrace --help` and shell completion read the table below and import no command's module, so they
+answer in a fraction of a second whatever the commands need.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Deferred(typer.core.TyperCommand):
     """A subcommand that is known by name and help; the first use imports it."""
 
     def __init__(self, name: str, home: str, help: str) -> None:
-        """`home`: `module:attribute`, or `module:attribute.command` of a Typer application."""
+        """Take `home`: `module:attribute`, or `module:attribute.command` of a Typer application."""
         super().__init__(name, help=help, short_help=help)
         self._home = home
 
@@ -95,7 +95,7 @@ class Deferred(typer.core.TyperCommand):
 
 
 class LazyGroup(typer.core.TyperGroup):
-    """The group over `COMMANDS`, and the border at which errors become one line."""
+    """The group over `COMMANDS`, and the place where errors become one line."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -146,7 +146,7 @@ def headrace(
 
 
 def fail(message: str) -> None:
-    """One line on stderr, in red where that is a terminal."""
+    """Write one line on stderr, in red on a terminal."""
     mark = "\x1b[31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
     sys.stderr.write(f"{mark} {' '.join(message.split())}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`headrace models`: the catalog, and what of it is on this disk."""
+"""`headrace models`: the catalog, and its models on this disk."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ def remove(
 
 
 def size(count: int) -> str:
-    """Bytes as people read them."""
+    """Format bytes for people."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -50,16 +50,16 @@ from .plan_tiers import print_tiers
 TRIES = 6
 """Candidates that are simulated before giving up."""
 STAYS, MAX_REQUESTS = 4, 20_000
-"""A simulation lasts so many times as long as a request stays, with so many requests at most."""
+"""Simulated time in mean request durations, and the request limit."""
 GROWTH = 4
-"""Times that a candidate which misses gets 15 % more replicas."""
+"""Number of times that a candidate which misses gets 15 % more replicas."""
 MAX_SIMULATED = 8
-"""Engines of a simulation; larger layouts are checked by a part with its share of the load."""
+"""Most engines of a simulation; larger layouts are checked by a part with its share of the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A candidate after the simulator: with the replicas that it took, and the p99 in seconds."""
+    """A candidate after the simulation, with its final replicas, and the p99 in seconds."""
 
     candidate: Candidate
     ttft: float
@@ -121,7 +121,8 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """The cheapest hardware and layout for a load and an SLO; the simulator has the last word."""
+    """Find the cheapest hardware and layout for a load and an SLO; the simulator has the last
+    word."""
     if tiers is not None:
         print_tiers(tiers, tiers_pool, tiers_price, as_json=as_json)
         return
@@ -178,7 +179,7 @@ def plan(
 
 
 def impossible(found: Found, checked: list[Checked], demand: Demand) -> str:
-    """Why nothing keeps the limits, and what comes nearest."""
+    """Explain why nothing keeps the limits, and name the nearest candidate."""
     if checked:
         near = min(checked, key=lambda one: one.ttft + one.tpot)
         return (
@@ -199,7 +200,7 @@ def impossible(found: Found, checked: list[Checked], demand: Demand) -> str:
 
 
 def demand_of(trace: str, rate: float | None) -> Demand:
-    """The means of a trace's requests; its own rate where none is asked."""
+    """Compute the means of a trace's requests, with its own rate unless one is given."""
     options = RunOptions(url="simulated", trace=trace)
     options.verify()
     sessions, _ = make_sessions(options, Material())
@@ -238,7 +239,7 @@ def verify(
 
 
 def grown(candidate: Candidate) -> Candidate:
-    """15 % more replicas in each pool, and the price that goes with them."""
+    """Add 15 % more replicas in each pool, and their price."""
     pools = tuple(
         replace(pool, replicas=max(pool.replicas + 1, round(pool.replicas * 1.15)))
         for pool in candidate.pools
@@ -252,8 +253,11 @@ def grown(candidate: Candidate) -> Candidate:
 
 
 def steady_part(records: Sequence[RequestRecord]) -> list[RequestRecord]:
-    """The requests of a steady batch: neither the first ones, which met no full batch, nor the last
-    ones, beside which no others came any more."""
+    """Return the requests of a steady batch.
+
+    The first ones met no full batch. The last ones, after which no others came, ran in a shrinking
+    batch.
+    """
     residence = statistics.median(record.end_ns - record.planned_ns for record in records)
     first, last = records[0].planned_ns, records[-1].planned_ns
     kept = [r for r in records if first + residence <= r.planned_ns <= last - residence]
@@ -273,8 +277,10 @@ def simulate(
     trace: str | None = None,
     law: DraftLaw | None = None,
 ) -> Run:
-    """A part of the layout with its share of a Poisson load and spread lengths, for four times as
-    long as a request is expected to stay."""
+    """Simulate a part of the layout with its share of a Poisson load and spread lengths.
+
+    The run lasts four times as long as a request is expected to stay.
+    """
     fresh = demand.fresh
     pools = candidate.pools
     engines = sum(pool.replicas * pool.case.layout.engines for pool in pools)
@@ -328,7 +334,7 @@ def _spec(candidate: Candidate, pool: Pool, demand: Demand, law: DraftLaw | None
 
 
 def document(demand: Demand, found: Found, checked: list[Checked]) -> dict[str, Any]:
-    """All that was searched, for other programs."""
+    """Return the whole search, for other programs."""
 
     def one(candidate: Candidate) -> dict[str, Any]:
         return {
@@ -435,7 +441,7 @@ def _show(console: Console, demand: Demand, found: Found, checked: list[Checked]
 
 
 def _show_rejected(console: Console, found: Found) -> None:
-    """Per device: the reasons for which layouts cannot be, or miss the limits."""
+    """Show per device the reasons why layouts are impossible, or miss the limits."""
     for device in dict.fromkeys(one.device for one in found.rejected):
         mine = [one for one in found.rejected if one.device == device]
         reasons: dict[str, list[Rejected]] = {}

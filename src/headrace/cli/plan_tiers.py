@@ -1,4 +1,4 @@
-"""`headrace plan --tiers`: what the next GB of RAM or disk would save."""
+"""`headrace plan --tiers`: the savings of the next GB of RAM or disk."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..base.config import parse_size
 from ..roofline.tiers import Saving, read_trace, savings
 
 SIZES = [1 << power for power in range(26, 43)]
-"""64 MiB to 4 TiB."""
+"""Sizes from 64 MiB to 4 TiB."""
 
 
 def print_tiers(file: Path, pool: str, price: float | None, *, as_json: bool) -> None:
-    """`price`: of an hour of the machine; what is saved is given in money, too."""
+    """Print the savings of each size, also as money with `price`, of an hour of the machine."""
     trace = read_trace(file)
     room = parse_size(pool, "tiers_pool")
     rows = list(savings(trace, room, SIZES))
-    # What more room adds nothing to is not shown.
+    # Sizes beyond the last improvement are not shown.
     last = next(
         (at for at, (ram, disk) in enumerate(rows) if _full(ram, rows) and _full(disk, rows)),
         len(rows) - 1,

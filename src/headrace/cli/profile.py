@@ -1,4 +1,4 @@
-"""`headrace profile`: where the time of a model's steps goes, as a timeline and a table."""
+"""`headrace profile`: time of a model's steps, as a timeline and a table."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def profile(
         Path | None, typer.Option(help="Step records too, for `headrace roofline --fit`.")
     ] = None,
 ) -> None:
-    """Run a model here, and show the time of each kind of step next to what the roofline expects
-    and allows, and of each operator."""
+    """Run a model here; show the time of its steps and operators with the roofline's prediction and
+    limit."""
     console = Console(highlight=False)
     files = open_model(model)
     options = EngineOptions(
@@ -154,7 +154,7 @@ def _prompts(seed: int, requests: int, tokens: int, vocabulary: int) -> list[lis
 def _run(
     core: EngineCore, inner: Executor, prompts: list[list[int]], output: int
 ) -> tuple[list[RecordedStep], float]:
-    """(the steps of these requests, all at once, seconds)."""
+    """Run these requests all at once; return (their steps, seconds)."""
     core.executor = recording = RecordingExecutor(inner)
     sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
     for number, prompt in enumerate(prompts):

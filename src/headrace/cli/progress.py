@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 LINE_SECONDS = 10.0
-"""Where there is no terminal: seconds between two lines."""
+"""Seconds between two lines without a terminal."""
 
 
 class DownloadBars:
-    """The loader's `Progress`, shown; nothing is printed while nothing is downloaded.
+    """Display of the loader's `Progress`; nothing is printed while nothing is downloaded.
 
-    A context: a download that still runs in a thread when it is left ends with `DownloadError`.
+    A context: a download that still runs in a thread at its exit ends with `DownloadError`.
     """
 
     def __init__(self, stream: TextIO, *, enabled: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""`headrace serve` as another rank than the first, where a launcher started it so."""
+"""`headrace serve` as a rank other than the first, if a launcher started it so."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ log = logging.getLogger("headrace.rank")
 
 
 def followed(options: EngineOptions) -> bool:
-    """Serve rank 0 until it says stop; False, at once, where this is rank 0. Raises
-    `HeadraceError`."""
+    """Serve rank 0 until it says stop; return False at once if this is rank 0.
+
+    Raises `HeadraceError`.
+    """
     options.verify()
     place = place_of(options)
     if place.rank == 0:

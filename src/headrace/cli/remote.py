@@ -1,4 +1,4 @@
-"""Options and errors that the commands share which talk to a running server."""
+"""Options and errors shared by the commands that talk to a running server."""
 
 from __future__ import annotations
 

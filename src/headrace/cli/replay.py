@@ -1,4 +1,4 @@
-"""`headrace replay`: recorded answers, proved again bit for bit."""
+"""an answer differs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..text import Tokenizer, load_tokenizer
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 DIFFERENT = 1
-"""Exit status where an answer differs."""
+"""Exit status if an answer differs."""
 
 
 @command.command()
@@ -46,9 +46,9 @@ def main(
 ) -> None:
     """Answer recorded requests again and compare every token and log-probability.
 
-    What an answer depends on is in its record: weights, options, kernels, version. Where one of
-    them differs here it is named; where none does, every bit must be equal, whatever else is in
-    the batch. Status 1: an answer differs.
+    An answer depends on the weights, options, kernels and version in its record. A difference in
+    one of them here is named. Without any, every bit must be equal, whatever else is in the batch.
+    Status
     """
     dumped = records_of_dump(file)
     records = [
@@ -88,7 +88,7 @@ def main(
 
 
 class _Engine:
-    """One engine for records that were answered alike; a context manager."""
+    """One engine for records with the same model and options; a context manager."""
 
     def __init__(self, built: Built, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._built = built
@@ -137,7 +137,7 @@ def _engine(record: Record, model: str | None, threads: int | None) -> _Engine:
 
 
 def _by_engine(records: Iterable[Record]) -> list[list[Record]]:
-    """Records that one engine can answer, in the order of their first."""
+    """Group records that one engine can answer, in the order of their first."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         key = json.dumps([record.model, record.options], sort_keys=True)

@@ -1,4 +1,4 @@
-"""`headrace roofline`: what the hardware allows for a model, operator by operator."""
+"""`headrace roofline`: the hardware's limit for a model, operator by operator."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def roofline(
     png: Annotated[Path | None, typer.Option(help="Write the charts as a picture.")] = None,
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show FLOPs, bytes, what binds, and the time of each operator of a step."""
+    """Show FLOPs, bytes, bottleneck and time of each operator of a step."""
     console = Console(highlight=False)
     if measure:
         device, raw = calibrate()
@@ -145,7 +145,7 @@ def roofline(
 def _steps(
     case: Case, batch: int, context: int, prompt: int, drafts: int
 ) -> list[tuple[str, Composition]]:
-    """The steps that are shown, by name."""
+    """Return the steps that are shown, by name."""
     arch = case.arch
     if arch.task != "tokens":
         if prompt > arch.max_context:
@@ -175,7 +175,7 @@ def _steps(
 
 
 def _measure(console: Console, case: Case, device: Hardware, model: str) -> Hardware:
-    """Fit on measured steps, and say how far the fit is from shapes that it has not seen."""
+    """Fit on measured steps, and print the errors on shapes kept out of the fit."""
     fitted_on, held = measure_steps(model)
     found = fit_efficiency(case, device, fitted_on)
     device = honest(case, device.fitted(found.efficiency), [*fitted_on, *held])

@@ -1,4 +1,4 @@
-"""`headrace roofline` of a Whisper: what a window and a token need at least, and what is kept."""
+"""`headrace roofline` of a Whisper: least time of a window and a token, and memory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..speech.finding import find
 from ..speech.network import SEQUENCES, WINDOWS
 
 TOKENS = 100
-"""Tokens of a window's text that the rate is told for: of English, as it is read out."""
+"""Tokens of a window's text for which the rate is reported: those of English read aloud."""
 
 
 def show_hearing(
     console: Console, model: str, hardware: Hardware, batch: int, *, plain: bool
 ) -> None:
-    """Print tables, or where `plain` one JSON object. `batch`: sounds that decode in one step.
+    """Print tables, or with `plain` one JSON object. `batch`: sounds that decode in one step.
 
-    Raises what `find` and `open_whisper` raise.
+    Raises the errors of `find` and `open_whisper`.
     """
     sizes = open_whisper(find(model, offline=True)).sizes
     parts = {

@@ -80,7 +80,7 @@ def command(
         float, typer.Option(min=0, help="For what runs, after the first signal.")
     ] = 30.0,
 ) -> None:
-    """Route requests to servers, ours or another's: by prefix and load, past those that died."""
+    """Route requests to servers, ours or foreign ones: by prefix and load, past dead ones."""
 
     def announce(line: str) -> None:
         print(line, flush=True)

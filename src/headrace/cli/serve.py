@@ -37,7 +37,7 @@ def serve(
         bool, typer.Option("--dry-run", help="Print what would be served, and stop.")
     ] = False,
 ) -> None:
-    """Serve a model over HTTP, OpenAI-compatible. MODEL is downloaded where it is not on disk.
+    """Serve a model over HTTP, OpenAI-compatible. MODEL is downloaded if it is not on disk.
 
     A speech model (whisper-base) serves /v1/audio and sessions at /v1/realtime.
     """
@@ -65,7 +65,7 @@ def serve(
     if admitted is not None:
         start = partial(certified, partial(started, engine), admitted)
         server.served_name = server.served_name or admitted.profile.body.model.name
-    sockets = take_ports(server)  # What is wrong with a port is told before there is a child.
+    sockets = take_ports(server)  # A wrong port is reported before there is a child.
 
     def run(life: Life) -> int:
         served = None if admitted is None else admitted.served

@@ -27,7 +27,7 @@ from ..roofline.machine import calibration_path
 from .bench_flags import with_run_flags
 
 FEW = 200
-"""The 99th percentiles of so few requests are those of two or three steps."""
+"""Number of requests below which the 99th percentiles are those of two or three steps."""
 
 
 @with_run_flags(

@@ -44,7 +44,7 @@ def speak(
     ] = None,
 ) -> None:
     """Write the sound of a text, as it is made. MODEL is a folder with a speech.json and a codec;
-    how far it is goes to standard error."""
+    progress goes to standard error."""
     form = out.suffix.removeprefix(".").lower()
     if form not in MEDIA_TYPES:
         raise InvalidRequest(
@@ -58,7 +58,7 @@ def speak(
     given = {"temperature": temperature, "seed": seed, "max_tokens": max_tokens}
     said = {name: value for name, value in given.items() if value is not None}
     spoken = sys.stdin.read() if text == "-" else text
-    # What is wrong with a codec is told before the model is loaded.
+    # A wrong codec is reported before the model is loaded.
     voices = open_voices(Path(engine.model), sys.maxsize)
     voices.check(voice or voices.voices[0])
     try:

@@ -1,4 +1,4 @@
-"""Starting an engine from a command: download with a bar, then load, cancellable throughout."""
+"""Start of an engine from a command: download with a bar, then load, cancellable throughout."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .progress import DownloadBars
 
 
 async def started(options: EngineOptions, *, quiet: bool = False) -> AsyncEngine:
-    """The engine, ready. What is not on disk is fetched first, with bars on stderr."""
+    """Return the engine, ready. Missing files are fetched first, with bars on stderr."""
     with DownloadBars(sys.stderr, enabled=not quiet) as bars:
         # A cancelled start leaves the block: the bars then end the download, which is in a thread.
         return await AsyncEngine.start(options, progress=bars)
 
 
 async def hearing(options: EngineOptions) -> Any:
-    """Like `started`, an engine that hears."""
-    # Local: what it imports is of no use to text.
+    """Start a transcription engine, like `started`."""
+    # Local: its imports are of no use to text.
     from ..engine.hearing.engine import HearingEngine
 
     with DownloadBars(sys.stderr) as bars:
@@ -31,7 +31,7 @@ async def hearing(options: EngineOptions) -> Any:
 
 @asynccontextmanager
 async def engine_of(options: EngineOptions, *, quiet: bool = False) -> AsyncIterator[AsyncEngine]:
-    """The engine for the length of a block; closed also where the block is cancelled."""
+    """Yield the engine for the length of a block; it is closed also if the block is cancelled."""
     engine = await started(options, quiet=quiet)
     try:
         yield engine

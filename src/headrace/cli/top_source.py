@@ -1,8 +1,8 @@
-"""Where `headrace top` reads: our statistics stream, or any server's Prometheus metrics.
+"""Sources of `headrace top`: our statistics stream, or any server's Prometheus metrics.
 
-The stream has a point a second and the requests in work. Where it is not (another server, an
-older one, a key that may not), `/metrics` is read under vLLM's and NIM's names and differences
-of two readings make rates; what a server does not count stays unknown.
+The stream has a point a second and the active requests. Without it (a foreign or older server, a
+key without permission), `/metrics` is read under vLLM's and NIM's names. Differences of two
+readings make rates; a figure that a server does not count stays unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..base.foreign import any_json
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 WINDOW_SECONDS = 30.0
-"""Over which latencies are ranked."""
+"""Seconds over which latencies are ranked."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Reading:
 
 
 async def readings(client: httpx.AsyncClient, interval: float) -> AsyncGenerator[Reading]:
-    """Readings as they come, from the better source. Raises `HeadraceError`."""
+    """Yield readings as they come, from the better source. Raises `HeadraceError`."""
     try:
         async with aclosing(_streamed(client)) as found:
             async for reading in found:
@@ -166,12 +166,12 @@ class Scrape:
             raise InvalidRequest(f"/metrics is not in Prometheus' format: {error}") from None
 
     def first(self, *names: str) -> float | None:
-        """The value under the first of its names that is there."""
+        """Return the value under the first of its names that is there."""
         return next((self.values[name] for name in names if name in self.values), None)
 
 
 def difference(oldest: Scrape, before: Scrape, now: Scrape) -> Reading:
-    """Rates since `before`, latencies and shares since `oldest`."""
+    """Compute rates since `before`, latencies and shares since `oldest`."""
     seconds = max(now.time - before.time, 1e-9)
 
     def change(since: Scrape, *names: str) -> float | None:
@@ -220,7 +220,7 @@ def difference(oldest: Scrape, before: Scrape, now: Scrape) -> Reading:
 
 
 def quantiles(before: Scrape, now: Scrape, *names: str) -> dict[str, float] | None:
-    """p50, p90 and p99 of a histogram between two readings, by its first name that is there."""
+    """Compute a histogram's p50, p90 and p99 between two readings, by its first known name."""
     name = next((name for name in names if name in now.buckets), None)
     if name is None:
         return None
@@ -237,7 +237,7 @@ def quantiles(before: Scrape, now: Scrape, *names: str) -> dict[str, float] | No
         for bound, upto in counts:
             if upto >= part * total:
                 inside = (part * total - below) / (upto - below) if upto > below else 1.0
-                # As Prometheus does: the last finite bound stands for what lies above it.
+                # As Prometheus does: the last finite bound stands for all values above it.
                 found[share] = low if bound == float("inf") else low + (bound - low) * inside
                 break
             low, below = bound, upto

@@ -1,4 +1,4 @@
-"""What `headrace top` shows: figures with their last minute, requests, one line of help."""
+"""Display of `headrace top`: figures with their last minute, requests, one line of help."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT = 60
 
 
 class Screen:
-    """Keeps the last minute of readings and draws it."""
+    """Screen that keeps the last minute of readings and draws it."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -29,7 +29,7 @@ class Screen:
         self.problem = ""
 
     def draw(self, height: int = 24, width: int = 80) -> RenderableType:
-        """The whole screen, in at most `height` lines."""
+        """Draw the whole screen, in at most `height` lines."""
         now = self._history[-1] if self._history else Reading("nothing yet")
         head = Text.assemble(
             ("headrace top  ", "bold"),
@@ -133,7 +133,7 @@ def _requests(now: Reading, lines: int) -> Table:
 
 
 def line(reading: Reading) -> str:
-    """A reading as one line, for a pipe."""
+    """Format a reading as one line, for a pipe."""
     gap = latency(reading.token_gap)
     first = latency(reading.first_token)
     return (
@@ -145,7 +145,7 @@ def line(reading: Reading) -> str:
 
 
 def bars(values: list[float | None], space: int, top: float | None = None) -> str:
-    """A sparkline of the newest `space` values; a gap where one is unknown."""
+    """Draw a sparkline of the newest `space` values; a gap for an unknown one."""
     shown = values[-space:] if space else []
     highest = top or max((value for value in shown if value is not None), default=0.0)
     if not highest:
@@ -178,7 +178,7 @@ def seconds(value: float | None) -> str:
 
 
 def latency(values: dict[str, float] | None) -> tuple[str, str]:
-    """(the median, the tail)."""
+    """Format (the median, the tail)."""
     if not values:
         return UNKNOWN, ""
     return seconds(values["p50"]), f"p90 {seconds(values['p90'])}  p99 {seconds(values['p99'])}"

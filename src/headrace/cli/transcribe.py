@@ -55,7 +55,7 @@ def transcribe(
         Path | None, typer.Option("--cache-dir", help="Where models are kept.", show_default=False)
     ] = None,
 ) -> None:
-    """Print what is said in a file of sound; how far it is goes to standard error."""
+    """Print the text of a sound file; progress goes to standard error."""
     try:
         if file.stat().st_size > _MOST_BYTES:
             raise InvalidRequest(f"{file} is larger than {_MOST_BYTES >> 30} GiB", param="file")
@@ -100,7 +100,7 @@ def transcribe(
 
 
 class _Progress:
-    """Segments of plain text as they come; on a terminal also how far it is."""
+    """Segments of plain text as they come; on a terminal also the progress."""
 
     def __init__(self, seconds: float, *, plain: bool) -> None:
         self._seconds, self._plain, self._live = seconds, plain, sys.stderr.isatty()

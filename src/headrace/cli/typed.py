@@ -1,4 +1,4 @@
-"""What the user types: an editor with history on a terminal, plain lines from a pipe."""
+"""The user's input: an editor with history on a terminal, plain lines from a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conversation import COMMANDS
 
 
 class Typed:
-    """`read` gives one message; `EOFError` at the end."""
+    """Reader of messages; `read` returns one, and raises `EOFError` at the end."""
 
     def __init__(self, history: Path) -> None:
         self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
@@ -56,7 +56,7 @@ def _keys() -> KeyBindings:
 
 
 def _history(path: Path) -> History:
-    """The file, readable by its owner alone; memory where it cannot be written."""
+    """Return the file, readable by its owner alone; memory if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)

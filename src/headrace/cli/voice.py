@@ -1,4 +1,4 @@
-"""What answers in the terminal: an engine in this process, or a server somewhere."""
+"""Sources of answers in the terminal: an engine in this process, or a server somewhere."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SamplingOptions:
         SamplingParams(**self.given()).verify()
 
     def set(self, name: str, text: str) -> None:
-        """One field from what was typed; "none" unsets it. Raises `InvalidRequest`."""
+        """Set one field from the user's text; "none" unsets it. Raises `InvalidRequest`."""
         kinds: dict[str, type] = {
             spec.name: int if spec.name in _WHOLE else float for spec in fields(self)
         }
@@ -67,7 +67,7 @@ class Piece:
 
     text: str
     tokens: int = 0
-    """Tokens of this part; 0 where a server does not say: its `usage` has the sum at the end."""
+    """Tokens of this part; 0 if a server does not say: its `usage` has the sum at the end."""
     finish: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -133,11 +133,11 @@ def _piece(delta: OutputDelta) -> Piece:
 
 
 class RemoteError(HeadraceError):
-    """What a server answered instead of text, in its own words."""
+    """Error message of a server, in its own words."""
 
 
 class RemoteVoice:
-    """A running server with OpenAI's interface, ours or another's."""
+    """A running server with OpenAI's interface, ours or a foreign one."""
 
     def __init__(self, url: str, model: str | None = None, key: str | None = None) -> None:
         base = url.rstrip("/")
@@ -200,14 +200,14 @@ class RemoteVoice:
 
 
 def _spoken(choice: dict[str, Any]) -> Piece:
-    """The text of a choice of chat or of completions."""
+    """Return the text of a choice of chat or of completions."""
     delta = choice.get("delta") or {}
     text = choice.get("text") or delta.get("content") or ""
     return Piece((delta.get("reasoning_content") or "") + text, finish=choice.get("finish_reason"))
 
 
 def _counted(usage: dict[str, Any]) -> Piece:
-    """What a server counted, without text."""
+    """Return a server's counts, without text."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return Piece(
         "",

@@ -1,4 +1,4 @@
-"""What came of drafts, by drafter and by place: vLLM's name where it has one."""
+"""Results of drafts, by drafter and by place, under vLLM's name if it has one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .instruments import Exposition, Labelled
 
 
 class DraftMetrics:
-    """Counts the drafts of one engine. Belongs to one thread."""
+    """Counters of the drafts of one engine. Belongs to one thread."""
 
     def __init__(self) -> None:
         self._places = Labelled()
@@ -20,7 +20,7 @@ class DraftMetrics:
         self._seconds = Labelled("saved", "spent", "vain")
 
     def verified(self, one: Verified) -> None:
-        """A step verified drafts of one sequence."""
+        """Count the verified drafts of one sequence in a step."""
         for place in range(one.accepted):
             self._places.add(str(place))
         self._tokens.add(one.drafter, one.tried)
@@ -30,7 +30,7 @@ class DraftMetrics:
         self._seconds.add("vain", one.spent * (1 - one.accepted / one.tried))
 
     def families(self, x: Exposition) -> Iterator[Metric]:
-        """All of them, as they are now."""
+        """Yield all of them, as they are now."""
         place = "vllm:spec_decode_num_accepted_tokens_per_pos"
         for help_, label, values, name in (
             ("Drafts accepted, by place among those of a step.", "position", self._places, place),

@@ -1,9 +1,8 @@
 """Flight recorder: the last steps of an engine, kept where a crash cannot take them.
 
-A ring of records of one length in a memory-mapped file: what was written is in the page cache and
-can be read after the process was killed, hung or crashed inside a kernel. A step is written when
-it is submitted and again when its result is in, so the step that never returned is there to be
-seen.
+A ring of records of one length in a memory-mapped file. Written records are in the page cache and
+can be read after the process was killed, hung or crashed inside a kernel. A step is written when it
+is submitted and again when its result is in, so a step that never returned can be seen.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Step(msgspec.Struct):
-    """What every record says. Structs, not dictionaries: two of these are written in every step."""
+    """Common fields of every record. Structs, not dictionaries: two are written in every step."""
 
     step: int
     at: float
@@ -70,14 +69,17 @@ class _Finished(_Step):
 
 
 class _Short(_Step):
-    """A record that was too long."""
+    """Replacement of a record that was too long."""
 
     error: str
 
 
 class FlightRecorder:
-    """Writes the ring. A path of None keeps it in anonymous memory (an engine in this process), as
-    does a disk that has no room for it: nothing of it outlives the process then."""
+    """Writer of the ring.
+
+    A path of None keeps it in anonymous memory (an engine in this process); so does a disk without
+    room. The ring then does not outlive the process.
+    """
 
     def __init__(self, path: Path | None = None, records: int = RECORDS) -> None:
         self._size = records
@@ -144,12 +146,12 @@ class FlightRecorder:
             of_step = record.step, record.at, record.state, record.entries
             data = _encode(_Short(*of_step, record.tokens, record.drafts, error))
         at = record.step % self._size * RECORD_BYTES
-        self._ring[at : at + _HEADER.size] = _HEADER.pack(0)  # A torn one reads as empty.
+        self._ring[at : at + _HEADER.size] = _HEADER.pack(0)  # A torn record reads as empty.
         self._ring[at + _HEADER.size : at + _HEADER.size + len(data)] = data
         self._ring[at : at + _HEADER.size] = _HEADER.pack(len(data))
 
     def read(self) -> list[dict[str, Any]]:
-        """The steps in the ring, oldest first."""
+        """Return the steps in the ring, oldest first."""
         return _parse(self._ring[:])
 
     def close(self) -> None:
@@ -157,8 +159,10 @@ class FlightRecorder:
 
 
 def _mapped(path: Path, length: int) -> mmap.mmap | None:
-    """The file, with all its blocks: a write to a hole of a mapped file on a full disk is a
-    SIGBUS. None where they are not to be had."""
+    """Map the file, with all its blocks allocated; None if the disk refuses.
+
+    On a full disk, a write to a hole of a mapped file would be a SIGBUS.
+    """
     try:
         with path.open("wb+") as file:
             os.posix_fallocate(file.fileno(), 0, length)
@@ -170,7 +174,7 @@ def _mapped(path: Path, length: int) -> mmap.mmap | None:
 
 
 def read_flight(path: Path) -> list[dict[str, Any]]:
-    """The last steps that the process which wrote `path` was in, oldest first; [] without file."""
+    """Read the last steps of the process that wrote `path`, oldest first; [] without a file."""
     try:
         return _parse(path.read_bytes())
     except OSError:
@@ -202,7 +206,7 @@ def write_dump(
     steps: list[dict[str, Any]],
     details: dict[str, Any],
 ) -> Path | None:
-    """Keep what is known of a failure as one JSON file; None where the disk refuses.
+    """Keep the facts of a failure as one JSON file; None if the disk refuses.
 
     The newest `_KEPT_DUMPS` stay. Contains no text and no token of any request.
     """
@@ -217,7 +221,7 @@ def write_dump(
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")  # Whoever finds a record finds a whole one.
+        part = path.with_suffix(".part")  # A reader that finds a record finds a whole one.
         part.write_bytes(msgspec.json.format(_encode(record), indent=1))
         part.replace(path)
         for old in sorted(folder.glob("flight-*.json"))[:-_KEPT_DUMPS]:

@@ -1,8 +1,8 @@
 """Counting that costs a fraction of a microsecond, exposed as Prometheus families on a scrape.
 
-The library's own instruments cost microseconds per observation (locks, label look-ups), which
-adds up at ten thousand tokens a second, and an alias would have to be observed again. Here a
-value is counted once, by one thread, and every name it has reads the same numbers.
+The library's own instruments cost microseconds per observation (locks, label look-ups). This adds
+up at ten thousand tokens a second, and an alias would have to be observed again. Here a value is
+counted once, by one thread, and all its names read the same numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OTHER = "other"
 
 
 class Histogram:
-    """Counts per bucket; bounds are upper and inclusive, as Prometheus has them."""
+    """Counts per bucket; bounds are upper and inclusive, as in Prometheus."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -46,7 +46,7 @@ class Labelled:
     __slots__ = ("_most", "values")
 
     def __init__(self, *known: str, most: int = 100) -> None:
-        """`known` values are exposed from the start, as 0."""
+        """Expose `known` values from the start, as 0."""
         self.values: dict[str, float] = dict.fromkeys(known, 0.0)
         self._most = most
 
@@ -57,7 +57,7 @@ class Labelled:
 
 
 class Exposition:
-    """Makes families with the labels that all metrics of one engine share."""
+    """Maker of families with the labels that all metrics of one engine share."""
 
     def __init__(self, **labels: str) -> None:
         self._names = list(labels)
@@ -79,13 +79,13 @@ class Exposition:
             yield family
 
     def info(self, help_: str, name: str, labels: dict[str, str]) -> Iterator[Metric]:
-        """A gauge of 1 whose labels are the message."""
+        """Yield a gauge of 1 whose labels are the message."""
         family = GaugeMetricFamily(name, help_, labels=[*self._names, *labels])
         family.add_metric([*self._values, *labels.values()], 1.0)
         yield family
 
     def counter(self, help_: str, value: float, *names: str) -> Iterator[Metric]:
-        """Names without `_total`, which the exposition adds."""
+        """Yield counters; names are without `_total`, which the exposition adds."""
         for name in names:
             family = CounterMetricFamily(name, help_, labels=self._names)
             family.add_metric(self._values, value)
@@ -107,12 +107,12 @@ class Exposition:
 
 
 def _bound(value: float) -> str:
-    """A bound as the Prometheus clients write it: `1.0`, `0.001`."""
+    """Format a bound as the Prometheus clients write it: `1.0`, `0.001`."""
     return repr(float(value))
 
 
 def one_two_five(most: int) -> list[float]:
-    """1, 2, 5, 10, 20, 50 … up to `most`."""
+    """Return 1, 2, 5, 10, 20, 50 … up to `most`."""
     bounds: list[float] = []
     scale = 1
     while True:

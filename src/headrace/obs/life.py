@@ -1,4 +1,4 @@
-"""The life of one request as its API process saw it: times and counts, nothing of its content."""
+"""The life of one request in its API process: times and counts, nothing of its content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..base.drafted import Drafted
 
 @dataclass(slots=True)
 class RequestLife:
-    """All times are `time.monotonic()` of this machine, 0 where not yet reached."""
+    """Times and counts of a request. Times are `time.monotonic()`, 0 if not reached."""
 
     arrival: float
     prompt_tokens: int
@@ -29,39 +29,39 @@ class RequestLife:
     """Tokens of `cached` that came from the disk."""
     preemptions: int = 0
     reason: str = ""
-    """How it ended: stop, length, abort or error."""
+    """End of the request: stop, length, abort or error."""
     adapter: str | None = None
     ended: float = 0.0
     trace: Any = None
-    """The span that the request came under, where traces are on (`obs.spans`)."""
+    """The span that the request came under, if traces are on (`obs.spans`)."""
     temperature: float | None = None
     top_p: float | None = None
     drafted: Drafted | None = None
-    """What came of its drafts, once it has ended; None where none were verified."""
+    """Results of its drafts, once it has ended; None if none were verified."""
 
     @property
     def ttft(self) -> float:
-        """Arrival to first token."""
+        """Seconds from arrival to first token."""
         return self.first_token - self.arrival
 
     @property
     def queue(self) -> float:
-        """Arrival to first step."""
+        """Seconds from arrival to first step."""
         return max(0.0, self.scheduled - self.arrival)
 
     @property
     def prefill(self) -> float:
-        """First step to first token."""
+        """Seconds from first step to first token."""
         return max(0.0, self.first_token - self.scheduled)
 
     @property
     def decode(self) -> float:
-        """First token to last."""
+        """Seconds from first token to last."""
         return self.last_token - self.first_token
 
     @property
     def inference(self) -> float:
-        """First step to last token."""
+        """Seconds from first step to last token."""
         return max(0.0, self.last_token - self.scheduled)
 
     @property

@@ -1,8 +1,8 @@
 """Log lines: text for people, JSON with one schema for machines, secrets in neither.
 
-A JSON line has `ts` (RFC 3339, UTC), `level`, `logger`, `message` and `pid`; where known
-`request_id`, `trace_id`, `span_id`, and `error` with `stack`; whatever else a call gave as
-`extra=` is under `fields`.
+A JSON line has `ts` (RFC 3339, UTC), `level`, `logger`, `message` and `pid`. If known, it also has
+`request_id`, `trace_id`, `span_id`, and `error` with `stack`. All other `extra=` arguments of the
+call are under `fields`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
 
 
 def hide_secrets(text: str) -> str:
-    """The text without what looks like a key, token, password or cookie."""
+    """Replace text that looks like a key, token, password or cookie."""
     return _SECRETS.sub(lambda found: (found["head"] or "") + HIDDEN, text)
 
 
@@ -55,8 +55,10 @@ def _cut(text: str, most: int = _MOST) -> str:
 
 
 def _visible(text: str) -> str:
-    """The text on one line that no terminal acts on: what cannot be printed is written out, so
-    that nobody's words look like a line of ours."""
+    """Return the text on one line, with escapes for unprintable characters.
+
+    No terminal acts on such a line, and foreign text cannot look like a line of ours.
+    """
     if text.isprintable():
         return text
     return "".join(
@@ -65,7 +67,7 @@ def _visible(text: str) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:00 INFO headrace.server: message name=value`, one line but for stacks."""
+    """Lines like `12:00:00 INFO headrace.server: message name=value`, one line except stacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -115,7 +117,7 @@ def _plain(value: Any) -> Any:
 
 
 class _SafeHandler(logging.StreamHandler[IO[str]]):
-    """A log that cannot be written (a full disk, a closed pipe) disturbs nobody; it is counted."""
+    """Handler that survives an unwritable log (full disk, closed pipe) and counts lost lines."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(stream)
@@ -139,7 +141,7 @@ def configure_logs(level: str, form: str, stream: IO[str] | None = None) -> logg
 
 
 def logs_as_configured() -> tuple[str, str]:
-    """(level, form) of this process, for the processes it starts."""
+    """Return (level, form) of this process, for the processes it starts."""
     root = logging.getLogger()
     form = "json" if any(isinstance(h.formatter, JsonFormatter) for h in root.handlers) else "text"
     return logging.getLevelName(root.level).lower(), form

@@ -1,9 +1,9 @@
-"""A watch over an event loop: how late it is, and what held it.
+"""A watch over an event loop: its lateness, and the code that held it.
 
-An event loop does one thing at a time; whatever takes long in it delays every stream and probe of
-the process. A beat in the loop measures by how much. A thread beside it sees when the beat stays
-away and takes the loop's stack while it is being held; where C holds the interpreter as well, at
-the first moment after, which is the line that called it.
+An event loop does one thing at a time; a long task delays every stream and probe of the process. A
+beat in the loop measures the delay. A separate thread sees when the beat stays away and takes the
+loop's stack during the hold. If C holds the interpreter as well, it takes the stack at the first
+moment after, which is the line that called it.
 """
 
 from __future__ import annotations
@@ -24,35 +24,34 @@ from .threads import THREADS
 log = logging.getLogger("headrace.loop")
 
 BEAT = 0.05
-"""Seconds between two beats; shorter holds are seen where they meet one."""
+"""Seconds between two beats; shorter holds are seen if they meet one."""
 NOTED = 0.25
-"""Seconds of a hold from which on it is logged, and kept with its stack as a flight record."""
+"""Seconds of a hold from which it is logged, and kept with its stack as a flight record."""
 UNREADY = 1.0
-"""Seconds from which on it is a reason to send requests elsewhere, for `REMEMBERED` seconds."""
+"""Seconds of a hold from which requests should go elsewhere, for `REMEMBERED` seconds."""
 REMEMBERED = 5.0
 DUMP_EVERY = 60.0
 
 
 class LoopWatch:
-    """Watches the loop in which `start` is called."""
+    """Watch over the loop in which `start` is called."""
 
     def __init__(
         self, *, dumps: Path | None = None, on_beat: Callable[[float], None] = lambda late: None
     ) -> None:
-        """`dumps`: the folder of flight records; `on_beat`: told by how many seconds each beat
-        was late."""
+        """Keep flight records in `dumps`; call `on_beat` with each beat's lateness in seconds."""
         self.longest = 0.0
-        """Seconds of the longest hold since the start, or since it was set to nothing."""
+        """Seconds of the longest hold since the start, or since it was set to zero."""
         self.stack = ""
         """Stack of the latest hold that was noted."""
         self._dumps = dumps
         self._on_beat = on_beat
         self._due = 0.0
         self._long: tuple[float, float] = (-1e9, 0.0)
-        """(when, seconds) of the latest hold that makes unready"""
+        """(when, seconds) of the latest hold that makes the loop unready."""
         self._dumped = -1e9
         self._seen = (0.0, "")
-        """The stack that the thread saw while the beat of this time was due."""
+        """(due time of a beat, the loop's stack that the thread saw while it was overdue)."""
         self._timer: asyncio.TimerHandle | None = None
         self._stop = threading.Event()
 
@@ -70,7 +69,7 @@ class LoopWatch:
 
     @property
     def problem(self) -> str:
-        """Why this loop should get no requests at the moment, or nothing."""
+        """Reason why this loop should get no requests at the moment, or the empty string."""
         when, seconds = self._long
         if time.monotonic() - when > REMEMBERED:
             return ""
@@ -113,5 +112,5 @@ class LoopWatch:
             due = self._due
             if self._seen[0] != due and time.monotonic() - due > NOTED / 2:
                 frame = sys._current_frames().get(self._thread)
-                # Code alone, no values: nothing of any request is in it.
+                # Only code, no values: nothing of any request is in it.
                 self._seen = due, "".join(traceback.format_stack(frame)) if frame else ""

@@ -1,7 +1,7 @@
 """The metrics of one engine, under the names that dashboards know.
 
-vLLM's names first; its older aliases and NIM's unprefixed ones read the same numbers; what nobody
-else has is called `headrace:`. Times are seconds.
+vLLM's names come first; its older aliases and NIM's unprefixed ones read the same numbers. Metrics
+without a name elsewhere are called `headrace:`. Times are seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_ADAPTERS = 100
 
 
 class EngineMetrics(Collector):
-    """Counts what one engine does. Every method is cheap, bounded and belongs to one thread."""
+    """Counters of one engine. Every method is cheap, bounded and belongs to one thread."""
 
     def __init__(
         self, model_name: str, *, engine: str = "0", max_context: int = 131072, rows: int = 0
@@ -52,7 +52,7 @@ class EngineMetrics(Collector):
         self.stats = StepStats()
         self.up = 0.0
         self.heartbeat: Callable[[], float] = lambda: 0.0
-        """Seconds since the step loop last reported; asked on a scrape."""
+        """Seconds since the step loop last reported; called on a scrape."""
 
         self.first_tokens = Sketch()
         self.token_gaps = Sketch()
@@ -106,10 +106,10 @@ class EngineMetrics(Collector):
         self._accepted_tokens = _Restarting()
         self.registry.register(self)
 
-    # What happens
+    # Events
 
     def step(self, stats: StepStats) -> None:
-        """A step is done."""
+        """Count a finished step."""
         self.stats = stats
         self._steps += 1
         self._step_tokens.observe(stats.tokens)
@@ -131,7 +131,7 @@ class EngineMetrics(Collector):
             self._tier.now(stats.tier)
 
     def tokens(self, life: RequestLife, count: int, now: float) -> None:
-        """`count` further tokens of one choice of a request have come, `now`."""
+        """Count `count` further tokens of one choice of a request, which came at `now`."""
         self._generated_tokens += count
         if not life.generated:
             life.first_token = now
@@ -147,12 +147,12 @@ class EngineMetrics(Collector):
         life.last_token = now
 
     def between_tokens(self, seconds: float, count: int, choices: int = 1) -> None:
-        """So many choices got `count` tokens each, `seconds` after their previous ones."""
+        """Count `count` tokens for each of `choices` choices, `seconds` after the previous."""
         self._between_tokens.observe(seconds / count, count * choices)
         self.token_gaps.observe(seconds / count, count * choices)
 
     def ended(self, life: RequestLife, reason: str, now: float) -> None:
-        """A request has ended."""
+        """Count the end of a request."""
         life.reason = reason
         self._success.add(reason)
         if life.adapter is not None:
@@ -177,19 +177,19 @@ class EngineMetrics(Collector):
                 self._per_token.observe(per_token)
 
     def refused(self, reason: str) -> None:
-        """A request was turned away before any work: overloaded, invalid, context, unavailable."""
+        """Count a request refused before any work: overloaded, invalid, context, unavailable."""
         self._refused.add(reason)
 
     def retried(self) -> None:
-        """A request is given to the engine that follows the one which died with it."""
+        """Count a request that is given to the successor of an engine that died with it."""
         self._retried += 1
 
     def failed(self, kind: str) -> None:
-        """Something broke: death, hang, start (of the engine), step, observer, task, thread."""
+        """Count a failure: death, hang, start (of the engine), step, observer, task, thread."""
         self._failures.add(kind)
 
     def begun(self, *, after_failure: bool) -> None:
-        """A new engine process serves: its own counts begin at zero."""
+        """Begin with a new engine process: its own counts start at zero."""
         self._restarts += after_failure
         self._tier.restart()
         for counter in (
@@ -202,10 +202,10 @@ class EngineMetrics(Collector):
         ):
             counter.restart()
 
-    # What is shown
+    # Exposition
 
     def collect(self) -> Iterator[Metric]:
-        """All families, as they are now."""
+        """Yield all families, as they are now."""
         yield from self._state()
         yield from self._counters()
         yield from self.drafted.families(self._exposition)
@@ -436,7 +436,7 @@ class EngineMetrics(Collector):
 
 
 class _Restarting:
-    """A total over engine processes, each of which counts from 0."""
+    """A total over engine processes that each count from 0."""
 
     __slots__ = ("_latest", "total")
 

@@ -1,4 +1,4 @@
-"""A progress bar for many prompts: requests done, tokens per second. Nothing where not asked."""
+"""A progress bar for many prompts: requests done, tokens per second. Silent if not enabled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class TokenProgress:
-    """A context manager; its methods cost next to nothing while disabled."""
+    """A progress bar as a context manager; its methods cost next to nothing while disabled."""
 
     def __init__(self, requests: int, *, enabled: bool) -> None:
         self._requests = requests

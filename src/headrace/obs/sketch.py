@@ -1,8 +1,8 @@
 """Quantiles of the last seconds: a histogram with bins of equal ratio, counted for ever.
 
-Bins grow by a fixed factor, so a quantile is right to within half of it whatever the scale
-(the idea of DDSketch). Counts are never reset: a window is the difference of two snapshots, so
-any number of readers can have windows of their own, and counting costs one logarithm.
+Bins grow by a fixed factor, so a quantile is right to within half of it whatever the scale (the
+idea of DDSketch). Counts are never reset: a window is the difference of two snapshots. Any number
+of readers can thus have windows of their own, and counting costs one logarithm.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 SMALLEST = 1e-5
 GROWTH = 1.04
 BINS = 540
-"""10 µs to four hours; what lies outside counts in the first or the last bin."""
+"""Number of bins, from 10 µs to four hours; values outside count in the first or the last bin."""
 
 _SCALE = 1.0 / math.log(GROWTH)
 _SHIFT = math.log(SMALLEST)
@@ -33,7 +33,7 @@ class Sketch:
 
 
 def quantiles(later: Sequence[int], earlier: Sequence[int], *shares: float) -> list[float] | None:
-    """The quantiles, in seconds, of what was counted between two snapshots; None: nothing was.
+    """Return the quantiles, in seconds, of the values between two snapshots; None without any.
 
     A quantile is the geometric middle of its bin: at most 2 % off.
     """

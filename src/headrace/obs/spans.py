@@ -1,12 +1,12 @@
 """OpenTelemetry traces of requests: HTTP exchange → request → queue, prefill, decode.
 
-Off unless an endpoint is given; then this module imports the SDK (extra `telemetry`) and sends
-OTLP over HTTP from a thread of its own, in batches, dropping when its queue is full: a collector
-that is slow or gone costs nothing but its spans. Names follow OpenTelemetry's conventions for
-generative AI. No span holds a word of a prompt or an answer.
+Off unless an endpoint is given. Then this module imports the SDK (extra `telemetry`) and sends OTLP
+over HTTP from a thread of its own, in batches. It drops spans when its queue is full, so a
+collector that is slow or gone costs nothing but its spans. Names follow OpenTelemetry's conventions
+for generative AI. No span holds a word of a prompt or an answer.
 
-Times of queue, prefill and decode are known when a request has ended (`RequestLife`), so its
-spans are written then, with the times at which things happened.
+Times of queue, prefill and decode are known when a request has ended (`RequestLife`). Its spans are
+written then, with the true times of the phases.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _OPERATIONS = {
 
 
 class Spans:
-    """Writes the spans of one server. Every method is cheap and cannot wait for the network."""
+    """Writer of the spans of one server. Every method is cheap and cannot wait for the network."""
 
     def __init__(self, endpoint: str, *, exporter: Any = None, batch_seconds: float = 2.0) -> None:
-        """`endpoint`: base URL of an OTLP collector, such as `http://collector:4318`.
+        """Connect to `endpoint`: base URL of an OTLP collector, such as `http://collector:4318`.
 
         Raises `OptionError` for a wrong URL, `PackageAbsent` without the packages.
         """
@@ -69,7 +69,7 @@ class Spans:
         self._tracer = self._provider.get_tracer(SERVICE, VERSION)
 
     def exchange(self, method: str, path: str, traceparent: str | None, state: str | None) -> Span:
-        """The span of an HTTP exchange that begins now, under the caller's where it named one."""
+        """Start the span of an HTTP exchange, under the caller's span if it named one."""
         from opentelemetry.trace import SpanKind
 
         carrier = {"traceparent": traceparent} if traceparent else {}
@@ -83,7 +83,7 @@ class Spans:
         )
 
     def answered(self, span: Span, status: int) -> None:
-        """The HTTP exchange has ended."""
+        """End the span of an HTTP exchange."""
         from opentelemetry.trace import StatusCode
 
         span.set_attribute("http.response.status_code", status)
@@ -92,7 +92,7 @@ class Spans:
         span.end()
 
     def request(self, request_id: str, life: RequestLife, *, model: str) -> None:
-        """A request has ended: its span and those of its phases, with their true times."""
+        """Write the spans of an ended request and its phases, with their true times."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
         at = _clock()
@@ -115,8 +115,8 @@ class Spans:
         span.end(at(ended))
 
     def close(self, seconds: float = 2.0) -> None:
-        """Send what is left, but try no longer than this."""
-        # The provider's own end tries a dead collector again for half a minute.
+        """Send the remaining spans, but try no longer than this."""
+        # The provider's own shutdown retries a dead collector for half a minute.
         end = threading.Thread(target=self._provider.shutdown, daemon=True)
         end.start()
         end.join(seconds)
@@ -125,13 +125,13 @@ class Spans:
 
 
 def traces_url(endpoint: str) -> str:
-    """Where traces go at a collector, as the OTLP specification has it."""
+    """Return the URL for traces at a collector, by the OTLP specification."""
     base = endpoint.rstrip("/")
     return base if base.endswith("/v1/traces") else f"{base}/v1/traces"
 
 
 def phases(life: RequestLife, ended: float) -> Sequence[tuple[str, float, float]]:
-    """(name, begin, end) of each phase that the request reached."""
+    """Return (name, begin, end) of each phase that the request reached."""
     found = [("queue", life.arrival, life.scheduled or ended)]
     if life.scheduled:
         found.append(("prefill", life.scheduled, life.first_token or ended))
@@ -143,7 +143,7 @@ def phases(life: RequestLife, ended: float) -> Sequence[tuple[str, float, float]
 def attributes(
     request_id: str, life: RequestLife, *, operation: str, model: str
 ) -> dict[str, str | int | float | list[str]]:
-    """By the conventions for generative AI; what they have no name for is `headrace.`."""
+    """Name attributes by the conventions for generative AI; others are `headrace.`."""
     found: dict[str, str | int | float | list[str]] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": SERVICE,
@@ -179,7 +179,7 @@ def attributes(
 
 
 def _clock() -> Callable[[float], int]:
-    """From `time.monotonic()` to nanoseconds of the epoch."""
+    """Make a converter from `time.monotonic()` to nanoseconds of the epoch."""
     shift = time.time_ns() - time.monotonic_ns()
     return lambda moment: int(moment * 1e9) + shift
 

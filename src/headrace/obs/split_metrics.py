@@ -1,4 +1,4 @@
-"""What the prefill/decode split did, seen from either side."""
+"""Metrics of the prefill/decode split, from either side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .instruments import Exposition, Labelled
 
 
 def split_families(x: Exposition, stats: SplitStats) -> Iterator[Metric]:
-    """All of them, as they are now; counts begin anew with the engine's process."""
+    """Yield all of them, as they are now; counts restart with the engine's process."""
     prompts = Labelled()
     for end in ("brought", "declined", "failed", "left", "here", "computed", "refused"):
         prompts.add(end, getattr(stats, end))

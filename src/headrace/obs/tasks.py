@@ -1,9 +1,9 @@
-"""The tasks of an event loop, none of which ends unseen.
+"""The tasks of an event loop; none of them ends unseen.
 
-An `asyncio.Task` whose exception nobody awaits is silent until it is collected. Every task that
-outlives the function which starts it is started here: an end by an error is logged with its stack
-and counted under its name, and of those that are to run for ever a probe shows it for as long as
-nothing runs in their place. (A function that awaits its own futures to their end may make them with
+An `asyncio.Task` whose exception is not awaited is silent until it is collected. Every task that
+outlives the function which starts it is started here. An end by an error is logged with its stack
+and counted under its name. A probe shows a task that should run for ever, for as long as nothing
+runs in its place. (A function that awaits its own futures to their end may make them with
 `asyncio.ensure_future`; `tests/test_architecture.py` holds both.)
 """
 
@@ -24,19 +24,19 @@ LONGEST_PAUSE = 30.0
 
 
 def ended(*down: Mapping[str, str]) -> str:
-    """Say which tasks and threads do not run, and why not; nothing where all run."""
+    """Describe the tasks and threads that do not run, and why not; empty if all run."""
     return "; ".join(f"{name} does not run: {why}" for one in down for name, why in one.items())
 
 
 class TaskWatch:
-    """The tasks of one owner (an engine, a service), who shows `down` in its health."""
+    """The tasks of one owner (an engine, a service), which shows `down` in its health."""
 
     def __init__(self, on_failure: Callable[[str], None] = lambda name: None) -> None:
-        """`on_failure`: counts, by the name of the task; called in the event loop."""
+        """Call `on_failure` in the event loop with the name of a failed task, for counting."""
         self.failures: Counter[str] = Counter()
         """Ends by an exception, by the name of the task."""
         self.down: dict[str, str] = {}
-        """Tasks that do not run and should: name → what ended them."""
+        """Tasks that do not run and should: name → error that ended them."""
         self._on_failure = on_failure
 
     def keep(
@@ -44,21 +44,24 @@ class TaskWatch:
     ) -> asyncio.Task[None]:
         """Run `work()`, and again after a pause whenever it raises; done when it returns.
 
-        The pause doubles up to `LONGEST_PAUSE`, and begins anew after a run that was longer than
-        that. Meanwhile the task is `down`. Cancel the task to end it.
+        The pause doubles up to `LONGEST_PAUSE`, and starts over after a run longer than that.
+        Meanwhile the task is `down`. Cancel the task to end it.
         """
         return self.once(name, self._kept(name, work, pause))
 
     def once(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work`; where it raises, the task stays `down`. Cancel the task to end it."""
+        """Run `work`; if it raises, the task stays `down`. Cancel the task to end it."""
         self.down.pop(name, None)
         task = asyncio.get_running_loop().create_task(work, name=f"headrace-{name}")
         task.add_done_callback(lambda done: self._ended(name, done))
         return task
 
     def errand(self, name: str, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run `work`, which ends by itself. An error in it is counted, and nothing is `down`; a
-        `HeadraceError` is the answer to whoever asked for it, and not even counted."""
+        """Run `work`, which ends by itself.
+
+        An error in it is counted, and nothing is `down`. A `HeadraceError` is the caller's answer,
+        and not even counted.
+        """
         task = asyncio.get_running_loop().create_task(work, name=f"headrace-{name}")
         task.add_done_callback(lambda done: self._done(name, done))
         return task

@@ -1,8 +1,8 @@
-"""The threads of a process, none of which ends unseen.
+"""The threads of a process; none of them ends unseen.
 
 Python prints the exception that ends a thread and goes on without it. Every thread that outlives
 the function which starts it is started here: an error in it is logged with its stack and counted
-under its name, and one that is to run for ever runs again after a pause. Meanwhile it is `down`,
+under its name. A thread that should run for ever runs again after a pause. Meanwhile it is `down`,
 which a probe shows. A message that fails is skipped, and those after it are served
 (`ThreadWatch.skipping`). `tests/test_architecture.py` holds that no thread is started elsewhere.
 """
@@ -22,7 +22,7 @@ from .tasks import FIRST_PAUSE, LONGEST_PAUSE
 
 log = logging.getLogger("headrace.threads")
 QUIET_SECONDS = 1.0
-"""Time after a line of a thread's error in which its further ones are counted alone: a peer that
+"""Time after a line of a thread's error in which its further errors are only counted: a peer that
 sends nothing else fills no disk."""
 
 
@@ -33,18 +33,18 @@ class ThreadWatch:
         self.failures: Counter[str] = Counter()
         """Errors by the name of the thread that met them."""
         self._down: dict[int, tuple[str, str]] = {}
-        """By number: (name, what ended it) of a thread that does not run and should."""
+        """By thread number: (name, error that ended it) of a thread that should run."""
         self._told: tuple[Counter[str], dict[str, str]] = Counter(), {}
         self._logged: dict[str, float] = {}
         self._lock = threading.Lock()
 
     @property
     def down(self) -> dict[str, str]:
-        """Threads that do not run and should: name → what ended them."""
+        """Threads that do not run and should: name → error that ended them."""
         return dict(list(self._down.values()))
 
     def news(self) -> tuple[list[str], dict[str, str]] | None:
-        """The names of the failures since the last call and what is `down`; None: no change."""
+        """Return the failures' names since the last call and `down` threads; None if unchanged."""
         with self._lock:
             now = Counter(self.failures), self.down
             before, self._told = self._told, now
@@ -55,16 +55,20 @@ class ThreadWatch:
     def keep(
         self, name: str, work: Callable[[], object], *, pause: float = FIRST_PAUSE
     ) -> threading.Thread:
-        """Run `work()` in a daemon thread, and again after a pause whenever it raises, until it
-        returns; the pause is that of `TaskWatch.keep`. Raises `RuntimeError` where the system has
-        no thread to give."""
+        """Run `work()` in a daemon thread, and again after a pause whenever it raises.
+
+        It ends when `work` returns; the pause is that of `TaskWatch.keep`. Raises `RuntimeError` if
+        the system has no thread to give.
+        """
         return self._started(name, self._kept, name, work, pause)
 
     def errand(
         self, name: str, work: Callable[..., object], *given: Any
     ) -> threading.Thread | None:
         """Run `work(*given)`, which ends by itself, in a daemon thread; an error in it is counted.
-        None: the system has no thread to give, which is counted too."""
+
+        None: the system has no thread to give, which is counted too.
+        """
         try:
             return self._started(name, self._once, name, work, *given)
         except RuntimeError as full:

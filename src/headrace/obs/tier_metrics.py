@@ -1,4 +1,4 @@
-"""What the tiers below the KV pool did."""
+"""Metrics of the tiers below the KV pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .split_metrics import split_families
 
 
 class TierMetrics:
-    """Adds up the counts of one engine after the other; each begins at zero."""
+    """Sum of the counts of successive engines; each begins at zero."""
 
     def __init__(self) -> None:
         self._stats = TierStats()
@@ -25,7 +25,7 @@ class TierMetrics:
         self._seconds = 0.0
 
     def now(self, stats: TierStats) -> None:
-        """The engine's counts after a step."""
+        """Take the engine's counts after a step."""
         was = self._stats
         remote = stats.remote_bytes - was.remote_bytes
         self._bytes.add("read", stats.loaded_bytes - was.loaded_bytes - remote)
@@ -44,11 +44,11 @@ class TierMetrics:
         self._stats = replace(stats)  # The engine in this process goes on counting in it.
 
     def restart(self) -> None:
-        """A new engine process counts from zero."""
+        """Start over: a new engine process counts from zero."""
         self._stats = TierStats()
 
     def families(self, x: Exposition, split: SplitStats | None) -> Iterator[Metric]:
-        """All of them, as they are now, and those of prefill servers, which are a tier too."""
+        """Yield all of them, as they are now, and those of prefill servers, also a tier."""
         if split is not None:
             yield from split_families(x, split)
         for help_, label, values, name in (

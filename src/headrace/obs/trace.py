@@ -1,7 +1,7 @@
-"""Which span the present task works under, if traces are on.
+"""The current task's span, if traces are on.
 
-A context variable, because a request passes from the HTTP border to the engine by plain calls in
-one task (and in tasks made from it), and no call between them has to know of traces.
+A context variable: a request passes from the HTTP layer to the engine by plain calls in one task
+(and in tasks made from it), and no call between them has to know of traces.
 """
 
 from __future__ import annotations

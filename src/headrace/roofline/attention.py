@@ -1,4 +1,4 @@
-"""Work of attention: over K and V, over latents, to both sides of whole inputs."""
+"""Work of attention: over K and V, over latents, and bidirectional over whole inputs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .formats import dtype_bytes, kv_token_bytes
 
 
 def attention(case: Case, step: Composition, spec: AttentionSpec, calls: int) -> Count:
-    """4 · H · E FLOPs per (query, position) pair; the visible KV read once per entry.
+    """Count 4 · H · E FLOPs per (query, position) pair; the visible KV is read once per entry.
 
     P = Σ over queries of the positions seen (`composition.visible_pairs`): 2 · H · E · P for q·k
-    and as much for the weighted sum, 5 · H · P for the softmax. q is read, the result written.
-    A kernel that reads the KV once per tile of queries reads more: that is its efficiency.
+    and as much for the weighted sum, 5 · H · P for the softmax. q is read, the result written. A
+    kernel that reads the KV once per tile of queries reads more; its efficiency accounts for that.
     """
     attended = step.attended[spec.window]
     parts = tuple(_attention(case, spec, *part, calls) for part in attended.parts(step))
@@ -48,13 +48,13 @@ def _attention(
 def latent_attention(
     case: Case, spec: LatentSpec, step: Composition, calls: int, numbers: int, weight_bytes: float
 ) -> Count:
-    """Attention over the latent, or over unpacked heads.
+    """Count attention over the latent, or over unpacked heads.
 
     Absorbed (Wᵤₖ into the query, Wᵤᵥ into the result): per pair and head 2 · (r + p) for the score
     and 2 · r for the sum, with rank r and rotary size p. Unpacked: the latents of the visible
     tokens go through kv_b (2 · r · H · (n + v) each), then 2 · (n + p) + 2 · v per pair and head.
     The cheaper one of the step is counted. Every rank keeps the whole latent: tp does not share it.
-    `weight_bytes` of a layer's products of this role, which have so many `numbers`.
+    `weight_bytes` and `numbers`: bytes and weights of a layer's products of this role.
     """
     attended = step.attended[None]
     each = weight_bytes / numbers
@@ -99,10 +99,10 @@ def _latent(
 
 
 def bidirectional_attention(case: Case, step: Composition) -> Count:
-    """4 · H · E FLOPs for each of n² pairs of an input of n tokens, 5 · H for the softmax.
+    """Count 4 · H · E FLOPs for each of n² pairs of an input of n tokens, 5 · H for the softmax.
 
-    `Composition` counts causal pairs, n · (n + 1) / 2 each: all pairs are twice that less n.
-    q, k and v come from this step's projection; nothing is cached.
+    `Composition` counts causal pairs, n · (n + 1) / 2 each: all pairs are twice that less n. q, k
+    and v come from this step's projection; nothing is cached.
     """
     arch, tokens, tp = case.arch, step.tokens, case.layout.tp
     pairs = 2 * step.attended[None].pairs - tokens

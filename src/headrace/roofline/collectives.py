@@ -1,4 +1,4 @@
-"""What ranks exchange in a step, and how long a collective takes."""
+"""Collectives of a step: the bytes that ranks exchange, and the time that this takes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from .weights import role_of
 
 
 def collectives(case: Case, tokens: int) -> Iterator[Count]:
-    """All-reduces of tensor parallelism, the experts' exchange, sends between stages.
+    """Yield all-reduces of tensor parallelism, the experts' exchange, sends between stages.
 
-    After attention (or what a layer has in its place) and after each feed-forward tp ranks add up
-    N · D · b. With data-parallel
-    attention a token goes to the ranks of its experts and back: of k active experts on R ranks it
-    is expected on R · (1 - (1 - 1 / R) ** k) of them, each time D · b, and uneven routing takes as
-    many times longer as the busiest rank gets more tokens than the mean; `Case.gathered` sends it
-    to all R. A stage sends N · D · b.
+    After attention (or its replacement in a layer) and after each feed-forward, tp ranks add up N ·
+    D · b. With data-parallel attention a token goes to the ranks of its experts and back. Of k
+    active experts on R ranks it is expected on R · (1 - (1 - 1 / R) ** k) of them, each time D · b.
+    Uneven routing takes longer by the factor by which the busiest rank's tokens exceed the mean;
+    `Case.gathered` sends each token to all R. A stage sends N · D · b.
     """
     arch, layout = case.arch, case.layout
     size = tokens * arch.hidden * dtype_bytes(case.dtype)
@@ -49,7 +48,7 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
             sizes = arch.moe.experts, arch.moe.active, tokens * layout.dp, ranks
             places *= busiest(*sizes, case.skew).tokens / busiest(*sizes, EVEN).tokens
         there = dtype_bytes(case.dispatch_dtype or case.dtype, "dispatch_dtype")
-        places *= (there / dtype_bytes(case.dtype) + 1) / 2  # Of both calls the mean.
+        places *= (there / dtype_bytes(case.dtype) + 1) / 2  # The mean of both calls.
         # The tp ranks of a group hold the same tokens: each sends its share of them.
         yield Count(
             "all_to_all",
@@ -73,7 +72,7 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
 
 
 def blocks(arch: ModelArch) -> int:
-    """What adds to the residual, once a layer or twice: a layer of a hybrid may have no
+    """Count the additions to the residual, one or two a layer: a layer of a hybrid may have no
     feed-forward, or nothing else."""
     found = set()
     for ref in describe(arch).weights():
@@ -84,15 +83,18 @@ def blocks(arch: ModelArch) -> int:
 
 
 def moved_bytes(count: Count) -> float:
-    """Over each link of a rank: a ring's all-reduce moves its data 2 · (R - 1) / R times."""
+    """Return bytes over each link of a rank; a ring's all-reduce moves its data 2 · (R - 1) / R
+    times."""
     away = (count.ranks - 1) / count.ranks
     times = {"all_reduce": 2 * away, "all_to_all": away, "send": 1.0}[count.operator]
     return times * count.read_bytes
 
 
 def collective_seconds(hardware: Hardware, count: Count, curve: Curve | None = None) -> float:
-    """Time of one collective, beyond a node's devices at the fabric's bandwidth; without a curve
-    the least that it takes."""
+    """Return the time of one collective; without a curve its least time.
+
+    Beyond a node's devices, the fabric's bandwidth applies.
+    """
     link = hardware.link_bandwidth or hardware.bandwidth
     if count.ranks > hardware.node_devices and hardware.fabric_bandwidth:
         link = hardware.fabric_bandwidth

@@ -1,4 +1,4 @@
-"""What a step is made of, reduced to the sums that every operator's cost is linear in."""
+"""Composition of a step, reduced to the sums that every operator's cost is linear in."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Attended(NamedTuple):
     kv_tokens: int
     """Σ over entries of the cached positions that any of its queries sees."""
     decoded: int = 0
-    """The part that entries of one token with a past see: as many pairs as positions."""
+    """The part seen by entries of one token with a past: as many pairs as positions."""
 
     def parts(self, step: Composition) -> tuple[tuple[Attended, int, int], ...]:
-        """(work, tokens, entries) of the decoding entries and of the others, where there are
-        both."""
+        """Return (work, tokens, entries) of the decoding entries and of the others; empty unless a
+        step has both."""
         if not 0 < step.decodes < step.entries:
             return ()
         rest = Attended(self.pairs - self.decoded, self.kv_tokens - self.decoded)
@@ -35,7 +35,7 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """One step: N tokens of B entries, R of which give a token."""
+    """One step: N tokens of B entries with R sampled rows."""
 
     tokens: int
     entries: int
@@ -43,7 +43,7 @@ class Composition:
     decodes: int
     """Entries of one token with a past."""
     attended: dict[int | None, Attended]
-    """By window; None is full attention."""
+    """Work of attention by window; None is full attention."""
 
     @property
     def kind(self) -> str:
@@ -54,12 +54,12 @@ class Composition:
 
 
 def visible_pairs(start: int, count: int, window: int | None) -> int:
-    """Σ over positions p = start … start + count - 1 of min(p + 1, window)."""
+    """Return Σ over positions p = start … start + count - 1 of min(p + 1, window)."""
     return _triangle(start + count, window) - _triangle(start, window)
 
 
 def visible_tokens(start: int, count: int, window: int | None) -> int:
-    """Positions that the queries at start … start + count - 1 see together."""
+    """Count the positions that the queries at start … start + count - 1 see together."""
     first = 0 if window is None else max(0, start + 1 - window)
     return start + count - first
 
@@ -67,7 +67,7 @@ def visible_tokens(start: int, count: int, window: int | None) -> int:
 def compose(
     arch: ModelArch, starts: Sequence[int], counts: Sequence[int], samples: int | None = None
 ) -> Composition:
-    """The sums of a step; `samples` defaults to one per entry."""
+    """Compute the sums of a step; `samples` defaults to one per entry."""
     windows: set[int | None] = set(arch.windows) if arch.windows else {None}
     attended: dict[int | None, Attended] = {}
     for window in windows:
@@ -105,18 +105,18 @@ def compose_plan(arch: ModelArch, plan: StepPlan) -> Composition:
 
 
 def decode_step(arch: ModelArch, batch: int, context: int) -> Composition:
-    """`batch` sequences, each computes the token after `context` others."""
+    """Compose a step of `batch` sequences that each compute the token after `context` others."""
     return compose(arch, [context] * batch, [1] * batch)
 
 
 def verify_step(arch: ModelArch, batch: int, context: int, drafts: int) -> Composition:
-    """Speculation: `batch` sequences verify `drafts` tokens each beside their next one."""
+    """Compose speculation: `batch` sequences verify `drafts` tokens each plus the next one."""
     each = 1 + drafts
     return compose(arch, [context] * batch, [each] * batch, batch * each)
 
 
 def prefill_step(arch: ModelArch, lengths: Iterable[int], start: int = 0) -> Composition:
-    """Prompts (or chunks from `start`) of these lengths in one step."""
+    """Compose prompts (or chunks from `start`) of these lengths in one step."""
     counts = list(lengths)
     return compose(arch, [start] * len(counts), counts)
 

@@ -1,8 +1,8 @@
 """An architecture and its formats from any `config.json`, to be planned with though not served.
 
-What is served is read by `base.arch_reader`, which refuses every key that would change a result.
-Here only sizes matter: a key that changes no size is passed over, one that changes them in a way
-that nobody prices is refused by name.
+`base.arch_reader` reads served models and refuses every key that would change a result. Here only
+sizes matter: a key that changes no size is ignored. One that changes them in a way that is not
+priced is refused by name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "shared": ("n_shared_experts", "num_shared_experts", "num_shared_expert"),
     "shared_width": ("shared_expert_intermediate_size", "shared_intermediate_size"),
 }
-"""The same size under the names of different families, in the order in which they are believed."""
+"""The same size under the names of different families, by priority."""
 UNPRICED: Mapping[str, tuple[Any, ...]] = {
     "linear_num_value_heads": (),
     "linear_attn_config": (),
@@ -49,7 +49,7 @@ UNPRICED: Mapping[str, tuple[Any, ...]] = {
     "attn_layer_period": (),
     "block_types": (),
 }
-"""Keys of parts whose work is not priced, and the values with which they are not there."""
+"""Keys of parts whose work is not priced, with their values if the part is absent."""
 UNGATED = frozenset(
     """
     gpt2 gpt_neo gpt_neox gptj bloom opt mpt falcon phi starcoder2 nemotron gpt_bigcode
@@ -57,11 +57,11 @@ UNGATED = frozenset(
 )
 """`model_type`s whose feed-forward has two matrices instead of three."""
 CHUNKS = 4
-"""One of so many layers of Llama 4 sees everything, the others a chunk."""
+"""One of this many layers of Llama 4 sees everything, the others a chunk."""
 
 
 def read_config(config: Mapping[str, Any]) -> tuple[ModelArch, WeightBytes]:
-    """(architecture, formats of its weights as they are published).
+    """Return (architecture, formats of its weights as they are published).
 
     Raises `UnsupportedModel` for a part that is not priced, `ModelFileError` for a damaged config.
     """
@@ -81,7 +81,7 @@ def read_config(config: Mapping[str, Any]) -> tuple[ModelArch, WeightBytes]:
 
 
 def architecture(config: Mapping[str, Any], where: str = WHERE) -> ModelArch:
-    """The sizes of any decoder; raises as `read_config` does, naming `where` the key was."""
+    """Read the sizes of any decoder; raise as `read_config` does, naming `where` the key was."""
     fields = Fields(config, where)
     kind = str(fields.raw("model_type"))
     for key, absent in UNPRICED.items():
@@ -137,12 +137,12 @@ def _mixture(fields: Fields, kind: str, layers: int) -> Moe | None:
     width = _size(fields, "expert_width")
     shared = 0
     if kind.startswith("llama4"):
-        shared = width  # One, which no key tells of.
+        shared = width  # One shared expert, without any key for it.
     elif any(fields.raw(key) for key in NAMES["shared_width"]):
         shared = _size(fields, "shared_width")
     elif any(fields.raw(key) for key in NAMES["shared"]):
         shared = _size(fields, "shared") * width
-    # Which layers are dense changes no sum, only how many.
+    # The sums depend only on the number of dense layers, not on their places.
     dense = fields.raw("first_k_dense_replace") or len(fields.raw("mlp_only_layers") or ())
     every = fields.raw("interleave_moe_layer_step") or fields.raw("decoder_sparse_step") or 1
     if isinstance(chosen := fields.raw("moe_layers"), list):
@@ -159,7 +159,7 @@ def _mixture(fields: Fields, kind: str, layers: int) -> Moe | None:
 
 
 def _windows(fields: Fields, layers: int, context: int) -> tuple[int | None, ...]:
-    """Per layer; a chunk (Llama 4) is priced as a window of its size."""
+    """Return each layer's window; a chunk (Llama 4) is priced as a window of its size."""
     chunk = fields.raw("attention_chunk_size")
     key = "sliding_window" if chunk is None else "attention_chunk_size"
     if fields.raw(key) is None or fields.raw("use_sliding_window") is False:
@@ -188,7 +188,7 @@ def _windows(fields: Fields, layers: int, context: int) -> tuple[int | None, ...
 
 
 def stored_format(config: Mapping[str, Any]) -> WeightBytes:
-    """The formats in which a checkpoint with this config is published."""
+    """Return the formats in which a checkpoint with this config is published."""
     quantised = config.get("quantization_config")
     plain = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     plain = plain.removeprefix("torch.")
@@ -206,7 +206,7 @@ def stored_format(config: Mapping[str, Any]) -> WeightBytes:
 
 
 def _only_kv(quantised: Mapping[str, Any]) -> bool:
-    """Tell a config that quantises the KV cache and no weights."""
+    """Return whether a config quantises the KV cache and no weights."""
     keys = ("quant_method", "kv_cache_scheme", "config_groups")
     method, scheme, groups = (quantised.get(key) for key in keys)
     return method == "compressed-tensors" and scheme is not None and not groups
@@ -221,7 +221,7 @@ _UNCONVERTED = {
 
 
 def _narrow(quantised: Mapping[str, Any]) -> str:
-    """What most weights are in."""
+    """Return the format of most weights."""
     method = str(quantised.get("quant_method") or quantised.get("quant_algo")).lower()
     if method == "compressed-tensors":
         groups = quantised.get("config_groups")

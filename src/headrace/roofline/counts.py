@@ -1,4 +1,4 @@
-"""One operator's work as numbers, and what it depends on: the words of all counts."""
+"""One operator's work as numbers, and its inputs: the terms of all counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal["product", "experts", "attention", "vector", "network"]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What the counts depend on beside the step: model, number formats, layout."""
+    """Inputs of the counts other than the step: model, number formats, layout."""
 
     arch: ModelArch
     weights: WeightBytes = field(default_factory=WeightBytes)
@@ -23,16 +23,17 @@ class Case:
     kv_dtype: str = "bfloat16"
     layout: Layout = ONE
     skew: float = 0.0
-    """How unevenly tokens go to experts (`routing`); 0: exactly evenly."""
+    """Unevenness of routing to experts (`routing`); 0: exactly even."""
     gathered: bool = False
-    """Does every token go to all ranks of the experts and all their results back (an all-gather and
-    a reduce-scatter), or only to those that have its experts (an all-to-all)?"""
+    """Whether every token goes to all ranks of the experts and all their results back (an
+    all-gather and a reduce-scatter), not only to those that have its experts (an all-to-all)."""
     dispatch_dtype: str | None = None
     """Type in which tokens go to their experts; None: `dtype`, in which results come back."""
 
 
 def device_bytes(case: Case) -> int:
-    """Weights on one device: experts spread over all ranks of a stage, the rest over tp."""
+    """Return the bytes of weights on one device: experts spread over all ranks of a stage, the rest
+    over tp."""
     experts = case.weights.by_role.get(
         "experts", parameters(case.arch).get("experts", 0.0) * case.weights.bits("experts") / 8
     )
@@ -43,7 +44,7 @@ def device_bytes(case: Case) -> int:
 
 
 def kv_share(case: Case) -> int:
-    """Ranks that keep a part each of every token's KV; a latent cannot be shared out."""
+    """Return how many ranks each keep a part of every token's KV; a latent is not split."""
     return 1 if case.arch.mla is not None else min(case.layout.tp, case.arch.kv_heads)
 
 
@@ -52,38 +53,38 @@ class Count:
     """One operator of a step, for one call on one device."""
 
     operator: str
-    """The kind of the model's node; "sample", "pool" and the collectives ("all_reduce",
-    "all_to_all", "send") come beside it."""
+    """The kind of the model's node; also "sample", "pool" and the collectives ("all_reduce",
+    "all_to_all", "send")."""
     label: str
-    """What the call is for: qkv, gate_up, head …"""
+    """Role of the call: qkv, gate_up, head …"""
     calls: int
     """Equal calls in the step."""
     kind: Kind
-    """Which efficiency applies."""
+    """Kind of efficiency that applies."""
     flops: float
     weight_bytes: float = 0.0
     spared_bytes: float = 0.0
-    """That part of `weight_bytes` which a greedy step need not read: see `formats.BOUND_BITS`."""
+    """The part of `weight_bytes` that a greedy step need not read: see `formats.BOUND_BITS`."""
     kv_bytes: float = 0.0
     read_bytes: float = 0.0
-    """Activations read; of a collective: what one rank holds before it."""
+    """Activations read; of a collective: the bytes that one rank holds before it."""
     write_bytes: float = 0.0
     rows: int = 0
-    """Rows of a product: what tiles are cut from."""
+    """Rows of a product, from which tiles are cut."""
     everyone: int = 0
     """Tokens that the experts of all ranks share out among them."""
     shape: tuple[int, int] | None = None
     """(out, in) of the weight, before it is shared among ranks."""
     depth: float = 0.0
-    """Numbers that one result is summed over: what a unit does one after the other."""
+    """Numbers that one result is summed over: sequential work of a unit."""
     entries: int = 0
     """Sequences of an attention."""
     pieces: float = 0.0
     """Independent parts of an attention: (sequence, KV head)."""
     ranks: int = 1
-    """That take part in a collective."""
+    """Ranks that take part in a collective."""
     parts: tuple[Count, ...] = ()
-    """An attention of decoding and other entries: the two, which make up the whole."""
+    """The two parts that make up an attention with decoding and other entries."""
 
     @property
     def bytes(self) -> float:
@@ -108,10 +109,11 @@ def linear(
     out_bytes: int | None = None,
     split: Literal["out", "in"] = "out",
 ) -> Count:
-    """2 · N · in · out FLOPs; in · out · bits / 8 of weights, N · in · b read, N · out · b written.
+    """Count 2 · N · in · out FLOPs; in · out · bits / 8 of weights, N · in · b read, N · out · b
+    written.
 
-    `share` ranks hold 1 / share of the weight each: of its outputs, or (`split` "in") of what is
-    summed, whose results a collective then adds up.
+    `share` ranks hold 1 / share of the weight each: of its outputs, or (`split` "in") of the summed
+    axis; a collective then adds up their results.
     """
     b = dtype_bytes(case.dtype)
     touched = weight_bytes if rows else 0.0
@@ -141,7 +143,7 @@ def vector(
     reads: int,
     writes: int,
 ) -> Count:
-    """`flops` per number of `size`, which are read and written so many times."""
+    """Count `flops` per number of `size`; each is read `reads` and written `writes` times."""
     b = dtype_bytes(case.dtype)
     return Count(
         operator,

@@ -1,4 +1,4 @@
-"""How near real kernels come to the ceilings."""
+"""Efficiency: the share of the ceilings that real kernels reach."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """How near one class of operators comes to the ceilings, by the size of a call.
+    """Share of the ceilings that one class of operators reaches, by the size of a call.
 
-    A call takes floor + depth · depth_seconds / 1000 + pieces · piece_seconds / 1000 +
-    max(compute, memory) + (1 - overlap) · min(compute, memory), each at its share of the ceiling:
-    small calls are mostly floor, so their share of a ceiling rises with their size as a real
-    kernel's does.
+    A call takes floor + depth · depth_seconds / 1000 + pieces · piece_seconds / 1000 + max(compute,
+    memory) + (1 - overlap) · min(compute, memory), each at its share of the ceiling. Small calls
+    are mostly floor, so their share of a ceiling rises with their size as a real kernel's does.
     """
 
     compute: float
     memory: float
     overlap: float = 1.0
     floor_seconds: float = 0.0
-    """What a call takes that has next to nothing to do."""
+    """Time of a call with next to no work."""
     depth_seconds: float = 0.0
-    """Per 1,000 of `Count.depth`: what a unit sums up one after the other."""
+    """Per 1,000 of `Count.depth`: the sequential sums of a unit."""
     piece_seconds: float = 0.0
-    """Per 1,000 of `Count.pieces`: what beginning and ending each costs."""
+    """Per 1,000 of `Count.pieces`: the cost of beginning and ending each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of a ceiling that kernels reach, and what every launch and step costs beside them.
+    """Shares of a ceiling that kernels reach, and the extra cost of every launch and step.
 
-    The defaults are what well-tuned GPU libraries reach at large shapes; `fit.fit_efficiency`
-    replaces them by what an engine's recorded steps show.
+    The defaults are those of well-tuned GPU libraries at large shapes; `fit.fit_efficiency`
+    replaces them by values fitted to an engine's recorded steps.
     """
 
     product_compute: float = 0.72
@@ -41,19 +40,19 @@ class Efficiency:
     vector_memory: float = 0.75
     network: float = 0.75
     overlap: float = 1.0
-    """How much of the shorter of compute and memory time hides behind the longer: 1 is the classic
-    roofline, 0 does one after the other (unpacking that keeps the units busy while data waits)."""
+    """Share of the shorter of compute and memory time that overlaps the longer: 1 is the classic
+    roofline; 0 does one after the other (unpacking that keeps the units busy while data waits)."""
     launch_seconds: float = 2.0e-6
     """Per operator call; a replayed graph leaves about this much between kernels."""
     step_seconds: float = 0.5e-3
-    """Per step: inputs, sampling, and what of scheduling is not overlapped."""
+    """Per step: inputs, sampling, and the part of scheduling that is not overlapped."""
     source: str = "assumed"
     curves: dict[str, Curve] = field(default_factory=dict)
-    """By class of operator (`step.curve_names`): fitted on measured operators of every size. A
-    class without one has the shares above."""
+    """Curve by class of operator (`step.curve_names`), fitted on measured operators of every size.
+    A class without one has the shares above."""
 
     def curve(self, kind: str, names: tuple[str, ...] = ()) -> Curve:
-        """The first of these classes that has a curve of its own, else the kind's shares."""
+        """Return the first of these classes that has a curve of its own, else the kind's shares."""
         for name in names:
             if name in self.curves:
                 return self.curves[name]
@@ -84,5 +83,6 @@ CPU_EFFICIENCY = Efficiency(
     },
     source="assumed as fitted on a Zen 4 with AVX-512 VNNI",
 )
-"""Until `headrace roofline --measure` has fitted a machine's own: fitted with no share above one on
-the steps of `benchmarks/results/cpu_limit.json` and `cpu_truth.json` (median errors 5 and 6 %)."""
+"""Used until `headrace roofline --measure` has fitted a machine's own. Fitted with no share above
+one on the steps of `benchmarks/results/cpu_limit.json` and `cpu_truth.json` (median errors 5 and 6
+%)."""

@@ -8,14 +8,14 @@ from .routing import busiest
 
 
 def moe(case: Case, tokens: int, calls: int, weight_bytes: float, mark: str = "") -> Count:
-    """6 · D · I FLOPs for each (token, expert) pair of the rank; the experts that are hit are read.
+    """Count 6 · D · I FLOPs for each (token, expert) pair of the rank; the experts hit are read.
 
     Without expert parallelism each rank has 1 / tp of every expert and of all N · k pairs. With it
-    X / R whole experts, tokens of all `dp` groups, and as many pairs as the busiest rank gets, on
-    which the others wait (`routing.busiest`). Experts hit: Σ 1 - (1 - p) ** N over their
-    popularities p, k / X each where routing is even. Gathering each expert's rows and adding up the
-    results is in the kernel's curve: the tables that it is fitted to measure the whole call.
-    `weight_bytes`: of all experts of a layer.
+    a rank has X / R whole experts and tokens of all `dp` groups. It is charged the pairs of the
+    busiest rank, for which the others wait (`routing.busiest`). Experts hit: Σ 1 - (1 - p) ** N
+    over their popularities p, k / X each if routing is even. Gathering each expert's rows and
+    adding up the results is in the kernel's curve: the tables that it is fitted to measure the
+    whole call. `weight_bytes`: of all experts of a layer.
     """
     arch, layout = case.arch, case.layout
     assert arch.moe is not None
@@ -26,7 +26,7 @@ def moe(case: Case, tokens: int, calls: int, weight_bytes: float, mark: str = ""
     slices = 1 if layout.ep else layout.tp
     one = weight_bytes / experts
     b = dtype_bytes(case.dtype)
-    # With slices every rank has all tokens of its group, with whole experts those that come to it.
+    # With slices every rank has all tokens of its group; with whole experts only its own.
     arriving = load.tokens if layout.ep else tokens
     return Count(
         "experts",

@@ -21,7 +21,7 @@ from .operators import count_step
 from .step import compute_seconds, curve_names, memory_seconds, step_time
 
 CLASSES = ("product/few", "product/many", "attention/decode", "attention/prefill")
-"""Each has shares of compute and memory of its own (`step.curve_names`)."""
+"""Classes that each have their own shares of compute and memory (`step.curve_names`)."""
 SHARES = (
     "product_compute",
     "product_memory",
@@ -29,11 +29,11 @@ SHARES = (
     "attention_memory",
     "vector_memory",
 )
-"""Fields of `Efficiency` that are of a rate or a bandwidth."""
+"""Fields of `Efficiency` that are shares of a rate or a bandwidth."""
 USUAL_ERROR = 0.1
-"""Up to about here an error is the model's; above it is mostly a neighbour's."""
+"""Error up to which the model is the likely cause; above it, mostly a neighbour on the machine."""
 PULL = 1e-3
-"""Weight of a parameter's distance from its default: decides what the steps do not tell."""
+"""Weight of a parameter's distance from its default: decides parameters that no step shows."""
 
 Array = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ class Fit:
 
 
 def read_records(path: Path) -> list[StepRecord]:
-    """One JSON object a line: starts, counts, samples, seconds."""
+    """Read one JSON object a line: starts, counts, samples, seconds."""
     records = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
@@ -72,13 +72,13 @@ def read_records(path: Path) -> list[StepRecord]:
 
 
 def fit_efficiency(case: Case, hardware: Hardware, records: Sequence[StepRecord]) -> Fit:
-    """The efficiencies that make predicted steps most like the recorded ones.
+    """Fit the efficiencies that make predicted steps most like the recorded ones.
 
     Least squares of log(predicted / measured), beyond `USUAL_ERROR` the plain sizes (P. Charbonnier
-    et al., 1997): a step during which the machine stood still must not bend the others. By
-    multiplicative coordinate search from the hardware's own values; slight ridge towards those, so
-    that what no step shows stays as it was.
-    Efficiencies stay within 0.01 … 1.5 (a cache can beat the memory's bandwidth).
+    et al., 1997): a step during which the machine stood still must not bend the others. The method
+    is multiplicative coordinate search from the hardware's own values, with a slight ridge towards
+    them, so that a value that no step shows stays. Efficiencies stay within 0.01 … 1.5 (a cache can
+    beat the memory's bandwidth).
     """
     if len(records) < 3:
         raise InvalidRequest(f"a fit needs at least 3 recorded steps, not {len(records)}")
@@ -117,11 +117,11 @@ def fit_efficiency(case: Case, hardware: Hardware, records: Sequence[StepRecord]
 
 
 def honest(case: Case, hardware: Hardware, records: Sequence[StepRecord]) -> Hardware:
-    """The hardware with ceilings that no recorded step was above.
+    """Return the hardware with ceilings that no recorded step exceeded.
 
-    A step that was quicker than all its FLOPs at the full rate shows that rates were measured too
-    low (on a busy machine), one that was quicker than all its bytes the same of bandwidths. Those
-    are raised by as much, and their shares lowered, so that predictions stay.
+    A step quicker than all its FLOPs at the full rate shows that rates were measured too low (on a
+    busy machine). A step quicker than all its bytes shows the same of bandwidths. Those are raised
+    by as much, and their shares lowered, so that predictions stay.
     """
     compute = memory = 1.0
     for record in records:
@@ -155,7 +155,7 @@ def honest(case: Case, hardware: Hardware, records: Sequence[StepRecord]) -> Har
 def prediction_errors(
     case: Case, hardware: Hardware, records: Sequence[StepRecord]
 ) -> tuple[float, float]:
-    """(median, worst) relative error of the hardware's own efficiencies on recorded steps."""
+    """Return (median, worst) relative error of the hardware's efficiencies on recorded steps."""
     table = _Table(case, hardware, records)
     values = _values(hardware.efficiency)
     errors = [float(error) for error in np.abs(table.predict(values) / table.measured - 1)]
@@ -163,7 +163,8 @@ def prediction_errors(
 
 
 def _values(efficiency: Efficiency) -> Array:
-    """The parameters of a fit: shares by class, then vector memory, overlap, launch, step."""
+    """Return the parameters of a fit: shares by class, then vector memory, overlap, launch,
+    step."""
     shares = []
     for name in CLASSES:
         curve = efficiency.curve(name.partition("/")[0], (name,))
@@ -173,7 +174,8 @@ def _values(efficiency: Efficiency) -> Array:
 
 
 def _efficiency(before: Efficiency, values: Array, source: str) -> Efficiency:
-    """The other way round; the plain shares are those of large products and of prefill."""
+    """Turn parameters into an `Efficiency`; the plain shares are those of large products and of
+    prefill."""
     *shares, vector, overlap, launch, step = map(float, values)
     curves = {
         name: Curve(compute, memory, overlap, launch)

@@ -1,4 +1,4 @@
-"""Is there room for a step on a device? What does not fit is said, never timed."""
+"""Memory check of a step on a device: a step that does not fit is refused, never timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GB = 1e9
 
 
 def step_kv_bytes(case: Case, step: Composition) -> float:
-    """KV that a step's sequences keep on one device."""
+    """Return the KV bytes that a step's sequences keep on one device."""
     arch = case.arch
     if arch.encoder is not None:
         return 0.0
@@ -29,7 +29,7 @@ def step_kv_bytes(case: Case, step: Composition) -> float:
 
 
 def verify_fits(case: Case, hardware: Hardware, step: Composition) -> None:
-    """Raise `DoesNotFit` where weights and the step's KV are more than a device's whole memory."""
+    """Raise `DoesNotFit` if weights and the step's KV exceed a device's whole memory."""
     weights, kv = device_bytes(case), step_kv_bytes(case, step)
     if weights + kv <= hardware.memory:
         return

@@ -24,13 +24,13 @@ offset per 64; nvfp4: an fp8 scale per 16, mxfp4 per 32; the ggml types from the
 GGML = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "MXFP4": "mxfp4"}
 """Types of GGUF files that have another name here."""
 BOUND_BITS = {WEIGHT_BITS["Q8_0"]: 5.0 + 16 / 32}
-"""Bits per weight of a head → those that bound all its logits, which a greedy step reads at least:
-five of eight and the scales. The rest is read of rows that may be the largest, at best of none
-(ADR 0024)."""
+"""Bits per weight of a head → bits that bound all its logits, which a greedy step reads at least:
+five of eight and the scales. The rest is read only for rows that may be the largest, at best for no
+row (ADR 0024)."""
 
 
 def dtype_bytes(dtype: str, param: str = "dtype") -> int:
-    """Bytes of one number of an activation or KV type; `OptionError` for an unknown one."""
+    """Return the bytes of a number of an activation or KV type; `OptionError` if unknown."""
     if dtype not in ARRAY_BYTES:
         raise OptionError(
             f"{param} must be one of {', '.join(ARRAY_BYTES)}, not {dtype!r}", param=param
@@ -39,7 +39,7 @@ def dtype_bytes(dtype: str, param: str = "dtype") -> int:
 
 
 def weight_bits(name: str) -> float:
-    """Bits per weight of a format, scales included; `OptionError` for an unknown one."""
+    """Return the bits per weight of a format, scales included; `OptionError` for an unknown one."""
     if name not in WEIGHT_BITS:
         raise OptionError(
             f"weight format must be one of {', '.join(WEIGHT_BITS)}, not {name!r}", param="format"
@@ -48,7 +48,7 @@ def weight_bits(name: str) -> float:
 
 
 def usual_format(counts: Mapping[str, int], otherwise: str) -> str:
-    """The known format with the most bytes."""
+    """Return the known format with the most bytes."""
     known = [(count, name) for name, count in counts.items() if name in WEIGHT_BITS]
     return max(known)[1] if known else otherwise
 
@@ -62,12 +62,13 @@ def check_kv_dtype(kv_dtype: str) -> None:
 
 
 def kv_token_bytes(spec: AttentionSpec | LatentSpec, kv_dtype: str) -> int:
-    """Bytes that one token adds to the KV of a layer (see `base.groups.kept_arrays`)."""
+    """Return the bytes that one token adds to a layer's KV (see `base.groups.kept_arrays`)."""
     check_kv_dtype(kv_dtype)
     return kept_bytes(kept_arrays(spec, kv_dtype))
 
 
 def kv_bytes_of_all(arch: ModelArch, kv_dtype: str) -> int:
-    """Bytes that one token adds to the KV of all layers together, inside every window."""
+    """Return the bytes that one token adds to the KV of all layers together, inside every
+    window."""
     kept = [group for group in graph_groups(describe(arch), kv_dtype) if not group.state]
     return sum(len(group.layers) * kept_bytes(group.arrays) for group in kept)

@@ -1,7 +1,7 @@
 """An architecture and its bytes from any GGUF header, to be planned with though not served.
 
-The header's keys are given the names of a `config.json` and read by `config.py`; what the file
-tells only by its tensors (a gate, a bias, a tied head) is looked for there.
+The header's keys are given the names of a `config.json` and read by `config.py`. Facts that only
+the file's tensors show (a gate, a bias, a tied head) are looked for there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ PERIODS = {
     "gpt-oss": 2, "gemma2": 2, "gemma3": 6, "cohere2": 4, "exaone4": 4, "olmo2": 4,
     "smallthinker": 4,
 }  # fmt: skip
-"""Every n-th layer of these sees the whole context, where the header does not say which."""
+"""Every n-th layer of these sees the whole context, if the header does not say which."""
 _TOP = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
 _PARTS = (
     (r"ffn_(gate|up|down|gate_up)_exps", "mlp.experts.all"),
@@ -74,7 +74,7 @@ _PARTS = (
 def read_gguf(
     metadata: Mapping[str, Any], tensors: Mapping[str, Stored]
 ) -> tuple[ModelArch, WeightBytes]:
-    """(architecture, bytes by role) of a header.
+    """Return (architecture, bytes by role) of a header.
 
     Raises `UnsupportedModel` for a part that is not priced, `ModelFileError` for a damaged header.
     """
@@ -124,11 +124,11 @@ def _bias(*parts: str) -> list[str]:
 
 
 def _one(kind: str, key: str, value: Any) -> Any:
-    """The size of every layer; layers of unlike sizes are not priced."""
+    """Return the size of every layer; layers of unlike sizes are not priced."""
     if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
         return value
     found = set(value)
-    # Leading dense layers have no experts, and the others no width of their own.
+    # Leading dense layers have no experts; the other layers have no width of their own.
     if key == "feed_forward_length":
         found -= {0}
     if len(found) != 1:
@@ -139,7 +139,7 @@ def _one(kind: str, key: str, value: Any) -> Any:
 
 
 def _latent(own: Mapping[str, Any]) -> dict[str, Any]:
-    """MLA's parts: of a file for the latent cache (`…_mla`), or of an older one."""
+    """Return MLA's parts: of a file for the latent cache (`…_mla`), or of an older one."""
     whole = own.get("attention.key_length_mla") or own.get("attention.key_length")
     value = own.get("attention.value_length_mla") or own.get("attention.value_length")
     rope = own.get("rope.dimension_count")
@@ -155,7 +155,7 @@ def _latent(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(kind: str, own: Mapping[str, Any], layers: int) -> list[str]:
-    """Which layers see a window alone."""
+    """Return each layer's kind of attention: sliding window or full."""
     pattern = own.get("attention.sliding_window_pattern", PERIODS.get(kind, 0))
     if isinstance(pattern, list) and len(pattern) >= layers:
         narrow = [bool(one) for one in pattern[:layers]]
@@ -170,7 +170,7 @@ def _kinds(kind: str, own: Mapping[str, Any], layers: int) -> list[str]:
 
 
 def _verify_gate(kind: str, values: Mapping[str, Any], tensors: Mapping[str, Stored]) -> None:
-    """Refuse feed-forwards of two matrices; one that has the gate in `ffn_up` is a gated one."""
+    """Refuse feed-forwards of two matrices; a gate may be fused into `ffn_up`."""
     ups = [name for name in tensors if re.fullmatch(r"blk\.\d+\.ffn_up\.weight", name)]
     gated = any(re.fullmatch(r"blk\.\d+\.ffn_gate\.weight", name) for name in tensors)
     if ups and not gated and tensors[ups[0]].rows != 2 * (values["intermediate_size"] or 0):
@@ -181,7 +181,7 @@ def _verify_gate(kind: str, values: Mapping[str, Any], tensors: Mapping[str, Sto
 
 
 def _bytes(arch: ModelArch, tensors: Mapping[str, Stored]) -> WeightBytes:
-    """Bytes by role, under names that `weights.role_of_name` knows."""
+    """Return bytes by role, under names that `weights.role_of_name` knows."""
     sizes: Counter[str] = Counter()
     formats: Counter[str] = Counter()
     for name, stored in tensors.items():

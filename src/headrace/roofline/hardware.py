@@ -18,23 +18,23 @@ LEAST_RATE, LEAST_BANDWIDTH, MOST_INT8 = 1e9, 1e9, 30
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What a server adds to the device's time, in seconds (`bench.loop` measures it)."""
+    """Time that a server adds to the device's, in seconds (`bench.loop` measures it)."""
 
     gateway_seconds: float = 1e-3
     """HTTP, template and tokens, before a request reaches the engine; one request after another."""
     step_seconds: float = 0.0
-    """Planning, booking and sending between two steps; hidden behind a step at depth 2."""
+    """Planning, booking and sending between two steps; overlapped with a step at depth 2."""
     row_seconds: float = 0.0
     """Planning, booking and sending for each sequence of a step."""
     answer_seconds: float = 0.0
     """From a step's end to its tokens at the client: text, HTTP, and the client's own reading."""
     hitch_rate: float = 0.0
-    """Interruptions per second of a step, where client and server share the cores that compute."""
+    """Interruptions per second of a step, if client and server share the cores that compute."""
     hitch_seconds: float = 0.0
-    """What one costs in the mean; their lengths are exponential."""
+    """Mean length of an interruption; lengths are exponential."""
 
     def around(self, rows: int) -> float:
-        """Seconds beside a step of so many sequences."""
+        """Return the seconds added to a step of `rows` sequences."""
         return self.step_seconds + rows * self.row_seconds
 
 
@@ -48,17 +48,17 @@ class Hardware:
     bandwidth: float
     memory: int
     cache: int = 0
-    """Last-level cache; activations of an operator that fit into half of it do not count against
+    """Last-level cache; an operator's activations that fit into half of it do not count against
     `bandwidth`."""
     cache_bandwidth: float = 0.0
     link_bandwidth: float = 0.0
-    """One direction, to the other devices of a node."""
+    """Bandwidth in one direction to the other devices of a node."""
     link_latency: float = 5e-6
     """Latency of one collective."""
     node_devices: int = 8
-    """That the links connect; beyond them it is the fabric."""
+    """Devices that the links connect; beyond them it is the fabric."""
     fabric_bandwidth: float = 0.0
-    """One direction per device, to other nodes; 0: unknown, taken as the link's."""
+    """Bandwidth in one direction per device to other nodes; 0: unknown, taken as the link's."""
     tile_rows: int = 1
     """Rows of a product are computed in multiples of this."""
     kind: str = "cuda"
@@ -67,16 +67,16 @@ class Hardware:
     source: str = ""
 
     def rate(self, compute: str) -> float:
-        """FLOP/s in a type; types that the device lacks run in the next wider one."""
+        """Return the FLOP/s in a type; types that the device lacks run in the next wider one."""
         for name in (compute, "bfloat16", "float16", "float32"):
             if name in self.rates:
                 return self.rates[name]
         raise OptionError(f"{self.name} has no rate for {compute}", param="hardware")
 
     def compute_type(self, format: str, dtype: str) -> str:
-        """The type in which a product with weights of this format runs.
+        """Return the type in which a product with weights of this format runs.
 
-        fp8, nvfp4 and mxfp4 in their own type where the device has it; int8, and on a CPU every
+        fp8, nvfp4 and mxfp4 in their own type if the device has it; int8, and on a CPU every
         integer format (activations are quantised too), as int8; all else in the activations' type.
         """
         own = {"fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "int8": "int8"}.get(format)
@@ -85,7 +85,8 @@ class Hardware:
         return own if own in self.rates else dtype
 
     def implausible(self) -> str | None:
-        """Why a calibrated CPU cannot be as it was measured: others were at work. None: it can.
+        """Return why a calibrated CPU's figures cannot be right: other load disturbed them. None:
+        they can.
 
         Int8 products are 4 (AVX-512 VNNI) to 30 (AMX) times as quick as fp32 ones.
         """
@@ -136,16 +137,16 @@ _SOURCES = {
     "H200": "NVIDIA H200 SXM datasheet",
     # Dense: 4.5 PFLOPS FP8, 9 PFLOPS FP4, 64 TB/s, 1,440 GB, NVLink 14.4 TB/s.
     "B200": "NVIDIA DGX B200 datasheet / 8",
-    # Table 3 (per GPU, dense), as datacrunch.io has it too: 14 PFLOPS FP4, 4.5 FP8, 0.15 POPS int8.
-    # HGX B300 states 108 PFLOPS FP4 for eight.
+    # Table 3 (per GPU, dense), also at datacrunch.io: 14 PFLOPS FP4, 4.5 FP8, 0.15 POPS int8. HGX
+    # B300 states 108 PFLOPS FP4 for eight.
     "B300": "NVIDIA Blackwell technical brief, quoted by verda.com",
     # At 1,200 W, dense: 10 PFLOPS FP4, 5 FP8, 2.5 BF16; 130 TB/s of NVLink and 576 TB/s of memory
     # in a rack of 72.
     "GB200": "NVIDIA Blackwell brief, quoted by glennklockwood.com",
     # Dense: 1,080 PFLOPS FP4, 360 FP8, 180 BF16, 576 TB/s; per device 0.165 POPS int8.
     "GB300": "NVIDIA GB300 NVL72 / 72, quoted by verda.com",
-    # Hopper with fewer units (78 SMs), all of its NVLink; no public data sheet, the figures are the
-    # ones that all resellers print: 148 TFLOPS BF16, 296 FP8 and int8, 4 TB/s.
+    # Hopper with fewer units (78 SMs) and all of its NVLink. It has no public data sheet; all
+    # resellers print these figures: 148 TFLOPS BF16, 296 FP8 and int8, 4 TB/s.
     "H20": "NVIDIA H20 as resellers print it",
     # Dense; 256 MiB of Infinity Cache, its 17 TB/s from AMD's slides (servethehome.com); seven
     # links of 64 GB/s in one direction.
@@ -192,14 +193,14 @@ def _datasheet(row: str) -> Hardware:
 
 
 def _scaled(figure: str, exponent: int) -> float:
-    """Read with its power of ten: a product of the two would be rounded once more."""
+    """Parse a figure with its power of ten: a product of the two would be rounded once more."""
     return float(f"{figure}e{exponent}")
 
 
 _DATASHEETS = {one.name: one for one in map(_datasheet, _TABLE.strip().splitlines()[1:])}
 _SAME_PARTS = {"B300": "B200", "GB200": "B200", "GB300": "B200"}
-"""Devices that nobody's tables have, with the multiprocessors of one that they have: the same
-shares of other ceilings. Published rows of GB200 bear it out (docs/roofline.md)."""
+"""Devices without measured tables → a measured one with the same multiprocessors. The shares are
+the same, of other ceilings. Published rows of GB200 bear it out (docs/roofline.md)."""
 
 
 def _with_curves(name: str) -> Hardware:
@@ -215,8 +216,11 @@ DEVICES = {name: _with_curves(name) for name in _DATASHEETS}
 
 
 def find_hardware(name: str, calibrated: Path | None = None) -> Hardware:
-    """A device by name (case and dashes do not matter), "this" (read from `calibrated`), or a JSON
-    file with `Hardware`'s fields: name, rates, bandwidth and memory at least."""
+    """Find a device by name, "this" (read from `calibrated`), or a JSON file.
+
+    Case and dashes of a name do not matter. The file has `Hardware`'s fields: name, rates,
+    bandwidth and memory at least.
+    """
     if name.lower().endswith(".json"):
         path = Path(name).expanduser()
         if not path.is_file():
@@ -256,7 +260,7 @@ def save_hardware(hardware: Hardware, path: Path) -> None:
 
 
 def load_hardware(path: Path) -> Hardware:
-    """Read what `save_hardware` or a user wrote; `OptionError` names the file and what is wrong."""
+    """Read a file of `save_hardware` or a user; `OptionError` names the file and the error."""
 
     def wrong(what: object) -> OptionError:
         return OptionError(

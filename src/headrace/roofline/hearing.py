@@ -1,9 +1,9 @@
-"""What a Whisper computes, reads and keeps, by its sizes alone (Radford et al. 2022).
+"""Work, bytes and memory of a Whisper, by its sizes alone (Radford et al. 2022).
 
 D numbers a position, E and L layers of encoder and decoder, F positions of a window's sound (50 a
-second), M mels, V tokens. Weights, and K and V, are in eight bits where nothing
-else is said, as `speech.network` keeps them: codes with an fp16 scale for 32 of a weight, and for
-each head of a position of K and of V.
+second), M mels, V tokens. Weights and KV are in eight bits unless stated otherwise, as
+`speech.network` keeps them. A weight has an fp16 scale for 32 codes; K and V have one for each head
+of a position.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple
 from .hardware import Hardware
 
 WINDOW = 30.0
-"""Seconds that the encoder hears at a time."""
+"""Seconds that the encoder takes at a time."""
 HEAD_SIZE = 64
 BLOCK = 16
 """Positions of a block of KV."""
 CODED = 34 / 32
 """Bytes of a weight in eight bits."""
 KV_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 2 / HEAD_SIZE}
-"""Bytes of a number of K or V, its share of a scale in it."""
+"""Bytes of a number of K or V, including its share of a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class WhisperSizes:
 
 
 class HearingPart(NamedTuple):
-    """One kind of work: how much of it there is, and what it needs at least."""
+    """One kind of work: its amount, and its least bytes."""
 
     name: str
     flops: float
@@ -50,13 +50,16 @@ class HearingPart(NamedTuple):
     """Weights and K and V; activations of a layer stay in the cache."""
 
     def seconds(self, hardware: Hardware) -> float:
-        """By whichever takes longer, at the full rate of int8 products."""
+        """Return the longer of compute and memory time, at the full rate of int8 products."""
         return max(self.flops / hardware.rate("int8"), self.bytes / hardware.bandwidth)
 
 
 def window_parts(sizes: WhisperSizes, positions: float) -> list[HearingPart]:
-    """What encoding costs, of so many positions of one window: the two convolutions, the layers,
-    and K and V of the decoder's cross attention, which are written."""
+    """Count the work of encoding `positions` positions of one window.
+
+    Parts are the two convolutions, the layers, and writing K and V of the decoder's cross
+    attention.
+    """
     d, f = sizes.width, positions
     convolution = (12 * sizes.mels + 6 * d) * d * f
     kernels = (3 * sizes.mels + 3 * d) * d * sizes.file_bytes
@@ -74,8 +77,8 @@ def window_parts(sizes: WhisperSizes, positions: float) -> list[HearingPart]:
 
 
 def token_parts(sizes: WhisperSizes, positions: float, users: int = 1) -> list[HearingPart]:
-    """What one token of a text costs while `users` decode in one step, each his own sound: weights
-    are read once for all of them."""
+    """Count the work of one token of a text while `users` decode in one step, each with its own
+    sound: weights are read once for all of them."""
     d, layers = sizes.width, sizes.decoder_layers
     weights = layers * 14 * d * d + sizes.vocab * d
     return [
@@ -85,16 +88,16 @@ def token_parts(sizes: WhisperSizes, positions: float, users: int = 1) -> list[H
 
 
 def cross_bytes(sizes: WhisperSizes, positions: float, kind: str = "int8") -> float:
-    """K and V of cross attention of one window, as far as it has sound."""
+    """Return the bytes of one window's cross-attention K and V, as far as it has sound."""
     return 2 * sizes.decoder_layers * positions * sizes.width * KV_BYTES[kind]
 
 
 def hearing_memory(
     sizes: WhisperSizes, windows: int, sequences: int, *, coded: bool = True, kv: str = "int8"
 ) -> list[tuple[str, int]]:
-    """(what, bytes) of a network with room for so many windows and sequences at a time.
+    """Return (name, bytes) of the parts of a network with room for these windows and sequences.
 
-    Room that no window or sequence has used yet is not touched, so that a process begins with the
+    Room that no window or sequence has used yet is not touched. A process therefore begins with the
     first two rows and grows by a window and its sequences at a time.
     """
     d, layers = sizes.width, sizes.decoder_layers

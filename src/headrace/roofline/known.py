@@ -1,7 +1,7 @@
 """Well-known models by their published `config.json`, so that one can plan without their files.
 
 Each line of `known.jsonl` is one: its name, the parameters that its makers publish, and its config
-as it stands on its page, without images and sounds. What is served is read from the files alone.
+as it stands on its page, without images and sounds. A served model is read from its files alone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .weights import WeightBytes
 
 _LINES = Path(__file__).with_suffix(".jsonl").read_text().splitlines()
 KNOWN: Mapping[str, dict[str, Any]] = {each["name"]: each for each in map(json.loads, _LINES)}
-"""By name; none is a name of the catalog, whose models are their files."""
+"""Models by name; no name is in the catalog, whose models are read from their files."""
 
 
 @cache
 def known(name: str) -> tuple[ModelArch, WeightBytes]:
-    """(architecture, formats in which its makers publish it) of a name in `KNOWN`."""
+    """Return (architecture, formats in which its makers publish it) of a name in `KNOWN`."""
     return read_config(KNOWN[name]["config"])

@@ -12,16 +12,17 @@ from .hardware import DEVICES, Hardware, load_hardware
 
 
 def calibration_path() -> Path:
-    """One file per machine in the cache folder: homes are shared between machines."""
+    """Return this machine's calibration file in the cache folder: homes are shared between
+    machines."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", f"{platform.node()}-{cpu().name}").strip("-")
     return cache_root() / "hardware" / f"{name}.json"
 
 
 def this_hardware(device: str) -> Hardware | None:
-    """What "cpu" or "cuda" is here: the calibrated CPU, or the GPU whose name is known.
+    """Return the hardware of "cpu" or "cuda" here: the calibrated CPU, or a GPU with a known name.
 
-    None where the machine was never calibrated, or in a way that cannot be true, or the GPU is not
-    in the table.
+    None if the machine was never calibrated, its calibration cannot be true, or the GPU is not in
+    the table.
     """
     if device == "cpu":
         path = calibration_path()
@@ -32,7 +33,7 @@ def this_hardware(device: str) -> Hardware | None:
 
 
 def gpu_named(name: str) -> Hardware | None:
-    """The entry that a driver's name such as "NVIDIA H200" or "NVIDIA GeForce RTX 4090" means."""
+    """Find the entry for a driver's name such as "NVIDIA H200" or "NVIDIA GeForce RTX 4090"."""
     plain = re.sub(r"[^A-Z0-9]+", " ", name.upper())
     for key, device in DEVICES.items():
         if re.search(rf"\b{key.replace('RTX', 'RTX ?')}\b", plain):
@@ -41,7 +42,7 @@ def gpu_named(name: str) -> Hardware | None:
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache that the kernel tells of; 8 MiB where it is silent."""
+    """Return the bytes of the largest cache that the kernel reports; 8 MiB if it reports none."""
     sizes = [8 * 2**20]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()

@@ -1,8 +1,8 @@
 """The memory plan: made before anything is allocated, so that nothing runs out later.
 
-All of the memory that an engine may use is divided into weights, activations of the largest step,
-tables, graphs, a margin, and the KV pool, which takes what remains up to its full need. What does
-not fit is lowered where the user left the choice (and the plan says so), or refused with the
+All memory that an engine may use is divided into weights, activations of the largest step, tables,
+graphs, a margin, and the KV pool. The pool takes the rest up to its full need. A size that does not
+fit is lowered if the user left the choice (and the plan says so). Otherwise it is refused with the
 options and values that would help.
 """
 
@@ -42,18 +42,18 @@ serves mapped weights, a device has the driver's context, library workspaces and
 
 HOST_POOL_SHARE = 0.125
 HOST_TOKENS_PER_ROW = 1024
-"""On a host the pool is no larger than this share of the available memory and, where nobody chose
-a context, than so many tokens a row, unless one sequence needs more or `kv_memory` asks for it:
-beside the weights of a model that fits a CPU, gigabytes of KV are for prefixes that hardly ever
-come back, and the memory belongs to others too. (A device is the engine's own: it takes all.)"""
+"""Bounds of a host's pool: this share of the available memory and, without a chosen context, this
+many tokens a row. It may be larger if one sequence needs more or `kv_memory` asks for it. Next to
+the weights of a model that fits a CPU, gigabytes of KV hold prefixes that hardly ever come back,
+and other processes need the memory too. (A device is the engine's own: it takes all.)"""
 
 COMFORTABLE_CONTEXT = 2048
-"""Below this context, rows are given up before more context is."""
+"""Context below which rows are given up before more context is."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where every byte goes, and what was given up to make it fit."""
+    """Size of every part of the memory, and the concessions that made it fit."""
 
     pool: PoolShape
     rows: int
@@ -69,9 +69,9 @@ class MemoryPlan:
     process_bytes: int
     """Interpreters and libraries of further processes that share the model."""
     margin_bytes: int
-    """What is left alone: the share of `available` that is never planned, and what nobody needs."""
+    """Bytes left alone: the share of `available` that is never planned, and the unneeded rest."""
     kv_bytes_per_token: int
-    """In all layers, for a token inside every window."""
+    """Bytes in all layers, for a token inside every window."""
     decisions: tuple[Decision, ...]
 
     @property
@@ -88,7 +88,7 @@ class MemoryPlan:
         return min(full) / per_sequence if full else float(self.rows)
 
     def parts(self) -> list[tuple[str, int]]:
-        """(what, bytes), which sum to `available`."""
+        """Return (name, bytes) of the parts, which sum to `available`."""
         return [
             ("weights", self.weight_bytes),
             ("KV pool", self.kv_bytes),
@@ -100,7 +100,7 @@ class MemoryPlan:
         ]
 
     def verify(self) -> None:
-        """Assert what makes a plan a plan."""
+        """Assert the invariants of a plan."""
         assert sum(size for _, size in self.parts()) == self.available
         assert all(size >= 0 for _, size in self.parts())
         assert all(group.blocks >= 2 for group in self.pool.groups)
@@ -129,16 +129,17 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide `available` bytes, weights included (so: measured before they are loaded).
 
-    `max_context=None` leaves the context to the plan: the model's, lowered to what fits.
-    An explicit context is kept or refused; rows are lowered where that helps. `kv_memory`, where
-    given, is the size of the pool and may then use what `USABLE` would leave alone; without it a
+    `max_context=None` leaves the context to the plan: the model's, lowered to a size that fits. An
+    explicit context is kept or refused; rows are lowered if that helps. `kv_memory`, if given, is
+    the size of the pool and may then use the share that `USABLE` would leave alone. Without it a
     host's pool is bounded by `HOST_POOL_SHARE` and `HOST_TOKENS_PER_ROW`.
-    `graph_bytes` is what captured graphs take; `step_bytes`, where the largest step was measured,
-    is what its tensors take, and then stands in for the formula of `activation_bytes` (and of
-    graphs on a device: `GRAPH_LOGITS`); `kv_share` ranks keep one part each of every token's KV
-    (sizes are then those of one rank); `ranks`: KV groups of each that shares the model on this
-    host (sizes are then those of all). Raises `OptionError` for values out of range,
-    `DoesNotFit` with options that help.
+
+    `graph_bytes` is the size of captured graphs. `step_bytes` is the measured size of the largest
+    step's tensors; it then replaces the formula of `activation_bytes` (and of graphs on a device:
+    `GRAPH_LOGITS`). `kv_share` ranks keep one part each of every token's KV (sizes are then those
+    of one rank). `ranks`: KV groups of each rank that shares the model on this host (sizes are then
+    those of all). Raises `OptionError` for values out of range, `DoesNotFit` with options that
+    help.
     """
     _verify(rows, step_tokens, max_context, block_size, depth)
     check_kv_dtype(kv_dtype)
@@ -169,7 +170,7 @@ def plan_memory(
     )
 
     def room(candidate: Wish) -> int:
-        """Bytes that the KV pool may take."""
+        """Return the bytes that the KV pool may take."""
         if kv_memory is not None:
             return min(kv_memory, available - fixed_bytes(candidate))
         return int(available * USABLE[device]) - fixed_bytes(candidate)
@@ -225,7 +226,7 @@ def plan_memory(
 
 
 def largest_pool(wish: Wish, room: int) -> PoolShape:
-    """The largest useful pool in `room` bytes.
+    """Return the largest useful pool in `room` bytes.
 
     F blocks of full attention go with min(F, cap) blocks of each window: sequences of any length
     then run out of full blocks before they run out of windowed ones.
@@ -244,14 +245,14 @@ def largest_pool(wish: Wish, room: int) -> PoolShape:
 
 
 def _enough_for_a_host(wish: Wish, available: int, per_row: int) -> int:
-    """Bytes of the pool that a host's engine takes unless it is told otherwise."""
+    """Return the default bytes of the pool of a host's engine."""
     average = pool_of(wish, wish.rows * blocks_of(wish, per_row))
     share = int(available * HOST_POOL_SHARE)
     return max(kept_bytes(wish, smallest_pool(wish)), min(share, kept_bytes(wish, average)))
 
 
 def _given_up(wish: Wish, fitted: Wish, room: int, available: int) -> Iterator[Decision]:
-    """What was lowered, and why; `room` of the wish's pool."""
+    """Yield each lowered value and its reason; `room` is of the wish's pool."""
     if fitted.max_context < wish.max_context:
         yield Decision(
             "max_context",
@@ -270,7 +271,7 @@ def _given_up(wish: Wish, fitted: Wish, room: int, available: int) -> Iterator[D
 
 
 def _fit(wish: Wish, fits: Callable[[Wish], bool], *, lower_context: bool) -> Wish | None:
-    """The wish with as little given up as possible: context to a comfortable one, rows, context."""
+    """Give up as little of the wish as possible: context to a comfortable one, rows, context."""
     if fits(wish):
         return wish
     comfortable = min(wish.max_context, COMFORTABLE_CONTEXT)
@@ -291,7 +292,7 @@ def _fit(wish: Wish, fits: Callable[[Wish], bool], *, lower_context: bool) -> Wi
 
 
 def _largest_context(wish: Wish, fits: Callable[[Wish], bool], least: int) -> Wish | None:
-    """The largest context from `least` up, a multiple of the block size, that fits."""
+    """Find the largest context from `least` up, a multiple of the block size, that fits."""
     low = blocks_of(wish, least)
     high = wish.max_context // wish.block_size
 
@@ -307,7 +308,7 @@ def _largest_context(wish: Wish, fits: Callable[[Wish], bool], least: int) -> Wi
 
 
 def _too_small(wish: Wish, kv_memory: int, *, explicit: bool) -> DoesNotFit:
-    """For a `kv_memory` in which no sequence has room; `explicit`: the context was asked for."""
+    """Explain a `kv_memory` without room for a sequence; `explicit`: the context was asked for."""
     least = wish.max_context
     if not explicit:
         least = min(wish.max_context, COMFORTABLE_CONTEXT, 8 * wish.block_size)
@@ -323,7 +324,7 @@ def _too_small(wish: Wish, kv_memory: int, *, explicit: bool) -> DoesNotFit:
 def _refusal(
     wish: Wish, fits: Callable[[Wish], bool], available: int, room: Callable[[Wish], int]
 ) -> DoesNotFit:
-    """Which single option, at which value, would help; else how much memory is missing."""
+    """Name the single options, with values, that would help; else how much memory is missing."""
     help_: list[str] = []
     fewer = wish
     while fewer.rows > 1 and not fits(fewer):
@@ -356,7 +357,7 @@ def _refusal(
 
 
 def _pool_decision(wish: Wish, pool: PoolShape, kv_bytes: int, per_row: int | None) -> Decision:
-    """`per_row`: the tokens that bounded it on a host."""
+    """Explain the pool's size; `per_row`: the tokens that bounded it on a host."""
     if not pool.groups:
         return Decision("kv_memory", _size(0), "this model keeps nothing between two steps")
     groups = ", ".join(f"{group.name} {group.blocks} blocks" for group in pool.groups)

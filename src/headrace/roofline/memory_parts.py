@@ -1,4 +1,4 @@
-"""What the parts of a memory plan take: formulas of what is asked of the memory."""
+"""Sizes of the parts of a memory plan: formulas of the wish."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from .formats import dtype_bytes
 
 SHARE = 0.25
 MOST = 4
-"""Checkpoints take up to this share of the bytes of what is kept of tokens, and no more than so
-many for each row; two are the least."""
+"""Checkpoints take at most `SHARE` of the bytes of the token groups, and at most `MOST` for each
+row; two are the least."""
 
 
 def with_states(rows: int, block_size: int, groups: Sequence[GroupShape]) -> tuple[GroupShape, ...]:
-    """The `groups` of a pool, of which the last, where it is of states, gets its blocks: the null
-    block, one of each row, and so many checkpoints as are worth their bytes."""
+    """Return a pool's `groups`; a final state group gets its blocks.
+
+    These are the null block, one of each row, and as many checkpoints as are worth their bytes.
+    """
     if not groups or not groups[-1].state:
         return tuple(groups)
     *paged, states = groups
@@ -29,23 +31,23 @@ def with_states(rows: int, block_size: int, groups: Sequence[GroupShape]) -> tup
 
 
 SAMPLING_COPIES = 5
-"""fp32 arrays [R, V] alive while sampling: logits, and beside them what penalties need, or
-probabilities, sorted values and their int64 indices (two)."""
+"""fp32 arrays [R, V] alive while sampling: logits, and the arrays of penalties, or probabilities,
+sorted values and their int64 indices (two)."""
 
 GRAPH_LOGITS = 10
 """Bytes per logit of the largest decode step that graphs hold: as the product makes it (2), in fp32
-and once more outside of their memory. What each graph takes beside is measured at the start."""
+and once more outside of their memory. Each graph's further memory is measured at the start."""
 GRAPH_ROWS = 1024
 """The largest decode step that is a graph."""
 
 RANK_BYTES = 64 << 20
-"""What a further process takes before it has a step: an interpreter and its libraries, measured
+"""Bytes of a further process before its first step: an interpreter and its libraries, measured
 (benchmarks/results/ranks.json)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked of the memory; all counts in tokens, all sizes in bytes."""
+    """Demands on the memory; all counts in tokens, all sizes in bytes."""
 
     arch: ModelArch
     weight_bytes: int
@@ -72,14 +74,14 @@ def has_logits(arch: ModelArch) -> bool:
 
 
 def activation_bytes(wish: Wish) -> int:
-    """Peak of the tensors alive in the largest step of N = step_tokens tokens.
+    """Return the peak of the tensors alive in the largest step of N = step_tokens tokens.
 
     N · D · b for the residual, plus the largest of
     attention: (D + (H + 2G) · E + 2 · H · E) · N · b  (x, qkv, q, result),
     feed-forward: (D + 2I + I + D) · N · b  (x, gate_up, gated, result), for MoE with I = active ·
     intermediate + shared, and the experts' inputs and outputs 2 · active · D,
     sampling: `SAMPLING_COPIES` · R · V · 4  with R = rows.
-    Where the step was measured (`Wish.step_bytes`), that.
+    If the step was measured (`Wish.step_bytes`), that.
     """
     if wish.step_bytes:
         return wish.step_bytes
@@ -97,7 +99,7 @@ def activation_bytes(wish: Wish) -> int:
         extra = 2 * arch.moe.active * arch.hidden
     if arch.uneven is not None:
         inner *= 1 + arch.uneven.wide
-        # Its own numbers of all layers live from the first layer to the last.
+        # The per-layer embeddings of all layers live from the first layer to the last.
         extra += 2 * arch.layers * arch.uneven.embedded
     feed_forward = 2 * arch.hidden + 3 * inner + extra
     sampling = SAMPLING_COPIES * wish.rows * arch.vocab_size * 4 if has_logits(arch) else 0
@@ -107,10 +109,11 @@ def activation_bytes(wish: Wish) -> int:
 
 
 def table_bytes(wish: Wish) -> int:
-    """Tokens [rows, context] int64, block tables [rows, blocks] int32 per group, rope tables.
+    """Return tokens [rows, context] int64, block tables [rows, blocks] int32 per group, rope
+    tables.
 
-    Rope: cos and sin of [context, E / 2] fp32, and those of windowed layers where they have a base
-    of their own.
+    Rope: cos and sin of [context, E / 2] fp32, and those of windowed layers if they have a base of
+    their own.
     """
     arch = wish.arch
     tokens = wish.rows * wish.max_context * 8
@@ -128,7 +131,7 @@ def process_bytes(wish: Wish) -> int:
 
 
 def fixed_bytes(wish: Wish) -> int:
-    """Everything but the KV pool and the margin."""
+    """Return everything but the KV pool and the margin."""
     return (
         wish.weight_bytes
         + wish.processes * (activation_bytes(wish) + table_bytes(wish))
@@ -138,19 +141,19 @@ def fixed_bytes(wish: Wish) -> int:
 
 
 def kept_bytes(wish: Wish, pool: PoolShape) -> int:
-    """What this host keeps of a pool: all ranks there, of which several may have the same heads;
-    else a device its part of every token's KV."""
+    """Return the bytes of a pool that this host keeps: those of all its ranks, even with equal
+    heads. Otherwise a device's part of every token's KV."""
     if wish.ranks:
         return sum(pool_bytes(pool_of_rank(pool, mine)) for mine in wish.ranks)
     return pool_bytes(pool) // wish.kv_share
 
 
 def window_cap(wish: Wish, window: int | None) -> int:
-    """Blocks that the rows of a group can ever hold, the null block left out.
+    """Return the most blocks that the rows of a group can hold, the null block left out.
 
     Full attention: rows · ceil(context / S). A window: a row holds the window before its oldest
-    query and the chunks in flight, which begin and end inside blocks:
-    rows · (ceil((window + depth · step_tokens) / S) + 1), if that is less.
+    query and the chunks in flight, which begin and end inside blocks: rows · (ceil((window + depth
+    · step_tokens) / S) + 1), if that is less.
     """
     whole = blocks_of(wish, wish.max_context)
     if window is None:
@@ -159,7 +162,7 @@ def window_cap(wish: Wish, window: int | None) -> int:
 
 
 def smallest_pool(wish: Wish) -> PoolShape:
-    """The pool in which one sequence of the full context can run alone, and every row starts."""
+    """Return the pool in which one full-context sequence can run alone, and every row starts."""
     least = max(blocks_of(wish, wish.max_context), wish.rows)
     return pool_of(wish, least)
 
@@ -177,6 +180,6 @@ def blocks_of(wish: Wish, tokens: int) -> int:
 
 
 def one_token(arch: ModelArch, kv_dtype: str) -> PoolShape:
-    """A pool of one token, inside every window."""
+    """Return a pool of one token, inside every window."""
     groups = graph_groups(describe(arch), kv_dtype, 1)
     return PoolShape(1, tuple(g._replace(blocks=0) if g.state else g for g in groups))

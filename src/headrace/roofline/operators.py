@@ -1,10 +1,10 @@
 """FLOPs and bytes of every operator of a step: a price for each kind of node in the model's graph.
 
 Nodes of equal cost are grouped once per model and question, so that a step costs a few dozen
-formulas. A sum and the norm right behind it are one operator, as backends run them; a test holds
-the list against the calls of real steps. Letters: N tokens, B entries, R sampled rows, D hidden,
-H heads, G KV heads, E head size, V vocabulary, I intermediate; b bytes of an activation.
-One multiply-add is two FLOPs. Bytes are the least that must move: each operand once.
+formulas. A sum and the norm right after it are one operator, as backends run them; a test compares
+the list with the calls of real steps. Letters: N tokens, B entries, R sampled rows, D hidden, H
+heads, G KV heads, E head size, V vocabulary, I intermediate; b bytes of an activation. One
+multiply-add is two FLOPs. Bytes are the least that must move: each operand once.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from .weights import Which, numbers_of, role_of
 JOINED = "norms"
 """Label of norms that are one operator with the sum before them; and of all in an encoder."""
 LAST = "/last"
-"""Suffix of the last layer's labels, where it is computed for fewer rows or has wider weights.
+"""Suffix of the last layer's labels, if it is computed for fewer rows or has wider weights.
 
-The last layer is counted for the sampled rows only, as it is computed where nobody wants other
-hidden states; steps of embeddings and of prompt log-probabilities, which compute it for every
-token, take up to a layer's time more than is counted."""
+The last layer is counted for the sampled rows only, because other hidden states are rarely needed.
+Steps of embeddings and of prompt log-probabilities compute it for every token; they take up to a
+layer's time more than is counted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +52,19 @@ class Group:
     """Nodes of equal cost."""
 
     node: Node
-    """One of them."""
+    """One of the nodes."""
     label: str
     calls: int
     sampled: bool
-    """Computed for the rows that sample alone?"""
+    """Whether they are computed only for the rows that sample."""
     numbers: int
-    """How many weights one layer has in this node's role."""
+    """Number of weights that one layer has in this node's role."""
     layers: int
     """Layers that have such weights."""
 
     def is_wider(self, case: Case) -> bool:
-        """Are these of a last layer whose weights are of another size than the other layers'?"""
+        """Return whether these belong to a last layer whose weights differ in size from the
+        others'."""
         if not self.node.weights:
             return False
         role = role_of(self.node.weights[0])
@@ -70,8 +72,10 @@ class Group:
         return case.weights.last.get(role, mean) != mean
 
     def weight_bytes(self, case: Case) -> float:
-        """Bytes of those weights in one layer that the nodes are of: where sampling rows alone
-        are of the last layer, the others are of those before it."""
+        """Return the bytes of those weights in one of the nodes' layers.
+
+        If only sampling rows are of the last layer, the other nodes are of the layers before it.
+        """
         role = role_of(self.node.weights[0])
         which: Which = "last" if self.sampled else "all"
         if not self.sampled and self.calls == self.layers - 1:
@@ -80,7 +84,7 @@ class Group:
 
 
 def count_step(case: Case, step: Composition) -> list[Count]:
-    """Every operator of one step on one device, calls of equal cost counted together.
+    """Count every operator of one step on one device, calls of equal cost together.
 
     With pipeline stages the list is the whole pipeline's: each device does 1 / pp of it.
     """
@@ -98,7 +102,8 @@ def count_step(case: Case, step: Composition) -> list[Count]:
 
 
 def attention_counts(case: Case, step: Composition) -> Iterator[Count]:
-    """What alone depends on how long the sequences are; all else goes by tokens and samples."""
+    """Yield the counts that depend on the sequences' lengths; all others depend on tokens and
+    samples."""
     for group in _groups_of(case.arch, step):
         if group.node.kind == "attend":
             yield attend(case, step, group, step.tokens, "")
@@ -110,7 +115,7 @@ def _groups_of(arch: ModelArch, step: Composition) -> tuple[Group, ...]:
 
 @lru_cache(maxsize=128)
 def groups(arch: ModelArch, samples: bool) -> tuple[Group, ...]:
-    """The nodes of a step in which somebody samples, or nobody."""
+    """Group the nodes of a step with (`samples`) or without sampled rows."""
     described = describe(arch)
     if "logits" in described.outputs:
         graph = demand(described, "sampled" if samples else "none", logits=samples)
@@ -118,7 +123,7 @@ def groups(arch: ModelArch, samples: bool) -> tuple[Group, ...]:
     else:
         graph = described
         body = len(demand(graph, "every").nodes)
-        # Behind the step a head is asked for the inputs' first tokens.
+        # After the step a head takes the inputs' first tokens.
         marked = [(node, index >= body) for index, node in enumerate(graph.nodes)]
     found: dict[tuple[str, str, object, bool, tuple[int, ...]], list[Node]] = {}
     for node, sampled in marked:
@@ -137,13 +142,13 @@ def groups(arch: ModelArch, samples: bool) -> tuple[Group, ...]:
 
 
 def _attended(node: Node) -> object:
-    """What of its spec tells an attention from another of the same model."""
+    """Return the part of its spec that distinguishes an attention from others of the same model."""
     spec = node.spec
     return spec.window if node.kind == "attend" and isinstance(spec, AttentionSpec) else None
 
 
 def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
-    """What a node is for; None: it is part of another one, or a view."""
+    """Name a node's purpose; None if it is part of another one, or a view."""
     if node.kind == "norm":
         return _label_norm(graph, node)
     if node.kind == "add":
@@ -183,17 +188,17 @@ def _label_norm(graph: Graph, node: Node) -> str | None:
         return JOINED
     if maker.kind == "embed":
         return "input"
-    # Norms of latents are a thousandth of the products beside them, and priced with those.
+    # Norms of latents are a thousandth of the products next to them, and priced with those.
     return "post" if maker.kind == "linear" and _widens(maker) else None
 
 
 def _widens(product: Node) -> bool:
-    """Does it give what is added to the residual?"""
+    """Return whether its result is added to the residual."""
     return role_of(product.weights[0]) in ("output", "down")
 
 
 def product_label(node: Node) -> str:
-    """What a product is for: qkv, output, gate_up, down, head …"""
+    """Name a product's purpose: qkv, output, gate_up, down, head …"""
     ref = node.weights[0]
     role, stem = role_of(ref), ref.names[0].split(".")[-2]
     if role == "shared":
@@ -206,7 +211,7 @@ def product_label(node: Node) -> str:
 
 
 def _merged(counts: list[Count]) -> list[Count]:
-    """Calls of equal cost as one: rows of all tokens and of sampled ones, where all sample."""
+    """Merge calls of equal cost: rows of all tokens and of sampled ones, if all sample."""
     found: dict[Count, int] = {}
     for count in counts:
         one = replace(count, calls=0)
@@ -215,7 +220,7 @@ def _merged(counts: list[Count]) -> list[Count]:
 
 
 def _ends(case: Case, step: Composition) -> Iterator[Count]:
-    """What comes behind the graph."""
+    """Yield the operators after the graph."""
     arch = case.arch
     outputs = describe(arch).outputs
     if "labels" in outputs:
@@ -228,13 +233,13 @@ def _ends(case: Case, step: Composition) -> Iterator[Count]:
 
 
 REPLICATED = frozenset(("router", "shared_expert_gate", "kv_a", "q_a", "pooler"))
-"""Products of which every rank has the whole."""
+"""Products that every rank computes whole."""
 INWARD = frozenset(("output", "down", "shared_down"))
-"""Products that are cut along what is summed, so that ranks add up their results."""
+"""Products that are cut along the summed axis, so that ranks add up their results."""
 
 
 def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """See `counts.linear`."""
+    """Price a product, see `counts.linear`."""
     ref, label = group.node.weights[0], group.label
     role = role_of(ref)
     mark = "" if role == "head" else mark
@@ -260,7 +265,7 @@ def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -
 
 
 def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """N rows of a table are read (D · bits / 8 each) and N · D · b written; N · D FLOPs."""
+    """Price N rows read from a table (D · bits / 8 each), N · D · b written; N · D FLOPs."""
     hidden = group.node.out[0].width
     row = group.weight_bytes(case) / (group.numbers / hidden)
     return Count(
@@ -276,8 +281,11 @@ def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
 
 
 def norm(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """4 FLOPs per number (square, sum, scale, weight), 8 of a layer norm; N · D read and written.
-    With the sum before it 5; two arrays of N · D read, two written."""
+    """Price 4 FLOPs per number (square, sum, scale, weight), 8 of a layer norm; N · D read and
+    written.
+
+    With the sum before it 5; two arrays of N · D read, two written.
+    """
     spec = group.node.spec
     assert isinstance(spec, NormSpec)
     flops, arrays = (8, 1) if spec.kind == "layer" else (5, 2) if group.label == JOINED else (4, 1)
@@ -286,19 +294,19 @@ def norm(case: Case, step: Composition, group: Group, rows: int, mark: str) -> C
 
 
 def add(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """One FLOP per number; two arrays read, one written."""
+    """Price one FLOP per number; two arrays read, one written."""
     size = rows * group.node.out[0].width
     return vector(case, "add", f"{group.label}{mark}", group.calls, size, 1, 2, 1)
 
 
 def gated(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """About 6 FLOPs per result (exponential counted as 4); 2 · N · I read, N · I written."""
+    """Price about 6 FLOPs per result (exponential counted as 4); 2 · N · I read, N · I written."""
     size = rows * group.node.out[0].width / case.layout.tp
     return vector(case, "gated", f"{group.label}{mark}", group.calls, size, 6, 2, 1)
 
 
 def activate(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """About 8 FLOPs per number; read and written once."""
+    """Price about 8 FLOPs per number; read and written once."""
     size: float = rows * group.node.out[0].width
     label = group.label
     if label != "pooled":
@@ -307,15 +315,18 @@ def activate(case: Case, step: Composition, group: Group, rows: int, mark: str) 
 
 
 def multiply(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """About 5 FLOPs per number; two arrays read, one written."""
+    """Price about 5 FLOPs per number; two arrays read, one written."""
     size = rows * group.node.out[0].width / case.layout.tp
     return vector(case, "multiply", f"multiply{mark}", group.calls, size, 5, 2, 1)
 
 
 def recurrent(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """A convolution of N · C · taps multiply-adds over C · taps inputs of each entry; a recurrence
-    of 4 FLOPs per number of a state, and of the delta rule 2 more, for each token; a state is read
-    and written once for each entry."""
+    """Price a convolution or a recurrence.
+
+    A convolution has N · C · K multiply-adds, with kernel size K, over C · K inputs of each entry.
+    A recurrence has 4 FLOPs per number of a state for each token, the delta rule 2 more. A state is
+    read and written once for each entry.
+    """
     spec, b, tp = group.node.spec, dtype_bytes(case.dtype), case.layout.tp
     ins, out = sum(value.width for value in group.node.reads), group.node.out[0].width
     if isinstance(spec, ConvSpec):
@@ -337,7 +348,7 @@ def recurrent(case: Case, step: Composition, group: Group, rows: int, mark: str)
 
 
 def select(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count | None:
-    """R · width read and written; nothing where all rows sample."""
+    """Price R · width read and written; None if all rows sample."""
     if step.samples == step.tokens:
         return None
     width: float = group.node.out[0].width
@@ -347,7 +358,7 @@ def select(case: Case, step: Composition, group: Group, rows: int, mark: str) ->
 
 
 def write(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """6 FLOPs per rotated pair, 4 per number of a q/k norm; qkv read, q and the KV written.
+    """Price 6 FLOPs per rotated pair, 4 per number of a q/k norm; qkv read, q and the KV written.
 
     N · (H + 2G) · E · b read; N · H · E · b and N · `kv_token_bytes` written.
     """
@@ -368,7 +379,7 @@ def write(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
 
 
 def attend(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """By the kind of attention."""
+    """Price attention by its kind."""
     spec = group.node.spec
     if isinstance(spec, LatentSpec):
         bytes_ = group.weight_bytes(case)
@@ -380,7 +391,7 @@ def attend(case: Case, step: Composition, group: Group, rows: int, mark: str) ->
 
 
 def experts(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """See `experts.moe`; one that every row goes to is as good as two products."""
+    """Price experts, see `experts.moe`; an expert for every row costs the same as two products."""
     ref = group.node.weights[0]
     if ref.copies > 1:
         return moe(case, rows, group.calls, group.weight_bytes(case), mark)
@@ -405,4 +416,4 @@ PRICES: Mapping[str, Price] = {
     "write": write,
     **dict.fromkeys(RECURRENT, recurrent),
 }
-"""By kind of node: (case, step, group, rows, mark of the last layer) → what all its calls do."""
+"""By kind of node: (case, step, group, rows, mark of the last layer) → work of all its calls."""

@@ -43,7 +43,7 @@ svg text,svg .tick{font-size:17px}svg .title{font-size:20px}}
 
 
 def page(title: str, subtitle: str, body: str) -> str:
-    """A whole HTML page that needs nothing beside itself."""
+    """Build a whole, self-contained HTML page."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

@@ -1,9 +1,9 @@
-"""Which hardware, how many, how laid out: the cheapest that the arithmetic says keeps an SLO.
+"""Planner of hardware, count and layout: the cheapest that is computed to keep an SLO.
 
-For each device, weight format and layout (tensor, pipeline, expert and data parallelism): the
-batch, the token budget of a step and the load with which one replica serves most within the limits,
-alone or as a prefill or a decode pool; and so the replicas and their price. An estimate of means
-with a margin (`steady` has the formulas); whoever asks should let the simulator check it
+For each device, weight format and layout (tensor, pipeline, expert and data parallelism), it finds
+the batch, step token budget and load with which one replica serves most within the limits. The
+replica works alone or as a prefill or a decode pool. This gives the replicas and their price. It is
+an estimate of means with a margin (`steady` has the formulas); the simulator should check it
 (`headrace plan` does before it prints anything).
 """
 
@@ -30,10 +30,10 @@ queue short."""
 BUDGETS = (512, 2048, 8192)
 """Tokens of a step: a small one keeps ITL short, a large one prefills more cheaply."""
 FORMATS = ("bfloat16", "fp8")
-"""That answer as well as the published weights to within what a benchmark can tell. Four bits
-(int4, nvfp4) can cost quality: they are planned with where they are asked for, or published."""
+"""Formats that answer as well as the published weights, as far as a benchmark can tell. Four bits
+(int4, nvfp4) can cost quality: they are planned with only if asked for, or published."""
 MAX_DEVICES = 32
-"""Devices that one replica may have."""
+"""Most devices of one replica."""
 Role = Literal["all", "prefill", "decode"]
 
 
@@ -54,7 +54,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One arrangement with what it is expected to do."""
+    """One arrangement with its expected latency and price."""
 
     hardware: Hardware
     pools: tuple[Pool, ...]
@@ -72,7 +72,7 @@ class Candidate:
         return self.pools[-1].case
 
     def cost_per_million(self, demand: Demand) -> float:
-        """Per million output tokens, at the rate that is asked."""
+        """Return the price per million output tokens, at the demanded rate."""
         return self.price_per_hour / (demand.rate * demand.output_tokens * 3600) * 1e6
 
     def __str__(self) -> str:
@@ -86,27 +86,27 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A layout that cannot be, or cannot keep the limits, and why."""
+    """A layout that is impossible, or cannot keep the limits, and why."""
 
     device: str
     format: str
     layout: Layout
     reason: str
     fits: bool
-    """It would run, but not within the limits."""
+    """Whether it would run, but not within the limits."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What a search saw."""
+    """Result of a search."""
 
     candidates: list[Candidate] = field(default_factory=list)
     """All that should keep the goal, the cheapest first."""
     rejected: list[Rejected] = field(default_factory=list)
     nearest: Candidate | None = None
-    """The candidate whose worst limit is missed by least, where all miss one."""
+    """The candidate whose worst limit is missed by least, if all miss one."""
     settings: int = 0
-    """Settings of engines that were computed."""
+    """Number of engine settings that were computed."""
 
 
 def search(
@@ -121,7 +121,7 @@ def search(
     pools: bool = True,
     max_devices: int = MAX_DEVICES,
 ) -> Found:
-    """All arrangements that should keep the goal, those that cannot, and the nearest to it.
+    """Find all arrangements that should keep the goal, those that cannot, and the nearest to it.
 
     `prices` has one for each of `devices` (`read_prices`).
     """
@@ -155,7 +155,7 @@ def search(
 
 
 def verify(arch: ModelArch, demand: Demand, goal: Goal) -> None:
-    """Raise `InvalidRequest` for what no search can answer."""
+    """Raise `InvalidRequest` for questions that no search can answer."""
     limits = [("ttft", goal.ttft), ("tpot", goal.tpot)]
     if goal.itl is not None:
         limits.append(("itl", goal.itl))
@@ -179,7 +179,7 @@ def verify(arch: ModelArch, demand: Demand, goal: Goal) -> None:
 
 
 def layouts(arch: ModelArch, most: int = MAX_DEVICES) -> Iterator[Layout]:
-    """Layouts worth a try, small ones first; `Layout.refusal` says what the model forbids."""
+    """Yield layouts worth a try, small ones first; `Layout.refusal` says what the model forbids."""
     sizes = (1, 2, 4, 8)
     plain = [Layout(tp, pp) for pp in (1, 2, 4) for tp in sizes]
     if arch.moe is not None:
@@ -193,7 +193,7 @@ def layouts(arch: ModelArch, most: int = MAX_DEVICES) -> Iterator[Layout]:
 
 
 def formats_of(published: WeightBytes) -> tuple[str, ...]:
-    """Weight formats to choose from: a model that is published narrow has its own alone."""
+    """Return weight formats to choose from: a model that is published narrow has its own alone."""
     wide = published.name in ("bfloat16", "float16", "float32")
     return FORMATS if wide else (published.name,)
 
@@ -201,7 +201,7 @@ def formats_of(published: WeightBytes) -> tuple[str, ...]:
 def make_case(
     arch: ModelArch, format: str, hardware: Hardware, layout: Layout, kv_dtype: str = "auto"
 ) -> Case:
-    """KV "auto": fp8 where weights are narrow and the device computes in fp8, else bfloat16."""
+    """Make a case; KV "auto" is fp8 if weights are narrow and the device has fp8, else bfloat16."""
     weights = parse_format(format)
     if kv_dtype == "auto":
         narrow = weights.format in ("fp8", "nvfp4") and "fp8" in hardware.rates
@@ -210,7 +210,7 @@ def make_case(
 
 
 def _engine(case: Case, hardware: Hardware, demand: Demand) -> tuple[Engine, int]:
-    """(engine, sequences that it holds); raises `DoesNotFit` with the reason."""
+    """Return (engine, sequences that it holds); raise `DoesNotFit` with the reason."""
     layout = case.layout
     reason = layout.refusal(case.arch)
     if reason is None and layout.devices > 1 and not hardware.link_bandwidth:
@@ -235,7 +235,7 @@ def batches(room: int) -> Iterator[int]:
 def _together(
     engine: Engine, room: int, goal: Goal, price: float, found: Found
 ) -> Candidate | None:
-    """The setting with which one replica serves most within the goal; None if none does."""
+    """Find the setting with which one replica serves most within the goal; None if none does."""
     best: State | None = None
     near: tuple[float, State] | None = None
     for batch in batches(room):
@@ -281,7 +281,7 @@ def _together(
 
 
 def _best_pool(role: Role, engine: Engine, room: int, goal: Goal, found: Found) -> list[Pool]:
-    """The pool of this layout for the whole demand; [] where it misses its part of the goal."""
+    """Return the pool of this layout for the whole demand; [] if it misses its part of the goal."""
     states: list[State] = []
     for load in LOADS:
         if role == "prefill":
@@ -290,7 +290,7 @@ def _best_pool(role: Role, engine: Engine, room: int, goal: Goal, found: Found) 
             states += [engine.decode_only(batch, load) for batch in batches(room)]
     found.settings += len(states)
     if role == "prefill":
-        # The KV's way over the link counts, for the goal and in what is told.
+        # The transfer of the KV over the link counts, for the goal and in the reported figures.
         moved = engine.transfer()
         states = [replace(state, ttft=state.ttft + moved) for state in states]
     kept = [state for state in states if goal.miss(state.ttft, state.tpot, state.itl) <= 1]
@@ -304,7 +304,7 @@ def _best_pool(role: Role, engine: Engine, room: int, goal: Goal, found: Found) 
 def _apart(
     hardware: Hardware, prefills: list[Pool], decodes: list[Pool], price: float
 ) -> Candidate:
-    """The cheapest prefill pool with the cheapest decode pool: they meet only over the link."""
+    """Pair the cheapest prefill and decode pools: they meet only over the link."""
     prefill = min(prefills, key=lambda pool: pool.devices)
     decode = min(decodes, key=lambda pool: pool.devices)
     hourly = (prefill.devices + decode.devices) * price
@@ -313,7 +313,7 @@ def _apart(
 
 
 def frontier(candidates: list[Candidate]) -> list[Candidate]:
-    """Candidates that no cheaper one beats in TPOT: what more money buys."""
+    """Return candidates that no cheaper one beats in TPOT: the benefit of more money."""
     front: list[Candidate] = []
     for candidate in candidates:
         if not front or candidate.tpot < front[-1].tpot:

@@ -15,7 +15,7 @@ COLOURS = ("#2563a8", "#d1622b", "#2e8b57", "#8a4fa3", "#b8860b", "#c23b5e", "#3
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 46
 FEW_VALUES = 8
-"""Up to so many values of a logarithmic axis are its ticks."""
+"""Number of values up to which a logarithmic axis has them as its ticks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Series:
     ys: Sequence[float]
     mark: str = "line"
     labels: Sequence[str] | None = None
-    """Shown when the pointer rests on a point."""
+    """Text shown when the pointer rests on a point."""
     dashed: bool = False
     tags: Sequence[str] = ()
-    """Written beside the points: for few of them."""
+    """Text next to the points, for few of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Chart:
 
 
 def ticks(low: float, high: float, *, log: bool, wanted: int = 6) -> list[float]:
-    """Round values between low and high: 1, 2 or 5 times a power of ten."""
+    """Return round values between low and high: 1, 2 or 5 times a power of ten."""
     if log:
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
         steps: tuple[float, ...] = (1, 2, 5) if high / low < 300 else (1,)
@@ -66,7 +66,7 @@ def ticks(low: float, high: float, *, log: bool, wanted: int = 6) -> list[float]
 
 
 def short(value: float) -> str:
-    """A tick's text: three digits and a letter for thousands."""
+    """Format a tick with three digits and a letter for thousands."""
     if value == 0:
         return "0"
     for limit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -107,7 +107,7 @@ def _axis(values: list[float], start: float, end: float, *, log: bool, from_zero
 
 
 def svg(chart: Chart) -> str:
-    """The chart as one `<svg>` element; text and axes take the page's colour."""
+    """Draw the chart as one `<svg>` element; text and axes take the page's colour."""
     xs = [float(x) for series in chart.series for x in series.xs]
     ys = [float(y) for series in chart.series for y in series.ys]
     legend = [series.name for series in chart.series if series.name]
@@ -140,14 +140,14 @@ def svg(chart: Chart) -> str:
         side = f'x="{at_x + (4 if inside else -4):.1f}" class="tick{"" if inside else " end"}"'
         parts.append(
             f'<line x1="{at_x:.1f}" x2="{at_x:.1f}" y1="{top}" y2="{HEIGHT - BOTTOM}" '
-            f'class="note"/><text {side} y="{top + 12 + 13 * number}">'  # Never on another one.
+            f'class="note"/><text {side} y="{top + 12 + 13 * number}">'  # Never on another note.
             f"{html.escape(text)}</text>"
         )
     return "".join([*parts, "</svg>"])
 
 
 def _legend_places(names: Sequence[str]) -> list[tuple[int, int]]:
-    """(x, baseline) of each name; a line that is full goes on below."""
+    """Return (x, baseline) of each name; a full line continues below."""
     places, x, y = [], LEFT, TOP + 3
     for name in names:
         wide = 26 + int(6.2 * len(name))
@@ -184,7 +184,7 @@ def _grid(chart: Chart, across: _Axis, up: _Axis, top: int) -> list[str]:
 
 def _x_ticks(chart: Chart, across: _Axis) -> list[tuple[float, str]]:
     if chart.names:
-        # As many as have room beside each other.
+        # As many as fit next to each other.
         wide = 6.6 * max(len(name) for name in chart.names) + 4
         every = math.ceil(wide / (across.at(2) - across.at(1)))
         named = list(enumerate(chart.names, 1))[::every]
@@ -243,13 +243,13 @@ def _marks(series: Series, colour: str, across: _Axis, up: _Axis) -> list[str]:
 
 
 def _tick(value: float) -> str:
-    """Counts such as 1,024 in full."""
+    """Format a tick; counts such as 1,024 stay in full."""
     whole = value == round(value) and 1000 < value < 100_000
     return f"{value:,.0f}" if whole and value % 1000 else short(value)
 
 
 def _log_ticks(values: Sequence[float]) -> list[float]:
-    """The values themselves where they are few, else round ones; none for values below 0."""
+    """Return the values themselves if they are few, else round ones; never values below 0."""
     own = sorted({v for v in values if v > 0 and math.isfinite(v)})
     if len(own) <= FEW_VALUES:
         return own

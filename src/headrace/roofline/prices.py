@@ -1,4 +1,4 @@
-"""What a device costs per hour: examples, to be replaced by one's own."""
+"""Price of a device per hour: examples, to be replaced by the user's own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ PRICES = {
     "RTX5090": 0.7, "THOR": 0.15, "B300": 6.5, "GB200": 7.0, "GB300": 8.5, "H20": 1.9,
     "MI300X": 2.2, "MI355X": 4.0, "L4": 0.6, "ORIN": 0.08,
 }  # fmt: skip
-"""Per device and hour. Of the order of on-demand offers of 2026, to be replaced by one's own
-(`--prices FILE`): a plan is as good as its prices."""
+"""Price per device and hour. Of the order of on-demand offers of 2026, to be replaced by the user's
+own (`--prices FILE`): a plan is as good as its prices."""
 
 
 def read_prices(
     path: Path | None, devices: Iterable[Hardware] = tuple(DEVICES.values())
 ) -> dict[str, float]:
-    """The table, or a JSON file of the same form laid over it; one's own `devices` have no other.
+    """Return the table, with a JSON file of the same form over it; a user's `devices` have no
+    other.
 
     Raises `InvalidRequest` for a file that is no such table and for a device without a price.
     """

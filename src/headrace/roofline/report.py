@@ -16,7 +16,7 @@ COLUMNS = ("operator", "GFLOP", "MB", "FLOP/B", "bound", "limit ms", "ms", "shar
 
 
 def digits(value: float) -> str:
-    """Three significant digits at most, without exponents."""
+    """Format with three significant digits at most, without exponents."""
     if value == 0:
         return "0"
     if value < 0.001:
@@ -26,7 +26,7 @@ def digits(value: float) -> str:
 
 
 def rows(time: StepTime) -> list[list[str]]:
-    """One row per operator, in `COLUMNS`, then the overhead and the sum."""
+    """Return one row per operator, in `COLUMNS`, then the overhead and the sum."""
     total = time.seconds
     result = []
     for item in time.operators:
@@ -64,7 +64,7 @@ def rows(time: StepTime) -> list[list[str]]:
 
 
 def as_json(time: StepTime) -> dict[str, Any]:
-    """Everything in SI units."""
+    """Return everything in SI units."""
     return {
         "seconds": time.seconds,
         "limit_seconds": time.limit_seconds,
@@ -95,7 +95,7 @@ def as_json(time: StepTime) -> dict[str, Any]:
 def roofline_chart(
     case: Case, hardware: Hardware, time: StepTime, measured: Sequence[Series] = ()
 ) -> Chart:
-    """The ceilings, and each operator at its intensity with the rate that is predicted for it."""
+    """Draw the ceilings, and each operator at its intensity with its predicted rate."""
     compute = hardware.compute_type(case.weights.format, case.dtype)
     points = [item for item in time.operators if item.count.flops and item.seconds]
     intensities = [item.count.intensity for item in points] or [1.0]
@@ -132,7 +132,7 @@ def roofline_chart(
 
 
 def share_chart(time: StepTime) -> Chart:
-    """Predicted and limit time per operator, largest first."""
+    """Draw predicted and limit time per operator, largest first."""
     order = sorted(time.operators, key=lambda item: -item.seconds)[:8]
     places = range(1, len(order) + 1)
     return Chart(
@@ -150,7 +150,7 @@ def share_chart(time: StepTime) -> Chart:
 def html_page(
     title: str, case: Case, hardware: Hardware, steps: Sequence[tuple[str, StepTime]]
 ) -> str:
-    """One page with table and charts for each named step."""
+    """Build one page with table and charts for each named step."""
     body = ""
     for name, time in steps:
         body += f"<h2>{name}</h2>" + table(COLUMNS, rows(time))

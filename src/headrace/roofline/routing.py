@@ -1,4 +1,4 @@
-"""How unevenly tokens go to experts, and what the busiest rank gets.
+"""Uneven routing of tokens to experts, and the load of the busiest rank.
 
 The popularity of experts is a bounded power law: density x ** -skew between 1 and 0.8 · N, or, with
 fewer choices than experts, between 0.01 and 2. The law and its exponents are those with which
@@ -7,7 +7,7 @@ collector/helper.py, `power_law_logits_v3`; its models take 1.01 for DeepSeek's 
 Mixtral's and others). Here its quantiles stand for the experts, so that nothing is drawn.
 
 Ranks of expert parallelism wait for the busiest one. Its load is the expected maximum of R sums:
-balls into bins (Raab and Steger 1998), whose bins are unequal beside.
+balls into bins (Raab and Steger 1998), with unequal bins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ..base.arch import ModelArch
 
 EVEN = 0.0
-"""Every expert gets the same number of tokens: what a perfect balancer would reach."""
+"""Skew with the same number of tokens for every expert: the best of a perfect balancer."""
 DEEPSEEK_SKEW = 1.01
 OTHERS_SKEW = 1.2
 
@@ -37,7 +37,7 @@ class Load(NamedTuple):
 
 
 def typical_skew(arch: ModelArch) -> float:
-    """The exponent that is published for such a model; `EVEN` for a dense one."""
+    """Return the exponent that is published for such a model; `EVEN` for a dense one."""
     if arch.moe is None:
         return EVEN
     return DEEPSEEK_SKEW if arch.mla is not None else OTHERS_SKEW
@@ -45,10 +45,10 @@ def typical_skew(arch: ModelArch) -> float:
 
 @lru_cache(maxsize=256)
 def popularity(experts: int, active: int, tokens: int, skew: float) -> tuple[float, ...]:
-    """The probability that a token chooses each expert, rising; they sum to `active`.
+    """Return the probability that a token chooses each expert, rising; they sum to `active`.
 
-    Quantile (i - 1/2) / X of the bounded power law for expert i of X; at most 1, since a token
-    chooses an expert once: what is above goes to the others in proportion.
+    Quantile (i - 1/2) / X of the bounded power law for expert i of X. At most 1, since a token
+    chooses an expert once: the excess goes to the others in proportion.
     """
     if skew == EVEN:
         return (active / experts,) * experts
@@ -57,7 +57,7 @@ def popularity(experts: int, active: int, tokens: int, skew: float) -> tuple[flo
     first, last = low**power, high**power
     raw = [(first + (last - first) * (i + 0.5) / experts) ** (1 / power) for i in range(experts)]
     full = 0
-    """How many of the most popular experts every token chooses."""
+    """Number of the most popular experts, which every token chooses."""
     while full < active:
         scale = (active - full) / sum(raw[: experts - full])
         if raw[experts - full - 1] * scale <= 1:
@@ -70,7 +70,7 @@ def popularity(experts: int, active: int, tokens: int, skew: float) -> tuple[flo
 
 @lru_cache(maxsize=4096)
 def padding(experts: int, active: int, tokens: int, skew: float, tile: int) -> float:
-    """Rows that are computed over rows that are asked: each expert's are cut into whole tiles.
+    """Return computed rows over demanded rows: each expert's rows are cut into whole tiles.
 
     Σ (1 - (1 - p) ** N) · ceil(N · p / (1 - (1 - p) ** N) / tile) · tile / (N · k).
     """
@@ -86,7 +86,7 @@ def padding(experts: int, active: int, tokens: int, skew: float, tile: int) -> f
 
 @lru_cache(maxsize=4096)
 def busiest(experts: int, active: int, tokens: int, ranks: int, skew: float) -> Load:
-    """What the busiest of `ranks` gets that hold X / R experts each, placed at random.
+    """Return the load of the busiest of `ranks` with X / R experts each, placed at random.
 
     M = N · k / R pairs are the mean. Their variance is that of counting, Σ p · (1 - p) · N / R, and
     that of the placement without replacement, N² · S² · (X / R) · (1 - 1 / R) with S² the variance

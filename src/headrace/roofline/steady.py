@@ -1,20 +1,21 @@
 """Steady state of one engine under load: the means and tails that a plan starts from.
 
-An engine with a batch of B sequences decodes a step in t_d. A prompt of P tokens that the cache
-does not have goes through in n = ceil(P / q) chunks of q tokens beside the decoding batch, in steps
-of t_m; it costs the batch t_p = P / q · (t_m - t_d). So at R requests a second with O output tokens
-each, R ≤ 1 / (t_p + O · t_d / B), of which `load` is used; ρ = R · t_p is the share of prefill.
+An engine with a batch of B sequences decodes a step in t_d. A prompt has P tokens that are not in
+the cache. It goes through in n = ceil(P / q) chunks of q tokens next to the decoding batch, in
+steps of t_m. It costs the batch t_p = P / q · (t_m - t_d). So at R requests a second with O output
+tokens each, R ≤ 1 / (t_p + O · t_d / B); `load` of this is used. ρ = R · t_p is the share of
+prefill.
 
 TPOT ≈ t_d / (1 - ρ): a token waits for the prefills that come meanwhile.
 ITL p99 ≈ t_m: more than one in a hundred tokens comes from a mixed step.
 TTFT p99 ≈ t_d + n · t_m · (1 + ln(100) · ρ / (2 · (1 - ρ))): the step that runs, and prompts before
 it as in a queue with fixed service times.
 
-With drafts t_d is a token's share of a step that verifies k of each sequence, as many as give the
-most: t(B · (1 + k)) / (1 + a_1 + … + a_k), a_i being how often the i-th draft is accepted.
+With drafts t_d is a token's share of a step that verifies k of each sequence, with the best k: t(B
+· (1 + k)) / (1 + a_1 + … + a_k), where a_i is the share of steps that accept the i-th draft.
 
-With pools the prefill engine has the prompt alone (t_p = its steps, no batch beside it), and the
-decode engine never sees one: TPOT = ITL = t_d.
+With pools the prefill engine has only the prompt (t_p = its steps, without a batch), and the decode
+engine never sees one: TPOT = ITL = t_d.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TAIL = math.log(100)
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is asked, in means."""
+    """Demand, in means."""
 
     rate: float
     """Requests a second."""
@@ -46,7 +47,7 @@ class Demand:
     shared_tokens: int = 0
     """Prompt tokens that are expected from the prefix cache."""
     accepted: tuple[float, ...] = ()
-    """How often a step accepts at least 1, 2, … drafts of a sequence, where they are verified."""
+    """Share of steps that accept at least 1, 2, … drafts of a sequence, if drafts are verified."""
 
     @property
     def fresh(self) -> int:
@@ -62,13 +63,13 @@ class Goal:
     itl: float | None = None
 
     def miss(self, ttft: float, tpot: float, itl: float) -> float:
-        """How many times the limit the worst of the three is; at most 1: kept."""
+        """Return the largest ratio of the three to its limit; at most 1: kept."""
         return max(ttft / self.ttft, tpot / self.tpot, itl / self.itl if self.itl else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What one engine does at one setting."""
+    """Performance of one engine at one setting."""
 
     batch: int
     step_tokens: int
@@ -89,8 +90,7 @@ class Engine:
         self._decodes: dict[int, float] = {}
 
     def decode(self, batch: int) -> float:
-        """Seconds of a decode step and of what the server does beside it, for each token that it
-        gives a sequence."""
+        """Return the seconds of a decode step, with the server's overhead, per token."""
         if batch not in self._decodes:
             step = decode_step(self.case.arch, batch, self._context)
             around = self.hardware.loop.around(batch)
@@ -103,7 +103,7 @@ class Engine:
         return self._decodes[batch]
 
     def mixed(self, batch: int, chunk: int) -> float:
-        """Seconds of a step that also has a chunk, taken from the middle of the prompt."""
+        """Return the seconds of a step that also has a chunk, from the middle of the prompt."""
         fresh = self.demand.fresh
         start = self.demand.shared_tokens + (fresh - chunk) // 2
         starts, counts = [self._context] * batch + [start], [1] * batch + [chunk]
@@ -111,14 +111,14 @@ class Engine:
         return around + self._model.seconds(compose(self.case.arch, starts, counts))
 
     def prompt(self, step_tokens: int) -> float:
-        """Seconds of a whole prompt with nothing beside it."""
+        """Return the seconds of a whole prompt without a batch."""
         chunk = min(self.demand.fresh, step_tokens)
         chunks = math.ceil(self.demand.fresh / chunk)
         start = self.demand.shared_tokens + (self.demand.fresh - chunk) // 2
         return chunks * self._model.seconds(prefill_step(self.case.arch, [chunk], start))
 
     def together(self, batch: int, step_tokens: int, load: float) -> State | None:
-        """Prefill and decode in one engine; None where no chunk fits beside the batch."""
+        """Compute prefill and decode in one engine; None if no chunk fits with the batch."""
         room = step_tokens - batch
         if room < 16:
             return None
@@ -132,27 +132,27 @@ class Engine:
         return State(batch, step_tokens, rate, ttft, decode / (1 - busy), mixed)
 
     def prefill_only(self, step_tokens: int, load: float) -> State:
-        """A prefill pool's engine; the KV then travels to the decode pool."""
+        """Compute a prefill pool's engine; the KV then travels to the decode pool."""
         seconds = self.prompt(step_tokens)
         wait = 1 + TAIL * load / (2 * (1 - load))
         return State(1, step_tokens, load / seconds, seconds * wait, 0.0, 0.0)
 
     def decode_only(self, batch: int, load: float) -> State:
-        """A decode pool's engine."""
+        """Compute a decode pool's engine."""
         seconds = self.decode(batch)
         rate = load * batch / (self.demand.output_tokens * seconds)
         return State(batch, MAX_STEP_TOKENS, rate, 0.0, seconds, seconds)
 
     def transfer(self) -> float:
-        """Seconds in which a prompt's KV goes over the link."""
+        """Return the seconds in which a prompt's KV goes over the link."""
         link = self.hardware.link_bandwidth
         size = self.demand.input_tokens * kv_bytes_of_all(self.case.arch, self.case.kv_dtype)
         return size / (link * self.hardware.efficiency.network)
 
     def room(self) -> int:
-        """Sequences of the asked length that one engine's memory holds, at most `MAX_BATCH`.
+        """Return the sequences of the demanded length that one engine holds, at most `MAX_BATCH`.
 
-        Raises `DoesNotFit` where not even one does.
+        Raises `DoesNotFit` if not even one does.
         """
         length = self.demand.input_tokens + self.demand.output_tokens
         weights, memory = device_bytes(self.case), self.hardware.memory

@@ -1,11 +1,11 @@
-"""Step time: what each operator takes, what binds it, and how far the ceiling is.
+"""Step time: each operator's time, its bottleneck, and its distance from the ceiling.
 
-An operator takes the longer of its compute and its memory time, each at the share of the ceiling
-that `Efficiency` says, plus what of the shorter one is not hidden, plus a launch. A step is the
-sum of its operators plus a fixed part.
+An operator takes the longer of its compute and its memory time, each at `Efficiency`'s share of the
+ceiling. To this are added the part of the shorter time that is not overlapped, and a launch. A step
+is the sum of its operators plus a fixed part.
 
-The limit beside it is what no software can beat: everything that can be fused is fused, so that
-activations cost nothing, and what computes overlaps with what loads. A step takes at least all its
+No software can beat the limit next to it. Everything that can be fused is fused, so that
+activations cost nothing, and computing overlaps with loading. A step takes at least all its
 products and attention at the full rate, at least all its weights and KV at the full bandwidth, and
 at least all its collectives at the full link.
 """
@@ -30,8 +30,8 @@ QUERY_TILE = 128
 """Queries that a prefill's attention works on at a time on a GPU (FlashAttention 2 and 3)."""
 
 SHORT_QUERIES = 8
-"""Up to so many queries of an entry (a decode, or a verified draft) its attention runs as decode:
-the queries of all heads that share a KV head are one tile."""
+"""Most queries of an entry (a decode, or a verified draft) whose attention runs as decode: the
+queries of all heads that share a KV head are one tile."""
 
 FEW_ROWS, BOUNDED_ROWS = 12, 4
 """Rows of a product that our CPU kernels hold in registers and read the weights once for; greedy
@@ -54,7 +54,7 @@ class OperatorTime:
     seconds: float
     floor: Floor
     bound: str
-    """compute, memory, network or launch: what the predicted time is made of mostly."""
+    """Largest part of the predicted time: compute, memory, network or launch."""
 
     @property
     def limit_seconds(self) -> float:
@@ -68,7 +68,7 @@ class Estimate(NamedTuple):
     seconds: float
     flops: float
     bytes: float
-    """Read and written."""
+    """Bytes read and written."""
     launch: float = 0.0
     """The part of `seconds` in which calls begin and end, with the fixed part of a step."""
 
@@ -77,7 +77,7 @@ class CallTime(NamedTuple):
     """One call of an operator, in seconds."""
 
     start: float
-    """What it takes before and beside its work."""
+    """Time before and in addition to its work."""
     work: float
     bound: str
 
@@ -96,7 +96,7 @@ class StepTime:
 
     @property
     def limit_seconds(self) -> float:
-        """What no software can beat on this hardware."""
+        """Least seconds of any software on this hardware."""
         return max(self.floor)
 
     @property
@@ -110,7 +110,7 @@ class StepTime:
 
     @property
     def bytes(self) -> float:
-        """Bytes of the device's memory; what goes over links is not in it."""
+        """Bytes of the device's memory; transfers over links are not included."""
         return sum(
             operator.count.bytes * operator.count.calls
             for operator in self.operators
@@ -119,7 +119,7 @@ class StepTime:
 
     @property
     def bound(self) -> str:
-        """What most of the predicted time is bound by."""
+        """Bottleneck of most of the predicted time."""
         shares: dict[str, float] = {"overhead": self.overhead_seconds}
         for operator in self.operators:
             shares[operator.bound] = shares.get(operator.bound, 0.0) + operator.seconds
@@ -138,9 +138,12 @@ def step_time(case: Case, hardware: Hardware, step: Composition) -> StepTime:
 
 
 def call_floor(case: Case, hardware: Hardware, count: Count) -> Floor:
-    """One call at the ceilings: no tile is padded, only weights and KV move, of a head that bounds
-    its logits no more than those bounds need, and what is between the products is computed beside
-    them by other units."""
+    """Return the floor of one call at the ceilings.
+
+    No tile is padded, and only weights and KV move. A head that bounds its logits reads only the
+    bits that those bounds need. Other units compute the operators between the products at the same
+    time.
+    """
     if count.kind == "network":
         return Floor(0.0, 0.0, collective_seconds(hardware, count))
     compute = 0.0
@@ -153,13 +156,13 @@ def call_floor(case: Case, hardware: Hardware, count: Count) -> Floor:
 def call_seconds(
     case: Case, hardware: Hardware, efficiency: Efficiency, count: Count
 ) -> tuple[float, str]:
-    """(seconds of one call, what binds it)."""
+    """Return (seconds of one call, its bottleneck)."""
     start, work, bound = call_time(case, hardware, efficiency, count)
     return start + work, bound
 
 
 def call_time(case: Case, hardware: Hardware, efficiency: Efficiency, count: Count) -> CallTime:
-    """One call in its parts; an attention of two parts is bound by the longer one."""
+    """Time one call in its parts; an attention of two parts is bound by the longer one."""
     if count.parts:
         parts = [call_time(case, hardware, efficiency, part) for part in count.parts]
         longer = max(parts, key=lambda part: part.start + part.work)
@@ -180,13 +183,13 @@ def call_time(case: Case, hardware: Hardware, efficiency: Efficiency, count: Cou
 
 
 def curve_names(case: Case, hardware: Hardware, count: Count) -> tuple[str, ...]:
-    """Classes of `Efficiency.curves` that an operator may belong to, the narrowest first.
+    """Return the classes of `Efficiency.curves` that an operator may belong to, narrowest first.
 
     product/fp8, experts/bfloat16: by the type that it computes in; experts before it by their
-    weights' format, unpacked on the way (experts/int4); else product/few and product/many by
-    its rows (what a fit on whole steps can tell apart); attention/decode and
-    attention/prefill (latent/… for MLA): by whether entries have few queries, and before it the
-    same with the head's size (attention/decode/64); all_reduce.
+    weights' format, unpacked on the way (experts/int4); else product/few and product/many by its
+    rows (a fit on whole steps can tell these apart); attention/decode and attention/prefill
+    (latent/… for MLA): by whether entries have few queries, and before it the same with the head's
+    size (attention/decode/64); all_reduce.
     """
     if count.kind in ("product", "experts"):
         size = "few" if count.rows <= FEW_ROWS else "many"
@@ -207,19 +210,19 @@ def curve_names(case: Case, hardware: Hardware, count: Count) -> tuple[str, ...]
 
 
 def product_type(case: Case, hardware: Hardware, count: Count) -> str:
-    """The type that a product runs in, by the format of its weights."""
+    """Return the type that a product runs in, by the format of its weights."""
     label = count.label.partition("/")[0]
     role = "shared" if label.startswith("shared_") else "head" if label == "pooler" else label
     if role not in PARTS:
-        role = "qkv"  # A single one of them: q_a, kv_b …
+        role = "qkv"  # One part of it: q_a, kv_b …
     return hardware.compute_type(case.weights.format_of(role), case.dtype)
 
 
 def compute_seconds(case: Case, hardware: Hardware, count: Count, *, padded: bool) -> float:
-    """FLOPs at the full rate of the type; `padded` rounds up to whole tiles what is cut into them.
+    """Return FLOPs over the full rate of the type; `padded` rounds up to whole tiles.
 
-    A product's rows; and the queries of a prefill, whose last tile also computes what the causal
-    mask then hides: half a tile per query.
+    Tiles hold a product's rows, or the queries of a prefill. A prefill's last tile also computes
+    entries that the causal mask then hides: half a tile per query.
     """
     if count.kind in ("product", "experts"):
         rate = hardware.rate(product_type(case, hardware, count))
@@ -240,7 +243,7 @@ def compute_seconds(case: Case, hardware: Hardware, count: Count, *, padded: boo
 
 
 def _tiled(count: Count) -> float:
-    """Work of a prefill in whole tiles of queries, over its work."""
+    """Return a prefill's work in whole tiles of queries, over its work."""
     length = count.rows / count.entries
     tiles = math.ceil(length / QUERY_TILE) * QUERY_TILE / length
     seen = max(1.0, count.depth - length / 2)
@@ -248,7 +251,7 @@ def _tiled(count: Count) -> float:
 
 
 def memory_seconds(hardware: Hardware, count: Count) -> float:
-    """Bytes at the full bandwidth; activations that fit into half the cache move at the cache's."""
+    """Return bytes over the full bandwidth; activations within half the cache at its own."""
     spared = count.spared_bytes * (hardware.kind == "cpu" and count.rows <= BOUNDED_ROWS)
     from_memory = count.weight_bytes - spared + count.kv_bytes
     activations = count.read_bytes + count.write_bytes
@@ -258,10 +261,10 @@ def memory_seconds(hardware: Hardware, count: Count) -> float:
 
 
 class StepModel:
-    """Predicts steps of one model on one device: what the engine and the simulator ask.
+    """Predictor of the steps of one model on one device, for the engine and the simulator.
 
-    Only attention depends on how long the sequences are, so the rest is remembered by
-    (tokens, samples).
+    Only attention depends on the lengths of the sequences, so the rest is remembered by (tokens,
+    samples).
     """
 
     def __init__(self, case: Case, hardware: Hardware) -> None:
@@ -273,15 +276,15 @@ class StepModel:
         return step_time(self.case, self.hardware, step)
 
     def seconds(self, step: Composition) -> float:
-        """The predicted time alone; see `estimate`."""
+        """Return only the predicted time; see `estimate`."""
         return self.estimate(step).seconds
 
     def estimate(self, step: Composition) -> Estimate:
-        """Time and work of a step, cheaply enough to ask for each one that runs.
+        """Estimate time and work of a step, cheaply enough to ask for each one that runs.
 
-        All but attention depends only on how many tokens and samples there are, and is kept.
-        With pipeline stages: a micro-batch passes every stage in turn, so its latency is the whole
-        sum; `pp` of them in flight each take it, which the executor overlaps.
+        All but attention depends only on the numbers of tokens and samples, and is kept. With
+        pipeline stages a micro-batch passes every stage in turn, so its latency is the whole sum.
+        `pp` of them in flight each take that time, which the executor overlaps.
         """
         key = step.tokens, step.samples
         rest = self._rest.get(key)

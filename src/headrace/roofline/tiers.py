@@ -1,9 +1,9 @@
-"""What more room for KV would save, from a recorded trace of prefixes.
+"""Savings of more room for KV, from a recorded trace of prefixes.
 
 Under least-recently-used eviction a block is found if and only if it is among the last C different
-blocks that were asked for: its stack distance (Mattson and others, 1970). One pass over the trace
-gives the distance of each block, and with that the hits of every size at once. A prefix is found as
-far as all its blocks are, so a block counts at the largest distance of those before it and its own.
+requested blocks: its stack distance (Mattson and others, 1970). One pass over the trace gives the
+distance of each block, and with that the hits of every size at once. A prefix is found as far as
+all its blocks are. A block therefore counts at the largest distance of those before it and its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Trace:
     block_tokens: int
     block_bytes: int
     prefill_seconds: float
-    """Time in which one token of a prompt is computed."""
+    """Seconds of computing one prompt token."""
     load_rate: float
     """Bytes a second of the tier below the pool."""
     seconds: float
@@ -40,17 +40,17 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What a size of pool, with or without a tier below it, saves of the trace."""
+    """Savings of a size of pool, with or without a tier below it, on the trace."""
 
     nbytes: int
     hits: float
     """Share of the tokens."""
     seconds: float
-    """Time of computing that is saved, less that of loading."""
+    """Saved computing time, less that of loading."""
 
 
 def read_trace(file: Path) -> Trace:
-    """A trace of `--context-cache-trace`. Raises `InvalidRequest` where it is none."""
+    """Read a trace of `--context-cache-trace`; raise `InvalidRequest` if it is not one."""
     try:
         with file.open() as lines:
             head, *requests = _parsed(lines, file)
@@ -76,7 +76,7 @@ def _parsed(lines: Iterable[str], file: Path) -> Iterator[dict[str, Any]]:
 
 
 def distances(prefixes: list[list[str]]) -> list[int]:
-    """How many blocks a cache must hold to find each block of each request, in their order."""
+    """Return the blocks that a cache must hold to find each block of each request, in order."""
     accesses = sum(map(len, prefixes))
     counts = [0] * (accesses + 1)  # A Fenwick tree over the places of latest accesses.
 
@@ -95,7 +95,7 @@ def distances(prefixes: list[list[str]]) -> list[int]:
     found, latest, now = [], dict[str, int](), 0
     for keys in prefixes:
         deepest = 0
-        before = now  # Blocks of the request itself push out nothing of it.
+        before = now  # Blocks of the request itself evict nothing of it.
         for key in keys:
             last = latest.get(key)
             if last is None:
@@ -103,7 +103,7 @@ def distances(prefixes: list[list[str]]) -> list[int]:
             else:
                 deepest = max(deepest, upto(before) - upto(min(last, before) - 1))
             found.append(deepest)
-        for key in reversed(keys):  # Of a prefix the last block is evicted first.
+        for key in reversed(keys):  # The last block of a prefix is evicted first.
             now += 1
             if key in latest:
                 add(latest[key], -1)
@@ -113,7 +113,8 @@ def distances(prefixes: list[list[str]]) -> list[int]:
 
 
 def savings(trace: Trace, pool: int, sizes: Iterable[int]) -> Iterator[tuple[Saving, Saving]]:
-    """For each size in bytes: (as RAM of the pool, as a tier below a pool of `pool` bytes)."""
+    """Yield for each size in bytes: (as RAM of the pool, as a tier below a pool of `pool`
+    bytes)."""
     ordered = sorted(distances(trace.prefixes))
     computing = trace.block_tokens * trace.prefill_seconds
     loading = trace.block_bytes / trace.load_rate

@@ -1,4 +1,4 @@
-"""Bytes of the weights by what they are for: assumed from a format, or known from the file."""
+"""Bytes of the weights by role: assumed from a format, or known from the file."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _ROLE_PATTERNS = (
 )
 
 Which = Literal["all", "last", "others"]
-"""Which of the layers are meant."""
+"""Choice of layers."""
 
 
 WIDE_ENDS: Mapping[str, str] = {"embed": "bfloat16", "head": "bfloat16"}
-"""What recipes for narrow weights leave wide."""
+"""Roles that recipes for narrow weights leave wide."""
 PARTS: Mapping[str, tuple[str, ...]] = {
     "attention": ("qkv", "output"),
     "mlp": ("gate_up", "up", "down"),
@@ -53,18 +53,18 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """`by_role`: bytes in all layers together, where known; the rest follows `format`."""
+    """Bytes of weights; `by_role` in all layers together, if known; the rest follows `format`."""
 
     format: str = "bfloat16"
     by_role: Mapping[str, float] = field(default_factory=dict)
     last: Mapping[str, float] = field(default_factory=dict)
-    """Like `by_role` for the last layer, which recipes leave wider too; else as `by_role`."""
+    """Like `by_role` for the last layer, which recipes leave wider too; otherwise as `by_role`."""
     formats: Mapping[str, str] = field(default_factory=dict)
     """Formats of the roles that differ from the rest."""
 
     @property
     def name(self) -> str:
-        """The name that `parse_format` reads."""
+        """Name that `parse_format` reads."""
         own = {
             role: format for role, format in self.formats.items() if format != WIDE_ENDS.get(role)
         }
@@ -77,8 +77,11 @@ class WeightBytes:
         return weight_bits(self.format_of(role))
 
     def of(self, role: str, parameters: float, layers: int, which: Which = "all") -> float:
-        """Bytes of one layer's weight of `parameters` numbers in this role, which `layers` have:
-        the mean of all, of the last, or the mean of the others."""
+        """Return the bytes of one layer's weight of `parameters` numbers in this role.
+
+        `layers` layers have it. The result is the mean of all, of the last, or the mean of the
+        others.
+        """
         if role not in self.by_role:
             return parameters * self.bits(role) / 8
         mean = self.by_role[role] / max(1, layers)
@@ -89,11 +92,11 @@ class WeightBytes:
 
 
 def parse_format(text: str) -> WeightBytes:
-    """`fp8`, or with exceptions by part as in `bfloat16,experts=mxfp4` or `int4,attention=fp8`.
+    """Parse `fp8`, or with exceptions by part `bfloat16,experts=mxfp4` or `int4,attention=fp8`.
 
     Embedding and head of a narrow format stay bfloat16 unless they are named. Parts: the roles of
-    weights (embed, head, qkv, output, gate_up, up, down, experts, shared, router) and attention
-    and mlp for several. Raises `OptionError`.
+    weights (embed, head, qkv, output, gate_up, up, down, experts, shared, router) and attention and
+    mlp for several. Raises `OptionError`.
     """
     rest, formats = "", dict[str, str]()
     for word in text.replace(" ", "").split(","):
@@ -114,10 +117,10 @@ def parse_format(text: str) -> WeightBytes:
 
 
 def from_tensors(arch: ModelArch, sizes: Mapping[str, int], format: str) -> WeightBytes:
-    """The bytes by role of a file's tensors, by their Hugging Face names.
+    """Return the bytes by role of a file's tensors, by their Hugging Face names.
 
-    `format` says how the products are computed (`ceilings.compute_type`) and fills what no
-    tensor was found for. A tied head is read as often as a head of its own.
+    `format` decides how the products are computed (`Hardware.compute_type`) and fills roles without
+    a tensor. A tied head is read as often as a head of its own.
     """
     found: dict[str, float] = {}
     last: dict[str, float] = {}
@@ -133,7 +136,7 @@ def from_tensors(arch: ModelArch, sizes: Mapping[str, int], format: str) -> Weig
 
 
 def role_of(ref: WeightRef) -> str:
-    """What a weight is for; empty for vectors, and what nobody prices."""
+    """Return the role of a weight; empty for vectors, and weights without a price."""
     return "head" if ref.role == "logits" else role_of_name(ref.names[0])
 
 
@@ -144,7 +147,7 @@ def role_of_name(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def _numbers(arch: ModelArch) -> dict[str, tuple[int, int]]:
-    """Role → numbers in all layers together, and in how many layers it is."""
+    """Return role → (numbers in all layers together, number of layers that have it)."""
     numbers: dict[str, int] = {}
     layers: dict[str, set[str]] = {}
     seen: set[str] = set()
@@ -160,7 +163,7 @@ def _numbers(arch: ModelArch) -> dict[str, tuple[int, int]]:
 
 
 def numbers_of(arch: ModelArch, role: str) -> tuple[int, int]:
-    """Numbers of one layer's weights in this role, and how many layers have them."""
+    """Return the numbers of one layer's weights in this role, and how many layers have them."""
     count, layers = _numbers(arch)[role]
     if role == "head" and not count:
         count = _numbers(arch)["embed"][0]
@@ -168,12 +171,13 @@ def numbers_of(arch: ModelArch, role: str) -> tuple[int, int]:
 
 
 def parameters(arch: ModelArch) -> dict[str, float]:
-    """Numbers in the weights by role, all layers together; a tied head counts once (embed)."""
+    """Count the numbers in the weights by role, all layers together; a tied head counts once
+    (embed)."""
     return {role: count for role, (count, _) in _numbers(arch).items()}
 
 
 def total_bytes(arch: ModelArch, weights: WeightBytes) -> float:
-    """All weights in memory; a tied head counts once."""
+    """Return the bytes of all weights in memory; a tied head counts once."""
     total = 0.0
     for role, count in parameters(arch).items():
         if role == "head" and arch.tied_embedding:

@@ -1,4 +1,4 @@
-"""What the tests of batches share: a server with files, lines, and a batch on its way."""
+"""Shared parts of the tests of batches: a server with files, lines, and a batch on its way."""
 
 from __future__ import annotations
 
