@@ -160,7 +160,7 @@ class Uneven:
     wide: bool = False
     """Whether the layers that share have a feed-forward twice as wide."""
     embedded: int = 0
-    """Width of each layer's own embedding of a token; 0 if there is none."""
+    """Width of each layer's own embedding of a token; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ STATED = "speculators_model_type"
 
 @dataclass(frozen=True, slots=True)
 class HeadArch:
-    """What a head is made of. `arch` is that of its one layer, and of its two ends."""
+    """The parts of a head. `arch` is that of its one layer, and of its two ends."""
 
     kind: HeadKind
     arch: ModelArch

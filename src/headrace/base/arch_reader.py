@@ -124,7 +124,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 def from_hf(config: Mapping[str, Any]) -> ModelArch:
     """Read the architecture that a `config.json` describes.
 
-    Raises `UnsupportedModel` (unknown architecture or value: names it, lists what is supported) or
+    Raises `UnsupportedModel` (unknown architecture or value: names it, lists supported ones) or
     `ModelFileError` (a key is missing or of the wrong type). For a multimodal Gemma 3 the text
     model is read: images are not supported.
     """

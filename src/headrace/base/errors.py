@@ -1,8 +1,8 @@
 """Errors that know their HTTP status.
 
-Every refusal in Headrace is one of these. It names the field, says what was wrong and what is
-allowed. It carries an HTTP status and an OpenAI error type for the server, and an exit code for the
-command line. Anything else that escapes is a bug and is reported as one.
+Every refusal in Headrace is one of these. It names the field, the mistake and the allowed values.
+It carries an HTTP status and an OpenAI error type for the server, and an exit code for the command
+line. Anything else that escapes is a bug and is reported as one.
 """
 
 from __future__ import annotations

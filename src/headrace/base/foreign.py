@@ -13,7 +13,7 @@ Read = Callable[[Encoded], Kind]
 
 
 class Undecodable(ValueError):
-    """Bytes that are not in the expected format; says what is wrong."""
+    """Bytes that are not in the expected format; names the fault."""
 
     well_formed = False
     """Whether they are valid JSON or MessagePack of another type than expected."""
