@@ -105,7 +105,7 @@ def head_of(config: Mapping[str, Any], target: ModelArch, *, own_head: bool) -> 
 
 def predictor_of(config: Mapping[str, Any], target: ModelArch) -> HeadArch:
     """Read the layer after the last one of a checkpoint, which predicts the token after the next.
-    Raises `UnsupportedModel` if there is none, or none that is supported."""
+    Raises `UnsupportedModel` if there is no supported one."""
     fields = Fields(config, "config.json")
     if target.family not in PREDICTING:
         raise UnsupportedModel(

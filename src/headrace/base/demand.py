@@ -72,7 +72,7 @@ class _Rewriting:
     """The needed nodes, in their order. Those of all tokens stay the same nodes."""
 
     def __init__(self, graph: Graph, wanted: dict[Value, bool]) -> None:
-        """Prepare; `wanted`: outputs, with True for all tokens."""
+        """Find the needed values. `wanted`: outputs, with True for all tokens."""
         self._graph, self._wanted = graph, wanted
         self._needs = _needs(graph, wanted)
         self._picked: dict[Value, Value] = {}

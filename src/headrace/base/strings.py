@@ -69,7 +69,7 @@ class StringArray(Sequence[str]):
             raise ModelFileError(f"{self._name} is not UTF-8: {error}") from None
 
     def find(self, text: str) -> int | None:
-        """Index of the first string equal to `text`, without decoding the others."""
+        """Return the index of the first string equal to `text`, without decoding the others."""
         stored = text.encode()
         pattern = _U64.pack(len(stored)) + stored
         at = self.buffer.find(pattern)

@@ -1,9 +1,9 @@
 """The parse cost of a JSON text, estimated before it is parsed.
 
-A parser turns two bytes (`[]`) into an object of sixty, and holds the GIL meanwhile. So foreign
-text is estimated first: objects and lists, other values, and numbers in lists (which cost least:
-prompts come as token ids). The estimate itself works in pieces, between which other threads run,
-and builds nothing.
+A parser turns two bytes (`[]`) into an object of sixty, and holds the GIL meanwhile. So the
+cost of foreign text is estimated first, from its objects and lists, other values, and numbers in
+lists. These cost least: prompts come as token ids. The estimate itself works in pieces, between
+which other threads run, and builds nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Alarms: a change of a metric over the runs, reported only if a paired re-run confirms it.
 
-There are two questions and two methods. Where a series may have changed is a guess that may often
-be wrong. It compares a level with the one before it, on the scale of the series' own noise and of
-how long that noise lasts. Whether it has changed is an experiment: pairs of runs of before and
-after, in a random order for each pair. If both are the same, every exchange of a pair's labels was
-equally likely. The share of exchanges with at least this much change is then an exact probability
-(Fisher's randomisation test), whatever drifts and however the noise is distributed.
+Two questions have two methods. A guess, which may often be wrong, finds series that may have
+changed. It compares a level with the one before it, on the scale of the series' own noise and of
+how long that noise lasts. An experiment decides whether a series has changed: pairs of runs of
+before and after, in a random order for each pair. If both are the same, every exchange of a pair's
+labels was equally likely. The share of exchanges with at least this much change is then an exact
+probability (Fisher's randomisation test), for any drift and any distribution of the noise.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def find_change(values: Sequence[float], lower_is_better: bool) -> Change | None
 
 
 def _shared(count: int, lasting: float) -> float:
-    """Variance of the mean of `count` values with lag-1 correlation `lasting`, relative to
-    independent values."""
+    """Return the variance of the mean of `count` values with lag-1 correlation `lasting`, relative
+    to independent values."""
     left = 1 - lasting
     return (1 + lasting) / left - 2 * lasting * (1 - lasting**count) / (count * left * left)
 

@@ -269,7 +269,7 @@ def _text_digest(text: str) -> str:
 
 @functools.cache
 def _corpus_digest() -> str:
-    """Digest of the accuracy corpus, made once per process: it takes a tenth of a second."""
+    """Hash the accuracy corpus, once per process: it takes a tenth of a second."""
     return digest_of("\n".join(stdlib_corpus()).encode())
 
 

@@ -1,11 +1,13 @@
 """One folder as store and cache: an OCI image layout, and the manifest of each key.
 
 `blobs/sha256/…`, `index.json` and `oci-layout` follow the OCI image specification 1.1, so that
-other tools read the folder. Further entries: `stages/<key>` names the manifest of a stage's result,
-`runs/<cell>` the results of a cell's last run, `models/<digest>` has a model's blobs under their
-own names, `rings` signed pointers, `attested/<digest>` the manifest of an attestation about it;
-`locks`, `tmp`. Files appear by renaming: a killed process leaves incomplete files only in `tmp`.
-Nothing is trusted before its digest was computed again.
+other tools read the folder. Other entries are ours. `stages/<key>` names the manifest of a stage's
+result, `runs/<cell>` the results of a cell's last run. `models/<digest>` has a model's blobs under
+their own names. `rings` has signed pointers, `attested/<digest>` names the manifest of an
+attestation about it. `locks` and `tmp` are for processes at work.
+
+Files appear by renaming: a killed process leaves incomplete files only in `tmp`. Nothing is trusted
+before its digest was computed again.
 """
 
 from __future__ import annotations
