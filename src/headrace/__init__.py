@@ -1,7 +1,7 @@
 """Headrace: runs, serves, measures, plans and ships generative-AI inference.
 
-The public Python face. Names load on first use, so that `import headrace` costs milliseconds and
-a process that never computes never imports torch.
+The public Python API. Names load on first use: `import headrace` takes milliseconds, and a process
+that never computes never imports torch.
 """
 
 from __future__ import annotations

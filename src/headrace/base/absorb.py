@@ -1,10 +1,10 @@
-"""Latent attention as attention: the pass that packs queries as latents are packed.
+"""Latent attention as plain attention: the pass that packs queries in the form of latents.
 
-A key of latent attention is W_k · latent beside a rotated part, a value W_v · latent. So q · W_k ·
-latent is (W_kᵀ · q) · latent, and the weighted sum of values is W_v · (weighted sum of latents)
-(DeepSeek-V2, section 2.1.2): all heads attend to one key, which is its own value, and nothing is
-unpacked per token of the context. Which form is cheaper depends on how many queries come at once;
-this one is always taken where bits may not depend on how a prompt was cut.
+A key of latent attention is W_k · latent next to a rotated part, a value is W_v · latent. So q ·
+W_k · latent is (W_kᵀ · q) · latent. The weighted sum of values is W_v · (weighted sum of latents)
+(DeepSeek-V2, section 2.1.2). All heads attend to one key, which is its own value, and nothing is
+unpacked per token of the context. The cheaper form depends on the number of queries in a step. This
+one is always used if bits may not depend on how a prompt was cut.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from .graph import TOKENS, Graph, LatentSpec, Node, Value
 
 
 def absorbed(graph: Graph) -> Graph:
-    """`graph`, described for all rows, without nodes `write` and `attend` of a latent: each pair is
-    `absorb`, `write` and `attend` of one shared key, `unpack`. Weights keep their names."""
+    """Rewrite `graph`, described for all rows, without nodes `write` and `attend` of a latent. Each
+    pair becomes `absorb`, `write` and `attend` of one shared key, `unpack`. Weights keep their
+    names."""
     if not any(isinstance(node.spec, LatentSpec) for node in graph.nodes):
         return graph
     nodes: list[Node] = []
@@ -29,7 +30,7 @@ def _rewritten(graph: Graph, node: Node) -> list[Node]:
     spec = node.spec
     assert isinstance(spec, LatentSpec)
     if node.kind == "write":
-        return []  # With the `attend` that reads it, who has the weights.
+        return []  # Rewritten with the `attend` that reads it, which has the weights.
     write = graph.nodes[graph.maker(node.reads[0])]
     shared = spec.absorbed
     packing, unpacking = node.weights

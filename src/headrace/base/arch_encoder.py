@@ -1,4 +1,4 @@
-"""Reads the config of a BERT-style encoder into a `ModelArch`: the part of `arch_reader` for it."""
+"""Reader of a BERT-style encoder's config: the part of `arch_reader` for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "hidden_act": "gelu",
 }
 ENCODERS: Mapping[str, tuple[str, ...]] = {"bert": ("BertModel", "BertForSequenceClassification")}
-"""`model_type` → the classes it may name."""
+"""Classes that each `model_type` may name."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "position_embedding_type": ("absolute",),
@@ -39,7 +39,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 
 def encoder_arch(outer: Fields) -> ModelArch:
-    """Raises as `arch_reader.from_hf` does."""
+    """Read the architecture. Raises as `arch_reader.from_hf` does."""
     kind = str(outer.raw("model_type"))
     fields = Fields(outer.values, outer.where, defaults=_DEFAULTS)
     for key, allowed in _NEUTRAL.items():
@@ -81,7 +81,7 @@ def encoder_arch(outer: Fields) -> ModelArch:
 
 
 def _labels(fields: Fields) -> int:
-    """One: a score. Classifiers of several labels are not served."""
+    """Return one, for a score. Raises `UnsupportedModel` for classifiers of several labels."""
     names = fields.mapping("id2label")
     count = fields.integer("num_labels", 1, 2**16, 2 if names is None else len(names))
     if names is not None and len(names) != count:

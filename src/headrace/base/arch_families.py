@@ -1,4 +1,4 @@
-"""The families of decoders that a `config.json` may name, and what each takes for absent keys."""
+"""The families of decoders that a `config.json` may name, and their defaults for absent keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Family:
     architectures: tuple[str, ...]
     defaults: Mapping[str, Any]
     own: tuple[str, ...] = ()
-    """Keys that it reads and that others must not have: see `arch_reader.NEUTRAL`."""
+    """Keys that it reads and that other families must not have: see `arch_reader.NEUTRAL`."""
 
 
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
@@ -31,7 +31,7 @@ _GROUPED = (
     "routed_scaling_factor", "first_k_dense_replace",
 )  # fmt: skip
 _EXPERTLESS = tuple(key for key in _GROUPED if key != "first_k_dense_replace")
-"""Keys of experts that Nemotron-H's configs have where no layer has any."""
+"""Keys of experts in Nemotron-H's configs, even if no layer has experts."""
 _LATENT = (
     *_GROUPED, "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
     "scoring_func",

@@ -1,8 +1,8 @@
 """Typed, bounded access to a foreign config: the only way `arch_reader` and `arch_gguf` read one.
 
-A config is hostile input: every number has bounds, every word a list of what is known. A key
-that is missing or of the wrong type is a damaged file (`ModelFileError`); a value that is
-understood but not run is `UnsupportedModel`, which names the key, the value and what is allowed.
+A config is hostile input: every number has bounds, every word a list of known values. A key that is
+missing or of the wrong type is a damaged file (`ModelFileError`). A value that is understood but
+not supported is `UnsupportedModel`, which names the key, the value and the allowed ones.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .errors import ModelFileError, UnsupportedModel
 
 
 class Fields:
-    """A foreign mapping; None and absence are the same but for `present`.
+    """A foreign mapping; None and absence are the same except for `present`.
 
-    `where` names the mapping in messages ("config.json"), `prefix` is put before every key
-    ("qwen2." in GGUF metadata), `defaults` are the family's own values of absent keys.
+    `where` names the mapping in messages ("config.json"). `prefix` is put before every key
+    ("qwen2." in GGUF metadata). `defaults` are the family's own values of absent keys.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class Fields:
         return value
 
     def expect(self, key: str, *allowed: Any) -> None:
-        """The key is absent, None, or one of `allowed`: anything else would change the result."""
+        """Require that the key is absent, None, or one of `allowed`: any other value would change
+        the result. Raises `UnsupportedModel`."""
         value = self.values.get(self.prefix + key)
         if value is None or any(value == one and type(value) is type(one) for one in allowed):
             return

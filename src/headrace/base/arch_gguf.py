@@ -1,8 +1,8 @@
-"""Reads GGUF metadata into a `ModelArch`.
+"""Reader of GGUF metadata into a `ModelArch`.
 
-GGUF leaves some of the architecture to the reader's own knowledge: Gemma's layer pattern and
-local rope, whether q, k and v have a bias (seen in the tensor names), Llama 3's rope scaling
-(only its result is stored, as the tensor `rope_freqs.weight`).
+GGUF leaves some of the architecture to the reader's own knowledge: Gemma's layer pattern and local
+rope, whether q, k and v have a bias (seen in the tensor names), Llama 3's rope scaling (only its
+result is stored, as the tensor `rope_freqs.weight`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ GGUF_ARCHITECTURES = {
     "qwen35moe": "qwen3_5_moe", "seed_oss": "seed_oss", "smollm3": "smollm3",
     "starcoder2": "starcoder2",
 }  # fmt: skip
-"""`general.architecture` → family. Mistral and Mixtral files call themselves llama."""
+"""Families by `general.architecture`. Mistral and Mixtral files call themselves llama."""
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 _MAX_CONTEXT = 2**27
 _LLAMA3 = {"low_freq_factor": 1.0, "original_context": 8192}
 _HIGH = (4.0, 1.0)
-"""The parameters that Llama 3.1, 3.2 and 3.3 share; only `factor` differs (8 or 32). Llama 4 has
+"""Parameters that Llama 3.1, 3.2 and 3.3 share; only `factor` differs (8 or 32). Llama 4 has
 another `high_freq_factor`."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -82,12 +82,11 @@ def from_gguf(
     tensor_names: Collection[str],
     factors: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> ModelArch:
-    """The architecture of a GGUF file.
+    """Read the architecture of a GGUF file.
 
-    `factors`: the content of the tensors that are part of the rope, where the file has them:
-    `rope_freqs.weight`, `rope_factors_short.weight`, `rope_factors_long.weight`, of half the
-    rotated numbers each.
-    Raises `UnsupportedModel` or `ModelFileError`, as `from_hf` does.
+    `factors`: the content of the tensors that are part of the rope, if the file has them:
+    `rope_freqs.weight`, `rope_factors_short.weight`, `rope_factors_long.weight`. Each has half as
+    many numbers as are rotated. Raises `UnsupportedModel` or `ModelFileError`, as `from_hf` does.
     """
     kind = metadata.get("general.architecture")
     if not isinstance(kind, str) or kind not in GGUF_ARCHITECTURES:
@@ -114,7 +113,7 @@ def from_gguf(
     hidden = fields.integer("embedding_length", 1, 2**17)
     heads = fields.integer("attention.head_count", 1, 2**12)
     layers = fields.integer("block_count", 1, 2**10)
-    # The head that predicts a second token is counted as a layer, and not read.
+    # The layer that predicts a second token is counted as a layer, and not read.
     layers -= fields.integer("nextn_predict_layers", 0, layers - 1, 0)
     max_context = fields.integer("context_length", 1, _MAX_CONTEXT)
     mla = latent(fields) if family in LATENT else None
@@ -197,7 +196,7 @@ def _rope(
         rope = _long(fields, contents, rotated, max_context)
     else:
         rope = _scaled(fields, contents.get(ROPE_FACTORS), head_dim, max_context)
-    # llama.cpp rounds the bounds of gpt-oss's ramp; the model was trained without.
+    # llama.cpp rounds the bounds of gpt-oss's ramp; the model was trained without rounding.
     whole = family != "gpt_oss"
     return replace(rope, share=rotated / head_dim, interleaved=pairs, truncate=whole)
 
@@ -205,7 +204,7 @@ def _rope(
 def _long(
     fields: Fields, contents: Mapping[str, Sequence[float]], rotated: int, max_context: int
 ) -> Rope:
-    """LongRoPE (Ding et al. 2024), as Phi has it."""
+    """Read LongRoPE (Ding et al. 2024) in Phi's form."""
     fields.expect("rope.scaling.type", "none", "longrope")
     short, long = (tuple(map(plain, contents.get(name, ()))) for name in LONG_FACTORS)
     for name, each in zip(LONG_FACTORS, (short, long), strict=True):
@@ -244,7 +243,7 @@ def _scaled(
     extra = fields.number("rope.scaling.attn_factor", 0.0, 1e3, 1.0)
     growth = 0.1 * math.log(factor) + 1.0
     if fields.prefix == "deepseek2." and fields.raw("rope.scaling.yarn_log_multiplier"):
-        growth = 1.0  # The scale of scores has it: see `grown`.
+        growth = 1.0  # Part of the attention scale: see `grown`.
     else:
         fields.expect("rope.scaling.yarn_log_multiplier", 0.0)
     fields.expect("rope.scaling.yarn_ext_factor", 1.0, -1.0)
@@ -263,10 +262,10 @@ def _scaled(
 
 
 def llama3_rope(theta: float, factors: Sequence[float], head_dim: int) -> Rope:
-    """The Llama 3.1 scaling whose frequency divisors [head_dim / 2] are `factors`.
+    """Return the Llama 3.1 scaling whose frequency divisors [head_dim / 2] are `factors`.
 
-    Only the divisors are stored; the parameters are found again (the largest divisor is the
-    factor, the rest is the same for the whole family) and must reproduce every divisor to 1e-4.
+    Only the divisors are stored, so the parameters are recovered. The largest divisor is the
+    factor; the others are the same for the whole family. They must reproduce every divisor to 1e-4.
     """
     if len(factors) != head_dim // 2 or not all(math.isfinite(f) and f >= 1.0 for f in factors):
         raise ModelFileError(
@@ -292,7 +291,7 @@ def llama3_rope(theta: float, factors: Sequence[float], head_dim: int) -> Rope:
 
 
 def llama3_divisor(rope: Rope, i: int, head_dim: int) -> float:
-    """By how much frequency i of a head is divided (Llama 3.1, section 3.4)."""
+    """Return the divisor of frequency i of a head (Llama 3.1, section 3.4)."""
     wavelength: float = 2 * math.pi * rope.theta ** (2 * i / head_dim)
     if wavelength < rope.original_context / rope.high_freq_factor:
         return 1.0

@@ -1,4 +1,4 @@
-"""Which layers of a GGUF keep a state, and of which sizes."""
+"""Layers of a GGUF that keep a state, and their sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _KV_HEADS = "attention.head_count_kv"
 
 
 def kv_heads_of(fields: Fields, heads: int) -> int:
-    """KV heads of the layers that attend: one number, or one per layer, zero where none does."""
+    """Read the KV heads of the layers that attend: one number, or one per layer, zero without
+    attention."""
     given = fields.raw(_KV_HEADS)
     if not isinstance(given, list):
         return fields.integer(_KV_HEADS, 1, heads, heads)
@@ -30,7 +31,7 @@ def kv_heads_of(fields: Fields, heads: int) -> int:
 def gguf_recurrence(
     fields: Fields, family: str, layers: int, hidden: int, tensor_names: Collection[str]
 ) -> Recurrence | None:
-    """The layers that keep a state; None where the family has none."""
+    """Read the layers that keep a state; None if the family has none."""
     if family not in RECURRENT:
         return None
     if family in DELTA:
@@ -65,7 +66,7 @@ def gguf_recurrence(
 
 
 def inner_sizes(fields: Fields, layers: int) -> list[int]:
-    """The width of each layer's feed-forward; 0: it has none."""
+    """Read the width of each layer's feed-forward; 0 without one."""
     given = fields.raw("feed_forward_length")
     sizes = given if isinstance(given, list) and len(given) == layers else []
     if not any(sizes) or not all(one in (0, max(sizes)) for one in sizes):
@@ -78,13 +79,13 @@ def inner_sizes(fields: Fields, layers: int) -> list[int]:
 
 
 def _delta(fields: Fields, layers: int, *, turning: bool) -> Recurrence:
-    """The gated delta rule, in all layers but every n-th, or in those that are named. `turning`:
-    value heads take key heads in turn."""
+    """Read the gated delta rule: in all layers but every n-th, or in those that the file names.
+    `turning`: value heads take key heads in turn."""
     every = fields.integer("full_attention_interval", 1, 2**10, 4)
     named = fields.raw("attention.recurrent_layers")
     flags = [bool((layer + 1) % every) for layer in range(layers)]
     if named is not None:
-        # Heads that predict a second token are layers behind the last, and attend.
+        # Layers that predict a second token come after the last layer, and attend.
         flags = list(named)[:layers] if isinstance(named, list) else []
     if len(flags) != layers or not all(one in (0, 1) for one in flags):
         raise ModelFileError(
@@ -107,7 +108,7 @@ def _delta(fields: Fields, layers: int, *, turning: bool) -> Recurrence:
 
 
 def _sizes(fields: Fields) -> tuple[int, int, int, int]:
-    """(heads, groups of them that share keys, numbers of all heads, numbers of a key)."""
+    """Return (heads, groups of them that share keys, numbers of all heads, numbers of a key)."""
     heads = fields.integer("ssm.time_step_rank", 1, 2**12)
     groups = fields.integer("ssm.group_count", 1, heads)
     inner = fields.integer("ssm.inner_size", 1, 2**20)

@@ -1,6 +1,6 @@
-"""What one family of decoders has in GGUF that others have not, and its mixture.
+"""GGUF keys that only one family of decoders has, and its mixture.
 
-Where the format is silent, this is what llama.cpp knows of the family.
+If the format is silent, llama.cpp's knowledge of the family decides.
 """
 
 from __future__ import annotations
@@ -56,23 +56,24 @@ OWN: Mapping[str, tuple[str, ...]] = {
     "llama4": ("interleave_moe_layer_step",),
     "gemma4": ("attention.shared_kv_layers", "embedding_length_per_layer_input"),
 }
-"""Family → keys that it reads and others must not have."""
+"""Keys that a family reads and others must not have."""
 _EXPERTS = {
     "llama": True, "qwen3_moe": True, "granitemoe": True, "granitemoehybrid": True,
     "minimax_m2": True, "gpt_oss": True, "glm4_moe": False, "deepseek_v2": False,
     "deepseek_v3": True, "olmoe": False, "qwen2_moe": False, "qwen3_5_moe": True,
     "qwen3_next": True,
 }  # fmt: skip
-"""Families with experts → whether their shares are scaled to one where the file says nothing."""
+"""Families with experts → whether their routing weights are scaled to one if the file does not
+say."""
 
 
 def plain(value: float) -> float:
-    """A number that was stored in fp32, as its author wrote it: 1e-06, not 9.99999997e-07."""
+    """Return a number stored in fp32 as its author wrote it: 1e-06, not 9.99999997e-07."""
     return float(f"{value:.7g}")
 
 
 def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe | None:
-    """The experts of a file that has some."""
+    """Read the experts of a file that has some."""
     experts = fields.integer("expert_count", 0, 2**12, 0)
     if not experts:
         return None
@@ -117,7 +118,7 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
 
 
 def _inside(fields: Fields, experts: int) -> Moe:
-    """Llama 4's, of which a shared one as wide sees every row."""
+    """Read Llama 4's experts; a shared one of the same width sees every row."""
     inner = fields.integer("expert_feed_forward_length", 1, 2**20)
     step = fields.integer("interleave_moe_layer_step", 1, 2**10)
     layers = fields.integer("block_count", 1, 2**10)
@@ -134,7 +135,7 @@ def _inside(fields: Fields, experts: int) -> Moe:
 
 
 def _groups(fields: Fields, experts: int, family: str) -> tuple[int, int]:
-    """(groups of experts, how many of them are chosen from) of DeepSeek."""
+    """Return (groups of experts, number of them to choose from) of DeepSeek."""
     if family not in LATENT:
         return 1, 1
     fields.expect("expert_gating_func", *((2,) if family == "deepseek_v3" else (0, 1)))
@@ -151,8 +152,8 @@ def _groups(fields: Fields, experts: int, family: str) -> tuple[int, int]:
 
 
 def latent(fields: Fields) -> Mla:
-    """The sizes of latent attention. A file for the latent cache states the heads' own sizes
-    beside those of the cache (`…_mla`), an older one has them alone."""
+    """Read the sizes of latent attention. A file for the latent cache states the heads' own sizes
+    in addition to those of the cache (`…_mla`); an older file states the heads' sizes alone."""
     rotary = fields.integer("rope.dimension_count", 2, 2**12)
     sizes = {}
     for part, low in (("key", rotary + 1), ("value", 1)):
@@ -170,7 +171,8 @@ def latent(fields: Fields) -> Mla:
 
 
 def grown(fields: Fields, head_dim: int) -> float | None:
-    """DeepSeek's scale of scores under YaRN, whose temperature is in it; None: the plain one."""
+    """Return DeepSeek's attention scale under YaRN, which includes its temperature; None for the
+    plain one."""
     by = fields.number("rope.scaling.yarn_log_multiplier", 0.0, 10.0, 0.0)
     if not by or fields.word("rope.scaling.type", ("none", "linear", "yarn"), "none") != "yarn":
         return None
@@ -187,7 +189,7 @@ def traits(
     head_dim: int,
     max_context: int,
 ) -> dict[str, Any]:
-    """Fields of `ModelArch` that one family alone has."""
+    """Read the fields of `ModelArch` that only one family has."""
     if family == "llama4":
         return _chunked(fields, layers, max_context)
     slides = _slides(fields, family, layers)
@@ -202,7 +204,7 @@ def traits(
         given["windows"] = tuple(window if slide else None for slide in slides)
     match family:
         case "gemma2" | "gemma3":
-            # Of each the 27B model alone scales by hidden / heads instead of the head's size.
+            # Only the 27B model of each scales by hidden / heads instead of the head's size.
             largest = layers == (62 if family == "gemma3" else 46)
             given |= _gemma(fields, hidden / heads if largest else head_dim)
             if family == "gemma3":
@@ -231,7 +233,7 @@ def traits(
         case "granite" | "granitemoe":
             given |= _granite(fields)
         case "granitemoehybrid":
-            # The key that says whether a stretched rope was trained is its switch of all rope.
+            # This file uses the key for a trained rope scaling as the switch of all rope.
             turned = fields.flag("rope.scaling.finetuned", True)
             given |= {**_granite(fields), "nope": (not turned,) * layers}
         case "nemotron_h":
@@ -246,20 +248,20 @@ def traits(
 
 
 def _chunked(fields: Fields, layers: int, max_context: int) -> dict[str, Any]:
-    """Llama 4, of which llama.cpp takes all but the sizes for granted."""
+    """Read Llama 4, for which llama.cpp fixes everything but the sizes."""
     chunk = fields.integer("attention.chunk_size", 1, _MAX_WINDOW, _CHUNK)
     fields.expect("attention.sliding_window", chunk)
     nope = tuple((layer + 1) % 4 == 0 for layer in range(layers))
     found: dict[str, Any] = {"nope": nope}
     if chunk < max_context:
         found["windows"] = tuple(None if one else chunk for one in nope)
-    # Maverick, of 128 experts, has no norms.
+    # Maverick, with 128 experts, has no norms.
     normed = fields.integer("expert_count", 1, 2**12) != 128
     return {**found, "chunks": Chunks(normed, 0.1, _CHUNK)}
 
 
 def _slides(fields: Fields, family: str, layers: int) -> list[bool] | None:
-    """Which layers a window would be of; None: the family has none."""
+    """Return whether each layer would have a window; None if the family has none."""
     if family in ("phi3", "starcoder2"):
         return [True] * layers
     four = dict.fromkeys(("cohere2", "exaone4", "olmo3"), 4)
@@ -280,7 +282,7 @@ def _slides(fields: Fields, family: str, layers: int) -> list[bool] | None:
 
 
 def _gemma(fields: Fields, scalar: float) -> dict[str, Any]:
-    """What the format leaves to the reader of Gemma 2 and 3."""
+    """Return the fields of Gemma 2 and 3 that the format leaves to its reader."""
     hidden = fields.integer("embedding_length", 1, 2**17)
     found: dict[str, Any] = {
         "embedding_scale": math.sqrt(hidden),
@@ -295,7 +297,7 @@ def _gemma(fields: Fields, scalar: float) -> dict[str, Any]:
 
 
 def _granite(fields: Fields) -> dict[str, Any]:
-    """Its four multipliers; the logits are divided by theirs."""
+    """Read Granite's four multipliers; the logits are divided by theirs."""
     scale = plain(fields.number("attention.scale", 0.0, 1e6, 0.0))
     return {
         "embedding_scale": plain(fields.number("embedding_scale", 1e-6, 1e6, 1.0)),

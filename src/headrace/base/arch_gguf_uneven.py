@@ -1,4 +1,4 @@
-"""Gemma 4 in GGUF: sizes of two kinds of layers, told apart by a key's ending or by a list."""
+"""Gemma 4 in GGUF: sizes of two kinds of layers, distinguished by a key's ending or by a list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .arch_gguf_traits import plain
 from .errors import ModelFileError, UnsupportedModel
 
 _FAR = 1e10
-"""Divisors of a frequency from which on a pair is meant not to turn."""
+"""Frequency divisors from which on a pair counts as not rotated."""
 
 
 def gemma4(
@@ -21,7 +21,7 @@ def gemma4(
     tensor_names: Collection[str],
     factors: Sequence[float] | None,
 ) -> ModelArch:
-    """The architecture; `factors` are the divisors of the frequencies of layers without a window.
+    """Read the architecture; `factors` are the frequency divisors of layers without a window.
     Raises as `arch_gguf.from_gguf` does."""
     hidden, heads = (
         fields.integer(key, 1, 2**17) for key in ("embedding_length", "attention.head_count")
@@ -100,7 +100,7 @@ def _mixture(fields: Fields) -> Moe | None:
 
 
 def _each(fields: Fields, key: str, layers: int, low: int, high: int) -> list[int]:
-    """A number of each layer, or one of all."""
+    """Read one number per layer, or one for all."""
     given = fields.raw(key)
     if not isinstance(given, list):
         return [fields.integer(key, low, high)] * layers
@@ -116,7 +116,7 @@ def _each(fields: Fields, key: str, layers: int, low: int, high: int) -> list[in
 
 
 def _by_kind(fields: Fields, key: str, windows: Sequence[int | None], high: int) -> tuple[int, int]:
-    """(number of the layers with a window, of those without)."""
+    """Return (number of the layers with a window, number of those without)."""
     each = _each(fields, key, len(windows), 1, high)
     kinds = [
         {one for one, window in zip(each, windows, strict=True) if (window is None) is full}
@@ -133,7 +133,7 @@ def _by_kind(fields: Fields, key: str, windows: Sequence[int | None], high: int)
 
 
 def _turned(theta: float, factors: Sequence[float] | None, size: int) -> Rope:
-    """A rope of the whole head, or of its first pairs: the others have divisors without end."""
+    """Return a rope of the whole head, or of its first pairs: the others have huge divisors."""
     if factors is None:
         return Rope(theta)
     turning = sum(one == 1.0 for one in factors)

@@ -1,9 +1,8 @@
-"""A head that drafts: one decoder layer that goes on from the hidden states of a larger model.
+"""A head that drafts: one decoder layer that continues from the hidden states of a larger model.
 
-It is given, for each place, the token that stands there and what the target computed at the place
-before, and says what the next token will be: EAGLE (Li et al. 2024, arXiv 2401.15077), EAGLE-3
-(Li et al. 2025, arXiv 2503.01840), and the layers of checkpoints that predict further tokens
-(DeepSeek-V3, section 2.2).
+Its input, for each place, is the token there and the target's result at the preceding place. It
+predicts the next token: EAGLE (Li et al. 2024, arXiv 2401.15077), EAGLE-3 (Li et al. 2025, arXiv
+2503.01840), and the layers of checkpoints that predict further tokens (DeepSeek-V3, section 2.2).
 """
 
 from __future__ import annotations
@@ -21,34 +20,35 @@ HeadKind = Literal["eagle", "eagle3", "mtp"]
 PREDICTING = ("deepseek_v3", "glm4_moe")
 """Families whose checkpoints have a layer that predicts the token after the next."""
 STATED = "speculators_model_type"
-"""The key of a config that says it is one of a head."""
+"""Key of a config that marks it as a head's."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadArch:
-    """What a head is made of. `arch` is that of its one layer, and of its two ends."""
+    """The parts of a head. `arch` is that of its one layer, and of its two ends."""
 
     kind: HeadKind
     arch: ModelArch
     vocab: int
-    """Tokens that it may say; fewer than the target has where a file says which they are."""
+    """Tokens of its vocabulary; fewer than the target's if a file lists them."""
     reads: tuple[int, ...] = ()
-    """Layers of the target whose inputs it is given, mixed into one vector; none: it is given what
-    the target's head is given."""
+    """Layers of the target whose inputs it reads, mixed into one vector; empty: it reads the input
+    of the target's head."""
     bias: bool = False
-    """What mixes token and state has a bias."""
+    """Whether the product that mixes token and state has a bias."""
     norms: bool = False
-    """EAGLE alone: norms behind the embedding, before the layer and before the head."""
+    """EAGLE alone: whether there are norms after the embedding, before the layer and before the
+    head."""
     normed_residual: bool = False
-    """EAGLE-3 alone: the residual is the state behind its norm."""
+    """EAGLE-3 alone: whether the residual is the state after its norm."""
     own_head: bool = False
-    """It has a matrix of logits of its own; else the target's is used."""
+    """Whether it has a logits matrix of its own; else the target's is used."""
 
 
 def head_of(config: Mapping[str, Any], target: ModelArch, *, own_head: bool) -> HeadArch:
-    """The head that a `config.json` in the format of "speculators" describes, for `target`.
+    """Read the head that a `config.json` in the format of "speculators" describes, for `target`.
 
-    Raises `UnsupportedModel` or `ModelFileError`, which name the key, for what is not served.
+    Raises `UnsupportedModel` or `ModelFileError`, which name the key.
     """
     fields = Fields(config, "config.json")
     kind = fields.word(STATED, ("eagle", "eagle3"))
@@ -104,8 +104,8 @@ def head_of(config: Mapping[str, Any], target: ModelArch, *, own_head: bool) -> 
 
 
 def predictor_of(config: Mapping[str, Any], target: ModelArch) -> HeadArch:
-    """The layer behind the last one of a checkpoint with this config.json, which predicts the token
-    after the next. Raises `UnsupportedModel` where there is none, or none that is served."""
+    """Read the layer after the last one of a checkpoint, which predicts the token after the next.
+    Raises `UnsupportedModel` if there is no supported one."""
     fields = Fields(config, "config.json")
     if target.family not in PREDICTING:
         raise UnsupportedModel(
@@ -123,8 +123,8 @@ def predictor_of(config: Mapping[str, Any], target: ModelArch) -> HeadArch:
 
 
 def _layers(fields: Fields, count: int) -> tuple[int, ...]:
-    """The layers that EAGLE-3 reads: as its config says, or the second of the middle and of the
-    ends (paper, section 3.1; the numbers are those that its checkpoints were trained with)."""
+    """Return the layers that EAGLE-3 reads: as its config says, or the second of the middle and of
+    the ends (paper, section 3.1; its checkpoints were trained with these numbers)."""
     key = "eagle_aux_hidden_state_layer_ids"
     named = fields.raw(key)
     if named is None:

@@ -1,10 +1,10 @@
-"""Reads a Hugging Face `config.json` into a `ModelArch`, key by key.
+"""Reader of a Hugging Face `config.json` into a `ModelArch`, key by key.
 
 Each key is one of three things: used; harmless to inference (training, tooling, generation:
-ignored); or a feature that would change the result, which must be absent or neutral (`NEUTRAL`
-and the `expect` lines). A key that no one here has heard of is ignored too: configs carry the
-keys of every tool that touched them. Where such a key did change the structure, the loader's
-check of tensor names and shapes refuses the model. `from_gguf` lives in `arch_gguf`.
+ignored); or a feature that would change the result, which must be absent or neutral (`NEUTRAL` and
+the `expect` lines). Unknown keys are ignored too: configs carry the keys of every tool that touched
+them. If such a key did change the structure, the loader's check of tensor names and shapes refuses
+the model. `from_gguf` lives in `arch_gguf`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "mamba_num_heads": (),
     "conv_L_cache": (),
 }
-"""Keys of other architectures that finetunes and forks copy: value other than these → refusal."""
+"""Keys of other architectures that finetunes and forks copy, with allowed values; others are
+refused."""
 
 _EPSILONS = {
     "cohere": "layer_norm_eps",
@@ -106,10 +107,10 @@ _UNWINDOWED = frozenset(
     """.split()  # noqa: SIM905
 )
 _PATTERNED = {"gemma2", "gemma3", "gemma4", "cohere2", "exaone4", "gpt_oss", "olmo3"}
-"""Families of which every n-th layer sees everything."""
+"""Families in which every n-th layer has full attention."""
 _UNBIASED = ("mistral", "mixtral", "phi3", "exaone4", "minimax_m2")
 _MULTIMODAL = ("gemma3", "gemma4", "llama4", "qwen2_audio", "qwen3_5", "qwen3_5_moe")
-"""Types whose text model has a config of its own inside."""
+"""Types whose text model has a nested config."""
 _UNCAPPED = {"attn_logit_softcapping": (), "final_logit_softcapping": ()}
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -121,11 +122,11 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelArch:
-    """The architecture that a `config.json` describes.
+    """Read the architecture that a `config.json` describes.
 
-    Raises `UnsupportedModel` (unknown architecture or value: names it, lists what is supported)
-    or `ModelFileError` (a key is missing or of the wrong type). Of a multimodal Gemma 3 the text
-    model is read: images are not served.
+    Raises `UnsupportedModel` (unknown architecture or value: names it, lists supported ones) or
+    `ModelFileError` (a key is missing or of the wrong type). For a multimodal Gemma 3 the text
+    model is read: images are not supported.
     """
     outer = Fields(config, "config.json")
     kind = outer.raw("model_type")
@@ -235,7 +236,7 @@ def _family(fields: Fields) -> Family:
 
 
 def _bias(fields: Fields, family: str) -> tuple[bool, bool]:
-    """(whether q, k and v have a bias, whether the output projection has one)"""
+    """Return (whether q, k and v have a bias, whether the output projection has one)."""
     if family == "qwen2":
         fields.expect("attention_bias", True)
         return True, False
@@ -256,8 +257,11 @@ def _bias(fields: Fields, family: str) -> tuple[bool, bool]:
 def _windows(
     fields: Fields, family: str, layers: int, max_context: int
 ) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
-    """(per layer the window, or () where no layer has one that matters; per layer, whether it is
-    not rotated because it has none: Command R7B, EXAONE 4)"""
+    """Return (windows, unrotated), both per layer.
+
+    Windows are () if no layer has one that matters. A layer is unrotated if it has no window
+    (Command R7B, EXAONE 4).
+    """
     if family in RECURRENT:
         fields.expect(WINDOW_KEY)
         return (), ()
@@ -265,7 +269,7 @@ def _windows(
         return chunked_layers(fields, layers, max_context)
     window = fields.raw(WINDOW_KEY)
     if family in ("mistral", "exaone4") and not fields.present(WINDOW_KEY):
-        window = 4096  # as transformers takes it: only an explicit null means none
+        window = 4096  # as in transformers: only an explicit null means none
     if family in _UNWINDOWED or (
         family.startswith(("qwen", "smollm")) and not fields.flag("use_sliding_window", False)
     ):
@@ -312,7 +316,7 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> list[bool]:
                 )
         return [kind == "sliding_attention" for kind in kinds]
     if family in _PATTERNED:
-        # Every n-th layer sees everything; transformers 5 writes the key with an underscore.
+        # Every n-th layer has full attention; transformers 5 writes the key with an underscore.
         key = "_sliding_window_pattern"
         key = key if fields.raw(key) is not None else key[1:]
         if family == "exaone4" and isinstance(fields.raw(key), str):
@@ -320,7 +324,7 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> list[bool]:
         pattern = fields.integer(key, 1, 2**10)
         return [(layer + 1) % pattern != 0 for layer in range(layers)]
     if family in ("qwen3_moe", "smollm3"):
-        return [True] * layers  # transformers reads no max_window_layers there.
+        return [True] * layers  # transformers ignores max_window_layers for these.
     if family.startswith("qwen"):
         first = fields.integer("max_window_layers", 0, 2**10, 28)
         return [layer >= first for layer in range(layers)]
@@ -328,7 +332,7 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> list[bool]:
 
 
 def _spelt(fields: Fields, key: str, layers: int) -> list[bool]:
-    """EXAONE's pattern of L (windowed) and G (full), over and over; its last layer is full."""
+    """Expand EXAONE's repeated pattern of L (windowed) and G (full); its last layer is full."""
     pattern = str(fields.raw(key))
     if not pattern or set(pattern) - set("LG"):
         raise ModelFileError(
@@ -341,7 +345,7 @@ def _spelt(fields: Fields, key: str, layers: int) -> list[bool]:
 def _ropes(
     fields: Fields, family: Family, head_dim: int, max_context: int
 ) -> tuple[Rope, Rope | None]:
-    """(rope of the full layers, rope of the windowed ones where it is their own)."""
+    """Return (rope of the full layers, rope of the windowed ones if it differs)."""
     theta = fields.number("rope_theta", 1.0, 1e12, 1e4)
     if family.family == "gemma4":
         return two_ropes(fields)
@@ -370,7 +374,7 @@ def _ropes(
 
 
 def _share(fields: Fields, given: dict[str, Any], head_dim: int) -> float:
-    """The part of a head that is rotated; its key is taken out of the rope's parameters."""
+    """Return the rotated share of a head; remove its key from the rope's parameters."""
     key = "partial_rotary_factor"
     inner = given.pop(key, None)
     rotary = fields.raw("rotary_dim")
@@ -392,7 +396,8 @@ def _share(fields: Fields, given: dict[str, Any], head_dim: int) -> float:
 def _phi_rope(
     fields: Fields, given: Mapping[str, Any], theta: float, rotated: int, max_context: int
 ) -> Rope:
-    """Plain, or LongRoPE (Ding et al. 2024), whose original context lies outside."""
+    """Read Phi's rope: plain, or LongRoPE (Ding et al. 2024), whose original context lies
+    outside."""
     inner = Fields(given, "config.json rope_parameters")
     key = "rope_type" if inner.raw("rope_type") is not None else "type"
     if inner.word(key, ("default", "longrope", "su", "yarn"), "default") == "default":
@@ -415,7 +420,7 @@ def _phi_rope(
 
 
 def _factors(fields: Fields, key: str, count: int) -> tuple[float, ...]:
-    """`count` divisors of frequencies."""
+    """Read `count` divisors of frequencies."""
     given = fields.raw(key)
     if not isinstance(given, list) or len(given) != count:
         raise ModelFileError(f"{fields.where}: {key} must be a list of {count} numbers", param=key)
@@ -423,7 +428,8 @@ def _factors(fields: Fields, key: str, count: int) -> tuple[float, ...]:
 
 
 def rope_of(params: Mapping[str, Any], theta: float, max_context: int) -> Rope:
-    """`rope_parameters` of transformers 5 or `rope_scaling` of before: the same keys but theta."""
+    """Read `rope_parameters` of transformers 5 or the earlier `rope_scaling`: the same keys but
+    theta."""
     fields = Fields(params, "config.json rope_parameters")
     kinds = ("default", "linear", "llama3", "yarn")
     key = "rope_type" if fields.raw("rope_type") is not None else "type"

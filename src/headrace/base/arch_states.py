@@ -1,4 +1,4 @@
-"""Which layers of a family keep a state, and of which sizes: keys of `config.json`."""
+"""Layers of a family that keep a state, and their sizes: keys of `config.json`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ RECURRENT = ("lfm2", "granitemoehybrid", "nemotron_h", *DELTA)
 """Families with layers that keep a state."""
 _LINEAR = "linear_attention"
 _KINDS = {"lfm2": "conv", **dict.fromkeys(("granitemoehybrid", *DELTA), _LINEAR)}
-"""What such a layer is called in `layer_types`."""
+"""Name of such a layer in `layer_types`."""
 _LETTERS = {"M": _LINEAR, "*": "full_attention", "-": "mlp", "E": "moe"}
 _OLD = {"mamba": _LINEAR, "attention": "full_attention"}
-"""Names of before transformers 5."""
+"""Names before transformers 5."""
 _UNLIMITED = ([0.0, math.inf], [0.0, "Infinity"], [0.0, {"__float__": "Infinity"}])
-"""Bounds of a step that are none, as they are written."""
+"""Spellings of an unbounded time step."""
 
 
 def recurrence(fields: Fields, family: str, layers: int, hidden: int) -> Recurrence | None:
-    """The layers that keep a state; None where the family has none."""
+    """Read the layers that keep a state; None if the family has none."""
     if family not in RECURRENT:
         return None
     if family == "nemotron_h":
@@ -42,7 +42,7 @@ def recurrence(fields: Fields, family: str, layers: int, hidden: int) -> Recurre
 
 
 def _layers(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
-    """By `layer_types`, or by the family's rule."""
+    """Return the layers with a state, by `layer_types` or by the family's rule."""
     kinds = fields.raw("layer_types")
     if kinds is None:
         return _by_rule(fields, family, layers)
@@ -63,7 +63,7 @@ def _layers(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
 
 
 def _delta(fields: Fields, layers: tuple[int, ...]) -> Recurrence:
-    """The sizes of the gated delta rule."""
+    """Read the sizes of the gated delta rule."""
     keys = fields.integer("linear_num_key_heads", 1, 2**12)
     values = fields.integer("linear_num_value_heads", 1, 2**12)
     if values % keys:
@@ -88,7 +88,7 @@ def _delta(fields: Fields, layers: tuple[int, ...]) -> Recurrence:
 
 
 def blocks(fields: Fields) -> list[str]:
-    """What each layer of Nemotron-H is: by its pattern of letters, or by names."""
+    """Return the kind of each layer of Nemotron-H: from its pattern of letters, or from names."""
     key = "hybrid_override_pattern"
     given = fields.raw(key)
     if given is None:
@@ -110,7 +110,7 @@ def blocks(fields: Fields) -> list[str]:
 
 
 def _nemotron(fields: Fields) -> Recurrence:
-    """Mamba 2 whose width is that of its heads, whatever the model's."""
+    """Read Mamba 2 with the width of its heads, independent of the model's."""
     fields.expect("mamba_hidden_act", "silu")
     _verify_steps(fields)
     heads, size = (fields.integer(f"mamba_{key}", 1, 2**12) for key in ("num_heads", "head_dim"))
@@ -148,7 +148,7 @@ def _verify_steps(fields: Fields) -> None:
 
 
 def _mamba(fields: Fields, layers: tuple[int, ...], hidden: int) -> Recurrence:
-    """The sizes of Mamba 2."""
+    """Read the sizes of Mamba 2."""
     _verify_steps(fields)
     heads = fields.integer("mamba_n_heads", 1, 2**12)
     groups = fields.integer("mamba_n_groups", 1, heads)
@@ -178,7 +178,8 @@ def _mamba(fields: Fields, layers: tuple[int, ...], hidden: int) -> Recurrence:
 
 
 def _by_rule(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
-    """Qwen attends in every n-th layer, LFM2 lists the layers that attend."""
+    """Apply the family's rule: Qwen attends in every n-th layer, LFM2 lists the layers that
+    attend."""
     if family in DELTA:
         every = fields.integer("full_attention_interval", 1, 2**10, 4)
         return tuple(layer for layer in range(layers) if (layer + 1) % every)
@@ -193,8 +194,8 @@ def _by_rule(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
 
 
 def inner_size(fields: Fields, family: str) -> int:
-    """The width of the dense feed-forward. Granite 4 has it in another key where it has no experts;
-    LFM2 says two thirds of a number, times a factor, rounded up to a multiple."""
+    """Read the width of the dense feed-forward. Granite 4 without experts has it in another key.
+    LFM2's is two thirds of a number, times a factor, rounded up to a multiple."""
     if family == "granitemoehybrid" and fields.raw("num_local_experts") == 0:
         return fields.integer("shared_intermediate_size", 1, 2**20)
     if family == "llama4":

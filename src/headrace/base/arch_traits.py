@@ -1,4 +1,4 @@
-"""What one family of decoders has in its `config.json` that others have not, and its mixture."""
+"""Keys of `config.json` that only one family of decoders has, and its mixture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .arch_fields import Fields
 from .errors import ModelFileError, UnsupportedModel
 
 _LOCAL = ("mixtral", "granitemoe", "granitemoehybrid", "minimax_m2", "gpt_oss")
-"""Mixtures whose number of experts is `num_local_experts` and whose shares sum up to one."""
+"""Mixtures whose number of experts is `num_local_experts` and whose routing weights sum to one."""
 _MIXTURES = (*_LOCAL, "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "olmoe")
 LATENT = ("deepseek_v2", "deepseek_v3")
 """Families of latent attention."""
@@ -26,7 +26,7 @@ _DENSE_ONLY = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
 
 
 def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, Any]:
-    """Fields of `ModelArch` that one family alone has."""
+    """Read the fields of `ModelArch` that only one family has."""
     match family:
         case "gemma2" | "gemma3":
             return _gemma(fields, hidden)
@@ -73,7 +73,7 @@ def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, A
 
 
 def latent(fields: Fields) -> Mla:
-    """The sizes of latent attention (DeepSeek-V2, section 2.1)."""
+    """Read the sizes of latent attention (DeepSeek-V2, section 2.1)."""
     rank = fields.raw("q_lora_rank") if fields.present("q_lora_rank") else 1536
     rotary = fields.integer("qk_rope_head_dim", 2, 2**12)
     if rotary % 2:
@@ -90,7 +90,7 @@ def latent(fields: Fields) -> Mla:
 
 
 def _stretched(fields: Fields) -> dict[str, Any]:
-    """DeepSeek's scale of scores: YaRN's temperature is in it, and not in the rotation alone."""
+    """Read DeepSeek's attention scale: it includes YaRN's temperature, not the rotation alone."""
     given = dict(fields.mapping("rope_parameters") or fields.mapping("rope_scaling") or {})
     inner = Fields(given, f"{fields.where} rope_parameters")
     over = inner.number("mscale_all_dim", 0.0, 1e3, 0.0)
@@ -103,12 +103,13 @@ def _stretched(fields: Fields) -> dict[str, Any]:
 
 
 def yarn_growth(factor: float, scale: float | None) -> float:
-    """Growth of attention's temperature with the stretch (Peng et al. 2023, section 3.4)."""
+    """Return the growth of attention's temperature with the stretch (Peng et al. 2023, section
+    3.4)."""
     return 0.1 * (scale or 1.0) * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _granite(fields: Fields) -> dict[str, Any]:
-    """Its four multipliers; the logits are divided by theirs."""
+    """Read Granite's four multipliers; the logits are divided by theirs."""
     return {
         "embedding_scale": fields.number("embedding_multiplier", 1e-6, 1e6, 1.0),
         "residual_scale": fields.number("residual_multiplier", 1e-6, 1e6, 1.0),
@@ -118,7 +119,7 @@ def _granite(fields: Fields) -> dict[str, Any]:
 
 
 def _nope(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """SmolLM3's layers without positions: zeros of its list, or every n-th layer."""
+    """Return SmolLM3's layers without positions: zeros of its list, or every n-th layer."""
     rotated = fields.raw("no_rope_layers")
     if rotated is None:
         every = fields.integer("no_rope_layer_interval", 1, 2**10, 4)
@@ -132,7 +133,7 @@ def _nope(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def _gemma(fields: Fields, hidden: int) -> dict[str, Any]:
-    """What only Gemma has: its norms, its embedding scale, its attention scale and caps."""
+    """Read Gemma's own fields: its norms, its embedding scale, its attention scale and caps."""
     scalar = fields.number("query_pre_attn_scalar", 1e-3, 1e6)
     return {
         "embedding_scale": math.sqrt(hidden),
@@ -146,7 +147,7 @@ def _gemma(fields: Fields, hidden: int) -> dict[str, Any]:
 
 
 def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
-    """The experts of a family that has some."""
+    """Read the experts of a family that has some."""
     if family == "glm4_moe":
         return _grouped(fields)
     if family in LATENT:
@@ -191,7 +192,7 @@ def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
 
 
 def _beside(fields: Fields) -> Moe | None:
-    """Gemma 4's experts, which stand beside a dense feed-forward."""
+    """Read Gemma 4's experts, which run parallel to a dense feed-forward."""
     if not fields.flag("enable_moe_block", False):
         return None
     experts = fields.integer("num_experts", 1, 2**12)
@@ -200,7 +201,7 @@ def _beside(fields: Fields) -> Moe | None:
 
 
 def _inside(fields: Fields, layers: int) -> Moe:
-    """Llama 4's experts, of which a shared one sees every row, in every layer or every second."""
+    """Read Llama 4's experts, in every layer or every second; a shared one sees every row."""
     experts = fields.integer("num_local_experts", 1, 2**12)
     inner = fields.integer("intermediate_size", 1, 2**20)
     named = fields.raw("moe_layers")
@@ -223,7 +224,7 @@ def _inside(fields: Fields, layers: int) -> Moe:
 
 
 def _dense(fields: Fields, layers: int) -> tuple[int, ...]:
-    """Layers without experts: those that are named, and all but every n-th."""
+    """Return the layers without experts: those that the config names, and all but every n-th."""
     named = fields.raw("mlp_only_layers") or []
     if not isinstance(named, list) or not all(type(one) is int for one in named):
         raise ModelFileError(
@@ -234,7 +235,8 @@ def _dense(fields: Fields, layers: int) -> tuple[int, ...]:
 
 
 def _deepseek(fields: Fields, family: str) -> Moe:
-    """V3 routes as `_grouped` says; V2 by a softmax, without bias, and groups by their best."""
+    """Read DeepSeek's routing: V3 by `_grouped`; V2 by a softmax, without bias, with groups ranked
+    by their best expert."""
     fields.expect("moe_layer_freq", 1)
     if family == "deepseek_v3":
         fields.expect("scoring_func", "sigmoid")
@@ -250,7 +252,7 @@ def _deepseek(fields: Fields, family: str) -> Moe:
 
 
 def _grouped(fields: Fields) -> Moe:
-    """The routing of DeepSeek-V3 (section 2.1.2), which GLM-4.5 has too."""
+    """Read the routing of DeepSeek-V3 (section 2.1.2), which GLM-4.5 has too."""
     experts = fields.integer("n_routed_experts", 1, 2**12)
     groups = fields.integer("n_group", 1, 64, 1)
     best = fields.integer("topk_group", 1, groups, 1)

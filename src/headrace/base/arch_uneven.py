@@ -1,4 +1,4 @@
-"""How the layers of Gemma 4 and Llama 4 differ, and their ropes: keys of `config.json`."""
+"""Differences between the layers of Gemma 4 and Llama 4, and their ropes: keys of `config.json`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NESTED = "per_layer_config"
 
 
 def uneven(fields: Fields, windows: tuple[int | None, ...], kv_heads: int) -> Uneven:
-    """What layers without a window have of their own, and what the last ones leave out. `kv_heads`
-    are those of the windowed layers."""
+    """Read the sizes of layers without a window, and the parts that the last layers lack.
+    `kv_heads` are those of the windowed layers."""
     fields.expect("use_bidirectional_attention", "vision")
     fields.expect("attention_bias", False)
     fields.expect("vocab_size_per_layer_input", fields.raw("vocab_size"))
@@ -52,7 +52,8 @@ def uneven(fields: Fields, windows: tuple[int | None, ...], kv_heads: int) -> Un
 
 
 def _of_full_layers(fields: Fields, windows: tuple[int | None, ...]) -> dict[str, Any] | None:
-    """What transformers 5 writes of each layer without a window, alike; None: it says nothing."""
+    """Return transformers 5's entry for layers without a window, the same for all; None without
+    one."""
     nested = fields.mapping(_NESTED)
     if nested is None:
         return None
@@ -70,7 +71,7 @@ def _of_full_layers(fields: Fields, windows: tuple[int | None, ...]) -> dict[str
 
 
 def chunks(fields: Fields) -> Chunks:
-    """How Llama 4 attends."""
+    """Read Llama 4's attention."""
     fields.expect("attention_bias", False)
     tuned = fields.flag("attn_temperature_tuning", True)
     growth = fields.number("attn_scale", 0.0, 1e3, 0.1) if tuned else 0.0
@@ -81,8 +82,11 @@ def chunks(fields: Fields) -> Chunks:
 def chunked_layers(
     fields: Fields, layers: int, max_context: int
 ) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
-    """(per layer the chunk, or () where none matters; per layer, whether it has no positions) of
-    Llama 4, whose layers with positions attend within chunks."""
+    """Return (chunks, unrotated) of Llama 4, both per layer.
+
+    Its layers with positions attend within chunks. Chunks are () if none matters. An unrotated
+    layer has no positions.
+    """
     turned = fields.raw("no_rope_layers") or []
     if not turned:
         every = fields.integer("no_rope_layer_interval", 1, 2**10, 4)
@@ -109,8 +113,8 @@ def chunked_layers(
 
 
 def two_ropes(fields: Fields) -> tuple[Rope, Rope]:
-    """(rope of the layers without a window, of which a part of each head turns; that of the
-    windowed)."""
+    """Return (rope of the layers without a window, which rotates a part of each head; rope of the
+    windowed layers)."""
     given = Fields(fields.mapping("rope_parameters") or {}, f"{fields.where} rope_parameters")
     full, local = (
         Fields(given.mapping(f"{kind}_attention") or {}, f"{given.where} {kind}_attention")

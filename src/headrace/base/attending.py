@@ -1,4 +1,4 @@
-"""What the nodes `write` and `attend` of a step graph are told: attention of one layer."""
+"""Specs of the nodes `write` and `attend` of a step graph: attention of one layer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Literal, NamedTuple
 from .arch import Rope
 
 Values = Literal["own", "normed", "keys", "elsewhere"]
-"""Where a layer's V come from: a product of their own; the same, each head scaled to a root mean
-square of one; K as they come from their product, scaled so; or K and V are those of another layer,
-which has written them (Gemma 4)."""
+"""Source of a layer's V: a product of its own; the same, each head scaled to a root mean square of
+one; K as its product gives it, scaled so; or K and V written by another layer (Gemma 4)."""
 
 
 class AttentionSpec(NamedTuple):
@@ -25,31 +24,32 @@ class AttentionSpec(NamedTuple):
     """Factor on q·k before the softmax."""
     rope: Rope | None = None
     window: int | None = None
-    """Positions that a query sees, itself included; None: all before it."""
+    """Positions that a query sees, itself included; None for all before it."""
     softcap: float | None = None
     eps: float = 0.0
-    """Epsilon of the norms on the heads of q and k, where `write` has their gains."""
+    """Epsilon of the norms on the heads of q and k, if `write` has their gains."""
     norm_offset: float = 0.0
     bidirectional: bool = False
-    """Every token sees its whole entry, nothing is cached: no `write`, and `attend` reads qkv."""
+    """Whether every token sees its whole entry. Nothing is cached: there is no `write`, and
+    `attend` reads qkv."""
     whole_norm: bool = False
-    """The norms of q and k are over all of their heads together (OLMo 2)."""
+    """Whether the norms of q and k are over all of their heads together (OLMo 2)."""
     latent: bool = False
-    """K is V too, of one KV head: `write` reads no v, and the layer keeps one array."""
+    """Whether K is V too, of one KV head: `write` reads no v, and the layer keeps one array."""
     rotated: int | None = None
-    """How many of a head's first numbers the rope is made for, where `Rope.share` does not say."""
+    """Number of a head's first dimensions that the rope covers, if `Rope.share` does not say."""
     values: Values = "own"
     chunked: bool = False
-    """The window is a chunk: a query sees what of its own chunk lies before it (Llama 4)."""
+    """Whether the window is a chunk: a query sees the earlier part of its own chunk (Llama 4)."""
     behind: bool = False
-    """Heads of q and k are scaled to a root mean square of one behind the rotation, without a
-    gain."""
+    """Whether heads of q and k are scaled to a root mean square of one after the rotation, without
+    a gain."""
     growth: tuple[float, int] | None = None
-    """(growth, every) of the queries, as `arch.Chunks` says."""
+    """(growth, every) of the queries, as in `arch.Chunks`."""
 
     @property
     def turned(self) -> int:
-        """The numbers that the rope's table is made for."""
+        """Dimensions that the rope's table covers."""
         return self.size if self.rotated is None else self.rotated
 
     @property
@@ -66,12 +66,12 @@ class AttentionSpec(NamedTuple):
 
     @property
     def stacked(self) -> int:
-        """Width of q, k and v side by side, of those that a layer has."""
+        """Width of the existing ones of q, k and v side by side."""
         return (self.heads + self.kept * self.kv_heads) * self.size
 
     @property
     def kept(self) -> int:
-        """How many of K and V are in what `write` reads."""
+        """Number of K and V in the input of `write`."""
         if self.values == "elsewhere":
             return 0
         return 1 if self.latent or self.values == "keys" else 2
@@ -111,7 +111,7 @@ class LatentSpec(NamedTuple):
 
     @property
     def absorbed(self) -> AttentionSpec:
-        """The same attention once q is packed as latents are: all heads share one key, whose
+        """The same attention with q packed in the form of latents: all heads share one key, whose
         latent is the value too."""
         return AttentionSpec(
             self.layer,

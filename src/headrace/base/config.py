@@ -1,8 +1,8 @@
 """The public options, as one typed record: flags, Python arguments and config files share it.
 
-Each field's metadata holds its help text and its allowed values; the command line is generated
-from it and `headrace explain` prints it resolved. What "auto" became, and why, is a `Decision`.
-An option earns its place here with a measurement; anything for debugging is in
+Each field's metadata holds its help text and its allowed values. The command line is generated from
+it, and `headrace explain` prints it resolved. A `Decision` holds the resolved value of "auto" and
+the reason. An option earns its place here with a measurement; anything for debugging is in
 `base.environment`.
 """
 
@@ -17,11 +17,11 @@ from .names import hinted
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
 MOST_THREADS = 256
-"""Threads of a team of the CPU kernels, at most (`csrc/library.cpp`)."""
+"""Threads of the CPU kernels' pool, at most (`csrc/library.cpp`)."""
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:
-    """A field with its help text and rules: `choices` (values), `low` and `high` (bounds)."""
+    """Make a field with its help text and rules: `choices` (values), `low` and `high` (bounds)."""
     return field(default=default, metadata={"help": help, **rules})
 
 
@@ -36,7 +36,8 @@ CPU_VALUES = {
 
 
 def auto_kv_dtype(device: str, dtype: str, kernels: str = "auto") -> tuple[str, str]:
-    """(type of the KV cache, reason) where the user left it open; arguments are resolved ones."""
+    """Return (type of the KV cache, reason) if the user left it open; arguments are resolved
+    ones."""
     if device == "cpu" and dtype == "float32" and kernels != "ref":
         return "bfloat16", "half the memory of float32, and products at twice its rate"
     return dtype, "the type of the activations"
@@ -277,7 +278,7 @@ _WORDS = {
 
 
 def verify_options(options: Any) -> None:
-    """Hold every field of an options record against its metadata's rules."""
+    """Check every field of an options record against its metadata's rules."""
     for spec in fields(options):
         value, rules = getattr(options, spec.name), spec.metadata
         allowed_types = str(spec.type).split(" | ")
@@ -305,7 +306,7 @@ def verify_options(options: Any) -> None:
 
 
 def parse_size(text: str, param: str) -> int:
-    """Bytes in a size such as `2GiB`, `512MiB`, `1.5GB` or a plain number of bytes."""
+    """Return the bytes of a size such as `2GiB`, `512MiB`, `1.5GB` or a plain number of bytes."""
     units = {
         "": 1,
         "b": 1,

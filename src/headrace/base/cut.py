@@ -1,15 +1,15 @@
-"""A model shared by ranks: the pass that cuts a graph, and puts `exchange` where ranks meet.
+"""A model shared by ranks: the pass that cuts a graph and inserts an all-gather (`exchange`).
 
-Products are cut by their outputs, never along what is summed: a rank computes whole sums, and ranks
-exchange values. So every number is the one that a single rank computes, bit for bit, however many
-ranks there are and however uneven their shares. What is read column by column stays cut (heads,
-gates, activations); who reads a whole row gets it by an `exchange`. What is not worth cutting
-(norms, sums, small products), and what goes on from a state, every rank computes for itself.
+Products are cut by their outputs, never along the summed dimension: a rank computes whole sums, and
+ranks exchange values. So every number is bit for bit that of a single rank, however many ranks
+there are and however uneven their shares. Values read column by column stay cut (heads, gates,
+activations). A node that reads a whole row gets it by an `exchange`. Every rank computes for itself
+nodes that are not worth cutting (norms, sums, small products), and nodes that go on from a state.
 
-Of attention a rank has whole KV heads with the queries that read them; where there are more ranks
-than KV heads, several have the same one and share its queries. Of every expert a rank has rows of
-each matrix, so that ranks have equal work whichever are chosen; or experts are dealt out to ranks,
-which exchange what those give, unsummed.
+In attention, a rank has whole KV heads with the queries that read them. If there are more ranks
+than KV heads, several ranks have the same head and share its queries. Of every expert a rank has
+rows of each matrix, so that ranks have equal work for any choice of experts. Or whole experts are
+placed on ranks, which exchange the experts' outputs, unsummed.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from .exchange import ExchangeSpec
 from .graph import AttentionSpec, ExpertsSpec, Graph, LatentSpec, LinearSpec, Node, Value, WeightRef
 
 GRAIN = 32
-"""Columns that stay together: of a unit of quantised activations, two panels of outputs."""
+"""Columns that stay together: a unit of quantised activations, two panels of outputs."""
 PANEL = 16
-"""Outputs that lie together; heads begin where a panel does."""
+"""Outputs that lie together; heads begin at a panel's start."""
 HEADS = frozenset(("write", "attend", "absorb", "unpack"))
-"""Kinds of which a rank has heads."""
+"""Kinds that are cut by heads."""
 COLUMN_WISE = frozenset(("gated", "activate", "multiply", "add"))
-"""Kinds that compute a column from that column of what they read (a gate: of both halves)."""
+"""Kinds whose output column depends on that column of the inputs alone (a gate: of both halves)."""
 
 
 class HeadShare(NamedTuple):
-    """What a rank has of an attention."""
+    """A rank's heads of an attention."""
 
     first: int
     queries: int
-    """So many heads of queries from `first` on."""
+    """Number of query heads from `first` on."""
     kv_first: int
     kv_heads: int
 
 
 def even(size: int, ranks: int, grain: int = 1) -> tuple[int, ...]:
-    """Bounds [ranks + 1] of shares that are multiples of `grain` (the last takes what is left) and
-    differ by one grain at most."""
+    """Return bounds [ranks + 1] of shares that are multiples of `grain` and differ by one grain at
+    most. The last share takes the remainder."""
     grains = -(-size // grain)
     return tuple(min(size, grains * rank // ranks * grain) for rank in range(ranks + 1))
 
 
 def head_shares(heads: int, kv_heads: int, ranks: int) -> list[HeadShare]:
-    """The share of each rank, in which as many queries read one KV head as another."""
+    """Return the share of each rank, with the same number of queries per KV head within it."""
     queries = heads // kv_heads
     if ranks <= kv_heads:
         bounds = even(kv_heads, ranks)
@@ -64,8 +64,8 @@ def head_shares(heads: int, kv_heads: int, ranks: int) -> list[HeadShare]:
 
 
 def refusal(graph: Graph, ranks: int, *, dealt: bool = False) -> str | None:
-    """Why this model, with its latents absorbed, cannot be shared by so many ranks, as half a
-    sentence; None: it can."""
+    """Return the reason why this number of ranks cannot share the model, with its latents absorbed,
+    as a clause; None if they can."""
     fewest = min(mixtures(graph), default=0)
     if dealt and fewest < ranks:
         return f"its layers have {fewest or 'no'} experts to deal out"
@@ -86,14 +86,16 @@ def refusal(graph: Graph, ranks: int, *, dealt: bool = False) -> str | None:
 
 
 def mixtures(graph: Graph) -> list[int]:
-    """How many experts each mixture has, in order, but for the one that all rows share."""
+    """Return the number of experts of each mixture, in order, without the expert that all rows
+    share."""
     found = (node.weights[0].copies for node in graph.nodes if node.kind == "experts")
     return [count for count in found if count > 1]
 
 
 def cut(graph: Graph, ranks: int, rank: int, *, dealt: bool = False) -> Graph:
-    """What `rank` of `ranks` computes of `graph`, described for all rows; of one, all of it. With
-    `dealt`, whole experts by a map (`kernels.dealing`). Raises `OptionError`."""
+    """Return the part of `graph`, described for all rows, that `rank` of `ranks` computes; all
+    of it for one rank. With `dealt`, whole experts by a map (`kernels.dealing`). Raises
+    `OptionError`."""
     if ranks == 1:
         return graph
     why = refusal(graph, ranks, dealt=dealt)
@@ -110,11 +112,11 @@ class _Cutting:
         self._dealt, self._mixtures = dealt, 0
         self._nodes: list[Node] = []
         self._mine: dict[Value, Value] = {}
-        """Value of the whole graph → this rank's columns of it, where those are not all."""
+        """Values of the whole graph → this rank's columns, unless it has all of them."""
         self._bounds: dict[Value, tuple[int, ...]] = {}
-        """Where each rank's columns of it lie, if they are in one run."""
+        """Bounds of each rank's columns, if they are contiguous."""
         self._full: dict[Value, Value] = {}
-        """Behind its exchange."""
+        """Values after their exchange."""
 
     def run(self) -> Graph:
         for node in self._graph.nodes:
@@ -150,7 +152,7 @@ class _Cutting:
     def _add(
         self, node: Node, bounds: tuple[int, ...], spec: object, weights: tuple[WeightRef, ...] = ()
     ) -> None:
-        """What reads columns of this rank and makes some."""
+        """Add a node that reads columns of this rank and makes some."""
         (out,) = node.out
         mine = Value(out.rows, bounds[self._rank + 1] - bounds[self._rank], out.dtype)
         reads = tuple(self._mine[each] for each in node.reads)
@@ -158,7 +160,7 @@ class _Cutting:
         self._mine[out], self._bounds[out] = mine, bounds
 
     def _all(self, value: Value) -> Value:
-        """All columns of a value; behind an exchange, where ranks have some each."""
+        """Return all columns of a value, after an exchange if ranks have some each."""
         if value not in self._mine:
             return value
         if value not in self._full:
@@ -181,14 +183,14 @@ class _Cutting:
         self._mine[out] = mine
 
     def _rows(self, node: Node, readers: list[Node]) -> list[tuple[int, int]] | None:
-        """(first, count) of the outputs that this rank computes of a product; None: of all."""
+        """Return (first, count) of a product's outputs that this rank computes; None for all."""
         (out,) = node.out
         assert isinstance(node.spec, LinearSpec)
         if len(readers) == 1 and readers[0].kind == "write":
             spec = readers[0].spec
             assert isinstance(spec, AttentionSpec)
             if spec.whole_norm or spec.size % PANEL:
-                return None  # A norm over all heads wants all of them: every rank has them.
+                return None  # A norm over all heads needs all of them: every rank computes them.
             mine, size = self._heads(spec), spec.size
             first, each = spec.queries + mine.kv_first * size, spec.kv_heads * size
             kept = [(first + at * each, mine.kv_heads * size) for at in range(spec.kept)]
@@ -203,7 +205,7 @@ class _Cutting:
             share = ExchangeSpec(self._even(inner), self._rank)
             return _halves(inner.width, share) if share.bounds[1] else None
         if len(readers) == 1 and readers[0].kind == "multiply":
-            # A gate is cut as what it is for.
+            # A gate is cut like the value that it multiplies.
             beside = [self._bounds[each] for each in readers[0].reads if each in self._bounds]
             bounds = beside[0] if beside else bounds
         if bounds[1] == 0:
@@ -223,7 +225,7 @@ class _Cutting:
         reduced = spec._replace(heads=mine.queries, kv_heads=mine.kv_heads)
         weights = node.weights
         if node.kind == "attend":
-            # Sinks are of heads; the norms of `write` are the same for each.
+            # Sinks belong to heads; the norms of `write` are the same for each.
             rows = [(mine.first, mine.queries)]
             weights = tuple(_cut(ref, rows) for ref in weights)
         self._add(node, (*ends, spec.queries), reduced, weights)
@@ -269,13 +271,13 @@ class _Cutting:
 
 
 def _halves(inner: int, share: ExchangeSpec) -> list[tuple[int, int]]:
-    """(first, count) of the rows of gate above up that make these columns."""
+    """Return (first, count) of the rows of gate above up that make these columns."""
     first, count = share.mine
     return [(first, count), (inner + first, count)]
 
 
 def _cut(ref: WeightRef, rows: Iterable[tuple[int, int]]) -> WeightRef:
-    """These rows (first, count) of its tensors, which lie one below the other."""
+    """Cut these rows (first, count) out of its tensors, which lie one below the other."""
     found = []
     for first, count in rows:
         begin = 0

@@ -1,8 +1,8 @@
-"""Which rows of a graph are computed: the pass that inserts `select`.
+"""The rows of a graph that are computed: the pass that inserts `select`.
 
-A family describes all rows of everything. What a step wants of them is asked here, once per kind
-of question: behind the KV of the last layer only the sampled tokens are computed where nobody
-wants the hidden states of others, and nothing at all where nobody samples.
+A family describes all rows of everything. This pass states what a step needs of them, once per kind
+of question. After the KV of the last layer only the sampled tokens are computed, unless the hidden
+states of others are wanted. Without sampling nothing is computed there.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Literal
 from .graph import RECURRENT, ROW_WISE, SAMPLED, Graph, Node, Value
 
 Hidden = Literal["none", "sampled", "every"]
-"""The tokens whose hidden states are wanted."""
+"""Tokens whose hidden states are wanted."""
 
 
 def demand(graph: Graph, hidden: Hidden, *, logits: bool = True) -> Graph:
-    """`graph`, described for all rows, with no more than is asked.
+    """Reduce `graph`, described for all rows, to the requested outputs.
 
-    `logits` are those of the sampled rows; with `hidden` "none" and no logits only what later steps
-    need is left: what is written.
+    `logits` are those of the sampled rows. With `hidden` "none" and no logits only the inputs of
+    later steps are left: writes.
     """
     wanted: dict[Value, bool] = {}
     if hidden != "none":
-        # What a head is given that drafts behind this model: wanted wherever hidden states are.
+        # Input of a head that drafts after this model: wanted whenever hidden states are.
         for name in {"hidden", "states"} & graph.outputs.keys():
             wanted[graph.outputs[name]] = hidden == "every"
     if logits and "logits" in graph.outputs:
@@ -32,8 +32,8 @@ def demand(graph: Graph, hidden: Hidden, *, logits: bool = True) -> Graph:
 
 
 def head(graph: Graph) -> Graph | None:
-    """What makes `logits` or `labels` of hidden rows, which become its input; None where there is
-    no head."""
+    """Return the graph from hidden rows, its input, to `logits` or `labels`; None without a
+    head."""
     name = next((name for name in ("logits", "labels") if name in graph.outputs), None)
     if name is None:
         return None
@@ -48,13 +48,13 @@ def head(graph: Graph) -> Graph | None:
 
 
 def _needs(graph: Graph, wanted: dict[Value, bool]) -> dict[Value, bool]:
-    """Which values somebody needs: of all tokens (also where one reader alone needs all), or of
-    those that sample."""
+    """Return the needed values; True if all tokens are needed (even by one reader alone), False for
+    the sampled ones."""
     needs = dict(wanted)
     for node in reversed(graph.nodes):
         found = [needs[value] for value in node.out if value in needs]
         if node.kind == "write" or node.kind in RECURRENT:
-            # Its effect is of every token; what `write` gives lies where its input lay.
+            # It acts on every token; `write`'s output lies in the place of its input.
             for value in (*node.reads, *node.out):
                 needs[value] = True
         elif found and node.kind in ROW_WISE:
@@ -62,23 +62,23 @@ def _needs(graph: Graph, wanted: dict[Value, bool]) -> dict[Value, bool]:
             for value in (*node.reads, *node.out):
                 needs[value] = every or needs.get(value, False)
         elif found:
-            # It reads more than its row. Whoever can computes no more than what is selected of it.
+            # It reads more than its row. A backend may compute only the rows selected later.
             for value in node.reads:
                 needs[value] = True
     return needs
 
 
 class _Rewriting:
-    """The nodes that are needed, in their order. Those of all tokens stay the nodes they were."""
+    """The needed nodes, in their order. Those of all tokens stay the same nodes."""
 
     def __init__(self, graph: Graph, wanted: dict[Value, bool]) -> None:
-        """`wanted`: outputs, and whether of all tokens."""
+        """Find the needed values. `wanted`: outputs, with True for all tokens."""
         self._graph, self._wanted = graph, wanted
         self._needs = _needs(graph, wanted)
         self._picked: dict[Value, Value] = {}
         self._nodes: list[Node] = []
         self._pending: dict[int, list[Value]] = {}
-        """Index of a node → values to be selected from behind it."""
+        """Index of a node → values to select from after it."""
 
     def run(self) -> Graph:
         for index, node in enumerate(self._graph.nodes):
@@ -99,19 +99,19 @@ class _Rewriting:
         return Graph(tuple(self._nodes), outputs, self._graph.inputs)
 
     def _of_all_tokens(self, node: Node) -> bool:
-        """Is a node that is needed computed for all tokens?"""
+        """Return whether a needed node is computed for all tokens."""
         return node.kind not in ROW_WISE or self._needs[node.out[0]]
 
     def _reduce(self, node: Node) -> None:
-        """The node for the rows that sample."""
+        """Add the node for the sampled rows."""
         reads = tuple(self._of(value) for value in node.reads)
         out = tuple(Value(SAMPLED, value.width, value.dtype) for value in node.out)
         self._picked.update(zip(node.out, out, strict=True))
         self._nodes.append(Node(node.kind, reads, out, node.weights, node.spec))
 
     def _plan_select(self, index: int, node: Node, value: Value) -> None:
-        """Where rows of `value` are selected: behind the node that reads all of it, which may be
-        joined with the one that makes it; else at once."""
+        """Plan the selection of rows of `value`: after the node that reads all of it, which may be
+        fused with its maker; else at once."""
         nodes, needs = self._graph.nodes, self._needs
         readers = [
             reader
@@ -130,5 +130,5 @@ class _Rewriting:
         self._picked[value] = picked
 
     def _of(self, value: Value) -> Value:
-        """The rows that sample; of what was given, all are those."""
+        """Return the sampled rows; all rows of an input are sampled."""
         return value if value in self._graph.inputs else self._picked[value]

@@ -1,4 +1,4 @@
-"""What came of drafts: of one sequence in one step, and of a request as a whole."""
+"""Results of drafts: of one sequence in one step, and of a request as a whole."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class Verified(NamedTuple):
     tried: int
     accepted: int
     spent: float = 0.0
-    """Predicted seconds that the sequence's drafts made the step longer, filled in by the scheduler
-    as is the next; 0 where no step of decodes was timed yet."""
+    """Predicted seconds that the sequence's drafts added to the step. The scheduler fills in this
+    and the next; 0 before any decoding step was timed."""
     saved: float = 0.0
-    """Predicted seconds of the steps that the accepted ones take the place of."""
+    """Predicted seconds of the steps that the accepted drafts replace."""
 
 
 @dataclass(slots=True)
 class Drafted:
-    """What came of the drafts of one request, or of several."""
+    """Results of the drafts of one request, or of several."""
 
     cases: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     """Verifications by drafter, drafts tried and drafts accepted."""
     spent: float = 0.0
     saved: float = 0.0
-    """Sums of what `Verified` has, in seconds."""
+    """Sums of `Verified`'s seconds."""
     vain: float = 0.0
     """The refused drafts' part of `spent`."""
 
@@ -40,14 +40,14 @@ class Drafted:
         self.vain += one.spent * (1 - one.accepted / one.tried)
 
     def join(self, other: Drafted) -> None:
-        """Count what another request's drafts came to."""
+        """Add the results of another request's drafts."""
         self.cases += other.cases
         self.spent += other.spent
         self.saved += other.saved
         self.vain += other.vain
 
     def totals(self, drafter: str | None = None) -> tuple[int, int, int]:
-        """(verifications, drafts verified, drafts accepted) of one drafter, or of all."""
+        """Return (verifications, drafts verified, drafts accepted) of one drafter, or of all."""
         some = [(n, *case) for case, n in self.cases.items() if drafter in (None, case[0])]
         return (
             sum(n for n, *_ in some),
@@ -56,8 +56,8 @@ class Drafted:
         )
 
     def told(self) -> dict[str, Any]:
-        """All of it for an answer: vLLM's names of `metrics.speculative_decoding`, then ours.
-        Something was verified. Seconds are predicted."""
+        """Return everything for an answer: vLLM's names of `metrics.speculative_decoding`, then
+        ours. At least one draft must be verified. Seconds are predicted."""
         names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
         drafters = dict.fromkeys(drafter for drafter, _, _ in self.cases)
         drafts, tokens, accepted = self.totals()

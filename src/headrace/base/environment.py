@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def cache_root() -> Path:
-    """Where models and repacked weights live unless `--cache-dir` says otherwise."""
+    """Return the folder of models and repacked weights, unless `--cache-dir` says otherwise."""
     explicit = os.environ.get("HEADRACE_CACHE")
     if explicit:
         return Path(explicit)
@@ -21,7 +21,8 @@ def cache_root() -> Path:
 
 
 def offline() -> bool:
-    """Is the network forbidden for the whole process (also by the hub's own variable)?"""
+    """Return whether the network is forbidden for the whole process (also by the hub's own
+    variable)."""
     return any(os.environ.get(name) == "1" for name in ("HEADRACE_OFFLINE", "HF_HUB_OFFLINE"))
 
 
@@ -30,18 +31,19 @@ def hub_token() -> str | None:
 
 
 def check_plans() -> bool:
-    """Verify every step plan (always on in tests)."""
+    """Return whether every step plan is verified (always in tests)."""
     return os.environ.get("HEADRACE_CHECK") == "1"
 
 
 def record_folder() -> Path | None:
-    """Where requests and answers are recorded, for `headrace replay`; None: they are not."""
+    """Return the folder in which requests and answers are recorded, for `headrace replay`; None if
+    they are not."""
     folder = os.environ.get("HEADRACE_RECORD")
     return Path(folder) if folder else None
 
 
 def debug() -> bool:
-    """Show tracebacks where the command line would print one clear line."""
+    """Return whether tracebacks are shown instead of one clear line."""
     return os.environ.get("HEADRACE_DEBUG") == "1"
 
 
@@ -51,17 +53,17 @@ def choose_sums(vectors: str) -> None:
 
 
 def with_temporary_folder(folder: Path) -> dict[str, str]:
-    """The environment for a child process that keeps its temporary files in `folder`."""
+    """Return the environment for a child process that keeps its temporary files in `folder`."""
     return {**os.environ, "TMPDIR": str(folder)}
 
 
 def with_packages(path: Iterable[str]) -> dict[str, str]:
-    """The environment for a child process that finds the same packages as this one."""
+    """Return the environment for a child process that finds the same packages as this one."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def visible_gpus() -> str | None:
-    """CUDA's own choice of GPUs: indices or UUIDs between commas; None: all."""
+    """Return CUDA's own choice of GPUs: indices or UUIDs between commas; None for all."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
@@ -69,7 +71,8 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
 
 
 def launcher_variables() -> dict[str, str]:
-    """What launchers of several processes say: torchrun, Slurm and LeaderWorkerSet."""
+    """Return the variables set by launchers of several processes: torchrun, Slurm and
+    LeaderWorkerSet."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -78,5 +81,5 @@ def launcher_variables() -> dict[str, str]:
 
 
 def triton_interpreted() -> bool:
-    """Triton's own switch: its kernels run in Python, on CPU tensors."""
+    """Return Triton's own switch: its kernels run in Python, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"

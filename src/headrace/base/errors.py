@@ -1,8 +1,8 @@
 """Errors that know their HTTP status.
 
-Every refusal in Headrace is one of these: it names the field, says what was wrong and what is
-allowed, and carries what each border needs (HTTP status and OpenAI error type for the server,
-exit code for the command line). Anything else that escapes is a bug and is reported as one.
+Every refusal in Headrace is one of these. It names the field, the mistake and the allowed values.
+It carries an HTTP status and an OpenAI error type for the server, and an exit code for the command
+line. Anything else that escapes is a bug and is reported as one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import ClassVar
 class HeadraceError(Exception):
     """Base of all typed errors.
 
-    `message` is a sentence for the user, `param` the field it speaks of (`"sampling.top_p"`),
-    `retry_after` the seconds after which the same request may succeed, `code` what programs go by,
-    where it is another than its class's.
+    `message` is a sentence for the user, `param` the field that it is about (`"sampling.top_p"`).
+    `retry_after` is the seconds after which the same request may succeed. `code` is for programs,
+    if it differs from the class's.
     """
 
     status: ClassVar[int] = 500
@@ -47,7 +47,7 @@ class InvalidRequest(HeadraceError):
 
 
 class ContextOverflow(InvalidRequest):
-    """Prompt, or prompt and wished output, exceed the context that is served."""
+    """Prompt, or prompt and requested output, exceed the served context."""
 
     code = "context_length_exceeded"
 
@@ -83,7 +83,7 @@ class Forbidden(HeadraceError):
 
 
 class RateLimited(HeadraceError):
-    """This caller is over a limit of its own; others are not affected."""
+    """This caller is over its own limit; others are not affected."""
 
     status = 429
     type = "rate_limit_error"
@@ -99,7 +99,7 @@ class Overloaded(HeadraceError):
 
 
 class ShuttingDown(Overloaded):
-    """The server ends and takes nothing new; another one may."""
+    """The server is shutting down and accepts nothing new; another one may."""
 
     code = "shutting_down"
 
@@ -134,35 +134,36 @@ class ModelFileError(HeadraceError):
 
 
 class UnsupportedModel(HeadraceError):
-    """Architecture, tensor type or config value that Headrace does not run; lists what it does."""
+    """Architecture, tensor type or config value that Headrace does not support; lists supported
+    ones."""
 
     type = "unsupported_model_error"
     exit_code = 3
 
 
 class Untrusted(HeadraceError):
-    """Bytes are not those that a digest or a signature names; says which."""
+    """Bytes do not match a digest or a signature; names it."""
 
     type = "untrusted_error"
     exit_code = 6
 
 
 class PackageAbsent(HeadraceError):
-    """What was asked for needs a package of an extra that is not installed; says which."""
+    """The request needs a package of an extra that is not installed; names it."""
 
     type = "package_absent_error"
     exit_code = 3
 
 
 class DownloadError(HeadraceError):
-    """No source could deliver the file: says which were tried and what each answered."""
+    """No source could deliver the file: lists those tried, and each one's answer."""
 
     type = "download_error"
     exit_code = 4
 
 
 class Unreachable(HeadraceError):
-    """A server that a command was to talk to does not answer, or has left."""
+    """A server that a command needs does not answer, or has left."""
 
     status = 503
     code = "unreachable"

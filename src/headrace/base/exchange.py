@@ -1,4 +1,4 @@
-"""What nodes at which ranks meet are told: see `base.cut`."""
+"""Specs of nodes at which ranks meet: see `base.cut`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ExchangeSpec(NamedTuple):
-    """Ranks make whole a value of which each has columns. Nothing is summed."""
+    """An all-gather: ranks combine their columns of a value. Nothing is summed."""
 
     bounds: tuple[int, ...]
     """Rank r has the columns from `bounds[r]` to `bounds[r + 1]`."""
@@ -14,6 +14,6 @@ class ExchangeSpec(NamedTuple):
 
     @property
     def mine(self) -> tuple[int, int]:
-        """(first, how many) of this rank's columns."""
+        """(first, count) of this rank's columns."""
         first, end = self.bounds[self.rank :][:2]
         return first, end - first

@@ -1,8 +1,8 @@
-"""Packages that an installation may lack, extras of this one, and the command that installs them.
+"""Optional packages (extras of this one), and the command that installs them.
 
-A module that computes on tensors imports PyTorch where it does so (ADR 0004); a border above names
-what needed it. The command names packages of the index, never this one: it compiles nothing, and no
-other project can answer to it.
+A module that computes on tensors imports PyTorch locally (ADR 0004); an outer layer names the
+feature that needed it. The command names packages of the index, never this one: it compiles
+nothing, and no other project can take our name.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _command(names: list[str]) -> str:
 
 
 def _packages(*extras: str) -> list[str]:
-    """The requirements of the extras; none where this package runs without being installed."""
-    # Local: with it come the mail and archive modules, 2 MB in every start.
+    """Return the requirements of the extras; none if this package runs without being installed."""
+    # Local: it imports the mail and archive modules, 2 MB in every start.
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
@@ -88,9 +88,9 @@ def _missing(*extras: str) -> list[str]:
 
 @contextmanager
 def needing_torch(who: Callable[[], str]) -> Iterator[None]:
-    """Raise `PackageAbsent` where what goes on inside finds no torch to import.
+    """Raise `PackageAbsent` if the code inside fails to import torch.
 
-    `who`: asked only then, the subject of "… needs PyTorch".
+    `who`: called only then, the subject of "… needs PyTorch".
     """
     try:
         yield
@@ -102,7 +102,7 @@ def needing_torch(who: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def needing(who: str, *extras: str, param: str | None = None) -> Iterator[None]:
-    """Raise `PackageAbsent` where a package of the extras is not there to import: "`who` …"."""
+    """Raise `PackageAbsent` if a package of the extras cannot be imported: "`who` …"."""
     try:
         yield
     except ImportError as fault:
@@ -110,7 +110,8 @@ def needing(who: str, *extras: str, param: str | None = None) -> Iterator[None]:
 
 
 def require_torch(who: str) -> None:
-    """Raise `PackageAbsent` where torch is not installed: for who asks another process for it."""
+    """Raise `PackageAbsent` if torch is not installed: for code that needs it in another
+    process."""
     if not torch_build()[0]:
         raise _torch_absent(who)
 

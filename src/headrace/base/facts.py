@@ -1,4 +1,4 @@
-"""What a worker tells once its weights are loaded."""
+"""Facts that a worker reports once its weights are loaded."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class WorkerFacts:
 
     weight_bytes: int
     device_memory: int
-    """What the device has left for KV and work space."""
+    """Memory that the device has left for KV and work space."""
     kernels: list[Decision] = field(default_factory=list)
-    """Per operator which backend serves it and why; and what "auto" became."""
+    """Backend of each operator and the reason; and the resolved values of "auto"."""
     phases: dict[str, float] = field(default_factory=dict)
-    """The time of each part of loading."""
+    """Time of each part of loading."""
     features: tuple[str, ...] = ()
-    """What requests may ask for: "grammar", "adapter", "pooling"; "score": its one label rates
+    """Features that requests may use: "grammar", "adapter", "pooling"; "score": its one label rates
     pairs."""
     step_bytes: int = 0
-    """Measured: the most that tensors of the largest step take; 0: not measured here."""
+    """Measured peak of the tensors of the largest step; 0 if not measured here."""
     graph_bytes: int = 0
-    """Measured: what captured graphs will take."""
+    """Measured memory of captured graphs."""

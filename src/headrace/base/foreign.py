@@ -1,4 +1,4 @@
-"""The decoding of bytes that a peer, a client or a file brought: one place, with one error."""
+"""The decoding of bytes from a peer, a client or a file: one place, with one error."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Read = Callable[[Encoded], Kind]
 
 
 class Undecodable(ValueError):
-    """Bytes that are not of the form in which they were to come; says what is wrong."""
+    """Bytes that are not in the expected format; names the fault."""
 
     well_formed = False
-    """Whether they are JSON or MessagePack, of another type than the wanted one."""
+    """Whether they are valid JSON or MessagePack of another type than expected."""
 
 
 @overload
@@ -26,8 +26,8 @@ def json_reader(kind: type[Kind]) -> Read[Kind]: ...
 @overload
 def json_reader(kind: object) -> Read[Any]: ...
 def json_reader(kind: object = Any) -> Read[Any]:
-    """Make a function that decodes JSON into `kind`, a type or a union of types; it raises
-    `Undecodable` alone."""
+    """Make a function that decodes JSON into `kind`, a type or a union of types. It raises only
+    `Undecodable`."""
     return _reader(msgspec.json.Decoder(kind).decode)
 
 
@@ -38,7 +38,7 @@ def msgpack_reader(kind: type[Kind]) -> Read[Kind]: ...
 @overload
 def msgpack_reader(kind: object) -> Read[Any]: ...
 def msgpack_reader(kind: object = Any) -> Read[Any]:
-    """Make a function that decodes MessagePack as those of `json_reader` decode JSON."""
+    """Make a function that decodes MessagePack, like `json_reader` for JSON."""
     return _reader(msgspec.msgpack.Decoder(kind).decode)
 
 
@@ -46,7 +46,7 @@ def _reader(decode: Callable[[Any], Kind]) -> Read[Kind]:
     def read(data: Encoded) -> Kind:
         try:
             return decode(data)
-        # msgspec's errors are a `ValueError`, as Python's own for a text that is no UTF-8.
+        # msgspec's errors are a `ValueError`, like Python's own for text that is not UTF-8.
         except (ValueError, RecursionError) as error:
             wrong = Undecodable(str(error))
             wrong.well_formed = isinstance(error, msgspec.ValidationError)

@@ -1,11 +1,11 @@
 """The step graph: what a model computes in one step, as data that every part reads.
 
-A family in `models` describes itself once, for any number of rows; nothing is computed and nothing
-is loaded for it. Backends lower or interpret the graph, the roofline prices its nodes, the loader
-asks which tensors it names, adapters mark its products. Values are made once and never changed:
-which of them share memory is the business of whoever runs the graph. What is told by its numbers is
-a named tuple (a class of them is made in an eighth of a dataclass's time, and every start makes
-these); values and nodes are told by their identity.
+A family in `models` describes itself once, for any number of rows, without computing or loading
+anything. Backends lower or interpret the graph, the roofline prices its nodes, the loader reads the
+names of its tensors, adapters mark its products. Values are made once and never changed; the
+backend decides which of them share memory. Specs compare by their numbers. They are named tuples:
+every start makes these classes, in an eighth of a dataclass's time. Values and nodes compare by
+their identity.
 
 | kind | reads → gives | weights | spec |
 |---|---|---|---|
@@ -15,15 +15,15 @@ these); values and nodes are told by their identity.
 | `scale` | x → factor · x | perhaps one number more | `ScaleSpec` |
 | `linear` | [·, in] → [·, out] | matrix, perhaps bias | `LinearSpec` |
 | `write` | qkv [N, (H + 2G) · E] → q [N, H · E]; latent: q, latent, rope part → q | head norms; of q alone where K and V are another layer's | `AttentionSpec`, `LatentSpec` |
-| `absorb` | q, latent, rope part → q and key over latents [N, (H + 1) · E]; made by `base.absorb` alone | of each head what packs its q | `LatentSpec` |
-| `unpack` | sums over latents [·, H · E] → values [·, H · V]; made by `base.absorb` alone | of each head what unpacks them | `LatentSpec` |
-| `attend` | q → [·, H · E]; bidirectional: qkv | sinks; latent: what unpacks it | as `write` |
-| `gated` | gate beside up [·, 2I] → act(gate) · up [·, I] | | `ActivationSpec` |
+| `absorb` | q, latent, rope part → q and key over latents [N, (H + 1) · E]; made by `base.absorb` alone | packing of q for each head | `LatentSpec` |
+| `unpack` | sums over latents [·, H · E] → values [·, H · V]; made by `base.absorb` alone | unpacking of values for each head | `LatentSpec` |
+| `attend` | q → [·, H · E]; bidirectional: qkv | sinks; latent: packing and unpacking | as `write` |
+| `gated` | gate next to up [·, 2I] → act(gate) · up [·, I] | | `ActivationSpec` |
 | `activate` | [·, I] → act(x) | | `ActivationSpec` |
-| `route` | logits [·, experts] → experts [·, k], shares [·, k] | perhaps bias of the choice, gains of the shares | `RouteSpec` |
-| `experts` | x, experts, shares → [·, D] | gate above up, down; a copy for each expert; perhaps biases of both | `ExpertsSpec` |
+| `route` | logits [·, experts] → experts [·, k], routing weights [·, k] | perhaps bias of the choice, gains of the routing weights | `RouteSpec` |
+| `experts` | x, experts, routing weights → [·, D] | gate above up, down; a copy for each expert; perhaps biases of both | `ExpertsSpec` |
 | `multiply` | x, gate → x · act(gate) | | `ActivationSpec` |
-| `short_conv` | [N, C] → [N, C]; gated: [N, 3C] → [N, C] | taps [C, taps], perhaps bias | `ConvSpec` |
+| `short_conv` | [N, C] → [N, C]; gated: [N, 3C] → [N, C] | kernel [C, taps], perhaps bias | `ConvSpec` |
 | `delta_rule` | q, k, v [N, ·], gate z, b, a → [N, H · V] | log of the decay, bias of the step, gain | `DeltaSpec` |
 | `ssm` | x, B, C [N, ·], gate z, dt → [N, H · P] | log of the decay, bias of the step, skip, gain | `SsmSpec` |
 | `part` | columns of a value | | `PartSpec` |
@@ -31,8 +31,8 @@ these); values and nodes are told by their identity.
 | `exchange` | this rank's columns → the columns of all ranks; made by `base.cut` alone | | `ExchangeSpec` |
 
 `short_conv`, `delta_rule` and `ssm` read and write the state of the row's sequence, token by token.
-Reserved for the models that bring them: `gather` and `scatter` (rows by a named index input:
-patches, embeddings over placeholders).
+Reserved for future models: `gather` and `scatter` (rows by a named index input: patches, embeddings
+over placeholders).
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from .recurrent import ConvSpec, DeltaSpec, SsmSpec
 
 T = TypeVar("T")
 Role = Literal["embed", "linear", "logits", "moe", "heads", "vector"]
-"""What a weight is handed to: the form that a backend prepares it in."""
+"""Purpose of a weight: decides the form in which a backend prepares it."""
 Dtype = Literal["act", "f32", "i32"]
 """A value's type: the model's own, fp32 (logits), int32 (indices)."""
 
 
 class Rows(NamedTuple):
-    """How many rows a value has: a symbol, known when a step comes."""
+    """Number of rows of a value: a symbol, known when a step comes."""
 
     name: str
     bound: int | None = None
-    """At most so many; None: what the step's limits say."""
+    """Upper bound; None for the step's limits."""
 
 
 TOKENS = Rows("N")
 """All tokens of the step."""
 SAMPLED = Rows("R")
-"""The tokens whose logits are wanted."""
+"""Tokens whose logits are wanted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,16 +88,16 @@ class WeightRef(NamedTuple):
     rows: tuple[int, ...]
     """Outputs of each tensor."""
     width: int
-    """Columns; 0: these are vectors. Taps of a convolution [C, width] are vectors of its channels,
-    tap by tap."""
+    """Columns; 0 for vectors. The kernel of a convolution [C, width] is `width` vectors over its
+    channels."""
     role: Role
     copies: int = 1
-    """So many weights of this kind (experts): `*` in the names stands for the number of each."""
+    """Number of weights of this kind (experts): `*` in the names stands for the number of each."""
     first: int = 0
     """The first of the copies that a rank reads."""
     cut: tuple[tuple[int, int, int], ...] = ()
-    """The ones of all these rows that a rank computes: (which tensor, first row, how many), one
-    below the other; (): all."""
+    """The rows that a rank computes: (tensor's index, first row, count), one below the other; ()
+    for all."""
 
     @property
     def key(self) -> tuple[tuple[str, ...], Role]:
@@ -113,14 +113,14 @@ class WeightRef(NamedTuple):
         return self.out * max(1, self.width) * self.copies
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of each."""
+        """Yield the name and shape of each."""
         for copy in range(self.copies):
             for name, rows in zip(self.names, self.rows, strict=True):
                 shape = (rows, self.width) if self.width else (rows,)
                 yield name.replace("*", str(copy)) if self.copies > 1 else name, shape
 
     def copy(self, number: int) -> WeightRef:
-        """One of the copies, by its own names."""
+        """Return one of the copies, under its own names."""
         names = tuple(name.replace("*", str(number)) for name in self.names)
         return WeightRef(names, self.rows, self.width, self.role)
 
@@ -132,8 +132,8 @@ class EmbedSpec:
 
 
 class NormSpec(NamedTuple):
-    """`rms`: x / rms(x) · (gain + offset); `layer`: (x - mean) / deviation · gain, and where it has
-    one + shift."""
+    """`rms`: x / rms(x) · (gain + offset); `layer`: (x - mean) / deviation · gain, plus a shift if
+    it has one."""
 
     kind: Literal["rms", "layer"]
     eps: float
@@ -146,14 +146,14 @@ class AddSpec(NamedTuple):
 
 
 class ScaleSpec(NamedTuple):
-    """x by `factor`, and by the one number of a vector, where the node has that."""
+    """x by `factor`, and by the one number of a vector, if the node has one."""
 
     factor: float = 1.0
 
 
 class LinearSpec(NamedTuple):
-    """scale · (x · weightᵀ + bias); `softcap` c replaces y by c · tanh(y / c). Both of a head
-    alone."""
+    """scale · (x · weightᵀ + bias); `softcap` c replaces y by c · tanh(y / c). Only a head has
+    these two."""
 
     softcap: float | None = None
     scale: float = 1.0
@@ -164,46 +164,47 @@ class ActivationSpec(NamedTuple):
 
 
 class RouteSpec(NamedTuple):
-    """The `active` experts of the highest score per row, of equals the first.
+    """The `active` experts with the highest scores per row; ties go to the first.
 
-    A bias, where `route` has one, is added to the scores for the choice alone (Wang et al. 2024);
-    then, of several groups, those whose best sum up to the most are chosen from.
+    A bias, if `route` has one, is added to the scores for the choice alone (Wang et al. 2024). With
+    several groups, the choice is then made from those whose best scores have the largest sum.
     """
 
     active: int
     normalise: bool = True
-    """Shares of the chosen are scaled to sum to one."""
+    """Whether routing weights of the chosen are scaled to sum to one."""
     scores: Scoring = "softmax"
     scale: float = 1.0
-    """Factor on the shares."""
+    """Factor on the routing weights."""
     groups: int = 1
     active_groups: int = 1
     best: int = 2
-    """So many of a group's experts, the best, say what it is worth."""
+    """Number of a group's best experts whose scores rank it."""
     gained: bool = False
-    """The last vector is a factor on the shares of each expert."""
+    """Whether the last vector is a factor on each expert's routing weight."""
 
     def split(self, vectors: Iterable[T]) -> tuple[T | None, T | None]:
-        """(bias of the choice, gains of the shares) of a node's vectors."""
+        """Split a node's vectors into (bias of the choice, gains of the routing weights)."""
         given = list(vectors)
         gains = given.pop() if self.gained else None
         return (given[0] if given else None), gains
 
 
 class ExpertsSpec(NamedTuple):
-    """Gated feed-forward of each row's experts, summed by their shares.
+    """Gated feed-forward of each row's experts, summed by their routing weights.
 
-    "clamped" (gpt-oss) is gate · sigmoid(1.702 gate) · (up + 1) in place of act(gate) · up, of a
-    gate of at most 7 and an up between -7 and 7.
+    "clamped" (gpt-oss) is gate · sigmoid(1.702 gate) · (up + 1) in place of act(gate) · up. Its
+    gate is at most 7, its up between -7 and 7.
     """
 
     activation: Literal["silu", "gelu_tanh", "gelu", "clamped"]
     inside: bool = False
-    """Shares multiply what the experts read."""
+    """Whether routing weights multiply the experts' inputs."""
     inner: ExchangeSpec | None = None
-    """What of each expert's inner columns a rank makes, where ranks meet between up and down."""
+    """The part of each expert's inner columns that a rank makes, if ranks meet between up and
+    down."""
     dealt: int | None = None
-    """The mixture's number, where whole experts are dealt out to ranks."""
+    """The mixture's number, if whole experts are placed on ranks."""
 
 
 class PartSpec(NamedTuple):
@@ -227,12 +228,13 @@ class Node:
 ROW_WISE = frozenset(
     ("norm", "add", "linear", "gated", "activate", "multiply", "route", "experts", "part")
 ) | {"absorb", "unpack", "exchange", "scale"}
-"""Kinds that compute a row from that row of what they read."""
+"""Kinds whose output row depends on that row of the inputs alone."""
 RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
-"""Kinds that go on from the state of the row's sequence, and leave it for the tokens behind."""
+"""Kinds that go on from the state of the row's sequence, and leave it for the following tokens."""
 KINDS = ROW_WISE | RECURRENT | {"embed", "receive", "write", "attend", "select"}
-"""What the others read beside: `embed` an index of the step, `receive` what the stage before has
-made, `write` positions, `attend` the KV of the row's own sequence, `select` which rows sample."""
+"""Further inputs of the other kinds: `embed` an index of the step, `receive` the output of the
+preceding stage, `write` positions, `attend` the KV of the row's own sequence, `select` the sampled
+rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,10 +243,10 @@ class Graph:
 
     nodes: tuple[Node, ...]
     outputs: Mapping[str, Value]
-    """`hidden`, after the last norm; `logits` of a head over the vocabulary; or `labels`, of one
-    that is only asked for chosen rows; `states`, for a head that drafts from other layers."""
+    """`hidden`, after the last norm; `logits` of a head over the vocabulary; or `labels` of a head
+    that is only used on chosen rows; `states`, for a head that drafts from other layers."""
     inputs: tuple[Value, ...] = ()
-    """Values that somebody else made: the hidden rows that a head is given."""
+    """Values made elsewhere: the hidden rows that are a head's input."""
     _readers: dict[Value, list[int]] = field(init=False, default_factory=dict, repr=False)
     _makers: dict[Value, int] = field(init=False, default_factory=dict, repr=False)
 
@@ -256,15 +258,15 @@ class Graph:
                 self._makers[value] = index
 
     def readers(self, value: Value) -> list[int]:
-        """Indices of the nodes that read it."""
+        """Return the indices of the nodes that read it."""
         return self._readers.get(value, [])
 
     def maker(self, value: Value) -> int:
-        """Index of the node that makes it; -1 for an input."""
+        """Return the index of the node that makes it; -1 for an input."""
         return self._makers.get(value, -1)
 
     def weights(self) -> Iterator[WeightRef]:
-        """Each once, in the order of use: the order in which they are prepared."""
+        """Yield each weight once, in the order of use: the order in which they are prepared."""
         seen = set()
         for node in self.nodes:
             for ref in node.weights:
@@ -273,11 +275,11 @@ class Graph:
                     yield ref
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name → shape of every tensor that a model of this graph has."""
+        """Return name → shape of every tensor of a model with this graph."""
         return dict(tensor for ref in self.weights() for tensor in ref.tensors())
 
     def attentions(self) -> list[AttentionSpec | LatentSpec]:
-        """The spec of each layer that attends, in order."""
+        """Return the spec of each layer that attends, in order."""
         return [
             node.spec
             for node in self.nodes
@@ -285,7 +287,7 @@ class Graph:
         ]
 
     def recurrent(self) -> list[ConvSpec | DeltaSpec | SsmSpec]:
-        """The spec of each node that keeps a state, in order."""
+        """Return the spec of each node that keeps a state, in order."""
         return [
             node.spec
             for node in self.nodes
@@ -320,7 +322,7 @@ class Graph:
         self._verify_weights()
 
     def _is_effect(self, value: Value) -> bool:
-        """Is this what a node gives beside its effect?"""
+        """Return whether this is the value of a node that also has an effect."""
         if value not in self._makers:
             return False
         kind = self.nodes[self._makers[value]].kind

@@ -1,7 +1,7 @@
-"""KV groups of a step graph, and what a block of each holds: stated here, once.
+"""KV groups of a step graph, and the content of a block of each: the only definition.
 
 The pool and its bytes, copies between blocks, the memory plan and the prices of the roofline follow
-from it. It states the meaning of a block; how a backend lays its pages out is the backend's.
+from it. It defines the meaning of a block; each backend chooses the memory layout of its pages.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from .recurrent import ConvSpec, DeltaSpec, SsmSpec
 from .step import MOST_DRAFTS, ArrayShape, GroupShape, PoolShape
 
 ARRAY_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "uint8": 1}
-"""Bytes of one number of a type that can be kept."""
+"""Bytes of one number of each storable type."""
 KV_DTYPES = ("float32", "bfloat16", "float16", "fp8", "int8", "k8v4")
-"""Types of a KV cache. k8v4 keeps values two to a byte, and everything else as int8 does."""
+"""Types of a KV cache. k8v4 keeps values two to a byte, and everything else like int8."""
 SCALED = ("int8", "fp8", "k8v4")
-"""Types that come with a scale per token and head."""
+"""Types with a scale per token and head."""
 
 
 def kept_arrays(spec: AttentionSpec | LatentSpec, kv_dtype: str) -> tuple[ArrayShape, ...]:
-    """Arrays that a layer keeps of one token.
+    """Return the arrays that a layer keeps of one token.
 
-    Keys and values of each KV head [G, E]; of latent attention (MLA) one vector of rope_size + rank
-    numbers, of one head. One bfloat16 scale per head of each where the type needs one.
+    Keys and values of each KV head [G, E]; for latent attention (MLA) one vector of rope_size +
+    rank numbers, of one head. Types with scales add one bfloat16 scale per head of each array.
     """
     kind = "int8" if kv_dtype == "k8v4" else kv_dtype
     if isinstance(spec, LatentSpec) or spec.latent:
@@ -44,12 +44,12 @@ def kept_arrays(spec: AttentionSpec | LatentSpec, kv_dtype: str) -> tuple[ArrayS
 
 
 def state_arrays(node: Node) -> tuple[ArrayShape, ...]:
-    """Arrays, in fp32, that a recurrent node keeps of one sequence.
+    """Return the arrays, in fp32, that a recurrent node keeps of one sequence.
 
-    `inputs` of a convolution, each in the row that its position says (modulo their number): with
-    those of drafts, so that refusing drafts is to write over them. `state` is settled: no draft is
-    in it. After it, `tail` has of each draft and head the operands of its update, until the next
-    step applies those that were accepted.
+    `inputs` of a convolution lie each in the row of its position (modulo their number). They
+    include those of drafts, so that refused drafts are simply overwritten. `state` is settled: it
+    contains no draft. `tail` has the operands of each draft's and head's update, until the next
+    step applies the accepted ones.
     """
     spec = node.spec
     if isinstance(spec, ConvSpec):
@@ -65,7 +65,7 @@ def state_arrays(node: Node) -> tuple[ArrayShape, ...]:
 
 
 def kept_bytes(arrays: Iterable[ArrayShape]) -> int:
-    """Bytes of one token in one layer; of a state group, of one sequence."""
+    """Return the bytes of one token in one layer; for a state group, of one sequence."""
     return sum(math.prod(array.shape) * ARRAY_BYTES[array.dtype] for array in arrays)
 
 
@@ -74,7 +74,7 @@ def graph_groups(graph: Graph, kv_dtype: str, blocks: int = 2) -> tuple[GroupSha
     """Return the KV groups of a graph with `blocks` each: full attention first, states last.
 
     Layers whose blocks hold the same arrays for the same tokens are one group. An encoder has none:
-    it reads an input whole and keeps nothing between two steps. Of a rank's graph, its part.
+    it reads an input whole and keeps nothing between two steps. For a rank's graph, only its part.
     """
     layers: dict[int | None, list[int]] = {}
     arrays: dict[int | None, tuple[ArrayShape, ...]] = {}
@@ -108,7 +108,8 @@ def graph_groups(graph: Graph, kv_dtype: str, blocks: int = 2) -> tuple[GroupSha
 
 
 def pool_of_rank(pool: PoolShape, mine: Iterable[GroupShape]) -> PoolShape:
-    """The blocks of `pool` with what a rank keeps in them: `mine` are the groups of its graph."""
+    """Return the blocks of `pool` with the arrays that a rank keeps in them: `mine` are the groups
+    of its graph."""
     kept = {group.name: group for group in mine}
     groups = []
     for group in pool.groups:
@@ -118,11 +119,11 @@ def pool_of_rank(pool: PoolShape, mine: Iterable[GroupShape]) -> PoolShape:
 
 
 def pool_bytes(pool: PoolShape) -> int:
-    """Bytes of a whole pool: Σ over groups of blocks · bytes per block."""
+    """Return the bytes of a whole pool: Σ over groups of blocks · bytes per block."""
     return sum(group.blocks * block_bytes(group, pool.block_size) for group in pool.groups)
 
 
 def block_bytes(group: GroupShape, block_size: int) -> int:
-    """Bytes of one block in all layers: of `block_size` tokens, or of one state."""
+    """Return the bytes of one block in all layers: of `block_size` tokens, or of one state."""
     tokens = 1 if group.state else block_size
     return tokens * len(group.layers) * kept_bytes(group.arrays)

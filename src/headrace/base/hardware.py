@@ -1,4 +1,4 @@
-"""What this machine has: asked of the operating system and the driver, without importing torch."""
+"""Facts about this machine, from the operating system and the driver, without importing torch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class CpuFacts:
     flags: frozenset[str]
     """Instruction sets by Linux's names: avx2, avx512f, avx512_vnni, amx_int8 …"""
     cores: int
-    """Usable by this process: the least of the affinity mask and the container's quota."""
+    """Cores usable by this process: the lesser of the affinity mask and the container's quota."""
     physical_cores: int
-    """Among the usable ones: hardware threads of one core count once."""
+    """Cores among the usable ones: hardware threads of one core count once."""
     memory: int
-    """Bytes: of the machine or the container's limit, whichever is less."""
+    """Bytes: the lesser of the machine's memory and the container's limit."""
     available: int
-    """Bytes that can be taken now without swapping or going over the container's limit."""
+    """Bytes that can be allocated now without swapping or exceeding the container's limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Hardware:
 
 
 def hardware() -> Hardware:
-    """Facts of now: memory and affinity are read anew on each call."""
+    """Return the current facts: memory and affinity are read on each call."""
     return Hardware(cpu(), gpus())
 
 
@@ -76,7 +76,8 @@ def _affinity() -> set[int]:
 
 
 def _physical(cpus: set[int]) -> int:
-    """Cores behind these hardware threads; the threads themselves where the kernel is silent."""
+    """Count the cores of these hardware threads; the threads themselves if the kernel does not
+    say."""
     cores = set()
     for number in cpus:
         siblings = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
@@ -85,7 +86,8 @@ def _physical(cpus: set[int]) -> int:
 
 
 def _quota() -> int:
-    """Cores that the container's CPU quota allows, rounded up; a large number without one."""
+    """Return the cores that the container's CPU quota allows, rounded up; a large number without
+    one."""
     fields = _read(_CGROUP / "cpu.max").split()  # cgroup 2: "max 100000" or "150000 100000"
     if len(fields) != 2:
         fields = [
@@ -100,7 +102,7 @@ def _quota() -> int:
 
 
 def _memory() -> tuple[int, int]:
-    """(total, available) bytes under the container's limit."""
+    """Return (total, available) bytes under the container's limit."""
     total = available = 0
     for line in _read(Path("/proc/meminfo")).splitlines():
         key, _, rest = line.partition(":")
@@ -141,9 +143,9 @@ def _stat(path: Path, key: str) -> int:
 
 
 def sum_in_one_order() -> None:
-    """Ask MKL for sums that do not depend on a product's rows and threads, where it must be asked.
+    """Make MKL's sums independent of a product's rows and threads, on CPUs that need it.
 
-    It must be before the first product of the process (ADR 0018).
+    Call it before the first product of the process (ADR 0018).
     """
     facts = cpu()
     if "Intel" in facts.name:
@@ -162,14 +164,14 @@ def _cpu_model() -> tuple[str, frozenset[str]]:
             flags = frozenset(value.split())
         elif not line and flags:
             break
-    # Asked last: on Linux `platform.processor` starts a process, which is 10 ms and more.
+    # Last: on Linux `platform.processor` starts a process, which takes 10 ms or more.
     return name or platform.processor() or platform.machine(), flags
 
 
 def gpus() -> tuple[GpuFacts, ...]:
-    """The NVIDIA GPUs that this process may use, asked of the driver's management library.
+    """Return the NVIDIA GPUs that this process may use, from the driver's management library.
 
-    Numbered as CUDA will number them: `CUDA_VISIBLE_DEVICES` hides and reorders.
+    They are numbered as CUDA numbers them: `CUDA_VISIBLE_DEVICES` hides and reorders.
     """
     if not Path("/dev/nvidiactl").exists() and not Path("/dev/dxg").exists():
         return ()
@@ -194,7 +196,7 @@ class _NvmlMemory(ctypes.Structure):
 
 
 def _ask_gpus(library: ctypes.CDLL) -> list[tuple[str, GpuFacts]]:
-    """(uuid, facts) of each GPU that answers."""
+    """Return (uuid, facts) of each GPU that answers."""
     count = ctypes.c_uint()
     if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
         return []
@@ -233,7 +235,7 @@ def _visible(found: list[tuple[str, GpuFacts]]) -> list[GpuFacts]:
                 if (entry.isdigit() and facts.index == int(entry)) or uuid.startswith(entry)
             ]
             if not match:
-                break  # As CUDA does: the first wrong entry ends the list.
+                break  # As in CUDA: the first wrong entry ends the list.
             chosen.append(match[0])
     return [
         GpuFacts(index, facts.name, facts.capability, facts.memory, facts.free)
@@ -243,9 +245,9 @@ def _visible(found: list[tuple[str, GpuFacts]]) -> list[GpuFacts]:
 
 @functools.cache
 def torch_build() -> tuple[str, str | None]:
-    """(version, CUDA version or None) of the installed torch, read from its files.
+    """Return (version, CUDA version or None) of the installed torch, read from its files.
 
-    ("", None) where it is not installed.
+    ("", None) if it is not installed.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:

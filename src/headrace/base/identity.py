@@ -1,8 +1,8 @@
-"""What an answer depends on beside the request: weights, options, kernels, version.
+"""Everything but the request that an answer depends on: weights, options, kernels, version.
 
-Two engines of equal identity give the same answer to the same request, bit for bit, where bits are
-promised at all (`Identity.exact`). The digest of an identity is the `system_fingerprint` of every
-answer; `headrace replay` compares identities part by part.
+Two engines of equal identity give the same answer to the same request. It is the same bit for bit
+if bits are promised at all (`Identity.exact`). The digest of an identity is the
+`system_fingerprint` of every answer; `headrace replay` compares identities part by part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .config import Decision, EngineOptions
 from .version import VERSION
 
 OPTIONS = ("device", "dtype", "kv_dtype", "quantise", "deterministic")
-"""The options that are in an answer's bits. The others decide when something is computed."""
+"""Options that change an answer's bits. The others decide when something is computed."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,20 @@ class Identity:
     weights: str
     """Digest of the model's files (`loader.content`)."""
     architecture: str
-    """Digest of how they were read: `base.arch.ModelArch`, and the factors of a long rope that this
-    context is served with."""
+    """Digest of the parsed `base.arch.ModelArch`, and of the factors of a long rope for this
+    context."""
     options: dict[str, str]
     """Resolved values of `OPTIONS`."""
     kernels: dict[str, str]
-    """Which backend computes each operator, and which sources the CPU kernels are of. Not the
-    instruction set: every level of the CPU kernels gives the same bits."""
+    """Backend of each operator, and the digest of the CPU kernels' sources. Not the instruction
+    set: every level of the CPU kernels gives the same bits."""
     version: str = VERSION
 
     @classmethod
     def of(
         cls, weights: str, arch: ModelArch, options: EngineOptions, decisions: list[Decision]
     ) -> Identity:
-        """The identity of an engine with these resolved options, that decided this."""
+        """Make the identity of an engine with these resolved options and decisions."""
         decided = {decision.name: decision.value for decision in decisions}
         read = repr(arch)
         if arch.rope.kind == "long":
@@ -65,11 +65,11 @@ class Identity:
 
     @property
     def exact(self) -> bool:
-        """Does this engine give the same bits whatever else is in the batch?"""
+        """Whether this engine gives the same bits for any batch."""
         return self.options.get("device") == "cpu" or self.options.get("deterministic") == "true"
 
     def differences(self, other: Identity) -> list[str]:
-        """One line for each part in which `other` differs: name, value here, value there."""
+        """Return one line for each part in which `other` differs: name, value here, value there."""
         here, there = self._parts(), other._parts()
         return [
             f"{name}: {here.get(name, 'absent')}, now {there.get(name, 'absent')}"

@@ -1,7 +1,7 @@
-"""What requests held that has no effect, counted by where it stood, for the metrics.
+"""Counts of ignored request content, by place, for the metrics.
 
-Nothing is left out in silence: what is not counted here is an error, or listed as inert in the
-API's document (ADR 0047).
+Nothing is ignored silently: other unused content is an error, or listed as inert in the API's
+document (ADR 0047).
 """
 
 from __future__ import annotations
@@ -20,6 +20,6 @@ def ignored(where: str, times: int = 1) -> None:
 
 
 def all_ignored() -> dict[str, int]:
-    """The counts of this process so far, by where."""
+    """Return the counts of this process so far, by place."""
     with _lock:
         return dict(_counts)

@@ -1,7 +1,7 @@
-"""Neighbouring nodes that a backend may compute as one: rules over a graph, found by its readers.
+"""Neighbouring nodes that a backend may fuse: rules over a graph, found by its readers.
 
-Backends choose among what the rules find, by what their kernels can do with a weight; the roofline
-counts what they join. No rule changes a graph.
+Backends choose among the matches of the rules, by the abilities of their kernels for a weight. The
+roofline counts the fused nodes. No rule changes a graph.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ from .graph import Graph, Node, NormSpec, Value
 
 
 def is_sum(node: Node) -> bool:
-    """Whether a node adds two values without a factor."""
+    """Return whether a node adds two values without a factor."""
     return node.kind == "add" and node.spec is None
 
 
 def only_reader(graph: Graph, value: Value) -> int:
-    """Index of the one node that reads a value; -1 if there are several or it is an output."""
+    """Return the index of the only node that reads a value; -1 if there are several or it is an
+    output."""
     readers = graph.readers(value)
     return readers[0] if len(readers) == 1 and value not in graph.outputs.values() else -1
 
 
 def reader_of_kind(graph: Graph, index: int, kind: str) -> int:
-    """Index of the only reader of a node's first value, if it has this kind; else -1."""
+    """Return the index of the only reader of a node's first value, if it has this kind; else -1."""
     reader = only_reader(graph, graph.nodes[index].out[0])
     return reader if reader >= 0 and graph.nodes[reader].kind == kind else -1
 
 
 def sum_after(graph: Graph, index: int) -> int:
-    """Index of the sum that product `index` can compute as residual + x · w; else -1.
+    """Return the index of the sum that product `index` can compute as residual + x · w; else -1.
 
     Nothing else reads the product, and nothing reads the residual between the two.
     """
@@ -41,7 +42,7 @@ def sum_after(graph: Graph, index: int) -> int:
 
 
 def norm_after(graph: Graph, index: int) -> int:
-    """Index of the norm that stands right after the sum `index` and reads it; else -1."""
+    """Return the index of the norm right after the sum `index` that reads it; else -1."""
     nodes = graph.nodes
     if index < 0 or not is_sum(nodes[index]) or index + 1 == len(nodes):
         return -1
@@ -50,7 +51,7 @@ def norm_after(graph: Graph, index: int) -> int:
 
 
 def norm_before(graph: Graph, index: int) -> int:
-    """Index of the RMS norm whose only reader is product `index`; else -1."""
+    """Return the index of the RMS norm whose only reader is product `index`; else -1."""
     source = graph.nodes[index].reads[0]
     if only_reader(graph, source) != index:
         return -1
@@ -59,5 +60,5 @@ def norm_before(graph: Graph, index: int) -> int:
 
 
 def is_rms(node: Node) -> bool:
-    """Whether a node is an RMS norm."""
+    """Return whether a node is an RMS norm."""
     return isinstance(node.spec, NormSpec) and node.kind == "norm" and node.spec.kind == "rms"

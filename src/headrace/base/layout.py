@@ -1,4 +1,4 @@
-"""How one copy of a model is spread over devices: the words of planner, simulator and server."""
+"""Parallelism layouts of one copy of a model: the terms of planner, simulator and server."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one copy of a model is spread over devices.
+    """The spread of one copy of a model over devices.
 
-    `tp` ranks share every layer, `pp` stages share the layers. `dp` groups of `tp` ranks each have
-    the attention of their own sequences, and share the experts (DeepSeek-V3, section 3.4). With
-    `ep` the experts are whole and spread over all tp · dp ranks of a stage; without it each rank
-    has a slice of every expert.
+    `tp` ranks share every layer, `pp` stages share the layers. Each of the `dp` groups of `tp`
+    ranks has the attention of its own sequences; all share the experts (DeepSeek-V3, section 3.4).
+    With `ep` the experts are whole and spread over all tp · dp ranks of a stage; without it each
+    rank has a slice of every expert.
     """
 
     tp: int = 1
@@ -26,7 +26,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Reads what `str` makes of one, with either dot: `TP2`, `TP2.PP2`, `TP4.DP2.EP8`, `1`; and
+        """Parse the output of `str`, with either dot: `TP2`, `TP2.PP2`, `TP4.DP2.EP8`, `1`; and
         `EP2` for `TP2.EP2`. Raises `OptionError`."""
         sizes = {"TP": 1, "PP": 1, "DP": 1, "EP": 0}
         for part in [] if text.strip() == "1" else text.upper().replace("·", ".").split("."):
@@ -72,7 +72,7 @@ class Layout:
         return "·".join(parts) or "1"
 
     def refusal(self, arch: ModelArch) -> str | None:
-        """Why this model cannot be spread so; None: it can."""
+        """Return the reason why this model cannot be spread so; None if it can."""
         if arch.heads % self.tp:
             return f"{arch.heads} heads cannot be shared by {self.tp} ranks"
         if arch.layers < self.pp:
@@ -95,4 +95,4 @@ class Layout:
 
 
 ONE = Layout()
-"""Nothing is shared."""
+"""The layout of a model on one device."""

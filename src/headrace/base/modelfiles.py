@@ -1,4 +1,4 @@
-"""A model on disk, opened but not loaded: what every later stage reads its part from."""
+"""A model on disk, opened but not loaded: the source for every later stage."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class ModelFiles:
     """Default sampling that the model's authors ship (temperature, top_p, …)."""
     licence: str | None = None
     pooling: Pooling = field(default_factory=Pooling)
-    """What an embedding is made of."""
+    """The pooling of an embedding."""
     decisions: tuple[Decision, ...] = ()
-    """Differences between the config and the weights, and how they were settled."""
+    """Differences between the config and the weights, and their resolution."""
     named_templates: dict[str, str] = field(default_factory=dict)
     """Chat templates besides the default, by name."""
     opened: Any = field(default=None, compare=False, repr=False)
-    """The open file (`loader.gguf`), for whoever reads on in the same process."""
+    """The open file (`loader.gguf`), for further reads in the same process."""
 
     def template_for(self, *, tools: bool = False, documents: bool = False) -> str | None:
         """Choose the chat template of a request, as transformers does for tools: `tool_use` or
-        `rag` where the model has it, else the default."""
+        `rag` if the model has it, else the default."""
         for wanted, name in ((tools, TOOL_USE), (documents, RAG)):
             if wanted and name in self.named_templates:
                 return self.named_templates[name]

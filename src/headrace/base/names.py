@@ -1,4 +1,4 @@
-"""Names that a user mistook: the nearest of ours, or ours for a name of another engine."""
+"""Mistaken option names: the nearest of ours, or ours for a name of another engine."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ OURS = {
     "temperature": "temp",
     "stop": "stop_sequences",
 }
-"""An option of ours, with an example of its value where that is needed → what vLLM, SGLang,
-llama.cpp and Ollama call it."""
+"""Our options, with an example value if needed → the names in vLLM, SGLang, llama.cpp and
+Ollama."""
 FOREIGN = {theirs: ours for ours, names in OURS.items() for theirs in names.split()}
 
 
 def hint(name: str, known: Collection[str], spell: Callable[[str], str] = str) -> str:
-    """Return what a message adds about an unknown name: "; …", or nothing.
+    """Return the addition to a message about an unknown name: "; …", or "".
 
     `spell` writes one of ours as the user would: a flag, a keyword.
     """
@@ -61,8 +61,8 @@ def hint(name: str, known: Collection[str], spell: Callable[[str], str] = str) -
 
 
 def nearest(name: str, known: Collection[str], spell: Callable[[str], str] = str) -> str:
-    """Return the known name that is nearly this one: "; did you mean …?", or nothing."""
-    import difflib  # Local: of use to a mistake alone.
+    """Return the most similar known name: "; did you mean …?", or ""."""
+    import difflib  # Local: only mistakes need it.
 
     near = difflib.get_close_matches(name[:200], known, n=1, cutoff=0.75)
     return f"; did you mean {spell(near[0])}?" if near else ""

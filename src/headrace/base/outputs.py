@@ -1,4 +1,4 @@
-"""What a step gives an entry that wants no tokens."""
+"""Outputs of a step for entries that want no tokens."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from .tagged import Tagged
 
 
 class Vector(Tagged, frozen=True, array_like=True, tag="vector"):
-    """The vector of an input, as `ModelFiles.pooling` says."""
+    """The vector of an input, pooled by `ModelFiles.pooling`."""
 
     values: list[float]
 
 
 class Scores(Tagged, frozen=True, array_like=True, tag="scores"):
-    """What a model that scores makes of an input: one logit for each of its labels."""
+    """The scores of an input: one logit for each of the model's labels."""
 
     values: list[float]
 
 
 class Artefact(Tagged, frozen=True, array_like=True, tag="artefact"):
-    """Something too large for a message (pixels, sound): where it lies and what it is."""
+    """Something too large for a message (pixels, sound): its place and type."""
 
     handle: str
     bytes: int
@@ -27,4 +27,4 @@ class Artefact(Tagged, frozen=True, array_like=True, tag="artefact"):
 
 
 Output = Vector | Scores | Artefact
-"""What a step gives an entry that wants no tokens."""
+"""Output of a step for an entry that wants no tokens."""

@@ -14,7 +14,7 @@ LISTENS = "0A"
 
 
 class Used(NamedTuple):
-    """What processes have used."""
+    """Resources used by processes."""
 
     cpu_seconds: float
     resident_bytes: float
@@ -23,24 +23,24 @@ class Used(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes `roots` and all their descendants that are alive when asked."""
+    """The processes `roots` and all their descendants that are alive at the time of a call."""
 
     roots: tuple[int, ...]
 
     @classmethod
     def listening_on(cls, port: int) -> Processes:
-        """The processes that accept on a TCP port; none where that cannot be seen (another user, a
-        container)."""
+        """Find the processes that accept on a TCP port; empty if that cannot be seen (another user,
+        a container)."""
         inodes = {f"socket:[{inode}]" for inode in _listeners(port)}
         found = []
         for entry in PROC.glob("[0-9]*") if inodes else ():
-            with contextlib.suppress(OSError):  # It has ended, or is somebody else's.
+            with contextlib.suppress(OSError):  # It has ended, or belongs to another user.
                 if any(_points_to(one) in inodes for one in (entry / "fd").iterdir()):
                     found.append(int(entry.name))
         return cls(tuple(found))
 
     def used(self) -> Used | None:
-        """None where there is no process to be seen."""
+        """Return the resources used now; None if no process can be seen."""
         seen: dict[int, Used] = {}
         waiting = list(self.roots)
         while waiting:
@@ -49,7 +49,7 @@ class Processes:
                 continue
             try:
                 place = PROC / str(pid)
-                # Behind the name, which may have spaces and brackets in it.
+                # After the name, which may contain spaces and brackets.
                 told = (place / "stat").read_text().rpartition(")")[2].split()
                 pages = int((place / "statm").read_text().split()[1])
                 for task in (place / "task").iterdir():
@@ -73,7 +73,7 @@ def _points_to(descriptor: Path) -> str:
 
 
 def _listeners(port: int) -> list[str]:
-    """Inodes of the sockets that listen on a port."""
+    """Return the inodes of the sockets that listen on a port."""
     found = []
     for name in ("tcp", "tcp6"):
         try:
@@ -88,7 +88,7 @@ def _listeners(port: int) -> list[str]:
 
 
 def busy_cores() -> float | None:
-    """Core seconds that this machine has worked since it was started."""
+    """Return the core seconds that this machine has worked since it started; None if unknown."""
     try:
         user, nice, system, _idle, _wait, irq, soft = (PROC / "stat").read_text().split()[1:8]
     except (OSError, ValueError):
@@ -98,25 +98,25 @@ def busy_cores() -> float | None:
 
 
 NOTABLE = 0.1
-"""Share of the processors from which others' work makes figures lower than they should be."""
+"""Share of the processors from which on others' work distorts figures."""
 
 
 class Others:
-    """Share of this machine's processors that other programs use, from one question to the next."""
+    """Share of this machine's processors that other programs use, between two calls."""
 
     def __init__(self) -> None:
         self._own = Processes((os.getpid(),))
         self._before = self._read()
 
     def share(self) -> float | None:
-        """Return the share since the last question, or None where it cannot be seen."""
+        """Return the share since the last call, or None if it cannot be seen."""
         before, now = self._before, self._read()
         self._before = now
         if before is None or now is None:
             return None
         seconds, busy, own = (new - old for new, old in zip(now, before, strict=True))
         offered = seconds * (os.cpu_count() or 1)
-        # A child that has ended takes its time with it.
+        # The time of a child that has ended is no longer in its sum.
         return min(1.0, max(0.0, busy - max(0.0, own)) / offered) if offered > 0 else None
 
     def _read(self) -> tuple[float, float, float] | None:

@@ -1,4 +1,4 @@
-"""What nodes that go on from a sequence's state are told: see `base.graph`."""
+"""Specs of nodes that go on from a sequence's state: see `base.graph`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ConvSpec(NamedTuple):
 class DeltaSpec(NamedTuple):
     """The gated delta rule (Yang, Kautz and Hatamizadeh 2024, arXiv 2412.06464) of one layer.
 
-    Of each value head a matrix S [key_size, value_size]: S ← e^g · S; S ← S + k (β (v - Sᵀk))ᵀ;
+    Each value head has a matrix S [key_size, value_size]: S ← e^g · S; S ← S + k (β (v - Sᵀk))ᵀ;
     out = Sᵀq. q and k are of length one, q is divided by √key_size; β = sigmoid(b), g = -e^log ·
     softplus(a + bias). Then an RMS norm over each head, times silu(z).
     """
@@ -33,7 +33,7 @@ class DeltaSpec(NamedTuple):
     eps: float
     """Epsilon of the norm."""
     tiled: bool = False
-    """Value heads take key heads in turn; else those of one key head are next to each other."""
+    """Whether value heads take key heads in turn; else those of one key head are adjacent."""
 
     @property
     def mixed(self) -> int:
@@ -46,14 +46,14 @@ class DeltaSpec(NamedTuple):
 
     @property
     def gates(self) -> int:
-        """How many numbers per head say decay and step."""
+        """Number of gates per head: decay and step."""
         return 2
 
 
 class SsmSpec(NamedTuple):
     """A selective state space (Mamba 2, Dao and Gu 2024, arXiv 2405.21060) of one layer.
 
-    Of each head a matrix h [key_size, value_size]: h ← e^(-e^log · dt) · h + B (dt · x)ᵀ; out =
+    Each head has a matrix h [key_size, value_size]: h ← e^(-e^log · dt) · h + B (dt · x)ᵀ; out =
     hᵀC + skip · x, with dt = softplus(dt + bias). Then out · silu(z), and an RMS norm over each of
     `norm_groups` parts.
     """

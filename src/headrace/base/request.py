@@ -1,6 +1,6 @@
-"""What crosses the public border: the request, the answer, and the stream between them.
+"""Types of the public API: the request, the answer, and the stream between them.
 
-A *request* is what the user asked; it becomes `n` *sequences*, which is what the engine computes.
+A *request* is the user's; it becomes `n` *sequences*, which the engine computes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Retained(NamedTuple):
-    """The first tokens of a prompt are to stay findable for a while."""
+    """First tokens of a prompt to keep in the cache for a while."""
 
     tokens: int
     seconds: float
     priority: int = 50
-    """0 to 100: of what is retained the lowest is given up first."""
+    """0 to 100: the lowest is evicted first."""
 
 
 @dataclass(slots=True)
 class Request:
     """A request as the engine takes it: tokens, already verified against the model's limits.
 
-    What workers read of it is its `spec`; the rest concerns the control plane and the answer.
+    Workers read its `spec`; the rest concerns the control plane and the answer.
     """
 
     id: str
@@ -44,23 +44,22 @@ class Request:
     arrival: float = 0.0
     """`time.monotonic()` at the API border."""
     retained: tuple[Retained, ...] = ()
-    """Parts of the prompt that are to stay in the context cache."""
+    """Parts of the prompt to keep in the context cache."""
     marks: tuple[tuple[int, int], ...] = ()
-    """(tokens, name): what others call the first so many tokens of the prompt, the longest first;
-    the engine tells which of these it holds (`base.text_prefixes`)."""
+    """(tokens, name): routers' names for that many first tokens of the prompt, the longest first.
+    The engine reports which of these it holds (`base.text_prefixes`)."""
     keep_ids: tuple[int, ...] = ()
-    """Special tokens that stay in the text although special tokens are skipped: a dialect's
-    markers."""
+    """Special tokens kept in the text even if special tokens are skipped: a dialect's markers."""
 
     @property
     def tenant(self) -> str:
-        """Names those whose texts may teach each other: of one salt, under one adapter."""
+        """Name of the requests that may learn from each other's texts: one salt, one adapter."""
         return f"{self.spec.adapter or ''}\0{self.cache_salt}"
 
 
 @dataclass(slots=True)
 class SequenceDelta:
-    """News of one sequence from one step (engine → output processing)."""
+    """New output of one sequence from one step (engine → output processing)."""
 
     request_id: str
     choice: int
@@ -69,7 +68,7 @@ class SequenceDelta:
     prompt_logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
     stop_token: int | None = None
-    """The id that ended it, when one did; it is also the last of `tokens`."""
+    """The id that ended it, if one did; it is also the last of `tokens`."""
     error: str | None = None
     error_status: int = 500
     cached: int = 0
@@ -78,11 +77,11 @@ class SequenceDelta:
     """`time.monotonic()` when the sequence first ran: queue time ends here."""
     preemptions: int = 0
     output: Output | None = None
-    """What the choice got at its end that is no token: a vector or scores."""
+    """The choice's final output other than tokens: a vector or scores."""
     verified: Verified | None = None
-    """The drafts of it that the step verified."""
+    """Its drafts that the step verified."""
     loaded: int = 0
-    """Tokens of `cached` that a tier below the pool brought."""
+    """Tokens of `cached` that were loaded from a tier below the pool."""
 
 
 @dataclass(slots=True)
@@ -104,13 +103,13 @@ class StepStats:
     """Tokens looked up in the prefix index since the start."""
     prefix_hits: int = 0
     preemptions: int = 0
-    """Since the start."""
+    """Preemptions since the start."""
     drafts: int = 0
-    """Times that a sequence verified drafts, since the start, and so the next two."""
+    """Draft verifications by a sequence since the start; so are the next two."""
     draft_tokens: int = 0
     """Drafts that were verified."""
     accepted_tokens: int = 0
-    """Drafts that were what the model said."""
+    """Drafts that matched the model's tokens."""
     seconds: float = 0.0
     """Time on the device."""
     schedule_seconds: float = 0.0
@@ -120,11 +119,11 @@ class StepStats:
     flops: float = 0.0
     bytes: float = 0.0
     launch_seconds: float = 0.0
-    """The part of `predicted_seconds` in which operators begin and end."""
+    """Overhead within `predicted_seconds`: starts and ends of operators."""
     tier: TierStats | None = None
-    """What the tiers below the KV pool did; None where there are none."""
+    """Work of the tiers below the KV pool; None without tiers."""
     split: SplitStats | None = None
-    """What came of the prefill/decode split; None for an engine without a role in one."""
+    """Counts of the prefill/decode split; None for an engine without a role in one."""
 
 
 @dataclass(slots=True)
@@ -143,7 +142,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The answer to one request: whole, or what is there so far while it streams."""
+    """The answer to one request: whole, or its part so far while it streams."""
 
     request_id: str
     prompt: str | None
@@ -154,7 +153,7 @@ class RequestOutput:
     """Entry 0 is None: nothing predicts the first token."""
     cached_tokens: int = 0
     drafted: Drafted | None = None
-    """What came of drafts, once the answer is whole; None where none were verified."""
+    """Results of drafts, once the answer is whole; None if none was verified."""
 
 
 @dataclass(slots=True)
@@ -164,22 +163,22 @@ class EmbeddingOutput:
     request_id: str
     prompt_token_ids: list[int]
     vector: list[float]
-    """Pooled as `ModelFiles.pooling` says; the one logit of a model that scores pairs."""
+    """Pooled by `ModelFiles.pooling`; the one logit of a model that scores pairs."""
 
 
 @dataclass(slots=True)
 class ScoreOutput:
-    """How well two texts fit."""
+    """The score of a pair of texts."""
 
     prompt_tokens: int
     score: float
-    """The sigmoid of the logit, 0 to 1, where the model scores pairs; where it embeds, the
-    cosine of the two vectors, -1 to 1."""
+    """The sigmoid of the logit, 0 to 1, if the model scores pairs; the cosine of the two vectors,
+    -1 to 1, if it embeds."""
 
 
 @dataclass(slots=True)
 class OutputDelta:
-    """News of one choice, as text (output processing → server, terminal, Python).
+    """New output of one choice, as text (output processing → server, terminal, Python).
 
     The deltas of a choice concatenate to its answer; the last one carries `finish_reason`.
     """
@@ -194,14 +193,14 @@ class OutputDelta:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """Whole, on the first delta of choice 0, where it was asked."""
+    """Complete, on the first delta of choice 0, if requested."""
     output: Output | None = None
-    """What was wanted instead of text."""
+    """The requested output instead of text."""
     drafted: Drafted | None = None
-    """What came of the request's drafts, on its last delta of all."""
+    """Results of the request's drafts, on its very last delta."""
     queue_seconds: float = 0.0
     """Arrival to first step, on the delta that carries the first token."""
     preemptions: int = 0
     void: int | None = None
-    """Tokens of this choice that came before and count no longer: their engine died, and the
-    answer comes anew, from this delta on. Only to readers that asked for it (`whole`)."""
+    """Number of this choice's earlier tokens that are void: their engine died, and the answer
+    starts again with this delta. Only for readers that asked for it (`whole`)."""

@@ -1,4 +1,4 @@
-"""What the user asks of sampling, and the bounds of every field."""
+"""The user's sampling parameters, and the bounds of every field."""
 
 from __future__ import annotations
 
@@ -41,16 +41,17 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     typical_p: float = 1.0
-    """1: all tokens. Like the next two, of the distribution before temperature."""
+    """1 for all tokens. Like the next two, applied to the distribution before temperature."""
     top_a: float = 0.0
     """Tokens below `top_a` times the square of the largest probability are left out."""
     top_n_sigma: float = 0.0
-    """Logits so many standard deviations below the largest are left out; 0 or -1: none."""
+    """Logits more than this number of standard deviations below the largest are left out; 0 or -1
+    disables it."""
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: list[int] | None = None
-    """Only these are drawn; None: all."""
+    """The only tokens that may be drawn; None for all."""
     bad_words: list[str] = field(default_factory=list)
-    """Words that the answer does not come to: the token that would complete one is not drawn."""
+    """Words that the answer may not contain: the token that would complete one is not drawn."""
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -62,12 +63,13 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     thinking_token_budget: int | None = None
-    """Tokens of reasoning at most; then the mark that ends it is forced. None: no limit."""
+    """Largest number of reasoning tokens; then the mark that ends it is forced. None for no
+    limit."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
-        # As vLLM's own defaults are.
+        # As in vLLM's own defaults.
         self.stop = [] if self.stop is None else self.stop
         self.stop_token_ids = [] if self.stop_token_ids is None else self.stop_token_ids
         self.bad_words = [] if self.bad_words is None else self.bad_words

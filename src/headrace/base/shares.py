@@ -11,16 +11,16 @@ MOST_SHARE = 0.5
 
 
 class Shares:
-    """Amounts in use of one total, by owner. Without a key an owner may take all of it."""
+    """Amounts in use of one total, by owner. The owner without a key may take all of it."""
 
     def __init__(self, most: int, full: str, retry_after: float = 1.0) -> None:
-        """`full`: the clause of the error."""
+        """Start with nothing in use. `full`: the clause of the error."""
         self._most, self._full, self._retry_after = most, full, retry_after
         self.held = 0
         self._by_owner: Counter[str] = Counter()
 
     def take(self, owner: str, amount: int) -> None:
-        """Add to what an owner holds. Raises `Overloaded`, and takes nothing then."""
+        """Add to an owner's amount. Raises `Overloaded`, and then takes nothing."""
         mine = self._by_owner[owner] + amount
         share = self._most * MOST_SHARE if owner else self._most
         if self.held + amount > self._most or mine > share:

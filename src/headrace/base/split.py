@@ -1,7 +1,7 @@
-"""The prefill/decode split: the role of a server, and what both sides of it count.
+"""The prefill/decode split: the role of a server, and the counts of both sides.
 
 A prefill server computes prompts for others and lends them the blocks; a decode server borrows
-them. Each answers whole requests, too: a role says who may ask whom.
+them. Each answers whole requests, too: a role says which server may ask which.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ MOST_SERVERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What `--role` says."""
+    """Value of `--role`."""
 
     kind: Literal["both", "prefill", "decode"] = "both"
     addresses: tuple[str, ...] = ()
-    """Where a prefill server listens, or the servers that a decode server asks."""
+    """Listening address of a prefill server, or the servers that a decode server asks."""
     key: Path | None = None
 
     @classmethod
     def parse(cls, text: str) -> Role:
-        """Read `both`, `prefill@ADDRESS` or `decode@ADDRESS,ADDRESS`, with `?key=FILE` behind the
+        """Parse `both`, `prefill@ADDRESS` or `decode@ADDRESS,ADDRESS`, with `?key=FILE` after the
         last. Raises `OptionError`."""
         if text == "both":
             return cls()
@@ -62,7 +62,7 @@ class Role:
         return cls("prefill" if kind == "prefill" else "decode", addresses, key)
 
     def secret(self) -> bytes | None:
-        """What the key file holds; None without one. Raises `OptionError`."""
+        """Read the key file; None without one. Raises `OptionError`."""
         if self.key is None:
             return None
         try:
@@ -80,7 +80,8 @@ class Role:
 
 
 def _near(address: str) -> bool:
-    """Does only this machine reach the address? Raises `OptionError` for what is none."""
+    """Return whether only this machine reaches the address. Raises `OptionError` for an invalid
+    one."""
     scheme, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme == "ipc" and rest.startswith("/"):
@@ -96,43 +97,47 @@ def _near(address: str) -> bool:
 
 
 class Handed(NamedTuple):
-    """A prompt that another server is to compute, and which blocks of it are wanted."""
+    """A prompt that another server is to compute, and the wanted blocks of it."""
 
     tokens: list[int]
-    """One more than the blocks hold, where there is one."""
+    """Tokens of the prompt: one more than the blocks hold, if there is one."""
     salt: str
     adapter: str | None
-    """What names the adapter's content."""
+    """Name of the adapter's content."""
     key: bytes
-    """Name of the last block that is wanted."""
+    """Name of the last wanted block."""
     first: int
-    """The first block that is wanted, in the prompt."""
+    """Index of the first wanted block in the prompt."""
     blocks: int
-    """Where the last one ends."""
+    """End index of the wanted blocks."""
 
 
 class LentBlocks(Protocol):
-    """What the books of the pool ask of leases (`kv.leases`)."""
+    """Interface of leases (`kv.leases`) for the pool's bookkeeping."""
 
     held: Counter[tuple[int, int]]
-    """(group, block) → leases that hold it."""
+    """(group, block) → number of leases that hold it."""
 
     def distrust(self) -> object:
-        """The pool's content is another from now on."""
+        """End all leases: the pool's content changes from now on."""
 
 
 class PrefillServers(Protocol):
     """The servers that a decode server may ask. Calls come from one thread and never wait."""
 
     def ahead(self) -> float | None:
-        """Seconds of prompts before a new one at the server with the fewest; None: none answers."""
+        """Return the least queueing time of a new prompt among the servers, in seconds; None if no
+        server answers."""
 
     def ask(self, ticket: int, handed: Handed, keys: list[bytes], seconds: float) -> None:
-        """Have it computed, which takes about so long. The end comes from the store, as that of an
-        order of the kind "prefill"; what is good can be read until it is released."""
+        """Ask a server to compute it, which takes about `seconds`.
+
+        The end comes from the store, as that of an order of the kind "prefill". Good blocks can be
+        read until they are released.
+        """
 
     def release(self, ticket: int) -> None:
-        """Nothing of it is wanted any more, whatever has become of it."""
+        """Release everything of the ticket, in any state."""
 
 
 @dataclass(slots=True)
@@ -140,28 +145,28 @@ class SplitStats:
     """Counts since the engine's start."""
 
     handed: int = 0
-    """Prompts whose KV a prefill server was asked for."""
+    """Prompts whose KV was requested from a prefill server."""
     brought: int = 0
     """Handed prompts that were lent."""
     declined: int = 0
-    """The server said no."""
+    """Handed prompts that the server declined."""
     failed: int = 0
-    """The server, or the way to it, was gone or too late."""
+    """Handed prompts whose server, or the way to it, was gone or too late."""
     left: int = 0
-    """Nobody wanted it any more."""
+    """Handed prompts that were no longer wanted."""
     here: int = 0
-    """Prompts that were computed here, since that took all who wait less time."""
+    """Prompts computed here, since that cost all waiting requests less time."""
     servers: int = 0
     """Prefill servers that answer now."""
     computed: int = 0
-    """Prompts that were computed here for others."""
+    """Prompts computed here for others."""
     refused: int = 0
-    """Prompts of others that were not."""
+    """Prompts of others that were refused."""
     expired: int = 0
-    """Leases that nobody renewed."""
+    """Leases that were not renewed."""
     leases: int = 0
-    """Leases now."""
+    """Current leases."""
     lent_blocks: int = 0
-    """Blocks that they hold now."""
+    """Blocks held by current leases."""
     lent_bytes: int = 0
     """Bytes sent."""

@@ -1,7 +1,7 @@
-"""A model's layers dealt out to stages: the pass that cuts a graph across.
+"""A model's layers split into pipeline stages: the pass that cuts a graph across.
 
-A stage computes some layers of every token and hands rows of the residual stream to the next one;
-the last has the head. Nothing is computed another way than in one piece, so that bits are the same.
+A stage computes some layers of every token and sends rows of the residual stream to the next one.
+The last has the head. The computation is the same as in one piece, and so are its bits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from .graph import TOKENS, Graph, Node, Value
 
 
 def stages(graph: Graph, count: int) -> list[Graph]:
-    """`graph`, described for all rows and with its latents absorbed, as `count` graphs: each but
-    the first begins with a node `receive`, each but the last has what it hands on as its `hidden`.
-    Their weights, which a decoding step reads, are as equal as layers allow. Raises `OptionError`.
+    """Split `graph`, described for all rows and with its latents absorbed, into `count` graphs.
+
+    Each but the first begins with a node `receive`; each but the last outputs the next one's input
+    as `hidden`. Their weights, which a decoding step reads, are as equal as layers allow.
+    Raises `OptionError`.
     """
     places = _places(graph)
     if not places:
@@ -41,18 +43,18 @@ def stages(graph: Graph, count: int) -> list[Graph]:
 
 
 def stage_of(graph: Graph, count: int, stage: int) -> Graph:
-    """One of `count` stages; of one, all of it. Raises as `stages`."""
+    """Return one of `count` stages; the whole graph if there is one. Raises like `stages`."""
     return graph if count == 1 else stages(graph, count)[stage]
 
 
 def _cost(node: Node) -> int:
-    """Weights that a token reads."""
+    """Return the number of weights that a token reads."""
     refs = [ref for ref in node.weights if ref.role in ("linear", "moe")]
     return sum(ref.out * ref.width * min(ref.copies, 8) for ref in refs)
 
 
 def _places(graph: Graph) -> list[int]:
-    """Nodes before which one value alone is alive, with whole layers on both sides."""
+    """Find the nodes before which only one value is alive, with whole layers on both sides."""
     ends = {value: len(graph.nodes) for name, value in graph.outputs.items() if name != "states"}
     alive: set[Value] = set()
     of_layers = [getattr(node.spec, "layer", None) for node in graph.nodes]
@@ -83,7 +85,7 @@ def _between(graph: Graph, bounds: list[int], number: int) -> Graph:
 
 
 def _handed(graph: Graph, at: int) -> Value:
-    """The value that is alive before node `at`."""
+    """Return the value that is alive before node `at`."""
     made = {value for node in graph.nodes[:at] for value in node.out}
     (value,) = {value for node in graph.nodes[at:] for value in node.reads if value in made}
     return value

@@ -1,12 +1,12 @@
-"""The contract between the planes: what to compute in a step, and what came out.
+"""The contract between the planes: the input of a step, and its result.
 
-The control plane (`kv`, `sched`) builds plans and never sees a tensor; the data plane (`worker`)
-executes them and never sees a queue. This file is all that they share. There is no prefill phase
-and no decode phase: a chunk of a prompt, a prefix hit, a decoded token, the verification of a
-draft and the recomputation after a preemption are all `(start, count)`.
+The control plane (`kv`, `sched`) builds plans and never sees a tensor. The data plane (`worker`)
+executes them and never sees a queue. They share only this file. There is no prefill phase and no
+decode phase: a chunk of a prompt, a prefix hit, a decoded token, the verification of a draft and
+the recomputation after a preemption are all `(start, count)`.
 
-Plans are columns, not row objects: entry i of each column speaks of the same sequence. That is
-cheap to build and one copy turns a column into an array.
+Plans are columns, not row objects: entry i of each column is about the same sequence. That is cheap
+to build, and one copy turns a column into an array.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ NULL_BLOCK = 0
 
 
 MOST_KEEPS = 2
-"""Checkpoints of a row's state that one step takes."""
+"""Checkpoints of a row's state that one step takes, at most."""
 MOST_DRAFTS = 7
-"""Drafts of a sequence that one step verifies, at most: so many inputs lie behind a state."""
+"""Drafts of a sequence that one step verifies, at most: a state's tail has this many inputs."""
 
 GroupKind = Literal["full", "sliding", "state"]
-"""What lies in a group's blocks and for how long: every token, those of a window, or what all
-tokens of a sequence came to, in one block."""
+"""Content of a group's blocks: all tokens, the tokens of a window, or the state of a whole sequence
+in one block."""
 
 
 class ArrayShape(NamedTuple):
-    """One of the arrays of which a block holds a piece, for each layer of its group."""
+    """One of the arrays in a block, for each layer of its group."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,15 +50,15 @@ class GroupShape(NamedTuple):
     name: str
     layers: tuple[int, ...]
     window: int | None
-    """The number of latest tokens that a query of the group sees (itself included); None: all."""
+    """Number of latest tokens that a query of the group sees (itself included); None for all."""
     blocks: int
     """Number of blocks in the pool, the null block included."""
     arrays: tuple[ArrayShape, ...] = ()
-    """What a block holds of each token and layer. This is the meaning; how a backend lays out a
-    page of it is the backend's."""
+    """Content of a block per token and layer. This is its meaning; each backend chooses the memory
+    layout of a page."""
     state: bool = False
-    """A block is not of so many tokens but of a whole sequence up to some token: its table has one
-    entry, and `arrays` say what a block holds of each layer."""
+    """Whether a block holds not tokens but the state of a sequence up to some token. Its table then
+    has one entry, and `arrays` describe a block's content per layer."""
 
     @property
     def kind(self) -> GroupKind:
@@ -69,7 +69,7 @@ class GroupShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """The KV pool: what the worker allocates and the KV manager hands out."""
+    """The KV pool, which the worker allocates and the KV manager hands out."""
 
     block_size: int
     groups: tuple[GroupShape, ...]
@@ -82,13 +82,13 @@ class Admission:
     row: int
     sequence_id: int
     tokens: list[int]
-    """Prompt and, after a preemption, what was generated since."""
+    """Prompt and, after a preemption, the tokens generated since."""
     prompt_length: int
     choice: int
-    """Which of the request's n choices this is: part of the random stream."""
+    """Index among the request's n choices: part of the random stream."""
     spec: RequestSpec
     tenant: str = ""
-    """Names those whose texts may teach each other: nothing of one is told to another."""
+    """Name of the requests that may learn from each other's texts; no other sees any of it."""
 
 
 class BlockWrite(NamedTuple):
@@ -102,7 +102,7 @@ class BlockWrite(NamedTuple):
 
 
 class BlockCopy(NamedTuple):
-    """Content of a block is copied to another of its group before the step runs."""
+    """A block to copy to another of its group before the step runs."""
 
     group: int
     source: int
@@ -110,19 +110,19 @@ class BlockCopy(NamedTuple):
 
 
 class StateKeep(NamedTuple):
-    """A row's state is copied while the step computes it: a checkpoint for who comes later."""
+    """A copy of a row's state during the step: a checkpoint for later requests."""
 
     row: int
     at: int
-    """Behind so many tokens of the sequence; the step computes the last of them for good."""
+    """Number of the sequence's tokens in the state; the step computes the last of them for good."""
     block: int
     """Block of the state group that gets the copy."""
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """What to compute in one step (control → data). Nobody changes one that was scheduled; it is
-    not frozen because that would cost every step a call for each field."""
+    """The work of one step (control → data). A scheduled plan is never changed. It is not frozen
+    because that would cost every step a call for each field."""
 
     number: int
     rows: list[int]
@@ -130,30 +130,30 @@ class StepPlan:
     starts: list[int]
     """Tokens already computed. With two steps in flight: once the earlier one is done."""
     counts: list[int]
-    """Tokens to compute now: a chunk of the prompt, 1 to decode. 1 + drafts to verify, which is the
-    most: with two steps in flight it was planned before it was known how many are ready."""
+    """Tokens to compute now: a chunk of the prompt, or 1 to decode. 1 + drafts to verify is an
+    upper bound: with two steps in flight the number of ready drafts is not known at planning."""
     samples: list[bool]
-    """Does this entry produce a token? True where start + count reaches all known tokens."""
+    """Whether this entry produces a token: true if start + count reaches all known tokens."""
     admitted: list[Admission] = field(default_factory=list)
     blocks: list[BlockWrite] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
-    """Rows given back before this step's admissions take theirs."""
+    """Rows released before this step's admissions take theirs."""
     parts: tuple[int, ...] = ()
-    """Number of the part of a model that each entry runs; empty: 0 for all, as text has it."""
+    """Number of the model part that each entry runs; empty: 0 for all, as for text."""
     drafts: int = 0
     """Tokens of `counts` that are drafts, at most; each is followed by a draw of its own."""
     keeps: list[StateKeep] = field(default_factory=list)
     """At most `MOST_KEEPS` of a row."""
     draft_costs: tuple[float, float] | None = None
-    """The latest `Drafting.costs`: ranks, whose clocks differ, are to draft alike."""
+    """The latest `Drafting.costs`: ranks have different clocks and must draft alike."""
 
     @property
     def tokens(self) -> int:
         return sum(self.counts)
 
     def verify(self, *, budget: int | None = None, rows: int | None = None) -> None:
-        """Assert what makes a plan legal by itself; `kv` asserts what concerns blocks."""
+        """Assert that the plan is legal by itself; `kv` asserts the rules about blocks."""
         size = len(self.rows)
         assert len(self.starts) == len(self.counts) == len(self.samples) == size
         assert len(set(self.rows)) == size, "a row appears twice"
@@ -162,7 +162,7 @@ class StepPlan:
         assert budget is None or self.tokens <= budget, f"{self.tokens} tokens over {budget}"
         assert rows is None or all(0 <= row < rows for row in self.rows)
         assert len(self.parts) in (0, size)
-        # Drafts stand behind the token of an entry that decodes, which is one that samples.
+        # Drafts follow the token of an entry that decodes, which is one that samples.
         longer = sum(count - 1 for count, one in zip(self.counts, self.samples, strict=True) if one)
         assert 0 <= self.drafts <= longer, f"{self.drafts} drafts in {longer} tokens"
         admitted = [admission.row for admission in self.admitted]
@@ -181,44 +181,45 @@ class TokenLogprobs(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """What a draft model takes. It drafts when the step that verifies begins: until then there are
-    only the chances of what it will say."""
+    """Costs of a draft model. It drafts at the start of the step that verifies; before that only
+    the probabilities of its drafts are known."""
 
     entries: list[int]
-    """The sequences whose drafts it would make."""
+    """Sequences whose drafts it would make."""
     each: float
     """Seconds of one more draft of each of these."""
     seconds: float
-    """Its part of this step's."""
+    """Its part of this step's seconds."""
     costs: tuple[float, float] = (0.0, 0.0)
-    """Parts of a step that one more draft of each row takes, and a token to be read."""
+    """Fractions of a step's time for one more draft of each row, and for reading a token."""
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What came out of one step (data → control). Lists run parallel to the plan's rows."""
+    """The result of one step (data → control). Lists run parallel to the plan's rows."""
 
     number: int
     tokens: list[list[int]]
-    """Per entry: accepted drafts + 1, or [] where nothing was sampled."""
+    """Per entry: accepted drafts + 1, or [] if nothing was sampled."""
     logprobs: list[list[TokenLogprobs]] | None = None
-    """Per entry and token; None where no entry asked."""
+    """Per entry and token; None if no entry asked."""
     prompt_logprobs: list[list[TokenLogprobs]] | None = None
-    """Per entry, one for each prompt token of the chunk but the prompt's first."""
+    """Per entry, one for each prompt token of the chunk except the prompt's first."""
     outputs: dict[int, Output] | None = None
-    """Entry → what it gave that is no token; None where no entry did."""
+    """Outputs other than tokens, by entry; None without any."""
     proposed: list[bytes] | None = None
-    """Per entry: for each draft that is ready for the next step one byte, how likely it and all
-    before it survive (of 255). None where nobody drafts."""
+    """Per entry, one byte for each draft that is ready for the next step: the probability that it
+    and all before it are accepted (of 255). None without drafting."""
     verified: dict[int, Verified] | None = None
-    """Entry → the drafts of it that this step verified; None where none were."""
+    """Drafts that this step verified, by entry; None without any."""
     drafting: Drafting | None = None
-    """None where no model drafts."""
+    """None if no model drafts."""
     seconds: float = 0.0
     """Time on the device, as the worker measured it."""
     gap: float = 0.0
-    """Seconds that the device waited for this step after the one before; 0 where not measured."""
+    """Seconds that the device waited for this step after the previous one; 0 if not measured."""
     error: str | None = None
-    """Set when the step failed: every sequence in it ends with an `EngineFault`."""
+    """Set if the step failed: every sequence in it ends with an `EngineFault`."""
     failures: dict[int, str] = field(default_factory=dict)
-    """Entry → why this sequence alone cannot go on; its request ends with an `InvalidRequest`."""
+    """Reasons why single sequences cannot go on, by entry; their requests end with an
+    `InvalidRequest`."""

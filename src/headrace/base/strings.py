@@ -15,11 +15,11 @@ _U64 = struct.Struct("<Q")
 
 
 class StringArray(Sequence[str]):
-    """Strings in one buffer, as GGUF files hold them, decoded when they are asked for.
+    """Strings in one buffer, in the format of GGUF files, decoded on access.
 
-    `starts[i]` is the offset of string i's length word in `buffer`, the last entry the end of the
-    last string; `text.native` reads both as they are. Compares equal to any
-    sequence of the same strings; pickles and copies as a list.
+    `starts[i]` is the offset of string i's length word in `buffer`; the last entry is the end of
+    the last string. `text.native` reads both without conversion. Compares equal to any sequence of
+    the same strings; pickles and copies as a list.
     """
 
     def __init__(self, buffer: bytes, starts: array[int], name: str) -> None:
@@ -36,7 +36,7 @@ class StringArray(Sequence[str]):
         return cls(buffer, array("Q", ends), name)
 
     def first(self, count: int) -> StringArray:
-        """The first of them, in the same memory."""
+        """Return the first `count` of them, in the same memory."""
         return StringArray(self.buffer, self.starts[: count + 1], self._name)
 
     @property
@@ -69,7 +69,7 @@ class StringArray(Sequence[str]):
             raise ModelFileError(f"{self._name} is not UTF-8: {error}") from None
 
     def find(self, text: str) -> int | None:
-        """Index of the first string equal to `text`, without decoding the others."""
+        """Return the index of the first string equal to `text`, without decoding the others."""
         stored = text.encode()
         pattern = _U64.pack(len(stored)) + stored
         at = self.buffer.find(pattern)

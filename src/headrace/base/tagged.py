@@ -1,7 +1,7 @@
-"""Records that cross a process border with a tag, so that a union of them can be told apart.
+"""Records that cross a process border with a tag, which distinguishes the types of a union.
 
-They are structs of msgspec. A machine that runs a worker alone, as the GPU scripts do, may lack it:
-nothing crosses a border there, and frozen dataclasses with the same fields serve.
+They are structs of msgspec. A machine that runs a worker alone, as the GPU scripts do, may lack it.
+Nothing crosses a border there, and frozen dataclasses with the same fields serve.
 """
 
 from __future__ import annotations

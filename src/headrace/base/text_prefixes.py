@@ -1,12 +1,12 @@
-"""Names for the beginnings of a prompt as its client sent it, which need no tokenizer.
+"""Names for prefixes of a prompt as its client sent it, which need no tokenizer.
 
-A router that wants to know which server holds the beginning of a prompt sees text, where a server's
-cache knows blocks of tokens. Both sides name beginnings by this module: the key of the first n
-grains of the text is a running hash over them. A server remembers which block of tokens a key
-stands behind and tells the key for as long as it holds that block (`kv.holdings`).
+A router that looks for the server with a prompt's prefix sees text, but a server's cache knows
+blocks of tokens. Both sides name prefixes by this module: the key of the first n grains of the text
+is a running hash over them. A server remembers the block of tokens for a key, and reports the key
+as long as it holds that block (`kv.holdings`).
 
-The hash is not cryptographic: whoever makes two prompts of one name gains a worse server for his
-own request, since blocks are found by other keys.
+The hash is not cryptographic. A client that makes two prompts of one name gets a worse server for
+its own request, since blocks are found by other keys.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .foreign import Undecodable, json_reader
 GRAIN = 512
 """Bytes of a prompt's JSON between two names: about 128 tokens of English."""
 MOST_KEYS = 4096
-"""Names of one prompt: two million bytes."""
+"""Names of one prompt, at most: two million bytes."""
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 """Routes whose bodies hold a prompt that is named."""
 
 
 PATH_TOLD = "/v1/prefixes/stream"
-"""Where a server tells which beginnings its cache holds."""
+"""Route on which a server reports the prefixes in its cache."""
 
 
 class _Prompt(msgspec.Struct):
-    """The members of a body that decide over the tokens of its prompt, unread."""
+    """The members of a body that decide the tokens of its prompt, unparsed."""
 
     model: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
@@ -42,7 +42,7 @@ class _Prompt(msgspec.Struct):
 
 
 class TextPrefixes(NamedTuple):
-    """The names of one prompt's beginnings, the shortest first."""
+    """The names of one prompt's prefixes, the shortest first."""
 
     keys: list[int]
     """Key n names the first (n + 1) grains; 64 bits."""
@@ -50,9 +50,12 @@ class TextPrefixes(NamedTuple):
     """Bytes of the whole prompt."""
 
     def marks(self, tokens: int) -> tuple[tuple[int, int], ...]:
-        """(tokens, key) of each beginning of a prompt that became so many tokens, the longest
-        first. Where a beginning ends is known by its share of the bytes alone: a text whose parts
-        differ in bytes per token is a few blocks off, which costs a router nothing."""
+        """Return (tokens, key) of each prefix, the longest first; `tokens`: those of the whole
+        prompt.
+
+        The end of a prefix is estimated by its share of the bytes alone. If parts of a text differ
+        in bytes per token, it is a few blocks off, which costs a router nothing.
+        """
         size = self.size
         ends = ((n + 1) * GRAIN for n in range(len(self.keys)))
         pairs = ((-(-tokens * end // size), key) for end, key in zip(ends, self.keys, strict=True))
@@ -64,8 +67,9 @@ _prompt = json_reader(_Prompt)
 
 
 def text_prefixes(body: bytes | bytearray, secret: bytes) -> TextPrefixes:
-    """The names of a request's prompt. `secret`: the value of its authorisation header, since
-    caches are shared within one key. `NOTHING` where the body has no prompt, or is no JSON."""
+    """Name the prefixes of a request's prompt. `secret`: the value of its authorisation header,
+    since caches are shared within one key. Returns `NOTHING` for a body without a prompt, or
+    invalid JSON."""
     if len(body) < GRAIN:
         return NOTHING
     try:
@@ -83,6 +87,6 @@ def text_prefixes(body: bytes | bytearray, secret: bytes) -> TextPrefixes:
 
 
 def secret_of(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The header that says who asks, as it came; empty where there is none."""
+    """Return the header that identifies the caller, unchanged; empty without one."""
     found = dict(headers)
     return found.get(b"authorization") or found.get(b"x-api-key") or b""

@@ -1,10 +1,8 @@
-"""Finds and loads the small library of what is done with tokens: `text/csrc`.
+"""Loader of the small native library for tokens: `text/csrc`.
 
-It lies in `text`: put there by the package build, or in a source checkout by
-`python -m headrace.kernels.cpu.build`. Here, since a reader of files, drafters and loads of KV want
-it too.
-ctypes lets go of the interpreter's lock for every call; `ctypes.PyDLL` keeps it, for calls of a few
-microseconds.
+The package build puts it into `text`; in a source checkout `python -m headrace.kernels.cpu.build`
+does. The loader is here, since a reader of files, drafters and loads of KV need it too. ctypes
+releases the GIL for every call; `ctypes.PyDLL` keeps it, for calls of a few microseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ VERSION = 6
 """Version of the C ABI: `hrt_version`."""
 FILE = Path(__file__).parents[1] / "text" / "_headrace_text.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "text", FILE.name)
-"""Where an editable install put it."""
+"""Path in an editable install."""
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hrt_version": (c_int32, []),
@@ -65,12 +63,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 class TextLibraryAbsent(Exception):
-    """Why the library cannot serve, as half a sentence."""
+    """Reason why the library cannot be used, as a clause."""
 
 
 @functools.cache
 def library(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL | None:
-    """None where it cannot serve: `absence` says why."""
+    """Load the library; None if it cannot be used: `absence` gives the reason."""
     try:
         return _load(kind)
     except TextLibraryAbsent:
@@ -78,7 +76,7 @@ def library(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL | None:
 
 
 def absence() -> str | None:
-    """Why `library` is None, as half a sentence; None where it is not."""
+    """Return the reason why `library` is None, as a clause; None if it is not."""
     try:
         _load()
     except TextLibraryAbsent as absent:
@@ -117,10 +115,10 @@ def _opened(file: Path, kind: type[ctypes.CDLL]) -> ctypes.CDLL:
 
 
 def walk_strings(data: Any, at: int, end: int, count: int) -> tuple[int, array[int]] | None:
-    """Over `count` strings with a length word each, from offset `at` of a writable buffer.
+    """Walk over `count` strings with a length word each, from offset `at` of a writable buffer.
 
-    Returns (offset behind the last one, -1 where that is behind `end`; `Packed.starts` of them),
-    or None where the library is absent.
+    Returns (offset after the last one, or -1 if that exceeds `end`; `Packed.starts` of them), or
+    None if the library is absent.
     """
     loaded = library()
     if loaded is None:

@@ -1,8 +1,8 @@
-"""What both planes share of the tiers below the KV pool: blocks by their content's key.
+"""Types of the tiers below the KV pool for both planes: blocks by their content's key.
 
-The control plane (`kv.tiers`) decides which blocks move, the data plane (`worker.mover`) moves
-their bytes in threads of its own. Nothing here belongs to a step: an engine without one loads all
-the same, and no step waits for a disk.
+The control plane (`kv.tiers`) decides which blocks move; the data plane (`worker.mover`) moves
+their bytes in its own threads. None of this belongs to a step: an idle engine still loads, and no
+step waits for a disk.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class KeyedBlock(NamedTuple):
     group: int
     block: int
     key: bytes
-    """Names the content, as `kv.prefix` makes it: equal keys mean equal bytes."""
+    """Name of the content, as `kv.prefix` makes it: equal keys mean equal bytes."""
     depth: int
-    """Its place in the prefix: of one prefix the deepest is forgotten first."""
+    """Its place in the prefix: the deepest of one prefix is evicted first."""
     tenant: str
-    """A name of those to whom it belongs: the room is shared out between tenants."""
+    """Name of the owner: the space is divided between tenants."""
     kept: float = 0.0
-    """Seconds for which somebody asked that it stays."""
+    """Seconds for which a client asked to keep it."""
 
     @property
     def age(self) -> int:
-        """Microseconds before now at which a tier is to take it as used last."""
+        """Microseconds before now that a tier takes as its last use."""
         return self.depth - int(self.kept * 1e6)
 
 
@@ -44,7 +44,7 @@ class OrderEnd(NamedTuple):
     ticket: int
     kind: Movement
     good: tuple[bool, ...]
-    """Per piece of the order: read, written, found to be equal, or there."""
+    """Result per piece of the order: read, written, found equal, or present."""
     nbytes: int
     seconds: float
     """From the first byte to the last."""
@@ -52,97 +52,100 @@ class OrderEnd(NamedTuple):
 
 @dataclass(slots=True)
 class TierStats:
-    """What the tiers below the pool did since the start of the engine."""
+    """Counts of the tiers below the pool since the start of the engine."""
 
     loads: int = 0
     """Prefixes that were loaded."""
     loaded_bytes: int = 0
     load_seconds: float = 0.0
     remote_bytes: int = 0
-    """Bytes of these that came from a tier that other machines share."""
+    """Loaded bytes from a tier that other machines share."""
     lent_bytes: int = 0
-    """Bytes of these that prefill servers lent."""
+    """Loaded bytes that prefill servers lent."""
     met: int = 0
-    """Prefixes that were computed from the front while they were loaded from the back."""
+    """Prefixes computed from the front while they were loaded from the back."""
     written_bytes: int = 0
     written_blocks: int = 0
     left_out: int = 0
-    """Blocks that were not written, since too many waited."""
+    """Blocks that were not written because too many waited."""
     recomputed: int = 0
-    """Prefixes that were there and computed all the same, since that was quicker."""
+    """Prefixes that were present but computed, since that was faster."""
     damaged: int = 0
-    """Blocks that were dropped: torn, of another content, or gone meanwhile."""
+    """Blocks that were dropped: torn, of other content, or gone meanwhile."""
     checked: int = 0
-    """Blocks that were computed anew and compared with what had been kept of them."""
+    """Blocks that were recomputed and compared with their kept copy."""
     wrong: int = 0
-    """Blocks of these that differed: must stay 0."""
+    """Checked blocks that differed: must stay 0."""
     kept_bytes: int = 0
     """Bytes in the lower tier, as far as this process knows."""
 
 
 class LowerTiers(Protocol):
-    """What the books of the pool ask of those of the tiers below it (`kv.tiers`)."""
+    """Interface of the lower tiers' bookkeeping (`kv.tiers`) for that of the pool."""
 
     stats: TierStats
     held: Counter[tuple[int, int]]
-    """(group, block) → how often it is held for an order under way."""
+    """(group, block) → number of holds for orders under way."""
 
     def offer(self, blocks: Iterable[KeyedBlock]) -> None:
-        """These are computed and final, if the pool still has them under their keys."""
+        """Offer computed, final blocks, if the pool still has them under their keys."""
 
     def turn(self) -> None:
-        """Give back what is done."""
+        """Release the blocks of finished orders."""
 
     def meets(self, work: int, computed: int) -> bool:
-        """Is all that follows the tokens computed there by now, as far as it was loaded meanwhile?
-        Then the work is better admitted anew."""
+        """Return whether the part after the computed tokens is now present, as far as it was loaded
+        meanwhile. The work is then better admitted again."""
 
     def gone(self, work: int) -> None:
-        """Work that waited has ended."""
+        """Drop waiting work that has ended."""
 
     def distrust(self) -> None:
-        """The pool's content is another from now on."""
+        """Stop trusting the pool's content, which changes from now on."""
 
 
 class BlockStore(Protocol):
-    """Moves blocks between the pool and a lower tier. Calls come from one thread and never wait;
-    a block in an order is held by the caller until the order has ended."""
+    """Mover of blocks between the pool and a lower tier.
+
+    Calls come from one thread and never wait. The caller holds a block in an order until the order
+    has ended.
+    """
 
     def known(self, group: int) -> Container[bytes]:
-        """Keys that a tier most likely has; a read may still find one gone."""
+        """Return the keys that a tier most likely has; a read may still find one gone."""
 
     def place(self, group: int, key: bytes) -> int | None:
-        """The rank of the nearest tier that has it: 0 a disk, 1 what machines share, 2 a prefill
-        server; None: nobody is known to."""
+        """Return the rank of the nearest tier that has it: 0 a disk, 1 a store shared by machines,
+        2 a prefill server; None if no tier is known to have it."""
 
     @property
     def nearest(self) -> int:
-        """The rank of the tier that is asked first."""
+        """Rank of the tier that is asked first."""
 
     @property
     def keeps(self) -> bool:
-        """Is there a tier to write to?"""
+        """Whether there is a tier to write to."""
 
     @property
     def asks(self) -> bool:
-        """Is there a tier of which is known only what it was asked?"""
+        """Whether there is a tier with contents known only for keys already asked."""
 
     def seek(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
-        """Ask for these keys, whatever blocks they name; what is there is known from then on."""
+        """Ask for these keys, for any blocks; the present ones are known from then on."""
 
     def read(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None: ...
     def write(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None: ...
     def compare(self, ticket: int, pieces: Sequence[KeyedBlock]) -> None:
-        """Are the blocks' bytes those that the tier has?"""
+        """Compare the blocks' bytes with the tier's."""
 
     def prepare(self, group: int, blocks: range) -> None:
-        """These blocks of the pool are likely to be read into: their memory can be had by then."""
+        """Prepare the memory of these blocks of the pool, which will likely be read into."""
 
     def ended(self) -> list[OrderEnd]:
-        """Orders that ended since the last call."""
+        """Return the orders that ended since the last call."""
 
     def kept_bytes(self) -> int:
-        """Bytes that the tier holds."""
+        """Return the bytes that the tier holds."""
 
     def forget(self) -> None:
-        """Drop all blocks of this engine; orders under way write nothing any more."""
+        """Drop all blocks of this engine; orders under way write nothing more."""

@@ -10,10 +10,10 @@ VERSION = "0.1.0"
 
 @functools.cache
 def revision() -> str | None:
-    """Commit of the checkout that this code was read from, 12 digits; None: it is installed.
+    """Return the commit of this code's checkout, 12 digits; None for an installed package.
 
-    Read from git's own files: no process is started, and a repository further up, in which an
-    environment happens to lie, is not taken for ours.
+    It is read from git's own files, without starting a process. A repository further up, which
+    happens to contain an environment, is not taken for ours.
     """
     git = Path(__file__).parents[3] / ".git"
     try:

@@ -1,9 +1,9 @@
-"""How much a JSON text makes, told before it is parsed.
+"""The parse cost of a JSON text, estimated before it is parsed.
 
-A parser turns two bytes (`[]`) into an object of sixty, and holds the interpreter while it does.
-So what comes from outside is weighed first: objects and lists, other values, and numbers in lists
-(which cost least: prompts come as token ids). The weighing itself is done in pieces, between which
-other threads run, and builds nothing.
+A parser turns two bytes (`[]`) into an object of sixty, and holds the GIL meanwhile. So the
+cost of foreign text is estimated first, from its objects and lists, other values, and numbers in
+lists. These cost least: prompts come as token ids. The estimate itself works in pieces, between
+which other threads run, and builds nothing.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from .errors import TooLarge
 
 PIECE = 32 * 1024
 LIGHT = 16 * 1024
-"""Bytes of a text that need not be weighed: whatever it is, it is parsed, and made into what the
-engine takes, in some milliseconds."""
+"""Bytes of a text that needs no estimate: parsing it, and its conversion for the engine, take only
+some milliseconds."""
 _OF_NUMBERS = b"0123456789+-.eE \t\r\n"
 _RUNS = re.compile(rb",,+")
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What a JSON text holds, or the most that it may."""
+    """Counts of a JSON text, or upper bounds."""
 
     containers: int
     """Objects and lists."""
     values: int
-    """Whatever else stands between commas, and the keys of objects."""
+    """Other values between commas, and the keys of objects."""
     numbers: int
     """Numbers that follow a number in a list."""
 
     def verify(self, most: Weight, what: str, param: str | None = None) -> None:
-        """Raise `TooLarge` where one of the counts is above that of `most`."""
+        """Raise `TooLarge` if one of the counts exceeds that of `most`."""
         for name, words in (
             ("containers", "objects and lists"),
             ("values", "values"),
@@ -45,10 +45,10 @@ class Weight:
 
 
 def weigh(text: bytes | bytearray) -> Weight:
-    """The weight of a JSON text; of what is no JSON, something."""
+    """Estimate the cost of parsing a JSON text; any number for invalid JSON."""
     rough = Weight(*_counted(text))
     if rough.containers + rough.values < 4096:
-        return rough  # Commas inside strings were counted too: it is no more than that.
+        return rough  # Includes commas inside strings: an upper bound.
     return _exact(text)
 
 
@@ -63,7 +63,7 @@ def _counted(text: bytes | bytearray) -> tuple[int, int, int]:
 
 def _exact(text: bytes | bytearray) -> Weight:
     containers = values = numbers = 0
-    inside = escaped = False  # a string; by the last byte of the piece before
+    inside = escaped = False  # inside a string; by the last byte of the preceding piece
     for start in range(0, len(text), PIECE):
         piece = bytes(text[start : start + PIECE])
         if escaped:
@@ -72,7 +72,7 @@ def _exact(text: bytes | bytearray) -> Weight:
         escaped = (len(piece) - len(stripped)) % 2 == 1
         if b"\\" in piece:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
-        # Every other part lies outside of strings; a quote is left for each string.
+        # Every second part lies outside of strings; one quote remains for each string.
         parts = piece.split(b'"')
         outside = b'"'.join(parts[1 if inside else 0 :: 2])
         inside ^= len(parts) % 2 == 0

@@ -1,4 +1,4 @@
-"""A server that keeps to a profile: all is checked before it is ready, then its speed is told."""
+"""Start of a server under a profile: checks before it is ready, then a measurement of its speed."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Admitted:
 
 
 def admit(wanted: str, options: EngineOptions) -> Admitted:
-    """Check a profile (file, ring, or name or digest of the store) before anything is loaded.
+    """Check a profile before anything is loaded: a file, a ring, or a name or digest in the store.
 
-    The model is that of the store, or by its name; one that the user names must have the same
-    bytes. Raises `NotFound`, `Untrusted`, `OptionError`, each with the name of what does not match.
+    The model comes from the store or is found by its name. A model that the user names must have
+    the same bytes. Raises `NotFound`, `Untrusted`, `OptionError`, each naming the mismatch.
     """
     cache = options.cache_dir
     trust = trusted(None, cache)
@@ -67,7 +67,7 @@ def admit(wanted: str, options: EngineOptions) -> Admitted:
     fits, why = compatibility(body, hardware_class())
     if fits is Compatibility.INCOMPATIBLE:
         raise OptionError(f"the profile {body.name} cannot serve here: {why}", param="profile")
-    with ThreadPoolExecutor(1, "headrace-panels") as beside:  # Hashing does not hold Python's lock.
+    with ThreadPoolExecutor(1, "headrace-panels") as beside:  # Hashing releases the GIL.
         panels = body.model.panels if options.keep_packed else None
         found = panels and beside.submit(_find_panels, panels, store, wanted, panel_folder(cache))
         place = _place(profile, options, store)
@@ -84,7 +84,7 @@ def admit(wanted: str, options: EngineOptions) -> Admitted:
 async def certified(
     start: Callable[[], Awaitable[ServingEngine]], admitted: Admitted
 ) -> ServingEngine:
-    """Start the engine, hold it to the profile, measure its share of the certified speed."""
+    """Start the engine, check it against the profile, measure its share of the certified speed."""
     engine = await start()
     try:
         check_identity(admitted.profile.body, engine.identity)
@@ -98,13 +98,14 @@ async def certified(
 
 
 def _find_panels(one: ProfileFile, store: Store | None, profile: str, folder: Path) -> None:
-    """Let the engine find panels that the store has or a cluster mounts, beside the profile: the
-    cache's mount hides others. Hashed: it looks for damage alone. Raises `Untrusted`."""
+    """Link panels from the store, or from a cluster's mount next to the profile, into the cache,
+    where the engine looks. A mount of the cache hides them otherwise. The panels are hashed,
+    because the engine checks for damage only. Raises `Untrusted`."""
     path, source = folder / one.path, Path(profile).parent.parent / folder.name / one.path
     if store is not None and store.has(Descriptor(digest=one.digest, size=one.size)):
         source = store.blob(one.digest)
     if source.exists():
-        with suppress(OSError):  # A folder that is there to be read.
+        with suppress(OSError):  # The folder is read-only.
             folder.mkdir(parents=True, exist_ok=True)
             (fresh := path.with_suffix(f".{os.getpid()}{TEMPORARY}")).symlink_to(source.resolve())
             fresh.replace(path)
@@ -113,7 +114,7 @@ def _find_panels(one: ProfileFile, store: Store | None, profile: str, folder: Pa
 
 
 def _place(profile: SignedProfile, options: EngineOptions, store: Store | None) -> Path:
-    """The folder of the model's files, every one of them hashed."""
+    """Return the folder of the model's files after hashing each of them."""
     model = profile.body.model
     if options.model == DEFAULT_MODEL:
         files = {one.path: Descriptor(digest=one.digest, size=one.size) for one in model.files}

@@ -1,7 +1,7 @@
-"""Known vulnerabilities of the packages in a bill of materials, from data that somebody brought.
+"""Known vulnerabilities of the packages in a bill of materials, from data that the user supplies.
 
-The data is OSV's: one JSON document an advisory, in a folder or a zip as OSV publishes them. It
-has a date, that of its newest document; without data, or with data that is too old, nothing passes.
+The data is OSV's: one JSON document per advisory, in a folder or a zip as OSV publishes them. Its
+date is that of its newest document. Without data, or with data that is too old, nothing passes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ with needing("the factory needs", "factory"):
 
 ECOSYSTEM = "PyPI"
 MOST_FILES, MOST_BYTES = 200_000, 4 << 20
-"""Documents of a snapshot, and bytes of one, at most."""
+"""Limits: documents of a snapshot, and bytes of one document."""
 MOST_TOLD = 20
-"""Findings that a reason names."""
+"""Findings named in a reason, at most."""
 
 
 class Package(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Affected(msgspec.Struct):
 
 
 class Advisory(msgspec.Struct):
-    """What is read of a document of OSV's schema 1."""
+    """The fields that we read of a document of OSV's schema 1."""
 
     id: str
     modified: str
@@ -66,18 +66,18 @@ class Snapshot:
     """Advisories about Python packages, as they were on one day."""
 
     digest: str
-    """One for the same documents, whatever holds them."""
+    """Digest of the documents, whether they lie in a folder or a zip."""
     newest: str
-    """When the newest of them was changed, as it says."""
+    """Latest `modified` time of its documents."""
     by_package: dict[str, list[tuple[Advisory, Affected]]]
-    """By the package's normalised name."""
+    """Advisories by the package's normalised name."""
 
     def older_than(self, days: float) -> bool:
         return datetime.now(UTC) - datetime.fromisoformat(self.newest) > timedelta(days=days)
 
 
 def read_advisories(path: Path) -> Snapshot:
-    """The snapshot in a folder or a zip. Raises `InvalidRequest` for what is none."""
+    """Read the snapshot in a folder or a zip. Raises `InvalidRequest` if it is not one."""
     try:
         found = path.stat()
         return _read(path, (found.st_mtime_ns, found.st_size))
@@ -92,7 +92,8 @@ _advisory = json_reader(Advisory)
 
 @functools.lru_cache(maxsize=1)
 def _read(path: Path, _state: tuple[int, int]) -> Snapshot:
-    """Read once a process while the path stays as it is: a fleet has thousands of cells."""
+    """Read a snapshot once per process while its path is unchanged: a fleet has thousands of
+    cells."""
     by_package: dict[str, list[tuple[Advisory, Affected]]] = {}
     digests, newest = [], ""
     for name, data in _documents(path):
@@ -115,7 +116,7 @@ def _read(path: Path, _state: tuple[int, int]) -> Snapshot:
 
 
 def _documents(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(name, bytes) of each JSON file, bounded in number and size."""
+    """Yield (name, bytes) of each JSON file, bounded in number and size."""
     if path.is_dir():
         files = sorted(one for one in path.rglob("*.json") if one.is_file())
         if len(files) > MOST_FILES:
@@ -143,7 +144,8 @@ def _bounded(name: str, data: bytes) -> bytes:
 
 
 def affects(part: Affected, version: Version) -> bool | None:
-    """Does this version have the fault, by OSV's rules? None: a bound is no version of Python's.
+    """Return whether this version is vulnerable by OSV's rules; None if a bound is not a valid
+    Python version.
 
     https://ossf.github.io/osv-schema/#evaluation: a version that is listed, or that lies in a
     range: from `introduced` on, before `fixed` or up to `last_affected`, and below every `limit`.
@@ -154,10 +156,10 @@ def affects(part: Affected, version: Version) -> bool | None:
             if Version(named) == version:
                 return True
         except InvalidVersion:
-            continue  # No version that a lock could hold.
+            continue  # A lock cannot hold such a version.
     for one in part.ranges:
         if one.type != "ECOSYSTEM":
-            continue  # Commits, which no wheel names; PyPI has no other versions.
+            continue  # Commits, which wheels do not name; PyPI has no other kind of range.
         try:
             if _within(one.events, version):
                 return True
@@ -174,7 +176,7 @@ def _within(events: list[dict[str, str]], version: Version) -> bool:
         if (kind, text) != ("limit", "*")
     ]
     inside = False
-    # A version that is fixed and introduced anew at once is inside.
+    # A version both fixed and introduced again at the same bound is inside.
     order = {"fixed": 0, "introduced": 1, "last_affected": 2, "limit": 3}
     for bound, kind in sorted(known, key=lambda one: (one[0], order.get(one[1], 4))):
         if kind == "introduced" and version >= bound:
@@ -187,7 +189,7 @@ def _within(events: list[dict[str, str]], version: Version) -> bool:
 
 
 def hold_advisories(work: Work) -> Result:
-    """Hold every package of the bill to the snapshot that was brought."""
+    """Check every package of the bill against the user's snapshot."""
     asked, found = work.stage.parameters, work.place.advisories
     listed = need(work, "sbom").outputs.get("sbom.cdx.json")
     if found is None:
@@ -232,7 +234,7 @@ def hold_advisories(work: Work) -> Result:
 
 
 def _packages(bill: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, version) of each Python package of a CycloneDX document."""
+    """Yield (name, version) of each Python package of a CycloneDX document."""
     for one in bill.get("components", []):
         if one.get("purl"):
             known = PackageURL.from_string(one["purl"])

@@ -1,11 +1,11 @@
-"""Alarms: a change of a metric over the runs, told only where a paired re-run confirms it.
+"""Alarms: a change of a metric over the runs, reported only if a paired re-run confirms it.
 
-Two questions, two methods. Where a series may have changed is a guess that may often be wrong: a
-level against the one before it, on the scale of the series' own noise and of how long that noise
-lasts. Whether it has is an experiment: pairs of runs of before and after, in an order that chance
-draws for each pair. Where both are the same, every exchange of a pair's labels was as likely, so
-the share of exchanges with at least this much change is an exact probability (Fisher's
-randomisation test), whatever drifts and however the noise is distributed.
+Two questions have two methods. A guess, which may often be wrong, finds series that may have
+changed. It compares a level with the one before it, on the scale of the series' own noise and of
+how long that noise lasts. An experiment decides whether a series has changed: pairs of runs of
+before and after, in a random order for each pair. If both are the same, every exchange of a pair's
+labels was equally likely. The share of exchanges with at least this much change is then an exact
+probability (Fisher's randomisation test), for any drift and any distribution of the noise.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from .key import changed
 from .lake import Lake
 
 FALSE_ALARMS = 1 / 200
-"""Probability of an alarm by a re-run of what has not changed, at most."""
+"""Largest probability of a false alarm by a re-run."""
 RECENT = 8
 """Runs of the later level, at most."""
 LEAST, BASE = 12, 60
-"""Runs of the level before it."""
+"""Fewest and most runs of the earlier level."""
 SCORE = 3.0
 SMALLEST = 0.02
-"""Relative change that anybody is asked about."""
+"""Smallest relative change that counts."""
 PAIRS = 10
 ANEW = 5
-"""Runs from a question to the next one about the same series."""
+"""Runs between two re-runs of the same series."""
 NAMES = {
     name if part is None else f"{name}_{part}": lower
     for _, name, part, lower in METRICS
     if name != "goodput"
 }
-"""Metrics of `runs` that are watched: is less better?"""
+"""Watched metrics of `runs`; True if less is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class Change:
 
 
 def find_change(values: Sequence[float], lower_is_better: bool) -> Change | None:
-    """The most distinct change for the worse within the last `RECENT` runs; None where none is.
+    """Find the most distinct change for the worse within the last `RECENT` runs, or None.
 
-    `values`: positive, oldest first. Scale: the median absolute deviation; runs that drift together
-    count for as few as an AR(1) process of their lag-1 correlation makes of them.
+    `values`: positive, oldest first. Scale: the median absolute deviation. Runs that drift together
+    count for fewer, by an AR(1) process with their lag-1 correlation.
     """
     logs = np.log(np.asarray(values, np.float64)) * (1 if lower_is_better else -1)
     best = None
@@ -71,7 +71,7 @@ def find_change(values: Sequence[float], lower_is_better: bool) -> Change | None
         rest = np.clip(rest, -3 * spread, 3 * spread)
         power = float(np.mean(rest * rest))
         lasting = float(np.mean(rest[1:] * rest[:-1])) / power if power else 0.0
-        # Kendall 1954: a short series shows less of it than there is.
+        # Kendall 1954: a short series underestimates its correlation.
         lasting = min(0.9, max(0.0, lasting + (1 + 4 * lasting) / len(base)))
         error = spread * math.sqrt(
             _shared(count, lasting) / count + 1.57 * _shared(len(base), lasting) / len(base)
@@ -86,24 +86,28 @@ def find_change(values: Sequence[float], lower_is_better: bool) -> Change | None
 
 
 def _shared(count: int, lasting: float) -> float:
-    """By how much the variance of a mean grows where each value has so much of the one before."""
+    """Return the variance of the mean of `count` values with lag-1 correlation `lasting`, relative
+    to independent values."""
     left = 1 - lasting
     return (1 + lasting) / left - 2 * lasting * (1 - lasting**count) / (count * left * left)
 
 
 def chance(ratios: Sequence[float], lower_is_better: bool) -> float:
-    """Probability of at least this much change for the worse where nothing has changed, exact:
-    the share of all 2^n exchanges within pairs. `ratios`: after over before, of each pair."""
+    """Return the exact probability of at least this much change for the worse if nothing has
+    changed.
+
+    It is the share of all 2^n exchanges within pairs. `ratios`: after over before, of each pair.
+    """
     logs = np.log(np.asarray(ratios, np.float64)) * (1 if lower_is_better else -1)
     sums = np.zeros(1)
     for value in logs:
         sums = np.concatenate([sums - value, sums + value])
-    # The last bits depend on the order of the sum: what is equal shall count as equal.
+    # The last bits depend on the order of the sum: equal changes shall count as equal.
     return float(np.mean(sums >= logs.sum() - 1e-9 * np.abs(logs).sum()))
 
 
 def pairs_for(questions: int) -> int:
-    """Pairs with which so many metrics can be decided together, and two more."""
+    """Return the pairs needed to decide this number of metrics together, plus two."""
     return max(PAIRS, 2 + math.ceil(math.log2(questions / FALSE_ALARMS)))
 
 
@@ -113,7 +117,7 @@ def run_pairs(
     pairs: int,
     draws: random.Random,
 ) -> list[tuple[dict[str, float], dict[str, float]]]:
-    """Metrics of both sides of each pair, which of them runs first being drawn anew."""
+    """Run the pairs, each in a random order; return the metrics of both sides of each."""
     found = []
     for number in range(pairs):
         if draws.random() < 0.5:
@@ -126,7 +130,7 @@ def run_pairs(
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A series with a change that nobody has looked at."""
+    """A series with a change that is not yet judged."""
 
     what: str
     metric: str
@@ -142,7 +146,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a re-run said of a suspect."""
+    """The verdict of a re-run about a suspect."""
 
     suspect: Suspect
     ratio: float
@@ -150,7 +154,7 @@ class Judged:
     confirmed: bool
 
     def row(self, when: int) -> dict[str, Any]:
-        """The row of `alarms`."""
+        """Return its row of `alarms`."""
         one = self.suspect
         return {"ts": when, "what": one.what, "metric": one.metric, "before": one.before,
                 "after": one.after, "change": self.ratio, "chance": self.chance,
@@ -158,7 +162,8 @@ class Judged:
 
 
 def suspects(lake: Lake) -> Iterator[Suspect]:
-    """Changes of the valid runs' metrics, most distinct metric of each series first."""
+    """Yield the changes of the valid runs' metrics, the most distinct metric of each series
+    first."""
     with lake.open() as database:
         rows = database.execute(
             "SELECT what, ts, commit, metrics, options FROM runs WHERE valid ORDER BY what, ts"
@@ -177,7 +182,7 @@ def suspects(lake: Lake) -> Iterator[Suspect]:
             when, confirmed = last.get((what, metric), (None, False))
             if when is not None and sum(run[0] > when for run in told) < ANEW:
                 continue
-            if confirmed:  # What was found is the level that later ones are held against.
+            if confirmed:  # The changed level is the one that later runs are compared with.
                 told = [run for run in told if run[0] > when]
             change = find_change([run[2][metric] for run in told], lower)
             if change is not None:
@@ -191,14 +196,14 @@ def suspects(lake: Lake) -> Iterator[Suspect]:
 def judge(
     suspected: Sequence[Suspect], pairs: Sequence[tuple[dict[str, float], dict[str, float]]]
 ) -> list[Judged]:
-    """Verdicts of one re-run: however many metrics are asked about, an alarm about what has not
-    changed comes with a probability of `FALSE_ALARMS` at most (Bonferroni)."""
+    """Return the verdicts of one re-run. However many metrics are judged, the probability of a
+    false alarm is `FALSE_ALARMS` at most (Bonferroni)."""
     verdicts = []
     for one in suspected:
         sides = [(a.get(one.metric, 0.0), b.get(one.metric, 0.0)) for a, b in pairs]
         ratios = [b / a for a, b in sides if a > 0 and b > 0]
         lower = NAMES[one.metric]
-        # A pair that has no value was not drawn away by chance: it counts for no change.
+        # A pair without a value was not removed by chance: it counts as no change.
         ratios += [1.0] * (len(pairs) - len(ratios))
         found = chance(ratios, lower)
         ratio = math.exp(sum(map(math.log, ratios)) / len(ratios))

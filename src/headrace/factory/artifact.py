@@ -1,8 +1,8 @@
 """A profile and its weights as OCI artifacts, which registries and container runtimes know.
 
-The weights are a ModelPack model: one layer a file, not packed, so that a file is stored once
-however many profiles bind it and is mapped as it lies. The profile's manifest has them as its
-subject, and the envelope and what the gates gave as its layers.
+The weights are a ModelPack model: one layer per file, not packed. A file is thus stored once
+however many profiles bind it, and is mapped in place. The profile's manifest has the weights as its
+subject; its layers are the envelope and the outputs of the gates.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .source import WEIGHTS
 from .store import MANIFEST_TYPE, TITLE, Descriptor, Store
 
 MODEL = "application/vnd.cncf.model"
-"""What ModelPack's types begin with (specification 1.0)."""
+"""Prefix of ModelPack's types (specification 1.0)."""
 FILE_PATH = "org.cncf.model.filepath"
 PROFILE_ARTIFACT = "application/vnd.headrace.profile.v1+json"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
@@ -21,7 +21,8 @@ DOCUMENTS = (".md", ".txt", ".pdf")
 
 
 def weights_manifest(store: Store, body: ProfileBody) -> Descriptor:
-    """The ModelPack manifest of a profile's model, put into the store; of equal files the same."""
+    """Put the ModelPack manifest of a profile's model into the store; equal files give the same
+    one."""
     files, told = body.model.files, {"name": body.model.name}
     config = {
         "descriptor": told | ({"licenses": [body.model.licence]} if body.model.licence else {}),
@@ -39,7 +40,7 @@ def weights_manifest(store: Store, body: ProfileBody) -> Descriptor:
 
 
 def profile_manifest(store: Store, profile: SignedProfile) -> Descriptor:
-    """The manifest from which everything that a profile binds is reached. Raises `Untrusted`."""
+    """Put the manifest that leads to everything the profile binds. Raises `Untrusted`."""
     envelope = store.read(profile.digest)
     one = Descriptor(digest=profile.digest, size=len(envelope), media_type=ENVELOPE_TYPE)
     layers = [one.document(**{TITLE: "profile.dsse.json"})]
@@ -52,7 +53,8 @@ def profile_manifest(store: Store, profile: SignedProfile) -> Descriptor:
 
 
 def panels_manifest(store: Store, body: ProfileBody) -> Descriptor | None:
-    """The manifest of the panels that a profile binds, about its weights; None where none are."""
+    """Put the manifest of the profile's panels, with its weights as subject; None without
+    panels."""
     if (one := body.model.panels) is None:
         return None
     found = Descriptor(digest=one.digest, size=one.size, media_type=PANELS_TYPE)

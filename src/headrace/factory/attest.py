@@ -1,8 +1,8 @@
-"""Provenance: what a thing was made of and by whom, in SLSA's form, signed like a profile.
+"""Provenance in SLSA's form: the inputs and the builder of a thing, signed like a profile.
 
-It lies beside what it is about, which keeps its digest: a manifest as cosign writes one, whose
-subject is the thing and whose layers are the envelopes. One more envelope holds what a clock
-measured of a profile, which is in no profile: two builders then sign the same one.
+It lies next to its subject, which keeps its digest. It is a manifest as cosign writes one: its
+subject is the thing, its layers are the envelopes. One more envelope holds the timings measured for
+a profile. No profile contains them, so two builders sign the same profile.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Resource(msgspec.Struct):
 class Definition(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     build_type: str
     external_parameters: dict[str, Any]
-    """What somebody asked for."""
+    """Parameters that the user asked for."""
     internal_parameters: dict[str, Any]
-    """What the builder found."""
+    """Parameters that the builder found."""
     resolved_dependencies: list[Resource]
 
 
@@ -69,14 +69,14 @@ class Provenance(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class Measured(msgspec.Struct, forbid_unknown_fields=True):
-    """Figures of a clock: the evidence of a profile's gates."""
+    """Timings: the evidence of a profile's gates."""
 
     hardware: dict[str, Any]
     gates: dict[str, dict[str, Any]]
 
     @property
     def seconds_per_token(self) -> float | None:
-        """The certified ones, where the gate of performance measured them."""
+        """The certified ones, if the performance gate measured them."""
         found = self.gates.get("performance", {}).get("seconds_per_token")
         return float(found) if isinstance(found, int | float) and found > 0 else None
 
@@ -90,7 +90,7 @@ def provenance(
     asked: dict[str, Any],
     found: dict[str, Any],
 ) -> bytes:
-    """The envelope that says of which inputs things were made. `kind`: of the build."""
+    """Sign an envelope that lists the inputs of the things built. `kind`: of the build."""
     made_of = [Resource(**one) for one in subjects(used)]
     predicate = Provenance(
         Definition(BUILD.format(kind), asked, found, made_of),
@@ -103,7 +103,7 @@ def provenance(
 def evidence(
     profile: SignedProfile, gates: Mapping[str, Mapping[str, Any]], key: CryptoSigner
 ) -> bytes:
-    """Make the envelope of what a clock measured for a profile's gates."""
+    """Sign the envelope of the timings measured for a profile's gates."""
     predicate = Measured(profile.body.hardware, {name: dict(one) for name, one in gates.items()})
     told = {"subject": subjects([(profile.body.name, profile.digest)]), "predicateType": MEASURED}
     return sign({"_type": STATEMENT, **told, "predicate": msgspec.to_builtins(predicate)}, key)
@@ -139,7 +139,7 @@ def attestation(
     store: Store, subject: Descriptor, envelopes: Iterable[bytes], measured: bytes | None = None
 ) -> Descriptor:
     """Put the envelopes of a thing's provenance into the store under one manifest, the evidence
-    last; → its descriptor."""
+    last; return its descriptor."""
     given = [(one, PREDICATE) for one in envelopes] + ([(measured, MEASURED)] if measured else [])
     layers = [(store.put(one, ENVELOPE_TYPE), kind) for one, kind in given]
     rootfs = {"type": "layers", "diff_ids": [one.digest for one, _ in layers]}
@@ -149,7 +149,7 @@ def attestation(
 
 
 def about(store: Store, root: Descriptor) -> str:
-    """The digest by which a thing is attested: a profile's envelope, an image's index."""
+    """Return the digest that attestations name: a profile's envelope or an image's index."""
     layers = map(Descriptor.read, store.document(root.digest).get("layers") or [])
     return next((one.digest for one in layers if one.media_type == ENVELOPE_TYPE), root.digest)
 
@@ -157,8 +157,8 @@ def about(store: Store, root: Descriptor) -> str:
 def check(
     store: Store, trust: Trust, manifest: str, wanted: str, bound: Collection[tuple[str, str]] = ()
 ) -> Measured | None:
-    """Hold an attestation to the digest that it has to be about, and to the (name, digest) of what
-    that was made of; return the evidence in it. Raises `Untrusted`, `Withdrawn`."""
+    """Check that an attestation is about the wanted digest and names all of its inputs, `bound`:
+    (name, digest). Returns the evidence in it. Raises `Untrusted`, `Withdrawn`."""
     document, told, used = store.document(manifest), set(), set()
     measured: Measured | None = None
     try:
@@ -192,12 +192,12 @@ def check(
 
 
 def told_of(statement: Mapping[str, Any]) -> set[str]:
-    """The digests of what a statement is about."""
+    """Return the digests of a statement's subjects."""
     return {f"sha256:{part['digest']['sha256']}" for part in statement["subject"]}
 
 
 def measured_of(store: Store, trust: Trust, profile: SignedProfile) -> Measured | None:
-    """Read the evidence of a profile; None where the store has none. Raises `Untrusted`."""
+    """Read the evidence of a profile; None if the store has none. Raises `Untrusted`."""
     if (attested := store.attested(profile.digest)) is None:
         return None
     bound = [(one.path, one.digest) for one in profile.body.model.files]
@@ -205,10 +205,10 @@ def measured_of(store: Store, trust: Trust, profile: SignedProfile) -> Measured 
 
 
 def attestation_problems(store: Store, trust: Trust) -> Iterator[str]:
-    """One line for each attestation that is not to be believed, and each image without one."""
+    """Yield one line for each attestation that is not trusted, and each image without one."""
     bound: dict[str, list[tuple[str, str]]] = {}
     for digest in envelopes(store).values():
-        with suppress(Untrusted):  # Told where profiles are.
+        with suppress(Untrusted):  # Reported with the profiles.
             files = read_profile(store.read(digest), trust).body.model.files
             bound[digest] = [(one.path, one.digest) for one in files]
     images = {
@@ -225,7 +225,7 @@ def attestation_problems(store: Store, trust: Trust) -> Iterator[str]:
             if found is None:
                 raise Untrusted("it names no attestation")
             check(store, trust, found, wanted, bound.get(wanted, ()))
-        except Withdrawn as error:  # Of what has no name any more, it is as it should be.
+        except Withdrawn as error:  # Right for a subject that no longer has a name.
             if wanted in {*images, *bound}:
                 yield f"attested/{one}: {error.message}"
         except Untrusted as error:
@@ -233,7 +233,7 @@ def attestation_problems(store: Store, trust: Trust) -> Iterator[str]:
 
 
 def attest_cell(work: Work) -> Result:
-    """The attestation of a cell's profile: what every stage gave, on which machine."""
+    """Attest a cell's profile: the result of every stage, and the machine."""
     signed, place = need(work, "sign").outputs["profile.dsse.json"], work.place
     own = Trust((place.key.public_key,), dated=False)
     profile = read_profile(work.store.read(signed.digest), own)
@@ -249,7 +249,7 @@ def attest_cell(work: Work) -> Result:
 def _document(
     subject: Descriptor, config: Descriptor, layers: Sequence[tuple[Descriptor, str]]
 ) -> dict[str, Any]:
-    """Write the manifest; each layer comes with its predicate's type."""
+    """Build the manifest; each layer comes with its predicate's type."""
     signature = {"dev.cosignproject.cosign/signature": ""}
     return {
         "schemaVersion": 2,

@@ -1,4 +1,4 @@
-"""Everything in a store against its digests: each thing that does not match."""
+"""A check of everything in a store against its digests, which lists each mismatch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .key import is_digest
 from .store import INDEX_TYPE, LAYOUT, MANIFEST_TYPE, Descriptor, Store, index_document, name_of
 
 COPIES = ("models", "profiles", "evidence")
-"""Folders for people and for the loader: whatever is in them is a blob too."""
+"""Folders for people and for the loader: each file in them is also a blob."""
 
 
 def problems(store: Store) -> Iterator[str]:
-    """One line for each thing of the store that is not what its name or digest says."""
+    """Yield one line for each thing of the store that does not match its name or digest."""
     blobs, layout = store.root / "blobs" / "sha256", store.root / "oci-layout"
     if not layout.is_file() or layout.read_bytes() != LAYOUT:
         yield "oci-layout does not say version 1.0.0"
@@ -43,7 +43,8 @@ def problems(store: Store) -> Iterator[str]:
 
 
 def named(store: Store) -> dict[str, Descriptor]:
-    """The manifests of the index by name. Raises `Untrusted` where it is not as it was written."""
+    """Return the manifests of the index by name. Raises `Untrusted` if the index is not as it was
+    written."""
     entries = store.index()
     try:
         found = {name_of(entry): Descriptor.read(entry) for entry in entries}
@@ -63,5 +64,5 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _node(path: Path) -> tuple[int, int]:
-    """What two names of the same bytes on the disk have in common."""
+    """Return an identity shared by all hard links of a file."""
     return (found := path.stat()).st_dev, found.st_ino

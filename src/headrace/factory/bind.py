@@ -1,4 +1,4 @@
-"""The last two stages: everything that was found in one document, and a signature over it."""
+"""The last two stages: one document with all findings, and a signature over it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bind(work: Work) -> Result:
 
 
 def sign_profile(work: Work) -> Result:
-    """Make an in-toto statement over the weights that says their profile, in a DSSE envelope."""
+    """Sign the profile: an in-toto statement about the weights in a DSSE envelope."""
     place: Place = work.place
     assert place.key is not None
     body = work.store.document(need(work, "profile").outputs["profile.json"].digest)

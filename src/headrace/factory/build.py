@@ -41,7 +41,7 @@ OPTIONAL = ("accuracy", "performance", "sbom", "advisories")
 
 @dataclass(slots=True)
 class BuildOptions:
-    """What a user asks of a build beside the engine's options."""
+    """Options of a build, in addition to the engine's."""
 
     store: str | None = option(None, "Folder of results; none: in the cache folder.")
     key: str | None = option(None, "Ed25519 key (PEM); none: an own one, made at its first use.")
@@ -77,11 +77,11 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What a build ended with."""
+    """The outcome of a build."""
 
     steps: list[Step]
     profile: Descriptor | None
-    """The signed envelope; None where a gate failed."""
+    """The signed envelope; None if a gate failed."""
     page: Path
 
     @property
@@ -96,14 +96,14 @@ class CellResult:
 
 
 class Shared:
-    """What many builds need and find once: models, stores, keys, results that are kept."""
+    """Objects that many builds share: models, stores, keys, kept results."""
 
     def __init__(self) -> None:
         self.known: Known = {}
         self._found: dict[Any, Any] = {}
 
     def once(self, about: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make` gave the first time that it was asked about this."""
+        """Return the result of the first call of `make` for this key."""
         if about not in self._found:
             self._found[about] = make()
         made: Made = self._found[about]
@@ -111,7 +111,7 @@ class Shared:
 
 
 class Build:
-    """A planned build; `run` does what is missing."""
+    """A planned build; `run` runs the missing stages."""
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class Build:
         *,
         shared: Shared | None = None,
     ) -> None:
-        """Find the model and make the graph. Raises what a wrong model, option, reference or key
-        raises. `shared`: what the cells of a fleet need not find twice."""
+        """Find the model and make the graph. Raises the errors of a wrong model, option, reference
+        or key. `shared`: objects that the cells of a fleet find once."""
         self._known = shared.known if shared else None
         shared = shared or Shared()
         self.store = shared.once(
@@ -150,7 +150,7 @@ class Build:
         self._fresh = _listed(options.fresh, [one.name for one in self._graph.stages], "fresh")
 
     def plan(self) -> list[Step]:
-        """What `run` would find and do."""
+        """Return the steps that `run` would find or do."""
         steps = self._graph.plan(self.store, fresh=self._fresh, known=self._known)
         if all(step.result for step in steps):
             return steps
@@ -158,7 +158,7 @@ class Build:
         return self._graph.plan(self.store, before=before, fresh=self._fresh, known=self._known)
 
     def run(self, watch: Watch = lambda _what, _step: None) -> CellResult:
-        """Do what is missing, give the profile its name in the store, write the evidence."""
+        """Run the missing stages, name the profile in the store, write the evidence."""
         before = self.store.remembered(self.cell)
         steps = self._graph.run(
             self.store, place=self._place, before=before, fresh=self._fresh, watch=watch
@@ -180,7 +180,7 @@ class Build:
 
 
 def cell_name(source: Source, engine: EngineOptions, quantised: str | None = None) -> str:
-    """A name that can be read: model, what it was quantised to, processor, and a digest of the
+    """Return a readable name: model, target of its quantisation, processor, and a digest of the
     options that are set."""
     here, options = hardware_class(), bound_options(engine)
     model = re.sub(r"[^a-z0-9.]+", "-", source.name.lower()).strip("-.") or "model"
@@ -211,7 +211,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
     advisories = {
         "data": known and known.digest,
         "accepted": _names(wanted.accept_advisories),
-        # What passed with data of those days does not pass when they are over.
+        # Data that passed becomes too old after those days.
         "stale": known is not None and known.older_than(days),
         "most_days": days,
     }
@@ -269,7 +269,7 @@ def _text_digest(text: str) -> str:
 
 @functools.cache
 def _corpus_digest() -> str:
-    """Digest of the text that accuracy reads, made once a process: it takes a tenth of a second."""
+    """Hash the accuracy corpus, once per process: it takes a tenth of a second."""
     return digest_of("\n".join(stdlib_corpus()).encode())
 
 

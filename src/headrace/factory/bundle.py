@@ -1,6 +1,6 @@
-"""What leaves a store and what is taken in: by name, with all that it needs, perhaps in one file.
+"""Bundles: things with all that they need, exported to one file and imported again.
 
-Nothing that comes has a name here before its digests and, of a profile, its signature were checked.
+Nothing imported has a name here before its digests, and a profile's signature, were checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from .store import (
 
 
 def shipped(store: Store, rings: Rings, name: str) -> Descriptor:
-    """What a name means: of a ring, a profile or an image. Raises `NotFound`, `Untrusted`."""
+    """Return the profile or image that a name means, or the profile of a ring. Raises `NotFound`,
+    `Untrusted`."""
     found = named(store).get(name)
     if found is not None and found.media_type == INDEX_TYPE:
         return found
@@ -40,7 +41,7 @@ def shipped(store: Store, rings: Rings, name: str) -> Descriptor:
 
 
 def write_bundle(store: Store, things: Mapping[str, Descriptor], path: Path) -> int:
-    """Write an OCI layout with these and all that they need into one tar; → its bytes.
+    """Write an OCI layout with these things and all that they need into one tar; return its bytes.
 
     The same things give the same bytes.
     """
@@ -58,7 +59,7 @@ def write_bundle(store: Store, things: Mapping[str, Descriptor], path: Path) -> 
 
 
 def read_bundle(store: Store, path: Path) -> dict[str, Descriptor]:
-    """Take every blob of a bundle into the store, each by its digest; → what it names."""
+    """Read every blob of a bundle into the store by its digest; return the things that it names."""
     found: dict[str, Descriptor] = {}
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
@@ -83,7 +84,7 @@ def read_bundle(store: Store, path: Path) -> dict[str, Descriptor]:
 
 
 def panels(store: Store, rings: Rings, name: str) -> Descriptor | None:
-    """The panels of the profile that a name means, where the store has such."""
+    """Return the manifest of the profile's panels, if the store has them."""
     if (found := named(store).get(name)) is not None and found.media_type == INDEX_TYPE:
         return None
     body = rings.find(name).body
@@ -93,17 +94,17 @@ def panels(store: Store, rings: Rings, name: str) -> Descriptor | None:
 
 
 def beside(store: Store, root: Descriptor) -> Descriptor | None:
-    """The attestation of what is shipped, where there is one. Raises `Untrusted`."""
+    """Return the attestation of a shipped thing, if there is one. Raises `Untrusted`."""
     if (digest := store.attested(about(store, root))) is None:
         return None
     return Descriptor(digest=digest, size=len(store.read(digest)), media_type=MANIFEST_TYPE)
 
 
 def take_in(store: Store, things: Mapping[str, Descriptor], trust: Trust) -> list[str]:
-    """Give what came its names, once all of it is there and every signature was checked.
+    """Name the imported things, once all of them are there and every signature was checked.
 
-    A profile has the name that is signed; an image needs its provenance. Raises `Untrusted`; then
-    nothing has a name.
+    A profile gets the name that is signed; an image needs its provenance. Raises `Untrusted`; then
+    nothing gets a name.
     """
     names: dict[str, Descriptor] = {}
     attested: dict[str, str] = {}

@@ -1,9 +1,9 @@
 """Python's bytecode for a layer, the same from every builder.
 
-The image's root cannot be written, so what is not compiled in advance is compiled at every start.
-It is compiled by the base's own Python, run from a folder by its own loader, and written in
-marshal's second version: later ones mark what happens to be referred to twice in the memory of the
-process. The header says that nobody need compare it with the source.
+The image's root is read-only, so anything not compiled in advance would be compiled at every start.
+The base's own Python compiles, run from a folder by its own loader. It writes marshal's second
+version: later ones mark objects that happen to be referenced twice in the memory of the process.
+The header says that it need not be compared with the source.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ for path in sys.stdin.read().split("\0"):
         file.write(head + marshal.dumps(code, 2))
 """
 SELDOM = {"f2py", "lexers", "lib2to3", "pydoc_data", "test", "tests"}
-"""Folders of what no server imports, a sixth of all."""
+"""Folders that no server imports, a sixth of all."""
 LOADERS = {
     "x86_64": "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
     "aarch64": "lib/aarch64-linux-gnu/ld-linux-aarch64.so.1",
@@ -53,10 +53,10 @@ def unpacked(entries: Mapping[str, Entry], root: Path) -> None:
 def compiled(
     entries: Mapping[str, Entry], python: Path, version: str, work: Path
 ) -> dict[str, Entry]:
-    """The entries with bytecode beside each source that compiles.
+    """Add the bytecode of each source that compiles; return all entries.
 
-    `python`: folder with a layer in which Python of this version is, for this machine; `work`: an
-    empty folder. Raises `ModelFileError` where it does not run.
+    `python`: folder with a layer that has Python of this version, for this machine; `work`: an
+    empty folder. Raises `ModelFileError` if it does not run.
     """
     sources = {
         name: one

@@ -1,8 +1,8 @@
-"""A Helm chart for one profile: its templates are data, its values and their schema are made.
+"""A Helm chart for one profile: its templates are data, its values and their schema are generated.
 
-The chart binds image and profile by digest, and the public keys that its pods believe. What may be
-set is an option of the server, with the bounds that it has here; those of the engine are bound by
-the profile.
+The chart binds image and profile by digest, and the public keys that its pods trust. Its values can
+set the server's options, with the bounds that they have here. The profile binds those of the
+engine.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ KINDS = {"str": "string", "bool": "boolean", "int": "integer", "float": "number"
 PINNED = r"^[^@\s]+/[^@\s]+@sha256:[0-9a-f]{64}$"
 """A reference to a registry by digest."""
 FRAMES = "Deployment", "StatefulSet", "LeaderWorkerSet", "InferenceService"
-"""What keeps so many of the one pod running."""
+"""Kubernetes kinds that keep replicas of the one pod running."""
 
 
 WAYS = "load", "volume", "auto"
-"""How weights come to a pod: by its own loader, mounted by the cluster, or mounted where that is
-new enough."""
+"""Ways for weights to reach a pod: its own loader, a mount of the cluster, or a mount where the
+cluster is new enough."""
 
 
 def write_chart(
@@ -45,9 +45,9 @@ def write_chart(
     panels: str | None = None,
     trusted: dict[str, str],
 ) -> None:
-    """Write the chart. `image`, `reference` (where the profile was published): by digest.
+    """Write the chart. `image`, `reference` (the published profile): by digest.
 
-    `weights`, `panels`: digests of their manifests, which are published beside the profile.
+    `weights`, `panels`: digests of their manifests, which are published next to the profile.
     `trusted`: public keys (PEM) by file name. Raises `OptionError`.
     """
     for param, given in (("image", image), ("reference", reference)):
@@ -98,7 +98,7 @@ def write_chart(
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of the chart's values (draft 7, which Helm reads)."""
+    """Build the JSON schema of the chart's values (draft 7, which Helm reads)."""
     text, objects = {"type": "string"}, {"type": "array", "items": {"type": "object"}}
     pinned = {"type": "string", "pattern": PINNED}
     digest = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
@@ -138,7 +138,7 @@ def schema() -> dict[str, Any]:
         "autoscale": _object(scale, needed=True),
         "picker": {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"},
     }
-    # KServe makes services and scales by itself.
+    # KServe creates services and scales on its own.
     own = {"monitor": {"const": False}, "autoscale": {"properties": {"prometheus": {"const": ""}}}}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -150,7 +150,7 @@ def schema() -> dict[str, Any]:
 
 
 def _rule(hint: str, rules: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one option; `hint`: its type as it is written."""
+    """Build the schema of one option. `hint`: the text of its type."""
     made: dict[str, Any] = {"type": KINDS[hint.split(" | ")[0]], "description": rules["help"]}
     if "choices" in rules:
         made["enum"] = list(rules["choices"])

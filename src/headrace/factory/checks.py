@@ -1,4 +1,4 @@
-"""What is asked of a model's files before one of them is read as a model."""
+"""Checks of a model's files before one of them is read as a model."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ FILE_TYPE = "application/vnd.headrace.model.file"
 OPEN_LICENCES = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "isc", "cc0-1.0", "cc-by-4.0")
 """Licences that ask for nothing but a notice, by SPDX's names."""
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz", ".h5")
-"""Endings of files that may run code when they are read, or are of formats that may hold such."""
+"""Endings of files that may run code when they are read, or whose formats may hold such files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the stages of a model are given that changes no result."""
+    """Inputs of a model's stages that change no result."""
 
     source: Source
     engine: EngineOptions
-    """Says where to keep repacked weights, and whether the network may be used."""
+    """Folder of repacked weights, and whether the network may be used."""
     key: CryptoSigner | None = None
     reference: Reference | None = None
     lock: str | None = None
     progress: Any = None
     advisories: Any = None
-    """The `Snapshot` that the user brought, if one was."""
+    """The `Snapshot` that the user supplied, if any."""
 
 
 def need(work: Work, name: str) -> Result:
-    """The result of a stage that this one needs, whatever model's it is."""
+    """Return the result of a stage that this one needs, of any model."""
     return next(one for key, one in work.inputs.items() if key.rpartition("/")[2] == name)
 
 
 def model_files(work: Work) -> Mapping[str, Descriptor]:
-    """The files that are measured and signed, by path: those that were quantised, where a stage
-    did so, else those that were fetched."""
+    """Return the files to measure and sign, by path: the quantised ones if a stage made them, else
+    those that were fetched."""
     made = [one for key, one in work.inputs.items() if key.rpartition("/")[2] == "quantise"]
     return (made[0] if made else need(work, "fetch")).outputs
 
 
 def undecided(reason: str, **figures: Any) -> Result:
-    """A gate that was not evaluated."""
+    """Return the result of a gate that was not evaluated."""
     return Result(outcome=Outcome.NOT_EVALUATED, reason=reason, figures=figures)
 
 
@@ -73,7 +73,7 @@ def fetch(work: Work) -> Result:
 
 
 def verify(work: Work) -> Result:
-    """Do the bytes in the store have the digests that the catalog pins?"""
+    """Check that the bytes in the store have the digests that the catalog pins."""
     files = need(work, "fetch").outputs
     expected = {path: digest for path, digest, _size in work.stage.parameters["files"]}
     wrong = [
@@ -89,7 +89,7 @@ def verify(work: Work) -> Result:
 
 
 def check_format(work: Work) -> Result:
-    """Are the weights in formats that hold numbers and no code?"""
+    """Check that the weights are in formats that hold numbers and no code."""
     files = need(work, "fetch").outputs
     pickled = [path for path in files if path.lower().endswith(PICKLED)]
     for path, one in files.items():
@@ -109,7 +109,7 @@ def check_format(work: Work) -> Result:
 
 
 def check_licence(work: Work) -> Result:
-    """Is the licence one that was accepted?"""
+    """Check that the licence is an accepted one."""
     licence, accepted = work.stage.parameters["licence"], work.stage.parameters["accepted"]
     if not licence:
         return undecided("the model names no licence")

@@ -1,9 +1,9 @@
-"""A fleet on the machines of a Ray cluster, which name what they are as resources.
+"""A fleet on the machines of a Ray cluster, which declare their kind as resources.
 
-A cell for a kind of machine takes one unit of the resource of that name, so a machine that declares
-one runs one at a time. Ray carries words and how a cell ended; everything else is in the store,
-which all machines see under one path. A task whose machine is lost starts anew elsewhere: what had
-ended there is kept, as after any kill.
+A cell for a kind of machine takes one unit of the resource of that name. A machine that declares
+one unit thus runs one cell at a time. Ray carries commands and how a cell ended; everything else is
+in the store, which all machines see under one path. If a task's machine is lost, the task restarts
+elsewhere and finds the finished stages, as after any kill.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ with needing("--on ray needs", "ray", param="on"):
     from ray.exceptions import RayError
 
 FLIGHT = 256
-"""Tasks that Ray is given at once."""
+"""Tasks submitted to Ray at once."""
 PATIENCE = 10.0
-"""Seconds without a task that ends, after which a kind of machine has to be in the cluster."""
+"""Seconds without a finished task after which a kind of machine must be in the cluster."""
 BROKEN = -1
 """Status of a cell whose task was lost."""
 
@@ -34,7 +34,8 @@ class RayCluster:
     """The cluster that Ray finds: `RAY_ADDRESS`, or one that was started on this machine."""
 
     def __init__(self, build: Callable[[Cell], tuple[int, str]] = build_cell) -> None:
-        """`build`: what a task does with its cell. Raises `OptionError` where no cluster is."""
+        """Connect to the cluster. `build`: a task's work on its cell. Raises `OptionError` without
+        a cluster."""
         self._build = build
         try:
             ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
@@ -43,7 +44,7 @@ class RayCluster:
             raise OptionError(f"no Ray cluster can be reached: {reason:.200}", param="on") from None
 
     def plan(self, cells: list[Cell]) -> list[Planned]:
-        """How each cell stands: on the kind of machine that it is for, all of one kind at once."""
+        """Plan each cell on the kind of machine that it is for, all of one kind in one task."""
         kinds: dict[str, list[int]] = defaultdict(list)
         for place, cell in enumerate(cells):
             kinds[cell.hardware].append(place)
@@ -58,7 +59,7 @@ class RayCluster:
         return [found[place] for place in range(len(cells))]
 
     def build(self, cells: list[Cell]) -> Iterator[tuple[int, int, str]]:
-        """(place, exit status, last of what was printed) of each cell, as they end."""
+        """Yield (place, exit status, last line printed) of each cell, as they end."""
         work = ((at, cell.hardware, self._build, cell) for at, cell in enumerate(cells))
         for place, ended in self._run(work):
             yield place, *((BROKEN, ended) if isinstance(ended, str) else ended)
@@ -66,12 +67,12 @@ class RayCluster:
     def _run(
         self, work: Iterable[tuple[Any, str, Callable[[Any], Any], Any]]
     ) -> Iterator[tuple[Any, Any]]:
-        """(place, what its task gave, or why it gave nothing), as they end.
+        """Yield (place, the task's result, or the reason of its failure), as tasks end.
 
-        `work`: place, kind of machine, function and what it is given.
+        `work`: place, kind of machine, function and its argument.
         """
         running: dict[Any, tuple[Any, str]] = {}
-        remote = cache(ray.remote)  # Each call makes what Ray takes for another kind of task.
+        remote = cache(ray.remote)  # Ray takes each new remote function for another kind of task.
         waiting = iter(work)
         while True:
             for place, kind, function, given in islice(waiting, FLIGHT - len(running)):

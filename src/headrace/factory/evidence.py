@@ -48,7 +48,7 @@ whoever serves it decides.</p>
 def page(
     cell: str, steps: Sequence[Step], profile: Descriptor | None, hardware: Mapping[str, Any]
 ) -> bytes:
-    """One HTML file that needs nothing beside itself."""
+    """Return one self-contained HTML file."""
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     rows = [_row(step) for step in steps]
     return (

@@ -1,7 +1,7 @@
 """Many cells: models by recipes by kinds of machines from one file, planned, built by processes.
 
-What is unchanged is found by planning and starts no process. A cell is built by the command that
-builds one; the store sees to it that cells which share a stage run it once, wherever they are.
+Planning finds unchanged cells, which start no process. A cell is built by `headrace factory build`.
+The store makes cells that share a stage run it once, wherever they are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .build import Build, BuildOptions, Shared
 from .stage import Outcome
 
 TRIES = 3
-"""Starts of a cell whose process is killed; one that fails is not tried again."""
+"""Starts of a cell whose process is killed; a cell that fails is not tried again."""
 KIND = re.compile(r"([a-z0-9](?!emory$)[a-z0-9._-]{0,62})?")
 """A kind of machine; Ray counts `memory` itself."""
 BUILD = ("quantise_to", "least_share", "at_least")
-"""Options of the build that a recipe may set; the others are the whole fleet's."""
+"""Build options that a recipe may set; the others are the whole fleet's."""
 FIELDS = "models", "recipes", "hardware", "build"
 
 
@@ -36,10 +36,11 @@ class Cell:
     engine: EngineOptions
     wanted: BuildOptions
     hardware: str = ""
-    """Kind of machine that it is for, as a cluster's machines name themselves; "": any."""
+    """Kind of machine that it is for, as a cluster's machines declare themselves; "": any."""
 
     def words(self, *first: str) -> list[str]:
-        """The command that builds it, after `python -m headrace`; `first`: its first options."""
+        """Return the command that builds it, after `python -m headrace`; `first`: its first
+        options."""
         words = ["factory", "build", *first]
         for record in (self.engine, self.wanted):
             given, default = asdict(record), asdict(type(record)())
@@ -54,7 +55,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellEnd:
-    """How a cell ended: kept, built, failed (a gate), or broken (with the reason)."""
+    """The end of a cell: kept, built, failed (a gate), or broken (with the reason)."""
 
     cell: Cell
     name: str
@@ -63,15 +64,15 @@ class CellEnd:
 
 
 Executor = Callable[[list[Cell]], Iterator[tuple[int, int, str]]]
-"""(place, exit status, last of what was printed) of each cell, as they end."""
+"""(place, exit status, last line printed) of each cell, as they end."""
 Planned = tuple[str, str, str]
-"""A cell's name, how it stands ("" where something is to run), and why."""
+"""A cell's name, its state ("" if something is to run), and the reason."""
 
 
 def read_fleet(path: Path, store: str | None = None) -> list[Cell]:
-    """The cells of a file: every model by every recipe on every kind of machine.
+    """Read the cells of a file: every model by every recipe on every kind of machine.
 
-    Raises `OptionError` with what is wrong.
+    Raises `OptionError` with the reason.
     """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -107,7 +108,7 @@ def read_fleet(path: Path, store: str | None = None) -> list[Cell]:
 
 
 def plan_cells(cells: Iterable[Cell]) -> Iterator[Planned]:
-    """How each cell stands on this machine; what is wrong with one stops no other."""
+    """Plan each cell on this machine; an error in one stops no other."""
     shared = Shared()
     for cell in cells:
         try:
@@ -127,7 +128,7 @@ def run_fleet(
     execute: Executor,
     plan: Callable[[list[Cell]], Iterable[Planned]] = plan_cells,
 ) -> Iterator[CellEnd]:
-    """Plan all, build what has something to run; → each cell's end, kept ones first."""
+    """Plan all cells, build those with stages to run; yield each cell's end, kept ones first."""
     waiting: list[tuple[Cell, str]] = []
     for cell, (name, end, why) in zip(cells, plan(cells), strict=True):
         if end:
@@ -140,7 +141,7 @@ def run_fleet(
 
 
 def locally(workers: int) -> Executor:
-    """Processes of this machine, so many at once."""
+    """Return an executor that runs up to `workers` processes of this machine at once."""
 
     def execute(cells: list[Cell]) -> Iterator[tuple[int, int, str]]:
         with ThreadPoolExecutor(workers) as pool:
@@ -152,12 +153,12 @@ def locally(workers: int) -> Executor:
 
 
 def build_cell(cell: Cell) -> tuple[int, str]:
-    """(exit status, last line that was printed) of the command that builds a cell."""
+    """Run the command that builds a cell; return (exit status, last line printed)."""
     return run_command(cell.words("--json"))
 
 
 def run_command(words: list[str]) -> tuple[int, str]:
-    """(exit status, last line that was printed); a process that is killed is started anew."""
+    """Run a command, restarted if it is killed; return (exit status, last line printed)."""
     command = [sys.executable, "-m", "headrace", *words]
     for _ in range(TRIES):
         done = subprocess.run(command, capture_output=True, text=True, check=False)

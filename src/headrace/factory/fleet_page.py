@@ -15,7 +15,7 @@ from .lake import Lake
 POINTS = 120
 """Slices of time in a chart."""
 MOST = 200
-"""Rows of a table; what is beyond is said."""
+"""Rows of a table; the page reports the number of further ones."""
 LATENCIES = {
     "Time to first token": "vllm:time_to_first_token_seconds",
     "Inter-token latency": "vllm:inter_token_latency_seconds",
@@ -44,7 +44,7 @@ WHERE name IN ('headrace_certified_share', 'headrace_profile_info') GROUP BY ALL
 
 
 def fleet_page(lake: Lake) -> str:
-    """The page, which needs nothing beside itself. Raises `Untrusted`, `OptionError`."""
+    """Make the page, which is self-contained. Raises `Untrusted`, `OptionError`."""
     with lake.open() as database:
         database.execute(
             "CREATE MACRO grown_or_new(grown, value) AS "
@@ -114,7 +114,7 @@ def _services(database: Any) -> list[list[Any]]:
 
 
 def _latencies(database: Any) -> list[Chart]:
-    """Means between scrapes: what a histogram's sum has grown by, over what its count has."""
+    """Chart means between scrapes: growth of a histogram's sum over growth of its count."""
     made = []
     for title, name in LATENCIES.items():
         names = [f"{name}_sum", f"{name}_count"]
@@ -134,7 +134,7 @@ def _errors(database: Any) -> list[Chart]:
 
 
 def _over_time(title: str, unit: str, points: list[tuple[str, datetime, float]]) -> Chart:
-    """A line a service, of at most `POINTS` slices with their means."""
+    """Chart one line per service, of at most `POINTS` slices of time with their means."""
     first, last = points[0][1], max(when for _, when, _ in points)
     width = max((last - first).total_seconds() / POINTS, 1e-6)
     slices: dict[str, dict[int, list[float]]] = {}

@@ -1,8 +1,8 @@
-"""The graph of stages: planned without running anything, run from where it stands.
+"""The graph of stages: planned without running anything, continued from the kept results.
 
-A stage runs where nothing is kept under its key, or where what was kept is damaged. One process
-runs one stage at a time, under the lock of its key: another one that wants the same stage waits and
-finds it. Whoever dies in a stage leaves all stages before it as they were.
+A stage runs if nothing is kept under its key, or if the kept result is damaged. One process runs
+one stage at a time, under the lock of its key. Another process that needs the same stage waits and
+then finds its result. A process killed in a stage leaves all earlier stages intact.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Step:
 
     stage: Stage
     document: Mapping[str, Any] | None = None
-    """What its key is of; None where a stage that it needs has yet to run."""
+    """The document of its key; None while a stage that it needs has yet to run."""
     manifest: Descriptor | None = None
     result: Result | None = None
     ran: bool = False
     why: str = ""
-    """Why it is to run, has run, or cannot."""
+    """Reason why it is to run, has run, or cannot."""
 
     @property
     def key(self) -> str | None:
@@ -38,18 +38,18 @@ class Step:
 
 
 Watch = Callable[[str, Step], None]
-"""Told of each step: "kept", "starts", "waits", "ended" or "blocked"."""
+"""Callback for each step: "kept", "starts", "waits", "ended" or "blocked"."""
 
 
 Known = dict[str, tuple[Descriptor, Result]]
-"""What is kept under a key, once it was read and found whole."""
+"""Kept results by key, once they were read and found complete."""
 
 
 class Graph:
     """Stages in an order in which each comes after those it needs."""
 
     def __init__(self, stages: Iterable[Stage], recipes: Mapping[str, Recipe]) -> None:
-        """Raise `InvalidRequest` for two of one name, a need that is absent, or a circle."""
+        """Raise `InvalidRequest` for a duplicate name, a missing need, or a cycle."""
         named: dict[str, Stage] = {}
         for stage in stages:
             if stage.name in named:
@@ -72,11 +72,11 @@ class Graph:
         fresh: Collection[str] = (),
         known: Known | None = None,
     ) -> list[Step]:
-        """What a run would find and do; nothing runs.
+        """Return the steps that a run would find or do; nothing runs.
 
-        `before`: manifests of an earlier run by stage, which say what has changed. `fresh`: stages
-        that are to run whatever is kept. `known`: what other graphs of
-        one fleet found; key documents are then looked at by their size alone.
+        `before`: manifests of an earlier run by stage, which show what has changed. `fresh`: stages
+        to run even if a result is kept. `known`: results that other graphs of one fleet found; of
+        key documents only the size is then checked.
         """
         done: dict[str, Step] = {}
         for stage in self.stages:
@@ -92,10 +92,10 @@ class Graph:
         fresh: Collection[str] = (),
         watch: Watch = lambda _what, _step: None,
     ) -> list[Step]:
-        """Do what is to be done; → every stage with its result.
+        """Run the missing stages; return every stage with its result.
 
-        A stage that needs a gate that failed is left out and says so. What a recipe raises ends
-        the run; all that ended before is kept.
+        A stage that needs a failed gate is left out and says so. An exception of a recipe ends the
+        run; all earlier results are kept.
         """
         done: dict[str, Step] = {}
         for stage in self.stages:
@@ -172,7 +172,8 @@ class Graph:
 
 @lru_cache(maxsize=64)
 def _order(needs: tuple[tuple[str, tuple[str, ...]], ...]) -> list[str]:
-    """Names in an order in which each comes after those it needs; the cells of a fleet share it."""
+    """Order names so that each comes after those it needs; the cells of a fleet share the
+    result."""
     try:
         return list(TopologicalSorter(dict(needs)).static_order())
     except CycleError as error:
@@ -180,9 +181,9 @@ def _order(needs: tuple[tuple[str, tuple[str, ...]], ...]) -> list[str]:
 
 
 def kept(store: Store, key: str, quick: bool = False) -> tuple[Descriptor, Result] | str:
-    """(manifest, result) under a key; otherwise what is wrong with it, "" where there is none.
+    """Return (manifest, result) under a key, or the reason why not: "" if nothing is kept.
 
-    `quick`: the key's document, of which nothing is read here, is looked at by its size alone.
+    `quick`: check only the size of the key's document, which is not read here.
     """
     try:
         digest = store.kept(key)

@@ -1,9 +1,8 @@
 """The engine's image without a daemon: three layers for each processor, and an index over them.
 
 base: Python and its libraries from Debian's packages, by their digests in `debian.json`. libraries:
-the wheels of the lock, by its hashes. engine: this package, from a wheel or as it is here. There is
-no shell in it and no model; whoever runs it is user 65532 and needs nothing to be written but
-`/cache` and `/tmp`.
+the wheels of the lock, by its hashes. engine: this package, from a wheel or as installed here. The
+image has no shell and no model. It runs as user 65532 and writes only to `/cache` and `/tmp`.
 """
 
 from __future__ import annotations
@@ -42,53 +41,54 @@ if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-"""OCI's name of a processor, and everybody else's."""
+"""Processors: OCI's name, and the usual one."""
 SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
-"""Where Debian's Python looks for packages by itself."""
+"""Folder of packages that Debian's Python searches by default."""
 _METADATA = re.compile(rf"{SITE}/[^/]+\.dist-info/METADATA")
 GLIBC = range(17, 37)
-"""Versions 2.x that a wheel may ask for: up to that of the base."""
+"""Versions 2.x that a wheel may require: up to that of the base."""
 LOCK = PACKAGE.parents[1] / "deploy" / "image.lock"
-"""Lock of a checkout, with what checks profiles: `make lock` writes it."""
+"""Lock of a checkout, including the packages that check profiles; `make lock` writes it."""
 PINNED = Path(__file__).parent / "debian.json"
-"""Written by `deploy/debian.py`."""
+"""Pinned packages, written by `deploy/debian.py`."""
 APT = Path("/etc/apt")
-"""What a Debian knows of mirrors."""
+"""Folder of apt's configuration, which names mirrors."""
 USER = 65532
-"""Nobody's number, as other images without a shell have it."""
+"""Unprivileged user id, as in other images without a shell."""
 MOST_SECONDS = 300
-"""Time in which one package has to come."""
+"""Seconds for the download of one package."""
 
 
 @dataclass(frozen=True)
 class ImagePlace:
-    """Where packages come from, which changes no result: they are known by their digests."""
+    """Sources of packages. They change no result: packages are known by their digests."""
 
     mirror: str
-    """URL or folder of Debian's packages; empty: none is known."""
+    """URL or folder of Debian's packages; empty if none is known."""
     lock: str
     wheels: Path | None
-    """Folder with wheels: of this package, and of the lock's where no index is asked."""
+    """Folder with wheels: of this package, and of the lock's if no index is used."""
     offline: bool
     room: Path
-    """A folder that goes with the run."""
+    """A folder that is removed after the run."""
     own: list[list[str]]
     """(path, SHA-256) of Debian's packages for this machine, whose Python compiles all layers."""
 
     @cached_property
     def packages(self) -> dict[str, Entry]:
-        """What the own packages unpack to."""
+        """Entries unpacked from the own packages."""
         return _unpacked(self, self.own)
 
     @cached_property
     def python(self) -> Path:
-        """Folder in which they are unpacked."""
+        """Folder with those packages unpacked."""
         unpacked(self.packages, root := self.room / "python")
         return root
 
 
 def own_mirror() -> str:
-    """Address below which this machine's apt finds Debian, with a slash; empty: nowhere."""
+    """Return the base address of this machine's apt mirror of Debian, with a slash; empty if
+    none."""
     for file in (*sorted(APT.glob("sources.list.d/*")), APT / "sources.list"):
         text = file.read_text(errors="replace") if file.is_file() else ""
         if found := re.search(r"^(?:deb|URIs:)[^\n#]*?(https?://\S+/)debian/?\s", text, re.M):
@@ -97,7 +97,7 @@ def own_mirror() -> str:
 
 
 class ImageBuild:
-    """A planned image; `run` does what is missing."""
+    """A planned image; `run` runs the missing stages."""
 
     def __init__(
         self,
@@ -110,7 +110,8 @@ class ImageBuild:
         mirror: str | None = None,
         offline: bool = False,
     ) -> None:
-        """Raise `InvalidRequest` for an architecture or a file that is not there."""
+        """Plan the image. Raises `InvalidRequest` for an unknown architecture or an unreadable
+        file."""
         if strange := [one for one in architectures if one not in MACHINES]:
             raise InvalidRequest(
                 f"{strange[0]!r} is none of {', '.join(MACHINES)}", param="architectures"
@@ -171,7 +172,7 @@ class ImageBuild:
         self._key, self._graph = key, Graph(stages, recipes)
 
     def run(self, watch: Watch = lambda _what, _step: None) -> list[Step]:
-        """Do what is missing; give the image its name in the store."""
+        """Run the missing stages; name the image in the store."""
         with TemporaryDirectory(dir=self.store.root / "tmp") as room:
             place = self._place(room=Path(room))
             steps = self._graph.run(self.store, place=place, watch=watch)
@@ -183,7 +184,8 @@ class ImageBuild:
         return steps
 
     def _engine(self, architecture: str) -> dict[str, Entry]:
-        """The package's files: of its wheel for this processor, else as they are here."""
+        """Return the package's files: from its wheel for this processor, else as they are installed
+        here."""
         machine = MACHINES[architecture]
         wheels = sorted((self._wheels or Path()).glob(f"headrace-*{machine}.whl"))
         if not wheels and machine != platform.machine():
@@ -212,7 +214,7 @@ class ImageBuild:
         return found
 
     def _attest(self, work: Work) -> Result:
-        """The image's provenance: Debian's packages, the lock, the engine's files."""
+        """Attest the image: Debian's packages, the lock, the engine's files."""
         made = need(work, "image").outputs
         index = made["index.json"]
         told = [(self.name, index.digest)]
@@ -227,7 +229,7 @@ class ImageBuild:
 
 
 def _base(work: Work) -> Result:
-    """Unpack Debian's packages; add a user, and the two folders that may be written."""
+    """Unpack Debian's packages; add a user and the two writable folders."""
     place: ImagePlace = work.place
     packages = work.stage.parameters["packages"]
     entries = dict(place.packages) if packages == place.own else _unpacked(place, packages)
@@ -253,7 +255,7 @@ def _unpacked(place: ImagePlace, packages: list[list[str]]) -> dict[str, Entry]:
 
 
 def _fetched(client: httpx.Client, place: ImagePlace, path: str) -> bytes:
-    """One of Debian's packages, from the mirror or a folder."""
+    """Fetch one of Debian's packages from the mirror or a folder."""
     if not place.mirror:
         raise DownloadError(
             "no mirror of Debian is known here; --debian takes an address or a folder of packages"
@@ -269,13 +271,13 @@ def _fetched(client: httpx.Client, place: ImagePlace, path: str) -> bytes:
 
 
 def _libraries(work: Work) -> Result:
-    """Unpack the lock's wheels, which pip fetches by their hashes for the other processor too."""
+    """Unpack the lock's wheels, which pip fetches by their hashes, also for the other processor."""
     place: ImagePlace = work.place
     machine = MACHINES[work.stage.parameters["architecture"]]
     tags = [f"manylinux_2_{minor}_{machine}" for minor in GLIBC] + [f"manylinux2014_{machine}"]
     with TemporaryDirectory(dir=work.store.root / "tmp") as name:
         wheels, lock = Path(name), Path(name) / "lock"
-        pins = locked(place.lock, machine)  # pip would ask its own Python about conditions.
+        pins = locked(place.lock, machine)  # pip would evaluate conditions for its own Python.
         lock.write_text("".join(map(_requirement, pins)), encoding="utf-8")
         words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", name]
         words += ["--require-hashes", "--only-binary=:all:", "--requirement", str(lock)]
@@ -305,7 +307,7 @@ def _requirement(pin: Pin) -> str:
 
 
 def _installed(entries: dict[str, Entry]) -> set[tuple[str, str]]:
-    """(package, version) as the files say it: what a scanner of the image finds."""
+    """Return (package, version) as the files name them: a scanner of the image finds the same."""
     found = set()
     for name, entry in entries.items():
         if _METADATA.fullmatch(name) and entry.read is not None:
@@ -315,7 +317,7 @@ def _installed(entries: dict[str, Entry]) -> set[tuple[str, str]]:
 
 
 def _named(package: str) -> str:
-    """A package's name in one spelling, as the index has it."""
+    """Return a package's name in the index's normalised spelling."""
     return re.sub("[-_.]+", "-", package).lower()
 
 
@@ -328,7 +330,7 @@ def _layer(work: Work, entries: dict[str, Entry]) -> Result:
 
 
 def _image(work: Work) -> Result:
-    """Write configuration and manifest of each processor, and the index over them."""
+    """Write the configuration and manifest of each processor, and the index over them."""
     manifests: list[object] = []
     outputs: dict[str, Descriptor] = {}
     for one in work.stage.parameters["architectures"]:

@@ -1,4 +1,4 @@
-"""Keys: one digest of all that can change what a stage gives."""
+"""Keys: one digest of everything that can change a stage's result."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with one spelling: sorted names, no spaces, UTF-8; neither NaN nor infinity."""
+    """Encode as JSON in one spelling: sorted names, no spaces, UTF-8; no NaN or infinity."""
     return _ENCODER.encode(value).encode()
 
 
 def digest_of(data: bytes) -> str:
-    """`sha256:` and 64 hexadecimal digits, as OCI writes it."""
+    """Return `sha256:` and 64 hexadecimal digits, as OCI writes it."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
@@ -37,7 +37,7 @@ def is_digest(text: object) -> bool:
 
 @functools.cache
 def code_digest(parts: tuple[str, ...]) -> str:
-    """Digest of files and folders of this package: Python, and what C++ was built to.
+    """Return the digest of files and folders of this package: Python, and built libraries.
 
     `parts`: paths relative to the package; "." is all of it.
     """
@@ -54,7 +54,7 @@ def code_digest(parts: tuple[str, ...]) -> str:
 
 @functools.cache
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """The installed versions of these packages; "absent" where one is not installed."""
+    """Return the installed versions of these packages; "absent" if one is not installed."""
     found = {}
     for package in packages:
         try:
@@ -66,7 +66,8 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 @functools.cache
 def hardware_class() -> dict[str, Any]:
-    """What of this machine a measurement depends on; equal on machines of one kind."""
+    """Return the properties of this machine that measurements depend on; equal on machines of one
+    kind."""
     found = hardware()
     try:
         served = level()
@@ -82,7 +83,7 @@ def hardware_class() -> dict[str, Any]:
 
 
 def changed(before: Any, now: Any, path: str = "") -> list[str]:
-    """Which values differ between two key documents, by their dotted names."""
+    """List the differences between two key documents, by dotted names."""
     if isinstance(before, dict) and isinstance(now, dict):
         dotted = {name: f"{path}.{name}" if path else str(name) for name in {*before, *now}}
         pairs = [(before.get(name), now.get(name), dotted[name]) for name in sorted(dotted)]

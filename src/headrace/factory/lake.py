@@ -1,9 +1,9 @@
 """The fleet's store: logs, metrics, runs and builds as Parquet files that DuckDB reads and writes.
 
-A folder a table. A file of `logs` is called `<source>-<from>-<to>.parquet`: bytes of a source,
-which is known by its first line. One renaming makes rows and place known together, so whoever dies
-in between has taken in nothing of that batch or all of it, and a source is taken in once whatever
-its name is. Files of the other tables are called by the digest of their rows.
+Each table is a folder. A file of `logs` is called `<source>-<from>-<to>.parquet`: a byte range of a
+source, which is identified by its first line. One renaming publishes rows and range together. A
+process killed in between has thus ingested all of that batch or nothing, and a source is ingested
+once under any name. Files of the other tables are named by the digest of their rows.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from .store import held
 BATCH = 200_000
 """Lines of one file, at most."""
 MERGED = 5_000_000
-"""Rows of a merged file, at most by as many as its last part has."""
+"""Rows of a merged file, exceeded by at most the rows of its last part."""
 NAME = re.compile(r"([0-9a-f]{16})-(\d{15})-(\d{15})\.parquet")
 SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(slots=True)
 class Taken:
-    """What was taken in of one source."""
+    """The result of ingesting one source."""
 
     rows: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """Lines by why they are not rows."""
+    """Refused lines by reason."""
     known: bool = False
-    """Was there nothing new?"""
+    """Whether there was nothing new."""
 
 
 class Lake:
     """The folder; several processes may use it at once, one writes at a time."""
 
     def __init__(self, root: Path) -> None:
-        """Make the folder where there is none. Raises `OptionError`."""
+        """Create the folder if it is absent. Raises `OptionError`."""
         if re.search(r"[*?\[\]{}'\"]", str(root)):
             raise OptionError(f"{root}: its name may hold no *, ?, bracket or quote", param="into")
         self.root = root
@@ -64,9 +64,10 @@ class Lake:
     def take_logs(
         self, path: Path, service: str, watch: Callable[[int], None] = lambda _bytes: None
     ) -> Taken:
-        """Take in what is new of a file of JSON lines; `watch` is told its place after each batch.
+        """Ingest the new part of a file of JSON lines; `watch` gets its offset after each batch.
 
-        A last line without an end stays for the next time. Raises `InvalidRequest`, `OptionError`.
+        A last line without a newline waits for the next time. Raises `InvalidRequest`,
+        `OptionError`.
         """
         named(service)
         taken = Taken(known=True)
@@ -90,7 +91,7 @@ class Lake:
         return taken
 
     def take(self, table: str, rows: Iterable[Mapping[str, Any]]) -> Taken:
-        """Take in rows of any other table; the same rows again are none."""
+        """Ingest rows of any other table; the same rows again add nothing."""
         lines = [msgspec.json.encode(row) for row in rows]
         digest = hashlib.sha256(b"\n".join(lines)).hexdigest()[:32]
         with self._lock():
@@ -100,7 +101,7 @@ class Lake:
         return Taken(len(lines))
 
     def refused(self) -> Counter[str]:
-        """Lines that were refused since the store was made, by why."""
+        """Return the number of refused lines since the store was made, by reason."""
         found: Counter[str] = Counter()
         with self.open() as database:
             for path in self.files("logs"):
@@ -108,7 +109,7 @@ class Lake:
         return found
 
     def files(self, table: str) -> list[Path]:
-        """The files that count, in order: none that a merged one has in it."""
+        """List the current files in order, without those that a merged file contains."""
         if table != "logs":
             return sorted((self.root / table).glob("*.parquet"))
         sources = {found[1] for one in self._names() if (found := NAME.fullmatch(one))}
@@ -120,7 +121,7 @@ class Lake:
 
     @contextmanager
     def open(self) -> Iterator[Any]:
-        """A connection of DuckDB with one view a table. Raises `OptionError`, `Untrusted`."""
+        """Open a DuckDB connection with one view per table. Raises `OptionError`, `Untrusted`."""
         duckdb = library()
         database = duckdb.connect(
             ":memory:", config={"temp_directory": str(self.root / "tmp/spill")}
@@ -143,8 +144,11 @@ class Lake:
             database.close()
 
     def merge(self, before: int | None = None) -> int:
-        """Make one file of consecutive ones; rows older than `before` (microseconds since 1970)
-        are left out, the place in their source stays known. → files that are gone."""
+        """Merge consecutive files; return the number of files removed.
+
+        Rows older than `before` (microseconds since 1970) are left out; the position in their
+        source stays known.
+        """
         gone = 0
         with self._lock(), self.open() as database:
             for name in sorted({path.name[:16] for path in self.files("logs")}):
@@ -153,7 +157,7 @@ class Lake:
         return gone
 
     def _runs(self, database: Any, name: str) -> Iterator[list[Path]]:
-        """Consecutive files of one source, up to `MERGED` rows together."""
+        """Yield consecutive files of one source, up to `MERGED` rows together."""
         run: list[Path] = []
         size = 0
         for start, end in self._spans(name):
@@ -191,7 +195,8 @@ class Lake:
     def _batch(
         self, source: BinaryIO, service: str
     ) -> tuple[list[bytes], Counter[str], int] | None:
-        """(rows, refused lines by why, place after them); None where no whole line is left."""
+        """Return (rows, refused lines by reason, offset after them); None without a complete
+        line."""
         rows: list[bytes] = []
         refused: Counter[str] = Counter()
         place = source.tell()
@@ -239,7 +244,7 @@ class Lake:
                     raise OptionError(f"{self.root}: {reason}", param="into") from None
 
     def _copy(self, database: Any, query: str, target: Path, told: Mapping[str, str]) -> None:
-        """Write a file; it has its name when it is on the disk."""
+        """Write a file; it gets its name once it is on the disk."""
         quoted = ", ".join(f"{name}: '{_quoted(text)}'" for name, text in told.items())
         notes = f", KV_METADATA {{{quoted}}}" if told else ""
         handle, partial = tempfile.mkstemp(dir=self.root / "tmp", suffix=".parquet")
@@ -265,7 +270,7 @@ class Lake:
         return os.listdir(self.root / "logs")
 
     def _spans(self, name: str) -> list[tuple[int, int]]:
-        """(from, to) of the files of a source, without those that lie in another one."""
+        """Return (from, to) of the files of a source, without those that lie within another."""
         spans = sorted(
             (
                 (int(found[2]), int(found[3]))
@@ -282,7 +287,7 @@ class Lake:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """One writer at a time; what a dead one left in `tmp` goes."""
+        """Allow one writer at a time; remove files that a dead one left in `tmp`."""
         try:
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -297,17 +302,17 @@ class Lake:
 
 
 def library() -> Any:
-    """DuckDB. Raises `OptionError` where it is not installed."""
+    """Import DuckDB. Raises `OptionError` if it is not installed."""
     return history.library("fleet's store", "into", "fleet")
 
 
 def lake_folder(given: Path | None) -> Path:
-    """The store that is meant: in the cache folder where none is named."""
+    """Return the folder of the store; by default in the cache folder."""
     return (given or cache_root() / "factory" / "fleet").expanduser().resolve()
 
 
 def named(service: str) -> str:
-    """The name of a service. Raises `OptionError`."""
+    """Check the name of a service. Raises `OptionError`."""
     if SERVICE.fullmatch(service) is None:
         raise OptionError(
             f"service is {service!r:.80}, which is no name of letters, digits, points and dashes, "
@@ -318,7 +323,8 @@ def named(service: str) -> str:
 
 
 def _source(source: BinaryIO, service: str) -> str | None:
-    """What a file is known by: its service and its first line; None before there is one."""
+    """Return a source's id, made of its service and first line; None before there is such a
+    line."""
     first = source.readline(MOST_LINE)
     if not first.endswith(b"\n") and len(first) < MOST_LINE:
         return None

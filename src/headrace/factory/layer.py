@@ -1,7 +1,7 @@
-"""One layer of an image: a tar that the same files always give, packed without a time in it.
+"""One layer of an image: a reproducible tar, packed without a time in it.
 
-Nobody's clock, user, umask, locale or order of a folder is in it: names are sorted, times are 0,
-owners root, rights one of four.
+It does not depend on any clock, user, umask, locale or order of a folder: names are sorted, times
+are 0, owners root, modes one of four.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .store import Descriptor, Store
 
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 LEVEL = 6
-"""How hard gzip tries: 9 takes three times as long for 1 % less."""
+"""gzip's level: 9 takes three times as long for 1 % less."""
 MOST_FILES = 100_000
 MOST_BYTES = 1 << 30
-"""What a package may hold when it is unpacked, at most."""
+"""Limits of a package's unpacked size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Entry:
     """A file, a folder or a link of a layer."""
 
     read: Callable[[], bytes] | None = None
-    """Gives a file's bytes; None: a folder, or a link."""
+    """Returns a file's bytes; None for a folder or a link."""
     link: str = ""
     mode: int = 0o644
     owner: int = 0
 
 
 class _Hashed:
-    """A file that hashes what is written through it."""
+    """A file that hashes the data written through it."""
 
     def __init__(self, target: BinaryIO | gzip.GzipFile) -> None:
         self._target, self.hash = target, hashlib.sha256()
@@ -51,7 +51,8 @@ class _Hashed:
 
 
 def pack(store: Store, entries: Mapping[str, Entry]) -> tuple[Descriptor, str]:
-    """(the layer in the store, digest of the tar inside it). Names are relative to the root."""
+    """Return (the layer in the store, digest of the tar inside it). Names are relative to the
+    root."""
     whole = dict(entries)
     for name in entries:
         for parent in list(PurePosixPath(name).parents)[:-1]:
@@ -84,7 +85,7 @@ def _add(tar: tarfile.TarFile, name: str, entry: Entry) -> None:
 
 
 def folder(root: Path, below: str) -> dict[str, Entry]:
-    """The files of a folder, but what Python compiled."""
+    """Return the files of a folder, without compiled Python."""
     return {
         f"{below}/{path.relative_to(root).as_posix()}": Entry(path.read_bytes)
         for path in sorted(root.rglob("*"))
@@ -93,7 +94,10 @@ def folder(root: Path, below: str) -> dict[str, Entry]:
 
 
 def wheel(path: Path, below: str) -> dict[str, Entry]:
-    """What a wheel puts beside Python's own packages. Raises `ModelFileError` for a hostile one."""
+    """Return the entries that a wheel installs next to Python's own packages.
+
+    Raises `ModelFileError` for a hostile one.
+    """
     try:
         found = {}
         archive = zipfile.ZipFile(path)
@@ -103,7 +107,7 @@ def wheel(path: Path, below: str) -> dict[str, Entry]:
             parts = _parts(path.name, info.filename)
             if parts[0].endswith(".data"):
                 if parts[1] not in ("purelib", "platlib"):
-                    continue  # Scripts, headers and manual pages: nothing that is imported.
+                    continue  # Scripts, headers and manual pages: not imported.
                 parts = parts[2:]
 
             def read(info: zipfile.ZipInfo = info) -> bytes:
@@ -116,9 +120,9 @@ def wheel(path: Path, below: str) -> dict[str, Entry]:
 
 
 def debian(name: str, package: bytes) -> dict[str, Entry]:
-    """What a Debian package unpacks to, without manuals; of documents only the licence.
+    """Unpack a Debian package without manuals; of its documents only the licence.
 
-    Raises `ModelFileError` where it is none.
+    Raises `ModelFileError` if it is not such a package.
     """
     found = {}
     try:
@@ -144,7 +148,7 @@ def debian(name: str, package: bytes) -> dict[str, Entry]:
 
 
 def _members(archive: bytes) -> Iterator[tuple[str, bytes]]:
-    """(name, bytes) of each member of an `ar` archive, as `man 5 ar` has it."""
+    """Yield (name, bytes) of each member of an `ar` archive, as in `man 5 ar`."""
     if archive[:8] != b"!<arch>\n":
         raise ValueError("it does not begin as an archive does")
     place = 8

@@ -1,4 +1,4 @@
-"""What a model does on this machine: its limits, its accuracy, its speed."""
+"""Measurements of a model on this machine: its limits, its accuracy, its speed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .store import Descriptor
 
 Answer = TypeVar("Answer")
 CHARACTERS = 1500
-"""Length of a window of text, at most; of a model with a short context half as many as its
+"""Length of a window of text, at most. For a short context: half as many characters as its
 tokens."""
 
 
 def measure_limits(work: Work) -> Result:
-    """Start as a server does: what the options become, and what answers depend on."""
+    """Start as a server does; record the resolved limits and the identity of its answers."""
 
     async def ask(engine: AsyncEngine) -> Result:
         identity = engine.identity
@@ -50,7 +50,7 @@ def measure_limits(work: Work) -> Result:
 
 
 def keep_panels(work: Work) -> Result:
-    """The weights as the CPU kernels lay them out, of an engine that found none kept."""
+    """Store the weights in the CPU kernels' layout, from an engine with an empty cache."""
     with TemporaryDirectory(dir=work.store.root / "tmp") as name:
         asked = _options(work, model_files(work))
         with LLM(**asdict(replace(asked, cache_dir=name, keep_packed=True))) as llm:
@@ -61,7 +61,7 @@ def keep_panels(work: Work) -> Result:
 
 
 def measure_baseline(work: Work) -> Result:
-    """Perplexity of the weights before they were quantised, for the accuracy gate."""
+    """Measure the perplexity before quantisation, for the accuracy gate."""
     if need(work, "limits").figures["task"] != "tokens":
         return Result()
     found = _perplexity(work, need(work, "fetch").outputs)
@@ -69,7 +69,7 @@ def measure_baseline(work: Work) -> Result:
 
 
 def measure_accuracy(work: Work) -> Result:
-    """Perplexity, as a share of the reference's, or of the model's before it was quantised."""
+    """Compare the perplexity with the reference's, or with the model's before quantisation."""
     place: Place = work.place
     if need(work, "limits").figures["task"] != "tokens":
         return undecided("the model makes vectors; this gate reads text")
@@ -108,7 +108,7 @@ def _perplexity(work: Work, files: Mapping[str, Descriptor]) -> Perplexity:
 
 
 def measure_performance(work: Work) -> Result:
-    """Seconds a token of a single answer, and tokens a second of several at once."""
+    """Measure seconds per token of one answer, and tokens per second of several at once."""
     if need(work, "limits").figures["task"] != "tokens":
         return undecided("the model makes vectors; this gate generates")
 
@@ -126,14 +126,14 @@ def measure_performance(work: Work) -> Result:
         outcome, reason = Outcome.NOT_EVALUATED, "nothing to hold the speed against (--at-least)"
     elif together >= least:
         outcome, reason = Outcome.PASSED, f"at least {least:g} tokens/s are asked"
-    else:  # Nothing is signed then, so that the figure may be told.
+    else:  # Nothing is signed then, so the figure may be reported.
         outcome = Outcome.FAILED
         reason = f"{together:.1f} tokens/s, at least {least:g} are asked"
     return Result(outcome=outcome, reason=reason, figures=how, measured=measured)
 
 
 def _options(work: Work, files: Mapping[str, Descriptor]) -> EngineOptions:
-    """The build's options, on files of the store, without the network."""
+    """Return the build's options, for files of the store and without the network."""
     place: Place = work.place
     path = model_path(work.store.checkout(files), list(files))
     return EngineOptions(**asdict(place.engine) | {"model": str(path), "offline": True})
@@ -151,7 +151,7 @@ def _on_engine(work: Work, ask: Callable[[AsyncEngine], Awaitable[Answer]]) -> A
 
 
 def _measured(run: Callable[[Work], Result]) -> Recipe:
-    """A recipe that runs the engine: all of the code and the machine are in its key."""
+    """Make a recipe that runs the engine: its key contains all of the code and the machine."""
     libraries = ("numpy", "tokenizers", "safetensors", "torch", "llguidance")
     return Recipe(run, code=(".",), tools=libraries, measured=True)
 

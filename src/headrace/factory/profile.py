@@ -1,4 +1,4 @@
-"""The signed profile: what belongs together, read and compared with what is here."""
+"""The signed profile: its parts, read and compared with this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ProfileFile(msgspec.Struct):
 class QuantisedModel(msgspec.Struct):
     to: str
     of: list[ProfileFile]
-    """The files that its weights were made of, which nobody needs to serve it."""
+    """Files of the model before quantisation; serving does not need them."""
 
 
 class ProfileModel(msgspec.Struct):
@@ -52,11 +52,11 @@ class ProfileModel(msgspec.Struct):
     task: str
     quantised: QuantisedModel | None = None
     panels: ProfileFile | None = None
-    """The weights in the CPU kernels' layout, by their content: nobody needs them to serve it."""
+    """The weights in the CPU kernels' layout, by digest; serving does not need them."""
 
 
 class GateRecord(msgspec.Struct):
-    """How a gate ended."""
+    """The end of a gate."""
 
     outcome: str
     reason: str
@@ -65,7 +65,7 @@ class GateRecord(msgspec.Struct):
 
 
 class ProfileBody(msgspec.Struct):
-    """What is signed."""
+    """The signed content of a profile."""
 
     schema: str
     name: str
@@ -89,7 +89,7 @@ class SignedProfile:
 
 
 def read_profile(data: bytes, trust: Trust) -> SignedProfile:
-    """Check signature, type and shape of an envelope. Raises `Untrusted`."""
+    """Check the signature, type and shape of an envelope. Raises `Untrusted`."""
     statement = opened(data, trust)
     if statement.get("predicateType") != PREDICATE:
         raise Untrusted(f"what is signed is {statement.get('predicateType')!r:.80}, no profile")
@@ -109,7 +109,7 @@ def read_profile(data: bytes, trust: Trust) -> SignedProfile:
 
 
 def find_profile(wanted: str, store: Store | None, trust: Trust) -> SignedProfile:
-    """The profile in a file, or under a name or digest in the store. Raises `NotFound`."""
+    """Find the profile in a file, or under a name or digest in the store. Raises `NotFound`."""
     path = Path(wanted)
     if path.is_file():
         if path.stat().st_size > MOST_BYTES:
@@ -126,7 +126,7 @@ def find_profile(wanted: str, store: Store | None, trust: Trust) -> SignedProfil
 
 
 def envelopes(store: Store) -> dict[str, str]:
-    """Digests of the signed profiles of the store by their names. Raises `Untrusted`."""
+    """Return the digests of the store's signed profiles by name. Raises `Untrusted`."""
     return {
         name: output.digest
         for name, one in named(store).items()
@@ -136,7 +136,7 @@ def envelopes(store: Store) -> dict[str, str]:
 
 
 def profile_problems(store: Store, trust: Trust) -> Iterator[str]:
-    """One line for each profile of the store that is not believed, or lacks what it binds."""
+    """Yield one line for each profile of the store that is not trusted, or lacks a part."""
     try:
         found = envelopes(store)
     except Untrusted as error:
@@ -163,7 +163,7 @@ def profile_problems(store: Store, trust: Trust) -> Iterator[str]:
 
 
 class Compatibility(StrEnum):
-    """How a profile suits a machine."""
+    """The fit of a profile to a machine."""
 
     COMPATIBLE = "compatible"
     WITH_LOSS = "runnable with loss"
@@ -171,7 +171,7 @@ class Compatibility(StrEnum):
 
 
 def compatibility(profile: ProfileBody, here: Mapping[str, Any]) -> tuple[Compatibility, str]:
-    """(how this machine suits, why)."""
+    """Return (how well this machine suits the profile, the reason)."""
     there = profile.hardware
     if there.get("machine") != here["machine"]:
         why = f"it is of {there.get('machine')}, this is {here['machine']}"
@@ -194,7 +194,7 @@ def compatibility(profile: ProfileBody, here: Mapping[str, Any]) -> tuple[Compat
 
 
 def bound_options(options: EngineOptions) -> dict[str, Any]:
-    """The options that a profile binds: those that were set, without places."""
+    """Return the options that a profile binds: those that were set, without paths."""
     return {
         spec.name: getattr(options, spec.name)
         for spec in fields(options)
@@ -203,8 +203,8 @@ def bound_options(options: EngineOptions) -> dict[str, Any]:
 
 
 def with_profile(options: EngineOptions, profile: ProfileBody, path: Path) -> EngineOptions:
-    """The options that the profile binds, for the model at `path`. Raises `OptionError` where one
-    was set to something else."""
+    """Apply the profile's options, for the model at `path`. Raises `OptionError` if one was set to
+    something else."""
     for name, value in bound_options(options).items():
         if profile.options.get(name) != value:
             bound = profile.options.get(name, "the default")
@@ -224,7 +224,7 @@ def check_files(profile: ProfileBody, folder: Path) -> None:
 
 
 def check_file(path: Path, one: ProfileFile) -> None:
-    """Hash a file. Raises `Untrusted` where it is not the one that is bound."""
+    """Hash a file. Raises `Untrusted` if it is not the one that the profile binds."""
     if not path.is_file():
         raise Untrusted(f"{path} is absent, the profile binds it")
     if path.stat().st_size != one.size or f"sha256:{file_sha256(path)}" != one.digest:
@@ -232,7 +232,7 @@ def check_file(path: Path, one: ProfileFile) -> None:
 
 
 def check_identity(profile: ProfileBody, found: Identity | None) -> None:
-    """Raise `Untrusted` where answers here depend on something else than those of the gates."""
+    """Raise `Untrusted` if answers here depend on something else than those of the gates."""
     if found is None:
         raise Untrusted("the engine does not say what its answers depend on")
     try:

@@ -1,7 +1,7 @@
-"""The stage that makes smaller weights of a model's dense ones, and what they are compared with.
+"""The stage that quantises a model's dense weights.
 
-What comes out is a model's files like those that were fetched: measured, listed, signed and
-published in their place. The accuracy gate holds them against the model that they were made of.
+Its outputs replace the fetched files: they are measured, listed, signed and published in their
+place. The accuracy gate compares them with the original model.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CONFIG = "config.json"
 
 
 def quantise(work: Work) -> Result:
-    """Write the weights anew in fewer bits. Raises `UnsupportedModel` where nothing is dense, or
-    what is asked for is of the other format; `ModelFileError`."""
+    """Rewrite the weights in fewer bits. Raises `ModelFileError`; `UnsupportedModel` if nothing is
+    dense, or if the target belongs to the other format."""
     place: Place = work.place
     to, files = work.stage.parameters["to"], need(work, "fetch").outputs
     ending = ".gguf" if to in to_gguf.TARGETS else ".safetensors"
@@ -87,7 +87,7 @@ def _compress(
 
 
 def _named(path: str, to: str) -> str:
-    """The file's name, which says its type: `-f16` and the like become what it is now."""
+    """Return the file's name with its new type in place of `-f16` and the like."""
     pure = PurePosixPath(path)
     stem = pure.stem
     for was in ("f32", "f16", "bf16"):
@@ -98,7 +98,7 @@ def _named(path: str, to: str) -> str:
 
 @contextmanager
 def _appearing(store: Store) -> Iterator[BinaryIO]:
-    """A file of the store's that nobody sees."""
+    """Open a temporary file of the store, not yet visible."""
     with NamedTemporaryFile(dir=store.root / "tmp") as file:
         yield file  # type: ignore[misc]
 

@@ -1,7 +1,7 @@
-"""One repository of a registry: what goes there and what comes from it.
+"""One repository of a registry: pushing to it and pulling from it.
 
-Sessions, tokens and uploads in pieces are oras's; manifests are sent as the bytes that they are,
-since their digest is their name. Nothing that comes is believed before its digest was computed.
+oras does sessions, tokens and chunked uploads. Manifests are sent byte for byte, since their digest
+is their name. Nothing received is trusted before its digest was computed.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ with needing("the factory needs", "factory"):
     from requests import RequestException, Response
 
 TIMEOUT = 60.0
-"""Seconds in which a registry has to say something."""
+"""Seconds in which a registry must respond."""
 LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
-"""Registries that are asked without TLS; no other is."""
+"""Registries that are used without TLS; no other is."""
 LARGEST = 10_000_000_000
-"""Bytes of a layer, at most: many registries and clouds before them take no more."""
+"""Bytes of a layer, at most: many registries, and the clouds in front of them, take no more."""
 MANIFESTS = (INDEX_TYPE, MANIFEST_TYPE)
 Watch = Callable[[Descriptor, bool], None]
-"""Told of each blob, and whether it had to be moved."""
+"""Callback for each blob, with whether it had to be transferred."""
 
 
 def tag_beside(root: Descriptor, what: str = "att") -> str:
-    """The tag of what lies beside a thing: what is attested, as cosign names it, or `panels`."""
+    """Return the tag of a companion: of the attestation, as cosign names it, or `panels`."""
     return f"{root.digest.replace(':', '-')}.{what}"
 
 
 class _Once(Registry):  # type: ignore[misc]
-    """A registry that is asked once: oras repeats a call that fails for two minutes."""
+    """A registry without retries: oras repeats a failing call for two minutes."""
 
     do_request = Registry.do_request.__wrapped__
 
@@ -49,7 +49,8 @@ class Remote:
     """One repository of a registry. Every method raises `DownloadError`, `Untrusted`."""
 
     def __init__(self, reference: str) -> None:
-        """`reference`: host[:port]/repository:tag or @digest. Raises `OptionError`.
+        """Connect to a repository. Raises `OptionError`. `reference`: host[:port]/repository:tag or
+        @digest.
 
         Credentials are those of the container tools' configuration.
         """
@@ -66,10 +67,10 @@ class Remote:
         self._host, self._tag = host, self._at.digest or self._at.tag
 
     def push(self, store: Store, root: Descriptor, watch: Watch, tag: str | None = None) -> None:
-        """Bring everything that `root` needs, what is needed first; give it its tag at the end.
+        """Push everything that `root` needs, dependencies first, and its tag last.
 
-        `tag`: another than the reference's. Raises `OptionError`, before anything is sent, where a
-        blob is too large.
+        `tag`: instead of the reference's. Raises `OptionError` before anything is sent if a blob is
+        too large.
         """
         parts = store.closure(root)
         if large := [one for one in parts if one.size > LARGEST]:
@@ -93,7 +94,7 @@ class Remote:
         self._put_manifest(store.read(root.digest), root, tag or self._tag)
 
     def pull(self, store: Store, watch: Watch, tag: str | None = None) -> Descriptor:
-        """Bring what the tag names and all that it needs into the store; → its descriptor."""
+        """Pull the tagged thing and all that it needs into the store; return its descriptor."""
         data, kind = self._get_manifest(tag := tag or self._tag)
         root = Descriptor(digest=digest_of(data), size=len(data), media_type=kind)
         if is_digest(tag) and tag != root.digest:
@@ -151,7 +152,7 @@ class Remote:
 
 @contextmanager
 def _asked(host: str) -> Iterator[None]:
-    """Raise `DownloadError` for whatever a registry or the way to it does."""
+    """Raise `DownloadError` for any error of a registry or of the way to it."""
     try:
         yield
     except (RequestException, ValueError, KeyError) as error:

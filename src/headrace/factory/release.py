@@ -1,8 +1,8 @@
 """Rings: dev, staging and production as signed pointers to profiles; promotion and rollback.
 
-A pointer is an in-toto statement in a DSSE envelope, `rings/<ring>.json` of the store; those before
-it are blobs. A copy of the last one that this machine believed is beside the keys, out of the
-store, so that an older one that is put back is refused. A ring changes by one renaming.
+A pointer is an in-toto statement in a DSSE envelope, `rings/<ring>.json` of the store; earlier ones
+are blobs. A copy of the last pointer that this machine trusted lies next to the keys, outside the
+store: an older one that is put back is refused. A ring changes by one renaming.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ Digest = Annotated[str, msgspec.Meta(pattern=rf"\A{DIGEST.pattern}\Z")]
 
 
 class RingPointer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is signed."""
+    """The signed content of a pointer."""
 
     ring: str
     counter: Annotated[int, msgspec.Meta(ge=1)]
-    """One more than that of the pointer before it."""
+    """One more than that of the previous pointer."""
     profile: Digest
     replaces: Digest | None
-    """The pointer before it, to whose profile a rollback returns."""
+    """The previous pointer, to whose profile a rollback returns."""
     unevaluated: list[str]
-    """Gates that the ring needs, the profile was not held to, and somebody let pass."""
+    """Gates that the ring needs and the profile lacks, let pass by the promoter."""
     valid_until: str | None = None
 
 
 class Rings:
-    """The rings of a store, as these keys and this machine's memory believe them."""
+    """The rings of a store, as these keys and this machine's memory trust them."""
 
     def __init__(self, store: Store, trust: Trust, cache_dir: str | None = None):
         place = digest_of(str(store.root.resolve()).encode()).removeprefix("sha256:")[:16]
@@ -67,7 +67,7 @@ class Rings:
         self._seen = key_folder(cache_dir) / "seen" / place
 
     def read(self, ring: str) -> RingPointer | None:
-        """The ring's pointer; None where there never was one. Raises `Untrusted`."""
+        """Read the ring's pointer; None if there never was one. Raises `Untrusted`."""
         return self._read(ring, self._trust)
 
     def _read(self, ring: str, trust: Trust) -> RingPointer | None:
@@ -81,7 +81,7 @@ class Rings:
         return now
 
     def find(self, wanted: str) -> SignedProfile:
-        """The profile of a ring, in a file, or under a name or digest of the store."""
+        """Find the profile of a ring, in a file, or under a name or digest in the store."""
         if wanted not in NEEDED:
             return find_profile(wanted, self._store, self._trust)
         if (now := self.read(wanted)) is None:
@@ -96,10 +96,13 @@ class Rings:
         unevaluated: Collection[str] = (),
         valid_until: str | None = None,
     ) -> RingPointer:
-        """Point to a profile, once it and what a rollback would return to are servable. Raises
-        `Untrusted`, `NotFound`, `Forbidden` where a gate failed or, not `unevaluated`, is open."""
+        """Point the ring to a profile, once it and the target of a rollback are servable.
+
+        Raises `Untrusted`, `NotFound`; `Forbidden` if a gate failed, or was not evaluated and is
+        not in `unevaluated`.
+        """
         found = self._servable(self.find(wanted).digest)
-        measured_of(self._store, self._trust, found)  # Evidence that was changed is refused.
+        measured_of(self._store, self._trust, found)  # Changed evidence is refused.
         gates = {name: gate.outcome for name, gate in found.body.gates.items()}
         ended = {name: gates.get(name, Outcome.NOT_EVALUATED) for name in NEEDED[ring]}
         missing = [name for name, outcome in ended.items() if outcome != Outcome.PASSED]
@@ -107,7 +110,7 @@ class Rings:
         if wrong := [f"{name}: {ended[name]}" for name in missing if name not in fine]:
             raise Forbidden(f"{ring} needs {', '.join(wrong)} (see --unevaluated)")
         with self._store.lock(f"ring-{ring}"):
-            # What was withdrawn is what a promotion is to replace: nobody wants to return to it.
+            # A promotion is to replace a withdrawn pointer, which no rollback should restore.
             with suppress(Withdrawn):
                 now = self.read(ring)
                 same = now and self._servable(now.profile).digest == found.digest
@@ -117,7 +120,8 @@ class Rings:
             return self._write(ring, key, found.digest, missing, valid_until)
 
     def rollback(self, ring: str, key: CryptoSigner, valid_until: str | None = None) -> RingPointer:
-        """Point to what the ring had before, by a new pointer. Raises `NotFound`, `Untrusted`."""
+        """Point to the ring's previous profile, by a new pointer. Raises `NotFound`,
+        `Untrusted`."""
         with self._store.lock(f"ring-{ring}"):
             if (old := self._before(self._read(ring, self._trust.signatures))) is None:
                 raise NotFound(f"{ring} has nothing to go back to", param="ring")
@@ -125,12 +129,13 @@ class Rings:
             return self._write(ring, key, digest, old.unevaluated, valid_until)
 
     def problems(self) -> Iterator[str]:
-        """One line for each ring that is not to be believed, or could not be served or go back."""
+        """Yield one line for each ring that is not trusted, cannot be served, or cannot roll
+        back."""
         for ring in NEEDED:
             try:
                 if (now := self.read(ring)) is not None:
                     self._servable(now.profile)
-                with suppress(Withdrawn):  # It was replaced for that, perhaps.
+                with suppress(Withdrawn):  # Perhaps the reason of its replacement.
                     if (old := self._before(now)) is not None:
                         self._servable(old.profile)
             except Untrusted as error:
@@ -139,7 +144,7 @@ class Rings:
     def _load(
         self, folder: Path, ring: str, trust: Trust | None = None
     ) -> tuple[RingPointer | None, bytes]:
-        """The pointer in a folder, whatever became of it unless `trust` asks."""
+        """Load the pointer in a folder; revocation and expiry count only with `trust`."""
         path = folder / f"{ring}.json"
         try:
             with path.open("rb") as file:
@@ -168,7 +173,7 @@ class Rings:
         return self._opened(self._store.read(now.replaces), now.ring, self._trust.signatures)
 
     def _servable(self, digest: str) -> SignedProfile:
-        """A profile whose signature and every file of whose model was checked."""
+        """Read a profile; check its signature and every file of its model."""
         try:
             found = read_profile(self._store.read(digest), self._trust)
             bound = found.body.model.files
@@ -181,21 +186,22 @@ class Rings:
     def _write(
         self, ring: str, key: CryptoSigner, profile: str, gates: list[str], end: str | None
     ) -> RingPointer:
-        """Replace the ring's pointer, then the memory of it: who dies between leaves it older."""
+        """Replace the ring's pointer, then the memory of it: a crash in between leaves the memory
+        older."""
         with self._store.lock("rings"):
             last, before = self._load(self._store.root / "rings", ring)
             replaces = self._store.put(before, ENVELOPE_TYPE).digest if last else None
             counter = last.counter + 1 if last else 1
             made = RingPointer(ring, counter, profile, replaces, gates, end)
             data = sign(_statement(made), key)
-            self._opened(data, ring, self._trust)  # A revoked key, or an end that is past.
+            self._opened(data, ring, self._trust)  # Refuses a revoked key, or an end in the past.
             with self._store.writing():
                 appear(self._store.root / "rings" / f"{ring}.json", data, 0o644, replace=True)
             self._remember(made, data)
         return made
 
     def _remember(self, now: RingPointer, data: bytes) -> None:
-        """Keep a copy, unless a newer one is kept or the cache folder cannot be written."""
+        """Keep a copy, unless a newer one is kept or the cache folder is read-only."""
         with suppress(OSError):
             self._seen.mkdir(parents=True, exist_ok=True)
             with held(os.open(self._seen / "lock", os.O_RDWR | os.O_CREAT, 0o644)):

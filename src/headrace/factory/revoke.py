@@ -1,6 +1,6 @@
-"""What is no longer believed: one signed list beside the trusted keys, which only grows.
+"""Revocations: one signed list next to the trusted keys, which only grows.
 
-It travels as they do: who hands out the folder `trusted` hands it out with them.
+It travels with the keys, in the folder `trusted`.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ if TYPE_CHECKING:
 PREDICATE = "urn:headrace:revocations:v1"
 FILE = "revoked.json"
 Revocable = Annotated[str, msgspec.Meta(pattern=rf"\A({DIGEST.pattern}|[0-9a-f]{{64}})\Z")]
-"""Digest of an envelope or of something it is about, or a key's id."""
+"""Digest of an envelope or of one of its subjects, or a key's id."""
 
 
 class Revocations(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is signed."""
+    """The signed content of the list."""
 
     counter: Annotated[int, msgspec.Meta(ge=1)]
     issued: str
     revoked: dict[Revocable, str]
-    """Reasons."""
+    """Reasons by digest or key id."""
     valid_until: str | None = None
-    """When nothing is believed any more without a newer list."""
+    """Time from which nothing is trusted without a newer list."""
 
 
 def trusted(path: Path | None, cache_dir: str | None = None) -> Trust:
-    """The public key in a file (PEM, of either half); None: all in the folder `trusted`.
+    """Read the public key in a file (PEM, of either half), or all in the folder `trusted` if None.
 
-    Either is held to the folder's list. Raises `OptionError`; `Untrusted` where the list is none.
+    The folder's list of revocations applies to both. Raises `OptionError`; `Untrusted` for an
+    invalid list.
     """
     folder = key_folder(cache_dir) / "trusted"
     keys = tuple(public_keys([path] if path else sorted(folder.glob("*.pem"))))
@@ -64,9 +65,10 @@ def trusted(path: Path | None, cache_dir: str | None = None) -> Trust:
 
 
 def believed(path: Path, cache_dir: str | None = None, dated: bool = True) -> Revocations | None:
-    """The list in a file, by a key of the folder that it does not itself revoke; None: no file.
+    """Read the list in a file, or None without a file. A key of the folder must have signed it, one
+    that it does not revoke.
 
-    `dated`: may its time be over? Raises `Untrusted`.
+    `dated`: whether the list can expire. Raises `Untrusted`.
     """
     folder = key_folder(cache_dir) / "trusted"
     try:
@@ -106,8 +108,7 @@ def revoke(
 
 
 def take_list(fresh: Path, cache_dir: str | None = None) -> Revocations:
-    """Replace the list by a newer one, from which nothing may be missing. Raises `Untrusted`,
-    `NotFound`."""
+    """Replace the list with a newer one that contains all of it. Raises `Untrusted`, `NotFound`."""
     if (found := believed(fresh, cache_dir)) is None:
         raise NotFound(f"{fresh} is not there", param="take")
     with _changing(cache_dir) as path:
@@ -120,7 +121,7 @@ def take_list(fresh: Path, cache_dir: str | None = None) -> Revocations:
 
 @contextmanager
 def _changing(cache_dir: str | None) -> Iterator[Path]:
-    """The list's path, while nobody else changes it."""
+    """Lock the list against other writers; yield its path."""
     folder = key_folder(cache_dir) / "trusted"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

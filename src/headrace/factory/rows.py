@@ -1,7 +1,7 @@
-"""What the fleet's store holds, one type a table, and how lines of others become it.
+"""Contents of the fleet's store, one type per table, and the parsing of foreign lines into rows.
 
-Sources are whatever a service or a build has written, and so hostile: a line is a row or is refused
-for one of `REASONS`, nothing in between. What looks like a secret is hidden here once more.
+Sources are files that a service or a build has written, and so hostile. A line becomes a row or is
+refused for one of `REASONS`. Secrets are masked here once more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..base.foreign import Undecodable, json_reader
 from ..obs.logs import HIDDEN, hide_secrets
 
 MOST_LINE = 256 << 10
-"""Bytes of one line, with its end."""
+"""Bytes of one line, including its newline."""
 MOST_FIELDS = 64
 MOST_SAMPLES = 50_000
 """Samples of one scrape."""
@@ -51,7 +51,7 @@ SCHEMA = {
     },
 }  # fmt: skip
 """Columns and DuckDB's types by table; `fields`, `labels`, `metrics`, `options` and `figures` are
-JSON objects as text. One table for all: a column is added here or nowhere."""
+JSON objects as text. The only definition of columns."""
 
 Word = Annotated[str, msgspec.Meta(max_length=256)]
 Id = Annotated[str, msgspec.Meta(max_length=1100)]
@@ -59,8 +59,8 @@ Value = str | int | float | bool | None
 
 
 class LogLine(msgspec.Struct, kw_only=True):
-    """A line as `obs.logs.JsonFormatter` writes it, within its own bounds; names it does not know
-    are let go."""
+    """A line as `obs.logs.JsonFormatter` writes it, within its own bounds; unknown names are
+    ignored."""
 
     ts: Annotated[datetime, msgspec.Meta(tz=True)]
     level: Literal["debug", "info", "warning", "error", "critical"]
@@ -102,7 +102,7 @@ EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo
 
 
 def log_row(line: bytes, service: str) -> bytes | str:
-    """The row of a line as JSON; otherwise why it is refused, one of `REASONS`."""
+    """Parse a line into a row as JSON, or return the reason of its refusal, one of `REASONS`."""
     if len(line) > MOST_LINE:
         return REASONS[0]
     try:
@@ -139,7 +139,7 @@ def log_row(line: bytes, service: str) -> bytes | str:
 
 
 def _text(text: str) -> str:
-    """The text without secrets and without what no column takes."""
+    """Return the text without secrets, and without NUL, which no column takes."""
     return _hidden(text.replace("\0", "") if "\0" in text else text)
 
 
@@ -154,12 +154,13 @@ def _shown(name: str, value: Value) -> Value:
 
 
 def micros(when: datetime) -> int:
-    """Microseconds since 1970, UTC."""
+    """Return microseconds since 1970, UTC."""
     return round(when.timestamp() * 1e6)
 
 
 def scrape_rows(text: str, service: str, when: datetime) -> Iterator[dict[str, Any]]:
-    """Rows of `metrics` of an answer of `/metrics`. Raises `ValueError` for what is none."""
+    """Yield the rows of `metrics` in a response of `/metrics`. Raises `ValueError` if it is
+    invalid."""
     count = 0
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -1,4 +1,4 @@
-"""A bill of materials in CycloneDX: the model with its files, and what the lock installs."""
+"""A bill of materials in CycloneDX: the model with its files, and the packages of the lock."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ with needing("the factory needs", "factory"):
 
 SBOM_TYPE = "application/vnd.cyclonedx+json"
 LOCK = Path(__file__).parents[3] / "deploy" / "requirements.lock"
-"""The lock of the checkout that this runs from, where it is one."""
+"""The lock of the checkout, if this runs from one."""
 _PIN = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;\\]+)(?: *; *([^\\\n]+))?", re.MULTILINE)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 PYTHON = "3.11"
-"""The image's: Debian 12's."""
+"""Version of the image's Python: Debian 12's."""
 TARGET = {
     "implementation_name": "cpython",
     "os_name": "posix",
@@ -43,11 +43,11 @@ TARGET = {
     "python_version": PYTHON,
     "sys_platform": "linux",
 }
-"""What the conditions of a lock are asked about, beside the processor."""
+"""Environment for the conditions of a lock, except for the processor."""
 
 
 def locked(text: str, machine: str) -> list[Pin]:
-    """The pins of a lock with hashes that an image for this processor has."""
+    """Return the pins of a lock with hashes that apply to an image for this processor."""
     pins = list(_PIN.finditer(text))
     ends = [pin.start() for pin in pins[1:]] + [len(text)]
     here = TARGET | {"platform_machine": machine}
@@ -59,7 +59,7 @@ def locked(text: str, machine: str) -> list[Pin]:
 
 
 def bill(model: dict[str, Any], pins: list[Pin]) -> bytes:
-    """CycloneDX 1.6 in JSON; the same bytes for the same model and pins.
+    """Write CycloneDX 1.6 in JSON; the same bytes for the same model and pins.
 
     `model`: name, licence and files as in a profile.
     """
@@ -120,8 +120,8 @@ def bill(model: dict[str, Any], pins: list[Pin]) -> bytes:
 
 
 def model_document(work: Work) -> dict[str, Any]:
-    """Name, licence and files of a model, as bill and profile have them; of one that was quantised
-    also what it was made of."""
+    """Return a model's name, licence and files, as bill and profile have them; for a quantised
+    model also the original files."""
     parameters = work.stage.parameters
     files, fetched = model_files(work), need(work, "fetch").outputs
     quantised = None
@@ -136,7 +136,7 @@ def model_document(work: Work) -> dict[str, Any]:
 
 
 def listed(files: Mapping[str, Descriptor]) -> list[dict[str, Any]]:
-    """Path, digest and size of each, as documents have them."""
+    """List the path, digest and size of each file, as documents have them."""
     return [
         {"path": path, "digest": one.digest, "size": one.size}
         for path, one in sorted(files.items())
@@ -144,7 +144,7 @@ def listed(files: Mapping[str, Descriptor]) -> list[dict[str, Any]]:
 
 
 def list_materials(work: Work) -> Result:
-    """The bill of materials; without a lock it is not evaluated."""
+    """Write the bill of materials; without a lock it is not evaluated."""
     lock = work.place.lock
     if lock is None:
         return undecided("there is no lock to read (--lock FILE)")

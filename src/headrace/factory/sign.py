@@ -1,7 +1,7 @@
 """Signatures: in-toto statements in DSSE envelopes, made and checked by securesystemslib.
 
-An envelope is believed in one spelling alone, so that no byte of its file can change unseen; by
-whom, until when and whether still is `Trust`'s.
+An envelope is accepted in one spelling alone, so that no byte of its file can change unnoticed.
+`Trust` decides which keys count, until when, and whether they are revoked.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ with needing("the factory needs", "factory"):
 STATEMENT = "https://in-toto.io/Statement/v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MOST_BYTES = 4 << 20
-"""Size of an envelope's file."""
+"""Size of an envelope's file, at most."""
 _UNREADABLE = OSError, ValueError, TypeError, UnsupportedAlgorithm, Error
-"""What reading a file that holds no key may raise."""
+"""Exceptions raised by reading a file that holds no key."""
 
 
 def key_folder(cache_dir: str | None = None) -> Path:
-    """Where the own key is, and in `trusted` the public keys that are believed."""
+    """Return the folder of the own key, whose subfolder `trusted` has the trusted public keys."""
     return (Path(cache_dir) if cache_dir else cache_root()) / "factory"
 
 
 def signer(path: Path | None, cache_dir: str | None = None) -> CryptoSigner:
-    """The Ed25519 key in a file (PEM, PKCS 8); None: the own one, made at its first use.
+    """Read the Ed25519 key in a file (PEM, PKCS 8); None: the own one, made at its first use.
 
-    Its public half is believed on this machine from now on. Raises `OptionError`.
+    This machine trusts its public half from now on. Raises `OptionError`.
     """
     place = path or key_folder(cache_dir) / "key.pem"
     try:
@@ -72,28 +72,30 @@ def signer(path: Path | None, cache_dir: str | None = None) -> CryptoSigner:
 
 
 class Withdrawn(Untrusted):
-    """The signature holds, but its time is over, or somebody revoked it."""
+    """The signature is valid, but it has expired or was revoked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The keys that this machine believes, and what it believes no longer."""
+    """The keys that this machine trusts, and its revocations."""
 
     keys: tuple[SSlibKey, ...] = ()
     revoked: Mapping[str, str] = field(default_factory=dict)
-    """Reasons, by an envelope's digest, that of something it is about, or a key's id."""
+    """Reasons, by the digest of an envelope or of one of its subjects, or a key's id."""
     since: datetime | None = None
-    """When the revocations were signed: no clock is believed that shows an earlier time."""
+    """Time at which the revocations were signed: a clock that shows an earlier time is not
+    trusted."""
     dated: bool = True
-    """Does time end it?"""
+    """Whether `valid_until` counts."""
 
     @property
     def signatures(self) -> Trust:
-        """The same keys, for what was once believed: nothing revoked, no time over."""
+        """The same keys without revocations and expiry, for signatures that were once valid."""
         return Trust(self.keys, dated=False)
 
     def hold(self, data: bytes, signers: Iterable[str], statement: Mapping[str, Any]) -> None:
-        """Raise `Withdrawn` for an envelope of these bytes, whose signature was checked."""
+        """Raise `Withdrawn` if this envelope, whose signature was checked, is revoked or has
+        expired."""
         about = [one["digest"]["sha256"] for one in statement["subject"]]
         for one in (digest_of(data), *(f"sha256:{digest}" for digest in about), *signers):
             if (why := self.revoked.get(one)) is not None:
@@ -107,7 +109,7 @@ class Trust:
 
 
 def until(text: str | None) -> str | None:
-    """A day (its first second) or a time of UTC, in one spelling. Raises `OptionError`."""
+    """Normalise a day (its first second) or a time in UTC. Raises `OptionError`."""
     try:
         found = text and datetime.fromisoformat(text)
     except ValueError:
@@ -120,7 +122,7 @@ def until(text: str | None) -> str | None:
 
 
 def public_keys(places: Iterable[Path]) -> list[SSlibKey]:
-    """The public key in each file (PEM, of either half). Raises `OptionError`."""
+    """Read the public key in each file (PEM, of either half). Raises `OptionError`."""
     found = []
     for place in places:
         try:
@@ -137,7 +139,7 @@ def public_keys(places: Iterable[Path]) -> list[SSlibKey]:
 
 
 def subjects(files: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """What an in-toto statement says that it is about: (path, digest) of each file."""
+    """List the subjects of an in-toto statement: (path, digest) of each file."""
     return [
         {"name": path, "digest": {"sha256": digest.removeprefix("sha256:")}}
         for path, digest in files
@@ -145,14 +147,14 @@ def subjects(files: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
 
 
 def sign(statement: Mapping[str, Any], key: CryptoSigner) -> bytes:
-    """The envelope around a statement."""
+    """Sign a statement; return the envelope."""
     envelope = Envelope(canonical(dict(statement)), PAYLOAD_TYPE, {})
     envelope.sign(key)
     return canonical(envelope.to_dict())
 
 
 def opened(data: bytes, trust: Trust) -> dict[str, Any]:
-    """The statement in an envelope that a trusted key signed. Raises `Untrusted`, `Withdrawn`."""
+    """Verify and open an envelope signed by a trusted key. Raises `Untrusted`, `Withdrawn`."""
     if len(data) > MOST_BYTES:
         raise Untrusted(f"the envelope is larger than {MOST_BYTES:,} bytes")
     try:
@@ -168,7 +170,7 @@ def opened(data: bytes, trust: Trust) -> dict[str, Any]:
     if envelope.payload_type != PAYLOAD_TYPE:
         raise Untrusted(f"the envelope holds {envelope.payload_type!r:.80}, not {PAYLOAD_TYPE}")
     known = {key.keyid: key for key in trust.keys if key.keyid in envelope.signatures}
-    # A revoked key beside one that is not says nothing; alone it is named.
+    # A revoked key says nothing if another one signed too; alone it is reported.
     signers = {one: key for one, key in known.items() if one not in trust.revoked} or known
     if not signers:
         named = ", ".join(one[:16] for one in envelope.signatures) or "nobody"
@@ -191,7 +193,7 @@ def opened(data: bytes, trust: Trust) -> dict[str, Any]:
 
 
 def appear(path: Path, data: bytes, mode: int, replace: bool = False) -> None:
-    """Write a file that is there whole or not at all; one that is there stays, or is replaced."""
+    """Write a file atomically; an existing one stays, or is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

@@ -1,4 +1,4 @@
-"""Where a model comes from, before anything is fetched: its files with their digests."""
+"""The source of a model before anything is fetched: its files with their digests."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Folder = TypeVar("Folder", bound=PurePath)
 WEIGHTS = (".gguf", ".safetensors")
 """Endings of files that hold numbers and no code."""
 MOST_FILES = 2000
-"""Files of a model's folder; one that has more is no model."""
+"""Files of a model's folder, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file as it is to be."""
+    """One expected file."""
 
     path: str
-    """Inside the model's folder."""
+    """Path inside the model's folder."""
     sha256: str
     size: int
 
@@ -35,11 +35,11 @@ class Source:
     name: str
     files: tuple[SourceFile, ...]
     pinned: bool
-    """Does the catalog say what the bytes must be?"""
+    """Whether the catalog pins the digests."""
     licence: str | None
 
     def parameters(self) -> dict[str, Any]:
-        """What the key of the fetching stage holds: not where the files are."""
+        """Return the key parameters of the stage that fetches: without the files' place."""
         return {
             "name": self.name,
             "files": [[one.path, f"sha256:{one.sha256}", one.size] for one in self.files],
@@ -48,9 +48,9 @@ class Source:
 
 
 def model_folder(engine: EngineOptions, progress: Progress | None = None) -> Path:
-    """The folder of the model's files, fetched where they are not on the disk.
+    """Return the folder of the model's files, after downloading missing ones.
 
-    Raises what `loader.open_model` does.
+    Raises the errors of `loader.open_model`.
     """
     found = open_model(
         engine.model, cache_dir=engine.cache_dir, offline=engine.offline, progress=progress
@@ -59,9 +59,10 @@ def model_folder(engine: EngineOptions, progress: Progress | None = None) -> Pat
 
 
 def find_source(engine: EngineOptions, progress: Progress | None = None) -> Source:
-    """What the options name: of the catalog as pinned, of a folder or a hub as its bytes are now.
+    """Find the model of the options: from the catalog as pinned, from a folder or a hub by its
+    bytes now.
 
-    Raises what `loader.open_model` does; `ModelFileError` for a folder that is no model's.
+    Raises the errors of `loader.open_model`; `ModelFileError` for a folder that is not a model's.
     """
     model = engine.model
     if model in CATALOG and not Path(model).exists():
@@ -81,7 +82,7 @@ def find_source(engine: EngineOptions, progress: Progress | None = None) -> Sour
 
 
 def model_path(folder: Folder, names: list[str]) -> Folder:
-    """What the loader is to open in a folder with these files."""
+    """Return the path that the loader opens in a folder with these files."""
     return folder / names[0] if len(names) == 1 and names[0].endswith(".gguf") else folder
 
 

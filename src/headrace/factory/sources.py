@@ -1,4 +1,4 @@
-"""What the fleet's store takes in beside logs: scrapes, runs of the bench, builds of a store."""
+"""Other sources of the fleet's store than logs: scrapes, runs of the bench, builds of a store."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .stage import Outcome, Result
 from .store import SMALL, Store
 
 WAIT = 10.0
-"""Seconds for a service to tell its metrics."""
+"""Seconds for a service to return its metrics."""
 
 
 def take_source(lake: Lake, source: str, service: str) -> Taken:
-    """Take in whatever this is: the address of a `/metrics`, a file of them (`.prom`), a history of
-    the bench (`.duckdb`), a result (`.json`, or its folder), a factory's store, or a log.
+    """Ingest a source by its type: the address of a `/metrics`, a file of them (`.prom`), a history
+    of the bench (`.duckdb`), a result (`.json`, or its folder), a factory's store, or a log.
 
     Raises `InvalidRequest`, `OptionError`, `Unreachable`, `Untrusted`.
     """
@@ -76,7 +76,7 @@ def _take_scrape(lake: Lake, data: bytes, service: str, when: datetime, source: 
 
 
 def run_row(result: dict[str, Any]) -> dict[str, Any]:
-    """The row of `runs` of a result of the bench. Raises `InvalidRequest`."""
+    """Make the row of `runs` from a result of the bench. Raises `InvalidRequest`."""
     try:
         return _run_row(dict(zip(COLUMNS.split(", "), row_of(result), strict=True)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -84,7 +84,8 @@ def run_row(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def history_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of `runs` of a history of the bench. Raises `InvalidRequest`, `OptionError`."""
+    """Read the rows of `runs` from a history of the bench. Raises `InvalidRequest`,
+    `OptionError`."""
     duckdb = library()
     try:
         with duckdb.connect(str(path), read_only=True) as database:
@@ -112,8 +113,9 @@ def _run_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_rows(store: Store) -> Iterator[dict[str, Any]]:
-    """A row for each stage of every cell's last build, with the profile that it signed and the
-    rings whose pointers are believed and name it. Profiles are the factory's to verify."""
+    """Yield a row for each stage of every cell's last build, with the profile that it signed.
+    `rings` names the trusted rings that point to that profile. Profiles are not verified here; the
+    factory does that."""
     rings: dict[str, str] = {}
     for ring in Ring:
         with suppress(HeadraceError):

@@ -12,16 +12,16 @@ from .key import canonical, digest_of
 
 SPDX_TYPE = "application/spdx+json"
 CREATED = "1970-01-01T00:00:00Z"
-"""The form asks for a time; a bill that had one would be another one each time."""
+"""Placeholder for the required time: a real one would make each bill different."""
 Pin = tuple[str, str, list[str]]
 """(package, version, SHA-256 of its files)."""
 
 
 def spdx(model: dict[str, Any], pins: Iterable[Pin]) -> bytes:
-    """SPDX 2.3 in JSON: the engine, the model with its files, what a lock pins.
+    """Write SPDX 2.3 in JSON: the engine, the model with its files, the pins of a lock.
 
-    `model`: name, licence and files as in a profile. A file is listed as a package, since for files
-    the form asks for a SHA-1, which proves nothing.
+    `model`: name, licence and files as in a profile. Files are listed as packages: for files, SPDX
+    requires a SHA-1, which proves nothing.
     """
     engine = _package("headrace", VERSION, licence="Apache-2.0")
     described = _package(model["name"], None, licence=model.get("licence"))
@@ -84,5 +84,5 @@ def _pinned(name: str, version: str, hashes: list[str]) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str:
-    """The name with the characters that an identifier may have."""
+    """Return the name without characters that an identifier may not have."""
     return re.sub("[^A-Za-z0-9.-]+", "-", name)

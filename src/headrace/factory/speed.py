@@ -1,4 +1,4 @@
-"""How fast an engine answers: what a build certifies, and what a server measures again."""
+"""The speed of an engine: certified by a build, and measured again by a server."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from ..base.sampling import SamplingParams
 from ..engine.face import ServingEngine
 
 PROMPT, TOKENS, ROUNDS, TOGETHER = 16, 24, 3, 8
-"""Ids of a prompt, tokens of an answer, how often it is measured, answers at once."""
+"""Ids of a prompt, tokens of an answer, repetitions, answers at once."""
 
 
 async def seconds_per_token(engine: ServingEngine) -> float | None:
-    """Time of a single short answer by its tokens, the median; None where the model makes vectors.
+    """Measure the median time per token of one short answer; None if the model makes vectors.
 
-    It is what a build certifies and a server repeats.
+    A build certifies it and a server repeats it.
     """
     if engine.files.arch.task != "tokens":
         return None
-    # The first is not counted: it may be the first of its kind.
+    # The first is not counted: it may include first-use costs.
     taken = [await _seconds(engine, [number]) for number in range(ROUNDS + 1)]
     return median(taken[1:])
 
 
 async def tokens_per_second(engine: ServingEngine) -> float:
-    """Tokens of several answers at once, from the requests to the last token; the median."""
+    """Measure the tokens per second of several answers at once, up to the last token; the
+    median."""
     firsts = [ROUNDS + 1 + turn * TOGETHER for turn in range(ROUNDS)]
     taken = [await _seconds(engine, range(first, first + TOGETHER)) for first in firsts]
     return 1 / median(taken)
 
 
 async def _seconds(engine: ServingEngine, numbers: Iterable[int]) -> float:
-    """Time of these answers at once, by their tokens; no two prompts have the same beginning."""
+    """Return the time per token of these answers at once; no two prompts share a prefix."""
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
 
     async def answer(number: int) -> int:

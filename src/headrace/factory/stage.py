@@ -1,4 +1,4 @@
-"""Stages as data: what runs, on what, and what came out."""
+"""Stages as data: the work, its inputs, and its results."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .store import MANIFEST_TYPE, TITLE, Descriptor, Store
 KEY_TYPE = "application/vnd.headrace.key.v1+json"
 STAGE_TYPE = "application/vnd.headrace.stage.v1+json"
 NOTE = "dev.headrace."
-"""What our annotations begin with."""
+"""Prefix of our annotations."""
 
 
 class Outcome(StrEnum):
-    """How a gate ended; a stage that is no gate passes or raises."""
+    """The end of a gate; a stage that is not a gate passes or raises."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -42,22 +42,22 @@ class Stage:
 
 @dataclass(frozen=True)
 class Result:
-    """What a stage gave."""
+    """The result of a stage."""
 
     outputs: Mapping[str, Descriptor] = field(default_factory=dict)
     outcome: Outcome = Outcome.PASSED
     reason: str = ""
-    """Why a gate failed or was not evaluated; what it held against what."""
+    """Reason why a gate failed or was not evaluated; the values that it compared."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Plain JSON values, small: what was found, of the same inputs always the same."""
+    """Plain JSON values, small: findings, always the same for the same inputs."""
     measured: Mapping[str, Any] = field(default_factory=dict)
-    """Plain JSON values of a clock, which differ from run to run: evidence (`attest.Measured`), in
+    """Timings as plain JSON values, which differ from run to run: evidence (`attest.Measured`), in
     no profile and in no later stage's key."""
 
     @functools.cached_property
     def content(self) -> str:
-        """Digest for the keys of later stages, of all but what a clock measured. Not of how it was
-        made, so that a recipe that is changed and gives the same ends the work there."""
+        """Digest for the keys of later stages, of everything but timings. The recipe is not part of
+        it: if a changed recipe gives the same result, later stages need not run."""
         told = {
             "outputs": {name: one.digest for name, one in self.outputs.items()},
             "outcome": str(self.outcome),
@@ -67,7 +67,7 @@ class Result:
         return digest_of(canonical(told))
 
     def manifest(self, stage: str, key: Descriptor) -> bytes:
-        """An OCI manifest whose configuration is the key's document."""
+        """Write an OCI manifest whose configuration is the key's document."""
         return canonical(
             {
                 "schemaVersion": 2,
@@ -89,7 +89,7 @@ class Result:
 
     @classmethod
     def read(cls, manifest: Mapping[str, Any]) -> Result:
-        """Raise `Untrusted` where it is no manifest of a stage."""
+        """Read a stage's manifest. Raises `Untrusted` if it is not one."""
         try:
             notes = manifest["annotations"]
             return cls(
@@ -107,32 +107,32 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a recipe is given."""
+    """The inputs of a recipe."""
 
     stage: Stage
     store: Store
     inputs: Mapping[str, Result]
     """Results of the stages it needs, by their names."""
     place: Any = None
-    """What does not change the result, by the one who runs the graph: folders, progress."""
+    """Inputs that do not change the result, from the caller of the graph: folders, progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A function with all that its key needs beside the stage's own parameters."""
+    """A function with all that its key needs in addition to the stage's own parameters."""
 
     run: Callable[[Work], Result]
     code: tuple[str, ...] = ()
-    """Files and folders of this package that decide what it gives."""
+    """Files and folders of this package that decide its result."""
     tools: tuple[str, ...] = ()
-    """Packages whose versions do."""
+    """Packages whose versions decide its result."""
     measured: bool = False
-    """Does the machine decide too?"""
+    """Whether the machine decides its result, too."""
     attests: bool = False
-    """Whether it takes what a clock measured, too."""
+    """Whether it takes timings, too."""
 
     def key(self, stage: Stage, inputs: Mapping[str, Result]) -> dict[str, Any]:
-        """The document whose digest is the key."""
+        """Return the document whose digest is the key."""
         return {
             "stage": stage.name.rpartition("/")[2],
             "recipe": stage.recipe,

@@ -1,11 +1,13 @@
-"""One folder as store and cache: an OCI image layout, and which key gave which manifest.
+"""One folder as store and cache: an OCI image layout, and the manifest of each key.
 
-`blobs/sha256/…`, `index.json` and `oci-layout` are as the OCI image specification 1.1 has them, so
-that other tools read the folder. Beside them: `stages/<key>` names the manifest of a stage's
-result, `runs/<cell>` the results of a cell's last run, `models/<digest>` has a model's blobs under
-their own names, `rings` signed pointers, `attested/<digest>` the manifest of what is
-attested about it; `locks`, `tmp`. Files appear by renaming: whoever dies
-leaves nothing half done but in `tmp`; nothing is believed before its digest was computed again.
+`blobs/sha256/…`, `index.json` and `oci-layout` follow the OCI image specification 1.1, so that
+other tools read the folder. Other entries are ours. `stages/<key>` names the manifest of a stage's
+result, `runs/<cell>` the results of a cell's last run. `models/<digest>` has a model's blobs under
+their own names. `rings` has signed pointers, `attested/<digest>` names the manifest of an
+attestation about it. `locks` and `tmp` are for processes at work.
+
+Files appear by renaming: a killed process leaves incomplete files only in `tmp`. Nothing is trusted
+before its digest was computed again.
 """
 
 from __future__ import annotations
@@ -37,36 +39,36 @@ REF_NAME = "org.opencontainers.image.ref.name"
 SMALL = 16 << 20
 """Bytes of a blob that is read whole, at most."""
 DURABLE = 1 << 20
-"""Bytes from which on a blob is on the disk before it has its name; smaller ones are read whole,
-and one that a power failure damaged is found by its digest and made again."""
+"""Bytes from which on a blob is on the disk before it gets its name. Smaller ones are read whole:
+if a power failure damaged one, its digest shows that and it is made again."""
 CHUNK = 8 << 20
 DEEPEST = 32
-"""Levels of manifests and indexes below one another; an image has three."""
+"""Nested levels of manifests and indexes; an image has three."""
 MOST_PARTS = 1_000_000
 """Blobs that manifests and indexes name in one walk."""
 
 
 class Readable(Protocol):
-    """Whatever gives bytes until there are no more."""
+    """A source of bytes, until there are no more."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """What OCI calls a descriptor: type, digest and size of a blob."""
+    """OCI's descriptor: type, digest and size of a blob."""
 
     digest: str
     size: int
     media_type: str = "application/octet-stream"
 
     def document(self, **annotations: str) -> dict[str, Any]:
-        """The JSON object that manifests and the index hold."""
+        """Return the JSON object that manifests and the index hold."""
         about = {"annotations": annotations} if annotations else {}
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size, **about}
 
     @classmethod
     def read(cls, document: Any) -> Descriptor:
-        """Raise `Untrusted` where it is none."""
+        """Read a descriptor. Raises `Untrusted` if it is not one."""
         try:
             digest, size, kind = document["digest"], document["size"], document["mediaType"]
         except (KeyError, TypeError):
@@ -80,8 +82,8 @@ class Store:
     """The folder; several processes may use it at once."""
 
     def __init__(self, root: Path) -> None:
-        """Make the folder where there is none. Raises `OptionError`, `Untrusted`."""
-        # Absolute: programs that a stage runs have a working directory of their own.
+        """Create the folder if it is absent. Raises `OptionError`, `Untrusted`."""
+        # Absolute, because programs that a stage runs have their own working directory.
         self.root = root = root.absolute()
         self._blobs, self._at = (
             f"{root}/blobs/sha256/",
@@ -102,34 +104,34 @@ class Store:
         return self.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
     def has(self, one: Descriptor) -> bool:
-        """Is the blob there, in its size? `problems` and `read` look at its bytes."""
+        """Return whether the blob exists with its size; `problems` and `read` check its bytes."""
         return self.size(one.digest) == one.size
 
     def size(self, digest: str) -> int | None:
-        """Bytes of the blob's file; None where there is none."""
+        """Return the bytes of the blob's file; None if it is absent."""
         try:
             return os.stat(self._blobs + digest.removeprefix("sha256:")).st_size
         except OSError:
             return None
 
     def put(self, data: bytes, media_type: str) -> Descriptor:
-        """Keep these bytes."""
+        """Store these bytes."""
         one = Descriptor(digest=digest_of(data), size=len(data), media_type=media_type)
         if not self._holds(one.digest, data):
             self._appear(self.blob(one.digest), data)
         return one
 
     def put_file(self, path: Path, media_type: str) -> Descriptor:
-        """Keep a copy of a file, hashed as it is read."""
+        """Store a copy of a file, hashed as it is read."""
         with path.open("rb") as source:
             return self.put_stream(source, media_type)
 
     def put_stream(
         self, source: Readable, media_type: str, wanted: Descriptor | None = None
     ) -> Descriptor:
-        """Keep what this gives, hashed as it is read.
+        """Store the bytes of a source, hashed as they are read.
 
-        Raises `Untrusted` where it is not what is wanted, before it has a name.
+        Raises `Untrusted` if they are not the wanted ones, before they have a name.
         """
         found, size = hashlib.sha256(), 0
         with self.writing():
@@ -157,7 +159,7 @@ class Store:
         return one
 
     def read(self, digest: str) -> bytes:
-        """A small blob, its digest checked. Raises `Untrusted` where it is absent or changed."""
+        """Read a small blob and check its digest. Raises `Untrusted` if it is absent or changed."""
         assert is_digest(digest), digest
         try:
             with open(self._blobs + digest.removeprefix("sha256:"), "rb") as file:
@@ -171,24 +173,24 @@ class Store:
         return data
 
     def document(self, digest: str) -> dict[str, Any]:
-        """A blob of JSON. Raises `Untrusted`."""
+        """Read a blob of JSON. Raises `Untrusted`."""
         return _object(self.read(digest), f"blob {digest}")
 
     def keep(self, key: str, manifest: Descriptor) -> None:
-        """From now on this key has given this manifest."""
+        """Record the manifest as this key's result."""
         self._appear(self.root / "stages" / key.removeprefix("sha256:"), manifest.digest.encode())
 
     def kept(self, key: str) -> str | None:
-        """Digest of the manifest that this key has given, where there is one."""
+        """Return the digest of this key's manifest, if there is one."""
         return self._pointer(f"stages/{key.removeprefix('sha256:')}")
 
     def attest(self, subject: str, attestation: Descriptor) -> None:
-        """From now on this is what is attested about what has this digest."""
+        """Record the attestation about the subject with this digest."""
         data = attestation.digest.encode()
         self.export(f"attested/{subject.removeprefix('sha256:')}", data)
 
     def attested(self, subject: str) -> str | None:
-        """Digest of the manifest of what is attested about this, where there is one."""
+        """Return the digest of the attestation about this subject, if there is one."""
         return self._pointer(f"attested/{subject.removeprefix('sha256:')}")
 
     def _pointer(self, path: str) -> str | None:
@@ -202,11 +204,11 @@ class Store:
         return found
 
     def remember(self, cell: str, results: Mapping[str, str]) -> None:
-        """Write down which manifests a cell's last run had, for `explain`."""
+        """Record the manifests of a cell's last run, for `explain`."""
         self._appear(self.root / "runs" / _file_name(cell), canonical(dict(results)))
 
     def remembered(self, cell: str) -> dict[str, str]:
-        """Manifests of the cell's last run by the stage's name."""
+        """Return the manifests of the cell's last run by the stage's name."""
         try:
             found = json.loads((self.root / "runs" / _file_name(cell)).read_bytes())
         except (OSError, ValueError):
@@ -214,7 +216,7 @@ class Store:
         return {k: v for k, v in found.items() if is_digest(v)} if isinstance(found, dict) else {}
 
     def index(self) -> list[dict[str, Any]]:
-        """The manifests that have a name. Raises `Untrusted`."""
+        """Return the named manifests. Raises `Untrusted`."""
         try:
             data = (self.root / "index.json").read_bytes()
         except OSError:
@@ -225,7 +227,7 @@ class Store:
         return manifests
 
     def tag(self, name: str, manifest: Descriptor) -> None:
-        """Give a manifest a name; one that had it loses it."""
+        """Give a manifest a name; a previous one with that name loses it."""
         entry = manifest.document(**{REF_NAME: name})
         with self.lock("index"):
             before = self.index()
@@ -235,8 +237,8 @@ class Store:
     def checkout(self, files: Mapping[str, Descriptor]) -> Path:
         """Make a folder with these blobs under these names, as links; the same one every time.
 
-        All of them are hashed. Raises `Untrusted` with the name of one that is not in the store, or
-        that is no name of a file in the folder.
+        All of them are hashed. Raises `Untrusted` with the name of a blob that is not in the store,
+        or a name that is not that of a file in the folder.
         """
         for name in files:
             if not is_file_name(name):
@@ -270,7 +272,8 @@ class Store:
         return folder
 
     def parts(self, one: Descriptor) -> list[Descriptor]:
-        """What a manifest or an index names; nothing for any other blob. Raises `Untrusted`."""
+        """Return the descriptors in a manifest or an index; none for any other blob. Raises
+        `Untrusted`."""
         if one.media_type not in (INDEX_TYPE, MANIFEST_TYPE):
             return []
         document = self.document(one.digest)
@@ -283,10 +286,10 @@ class Store:
     def closure(
         self, *roots: Descriptor, bring: Callable[[Descriptor], None] = lambda one: None
     ) -> list[Descriptor]:
-        """Find all blobs that manifests and indexes need, what is needed before what needs it, each
-        once. `bring` is called before a blob is looked at.
+        """Find all blobs that manifests and indexes need, each once, dependencies first. `bring` is
+        called before a blob is checked.
 
-        Raises `Untrusted` for a document that is absent, changed or no such, a blob that is absent
+        Raises `Untrusted` for a document that is absent, changed or invalid, a blob that is absent
         or has another size, and a graph deeper than `DEEPEST` or larger than `MOST_PARTS`.
         """
         seen: set[Descriptor] = set()
@@ -313,9 +316,9 @@ class Store:
 
     @contextmanager
     def lock(self, name: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold a lock of this store; the kernel drops it with the process that held it.
+        """Hold a lock of this store; the kernel releases it when its process ends.
 
-        `waits` is called once where another process holds it.
+        `waits` is called once if another process holds it.
         """
         with self.writing():
             handle = os.open(self.root / "locks" / name, os.O_RDWR | os.O_CREAT, 0o644)
@@ -323,7 +326,7 @@ class Store:
             yield
 
     def export(self, path: str, data: bytes) -> Path:
-        """Write a file for people beside the blobs, all at once."""
+        """Write a file for people into the store, atomically."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         self._appear(target, data)
@@ -352,7 +355,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Raise `OptionError` where the folder cannot be written: one may be there to be read."""
+        """Raise `OptionError` if the folder is not writable: a store may be read-only."""
         try:
             yield
         except OSError as error:
@@ -364,7 +367,7 @@ class Store:
 
 
 def store_folder(named: str | None, cache_dir: str | None = None) -> Path:
-    """The store that is meant: in the cache folder where none is named."""
+    """Return the folder of the store; by default in the cache folder."""
     if named:
         return Path(named).expanduser()
     return (Path(cache_dir) if cache_dir else cache_root()) / "factory" / "store"
@@ -385,7 +388,7 @@ def held(handle: int, waits: Callable[[], None] = lambda: None) -> Iterator[None
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name, in its one spelling, stays below the folder that it is put into."""
+    """Return whether a name, in its one spelling, stays inside its folder."""
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or str(path) != name:
         return False
@@ -393,7 +396,7 @@ def is_file_name(name: str) -> bool:
 
 
 def _is_own(folder: Path, name: str) -> bool:
-    """Whether what has this name lies in the folder itself, and no link leads elsewhere."""
+    """Return whether the file of this name lies in the folder itself, without links elsewhere."""
     return not folder.is_symlink() and Path(os.path.realpath(folder / name)) == Path(
         os.path.realpath(folder), name
     )
@@ -406,7 +409,7 @@ def _holds(path: Path, one: Descriptor) -> bool:
 
 
 def _same(source: Path, target: Path) -> None:
-    """The same bytes under another name: a link, a copy where there are no links."""
+    """Give the same bytes another name: by a link, or a copy where links are not supported."""
     try:
         os.link(source, target)
     except OSError:
@@ -424,12 +427,12 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
 
 
 def name_of(entry: dict[str, Any]) -> str:
-    """The name that the index gives a manifest; "" where it gives none."""
+    """Return the name that the index gives a manifest; "" without one."""
     return str((entry.get("annotations") or {}).get(REF_NAME, ""))
 
 
 def index_document(named: Mapping[str, Descriptor]) -> bytes:
-    """`index.json` with these names, in its one spelling."""
+    """Write `index.json` with these names, in its one spelling."""
     manifests = [one.document(**{REF_NAME: name}) for name, one in sorted(named.items())]
     return canonical({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests})
 

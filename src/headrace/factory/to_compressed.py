@@ -1,7 +1,7 @@
-"""Safetensors with their linear layers as integers, in the form of compressed-tensors.
+"""Safetensors with their linear layers as integers, in the format of compressed-tensors.
 
 Engines that read compressed-tensors read it: int8 with a scale for each output, int4 with one for
-each group of a row. Embeddings, heads, vectors, routers and encoders of images stay as they are.
+each group of a row. Embeddings, heads, vectors, routers and image encoders stay as they are.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ GROUPS = (128, 64, 32, 16)
 """Inputs that share a scale of int4: the largest that divides every row."""
 LAYER = re.compile(r"\blayers\.\d+\..*\.weight$")
 ELSEWHERE = re.compile("visual|vision|audio|norm")
-"""Parts of a model that are no linear layer of its stack."""
+"""Names outside the linear layers of the stack."""
 IGNORED = ["lm_head", "re:.*(gate|router)$", "re:.*(visual|vision|audio).*"]
 
 
 class Folder:
-    """The safetensors files of a model, and what they become."""
+    """The safetensors files of a model, and their quantised form."""
 
     def __init__(self, shards: dict[str, Path], to: str, encode: Encoder) -> None:
-        """`shards` by name. Raises `ModelFileError`, `UnsupportedModel` where rows of the linear
-        layers have no common group."""
+        """Read the headers of `shards`, by name. Raises `ModelFileError`; `UnsupportedModel` if
+        rows of the linear layers have no common group."""
         self._bits, self._encode = TARGETS[to], encode
         self._shards = {name: read_header(path) for name, path in shards.items()}
         widths = {
@@ -58,7 +58,7 @@ class Folder:
         self._group = group
 
     def write(self, shard: str, out: BinaryIO, tally: Tally) -> None:
-        """Write one file anew."""
+        """Write one file in its quantised form."""
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         at = 0
         for name, one in self._shards[shard].items():
@@ -80,7 +80,7 @@ class Folder:
             tally.advance(one.nbytes)
 
     def index(self) -> bytes:
-        """The document that says which file has which tensor."""
+        """Write the document that maps tensors to files."""
         found = [
             (new, shard, math.prod(shape) * SIZES[dtype])
             for shard, stored in self._shards.items()
@@ -92,7 +92,7 @@ class Folder:
         return _json({"metadata": {"total_size": total}, "weight_map": names})
 
     def config(self, path: Path) -> bytes:
-        """`config.json` with what says how the weights lie. Raises `ModelFileError`."""
+        """Write `config.json` with the format of the weights. Raises `ModelFileError`."""
         whole = self._bits == 8
         weights = {
             "num_bits": self._bits,
@@ -112,7 +112,7 @@ class Folder:
         return _json({**read_json(path), "quantization_config": told})
 
     def _parts(self, name: str, one: StoredTensor) -> Iterator[tuple[str, str, list[int]]]:
-        """(name, type, shape) of each tensor that one becomes."""
+        """Yield (name, type, shape) of each tensor that one becomes."""
         if not _linear(name, one):
             yield name, one.dtype, list(one.shape)
             return
@@ -127,7 +127,7 @@ class Folder:
             yield f"{name}_shape", "I64", [2]
 
     def _quantised(self, weight: Floats, one: StoredTensor) -> Iterable[npt.NDArray[Any]]:
-        """Codes, scales [out, groups] and, of packed ones, the shape; see `_parts`."""
+        """Return codes, scales [out, groups] and, for packed ones, the shape; see `_parts`."""
         out, width = weight.shape
         if self._bits == 8:
             stored, scales = _rounded(_nearest(weight), one.dtype)
@@ -140,7 +140,7 @@ class Folder:
 
 
 def _linear(name: str, one: StoredTensor) -> bool:
-    """Is it a linear layer of the stack, and dense?"""
+    """Return whether it is a dense linear layer of the stack."""
     dense = len(one.shape) == 2 and one.dtype in ("F32", "F16", "BF16")
     return (
         dense and bool(LAYER.search(name)) and not (ELSEWHERE.search(name) or ROUTER.search(name))
@@ -148,7 +148,7 @@ def _linear(name: str, one: StoredTensor) -> bool:
 
 
 def _nearest(rows: Floats) -> Floats:
-    """Scale [n] of each row [n, g], by which the largest weight is 127."""
+    """Return the scale [n] of each row [n, g] that makes its largest weight 127."""
     top: Floats = np.abs(rows).max(axis=1)
     bounded(bool((top <= LARGEST).all()))
     scale: Floats = top / np.float32(127)
@@ -156,13 +156,13 @@ def _nearest(rows: Floats) -> Floats:
 
 
 def _codes_of(groups: Floats, scales: Floats, half: int) -> npt.NDArray[np.int8]:
-    """Codes -half … half - 1 of groups [n, g] by the scales [n] as they are stored."""
+    """Return the codes -half … half - 1 of groups [n, g] by the scales [n] as they are stored."""
     inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales != 0)[:, None]
     return np.clip(np.rint(groups * inverse), -half, half - 1).astype(np.int8)
 
 
 def _rounded(scales: Floats, dtype: str) -> tuple[npt.NDArray[Any], Floats]:
-    """(as they are stored in a type, their values) of scales."""
+    """Return (the scales as stored in this type, their values)."""
     if dtype == "BF16":
         bits = scales.view(np.uint32)
         stored = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")

@@ -1,6 +1,6 @@
 """A GGUF with its dense matrices quantised; the metadata stays byte for byte.
 
-Vectors, routers and what is quantised already stay as they are. A file is read a piece at a time,
+Vectors, routers and already quantised tensors stay as they are. A file is read a piece at a time,
 and the same file gives the same bytes.
 """
 
@@ -27,13 +27,13 @@ ENDS = ("token_embd.weight", "output.weight")
 
 @dataclass(frozen=True, slots=True)
 class GgufTypes:
-    """Types of matrices; the second of each where a row is not whole blocks of the first."""
+    """Types of matrices; the second of each applies if a row is not whole blocks of the first."""
 
     inner: tuple[str, str]
     ends: tuple[str, str]
-    """The embedding's and the head's, by which every token goes."""
+    """Types of the embedding and the head, which every token uses."""
     number: int
-    """What ggml's `general.file_type` calls it."""
+    """Number of ggml's `general.file_type`."""
 
 
 TARGETS = {
@@ -45,10 +45,10 @@ TARGETS = {
 
 @dataclass(slots=True)
 class Tally:
-    """How many matrices were quantised, and into what."""
+    """Number of quantised matrices, and their types."""
 
     advance: Callable[[int], None]
-    """Told of bytes that were read."""
+    """Callback for the number of bytes read."""
     matrices: int = 0
     weights: int = 0
     kinds: set[str] | frozenset[str] = frozenset()
@@ -88,7 +88,7 @@ def write_gguf(source: Path, out: BinaryIO, to: str, encode: Encoder, tally: Tal
 
 
 def _kind(name: str, shape: tuple[int, ...], was: GgmlType, target: GgufTypes) -> GgmlType:
-    """What a tensor becomes; what it was, where it stays."""
+    """Return a tensor's new type; the old one if it stays."""
     matrix = len(shape) >= 2 and name.endswith(".weight") and "norm" not in name
     if not matrix or ROUTER.search(name) or was.name not in DENSE:
         return was
@@ -98,7 +98,8 @@ def _kind(name: str, shape: tuple[int, ...], was: GgmlType, target: GgufTypes) -
 
 
 def _entries(file: GgufFile, number: int) -> tuple[bytes, int]:
-    """(the metadata with its new type and ggml's version of the blocks, how many entries)."""
+    """Return (the metadata with its new type and ggml's version of the blocks, number of
+    entries)."""
     entries, count = bytearray(file.entries()), len(file.metadata)
     for key, value in (("general.file_type", number), ("general.quantization_version", 2)):
         head = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", 4)

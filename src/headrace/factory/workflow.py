@@ -1,10 +1,9 @@
 """Workflows of GitHub, GitLab, Argo and Tekton: the factory's own commands for each cell.
 
 A cell is one task, whose steps run in turn: build, verify, publish, promote. On KubeRay it is the
-whole fleet in one command, which gives the machines of a Ray cluster their cells. What never
-changes is data in `workflows`; the rest is filled in here and written as JSON, which is YAML. A
-shell is given quoted words, Kubernetes lists of words; what a platform takes for an expression is
-refused.
+whole fleet in one command, which gives the machines of a Ray cluster their cells. The constant part
+is data in `workflows`; the rest is filled in here and written as JSON, which is YAML. A shell gets
+quoted words, Kubernetes lists of words. Text that a platform reads as an expression is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Platform = StrEnum("Platform", ["github", "gitlab", "argo", "tekton", "kuberay"]
 MATRIX = 256  # Jobs that GitHub makes of one matrix, at most.
 MOST_BYTES = 1 << 20  # An object that a cluster takes; etcd's limit is half as much again.
 EXPRESSION = re.compile(r"\{\{|\$\(|\$\[\[")
-"""How expressions begin: `${{` of GitHub, `{{` of Argo, `$(` of Tekton, `$[[` of GitLab."""
+"""Beginnings of expressions: `${{` of GitHub, `{{` of Argo, `$(` of Tekton, `$[[` of GitLab."""
 IN_PODS = "argo", "tekton", "kuberay"
 IMAGES = {"github": "", "gitlab": r"[\w./:@-]+", **dict.fromkeys(IN_PODS, PINNED)}
 LABEL = r"[A-Za-z0-9][\w./:-]*"
@@ -38,7 +37,7 @@ LABEL = r"[A-Za-z0-9][\w./:-]*"
 
 @dataclass(slots=True)
 class WorkflowOptions:
-    """What a user asks of a workflow beside its cells."""
+    """Options of a workflow, in addition to its cells."""
 
     on: str | None = option(None, "Kinds of machines, as in arm,big;gpu or zone=a;zone=b.")
     cache: str | None = option(None, "Folder that runners keep; none: the platform's cache.")
@@ -65,11 +64,12 @@ class CellTask:
 
     @property
     def lines(self) -> dict[str, str]:
-        """The steps as lines of a shell."""
+        """The steps as shell commands."""
         return {step: f"headrace {shlex.join(words)}" for step, words in self.steps.items()}
 
     def command(self, step: str, resources: str) -> dict[str, Any]:
-        """A container's command: the image has no shell. `resources`: what limits are called."""
+        """Return a container's command: the image has no shell. `resources`: the platform's name of
+        limits."""
         uses = self.gpu and step == "build"
         limits = {resources: {"limits": {"nvidia.com/gpu": "1"}}} if uses else {}
         python = [f"/usr/bin/python{PYTHON}", "-m", "headrace"]
@@ -77,15 +77,15 @@ class CellTask:
 
     @property
     def selector(self) -> dict[str, Any]:
-        """The nodes that may run it, where that was said."""
+        """The node selector, if labels were given."""
         return _selector(self.labels)
 
 
 def workflow(
     platform: Platform, cells: Iterable[Cell], asked: WorkflowOptions, text: str = ""
 ) -> str:
-    """The file for a platform; `text`: of the fleet's file. Raises `OptionError` for what could not
-    be said safely there."""
+    """Write the file for a platform. `text`: the fleet's file. Raises `OptionError` for values that
+    are unsafe there."""
     asked.verify()
     in_pods = platform in IN_PODS
     label = rf"{LABEL}={LABEL}" if in_pods else LABEL
@@ -113,7 +113,8 @@ def workflow(
 
 
 def tasks(cells: Iterable[Cell], asked: WorkflowOptions, in_pods: bool) -> list[CellTask]:
-    """Every cell on every kind of machine, once. Raises `OptionError` naming an unsafe word."""
+    """Return every cell on every kind of machine, once. Raises `OptionError` naming an unsafe
+    word."""
     root = "/cache" if in_pods else asked.cache or "headrace-cache"
     key = "/run/headrace/key.pem" if in_pods else "headrace-key.pem"
     found = {}
@@ -143,7 +144,7 @@ def tasks(cells: Iterable[Cell], asked: WorkflowOptions, in_pods: bool) -> list[
 
 
 def github(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
-    """A file of `.github/workflows`: the cells as matrices."""
+    """Make a file of `.github/workflows`: the cells as matrices."""
     found = _fixed("github")
     job = found["jobs"].pop("cells")
     lacking = {"publish", "promote"} - made[0].steps.keys()
@@ -163,7 +164,7 @@ def github(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
 
 
 def gitlab(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
-    """A `.gitlab-ci.yml`, or the file of a child pipeline: the cells as jobs."""
+    """Make a `.gitlab-ci.yml`, or the file of a child pipeline: the cells as jobs."""
     found, root = _fixed("gitlab"), asked.cache or "headrace-cache"
     found["variables"] = {"HEADRACE_CACHE": root}
     found["default"] |= {"image": asked.image} if asked.image else {}
@@ -175,7 +176,7 @@ def gitlab(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
         job: dict[str, Any] = {"stage": "cells", "script": list(one.lines.values())}
         job |= {"tags": one.labels} if one.labels else {}
         job |= {"environment": asked.ring} if asked.ring else {}
-        if not asked.cache:  # What is kept by the platform lies in the checkout.
+        if not asked.cache:  # The platform keeps files of the checkout only.
             job["cache"] = {"key": f"headrace-{one.name}", "paths": [f"{root}/"]}
             job["artifacts"] = {"when": "always", "paths": [f"{one.store}/evidence/"]}
         found[one.name] = job | {"resource_group": f"headrace-{one.name}"}
@@ -183,10 +184,10 @@ def gitlab(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
 
 
 def argo(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
-    """A `Workflow`: a graph of cells, each a pod with its steps as containers, one by one."""
+    """Make a `Workflow`: a graph of cells, each a pod with its steps as containers, one by one."""
     shared = _fixed("pod")
     graph = [{"name": one.name, "template": one.name} for one in made]
-    # One cell that fails stops no other.
+    # A failing cell stops no other.
     first = {"name": "cells", "dag": {"failFast": False, "tasks": graph}}
     templates: list[dict[str, Any]] = [first]
     for one in made:
@@ -202,7 +203,7 @@ def argo(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
 
 
 def tekton(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
-    """A `PipelineRun`: the cells as tasks that need nothing of each other."""
+    """Make a `PipelineRun`: the cells as independent tasks."""
     shared = _fixed("pod")
     common = {"image": asked.image, "volumeMounts": shared["volumeMounts"], **shared["container"]}
     work, pods = [], []
@@ -217,7 +218,7 @@ def tekton(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
 
 
 def kuberay(cells: list[Cell], asked: WorkflowOptions, text: str) -> dict[str, Any]:
-    """A `RayJob` with a group of workers for each kind of machine, and the fleet's file."""
+    """Make a `RayJob` with a group of workers for each kind of machine, and the fleet's file."""
     for param in ("registry", "ring", "unevaluated", "package"):
         if getattr(asked, param):
             raise OptionError(f"a RayJob builds and ships nothing: no {param}", param=param)
@@ -298,7 +299,7 @@ def _install(asked: WorkflowOptions) -> str:
 
 
 def _safe(word: str) -> str:
-    """The word, where every platform takes it for what it is. Raises `OptionError`."""
+    """Return the word if every platform takes it literally. Raises `OptionError`."""
     if not word.isprintable() or EXPRESSION.search(word):
         what = "an expression of a workflow, or what cannot be printed"
         raise OptionError(f"{word!r:.100} holds {what}", param="fleet")
