@@ -1,4 +1,5 @@
-"""Tool calls while they are being written: what dialects report to, and the object many share."""
+"""Tool calls while they are being written: the collector that dialects report to, and the readers
+of the JSON object that many share."""
 
 from __future__ import annotations
 
@@ -20,20 +21,21 @@ from .jsonstream import (
 from .tools import Tool
 
 SectionReader = Generator[None, str, str | None]
-"""Reads a stretch of calls; returns a character that it took but that is not of the stretch."""
+"""Reader of a stretch of calls; returns a character that it took but that is not of the stretch."""
 
 MAX_NAME = 256
 NAME_KEYS = ("name", "function", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
 EARLY_KEYS = ("id", "type", "index")
-"""What may stand before the name in an object that no marker says to be a call."""
+"""Keys that may come before the name in an object without a marker."""
 
 
 class Calls:
-    """The events of the calls in one message.
+    """Collector of the events of the calls in one message.
 
-    A call is reported with the first of its arguments. From then on it is a call and can no longer
-    become content; where it breaks off, what was reported is closed, so that it is JSON.
+    A call is reported with the first part of its arguments. From then on it is a call and can no
+    longer become content. If it breaks off, its reported arguments are closed, so that they are
+    JSON.
     """
 
     def __init__(
@@ -44,27 +46,26 @@ class Calls:
         held: bool = False,
         ends: tuple[str, ...] = (),
     ) -> None:
-        """`known`: the tools on offer by name, where a text is a call only if it names one.
-        `held`: a grammar holds the answer, so that calls have the one form that it knows. `ends`:
-        the dialect's marks that end calls.
-        """
+        """Start without calls. `known`: the offered tools by name, if a text is a call only if it
+        names one. `held`: a grammar constrains the answer, so that calls have the one form that it
+        knows. `ends`: the dialect's marks that end calls."""
         self._new_id = new_id
         self.known = known
         self.held = held
         self.ends = ends
         self.events: list[ToolCallStart | ToolCallArguments | ToolCallEnd] = []
         self.count = 0
-        """Calls that have ended."""
+        """Number of calls that have ended."""
         self.open = False
-        """Is a call begun and not ended?"""
+        """Flag: a call has begun and not ended."""
         self.begun = False
-        """Is what is being read a further call, though maybe not certain yet?"""
+        """Flag: a further call is being read, though it may not be certain yet."""
         self.committed = False
-        """Has something been reported since the router looked last?"""
+        """Flag: an event was reported since the router last looked."""
         self.writer = Writer(ignore)
-        """Takes the arguments of the call that is open."""
+        """Writer of the open call's arguments."""
         self._start: ToolCallStart | None = None
-        """The open call's event that is not reported yet."""
+        """Start event of the open call, until it is reported."""
 
     def begin(self) -> None:
         self.begun = True
@@ -85,7 +86,7 @@ class Calls:
         self.committed = True
 
     def settle(self) -> None:
-        """Count the text read up to here to the calls that have ended."""
+        """Count the text read up to here as part of the calls that have ended."""
         self.committed = True
 
     def end(self, *, complete: bool = True) -> None:
@@ -96,8 +97,8 @@ class Calls:
         self.count += 1
 
     def break_off(self, *, close: bool) -> bool:
-        """End a call that is not whole; return whether it was reported. `close`: complete the JSON
-        of its arguments; else report them as far as they go."""
+        """End an incomplete call; return whether it was reported. `close`: complete the JSON of its
+        arguments; else report them as far as they go."""
         if self.open:
             self.writer.break_off(close=close)
             self.open = self._start is None
@@ -111,10 +112,10 @@ class Calls:
 def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generator[None, str, None]:
     """Read a call as an object, after its opening brace: `{"name": …, "arguments": {…}}`.
 
-    Keys in any order; others (`id`, `type`) are read over. Arguments stream as soon as the name is
-    known. Arguments given as a string of JSON are unpacked. `certain`: the dialect's markers say
-    that this is a call, so that it may name any tool and lack arguments; else it names a tool on
-    offer early and has arguments. `key`: the first key, where it was read already.
+    Keys come in any order; others (`id`, `type`) are skipped. Arguments stream as soon as the name
+    is known. Arguments in a string of JSON are unpacked. `certain`: the dialect's markers prove a
+    call, so it may name any tool and lack arguments; otherwise it must name an offered tool early
+    and have arguments. `key`: the first key, if it was read already.
     """
     calls.begin()
     name: str | None = None
@@ -134,7 +135,7 @@ def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generat
             raise Malformed("expected a colon")
         char = yield from skip_space()
         if key == "function" and char == "{" and name is None and not seen:
-            # As OpenAI's interface has calls: name and arguments one level further in.
+            # OpenAI's form of calls: name and arguments one level deeper.
             yield from read_call(calls, certain=certain)
             name, seen = key, True
             char = yield
@@ -175,7 +176,7 @@ def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generat
 
 
 def _add(calls: Calls, name: str, arguments: Sequence[str]) -> None:
-    """Report a call that is whole."""
+    """Report a complete call."""
     calls.start(name)
     calls.writer.write("".join(arguments))
     calls.end()
@@ -188,7 +189,7 @@ def _may_come_early(key: str, calls: Calls) -> bool:
 
 
 def read_list(calls: Calls, *, certain: bool) -> Generator[None, str, None]:
-    """Calls as a list of objects, after its opening bracket."""
+    """Read calls as a list of objects, after its opening bracket."""
     while True:
         char = yield from skip_space()
         if char != "{":
@@ -213,7 +214,7 @@ def read_named(calls: Calls, name: str, call_id: str | None = None) -> Generator
 
 
 def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, str, None]:
-    """Read an object, or one packed in a string, which then comes to the sink as a whole."""
+    """Read an object, or one packed in a string, which then goes to the sink as a whole."""
     if char == "{":
         yield from read_object(char, Writer(sink))
         return
@@ -222,7 +223,7 @@ def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, st
     packed = (yield from read_text()).strip() or "{}"
     try:
         value = json.loads(packed, parse_constant=refuse_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # An escaped half of a character fails.
+        json.dumps(value, ensure_ascii=False).encode()  # Fails for an escaped half of a character.
     except (ValueError, RecursionError):
         raise Malformed("arguments that are no JSON") from None
     if not isinstance(value, dict):
@@ -238,7 +239,7 @@ def read_text() -> Generator[None, str, str]:
 
 
 def read_until(stop: str, limit: int) -> Generator[None, str, str]:
-    """The text before `stop`, which is read too."""
+    """Read the text before `stop`, and `stop` too; return the text."""
     text = ""
     while not text.endswith(stop):
         char = yield
@@ -249,8 +250,8 @@ def read_until(stop: str, limit: int) -> Generator[None, str, str]:
 
 
 def read_either(one: str, other: str, char: str) -> Generator[None, str, bool]:
-    """One of two texts that `char` begins, neither a beginning of the other; returns whether it is
-    the former."""
+    """Read one of two texts that `char` begins, neither a prefix of the other; return whether it is
+    the first."""
     text = char
     while text not in (one, other):
         if not (one.startswith(text) or other.startswith(text)):
@@ -262,10 +263,10 @@ def read_either(one: str, other: str, char: str) -> Generator[None, str, bool]:
 def read_to(
     stops: tuple[str, ...], sink: Callable[[str], None], char: str | None = None
 ) -> Generator[None, str, str]:
-    """Read a text of any length to the first of `stops`; return that stop.
+    """Read a text of any length up to the first of `stops`; return that stop.
 
-    The text goes to the sink while it comes, but for a possible beginning of a stop. `char`: its
-    first character where that was read already.
+    The text goes to the sink while it comes, except for a possible beginning of a stop. `char`: its
+    first character if that was read already.
     """
     automaton, state, held = automaton_of(stops), 0, ""
     while True:

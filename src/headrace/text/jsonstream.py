@@ -1,12 +1,12 @@
-"""Reads JSON character by character while it is being written.
+"""Readers of JSON, character by character while it is being written.
 
 Readers are generators: `char = yield` takes the next character, `return` ends the reading, and
-`Malformed` says that the text is not what was expected. So every reader works for any cut of the
-text, and they combine with `yield from`. Most return the character after what they read, because
-only it shows where a number or a run of spaces ends. `Ended` is thrown into a reader where the text
-ends: a reader that holds a value which may be whole passes it on.
+`Malformed` reports an unexpected text. So every reader works for any cut of the text, and they
+combine with `yield from`. Most return the character after their text, because only it shows where a
+number or a run of spaces ends. `Ended` is thrown into a reader where the text ends: a reader with a
+value that may be complete passes it on.
 
-What models often write and JSON does not have is read too: a comma before a closing bracket,
+Some text that models often write and JSON forbids is accepted: a comma before a closing bracket,
 control characters in strings, backslashes that escape nothing, Python's three words.
 """
 
@@ -17,30 +17,30 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 Reader = Generator[None, str, str]
-"""Yields for each character; returns the one that follows what it read."""
+"""Generator that yields for each character; it returns the one after its text."""
 
 MAX_DEPTH = 128
 SPACES = " \t\r\n"
 PYTHON = {"True": "true", "False": "false", "None": "null"}
-"""Python's words for JSON's."""
+"""Python's words → JSON's."""
 _ENDS = SPACES + ",]}"
 _SCALAR_STARTS = "-0123456789tfnTFN"
 _UNKNOWN = "\\ufffd"
-"""U+FFFD, in place of half a character."""
+"""Escape of U+FFFD, in place of half a character."""
 _HEX = "0123456789abcdefABCDEF"
 _CLOSING = {"{": "}", "[": "]", '"': '"'}
 
 
 class Malformed(Exception):
-    """The text is not in the expected form."""
+    """Error for a text that is not in the expected form."""
 
 
 class Ended(Exception):
-    """The text has ended, and what is read is not whole."""
+    """Signal that the text has ended before the reader's part is complete."""
 
 
 class Writer:
-    """A filter that passes JSON on only so far that it can still be closed.
+    """Filter that passes JSON on only so far that it can still be closed.
 
     An opening bracket, a comma and a key wait for the value after them.
     """
@@ -53,14 +53,14 @@ class Writer:
         self._closers: list[str] = []
         """Closing brackets and quotes of everything that is open."""
         self._sent = 0
-        """Number of them whose beginning was passed on."""
+        """Number of closers whose opening was passed on."""
 
     def hold(self, text: str) -> None:
         """Keep a text, and pass it on before the next value."""
         self._held += text
 
     def drop(self) -> None:
-        """Forget what is held."""
+        """Forget the held text."""
         self._held = ""
 
     def open(self, bracket: str) -> None:
@@ -72,7 +72,7 @@ class Writer:
         self.write(self._closers.pop())
 
     def write(self, text: str) -> None:
-        """Pass on a value or a part of a string, and what is held before it."""
+        """Pass on a value or a part of a string, after the held text."""
         self._sink(self._held + text)
         self._held = ""
         self._sent = len(self._closers)
@@ -84,8 +84,8 @@ class Writer:
         self.write(escaped(text))
 
     def break_off(self, *, close: bool) -> None:
-        """End before the JSON is whole: close all that was passed on, without what is held, or pass
-        that on and close nothing."""
+        """End incomplete JSON. `close`: close all that was passed on, without the held text; else
+        pass the held text on and close nothing."""
         if not close:
             self.write("")
         elif self._sent:
@@ -93,23 +93,23 @@ class Writer:
 
 
 def ignore(text: str) -> None:
-    """A sink that drops what it is given."""
+    """Drop a text, as a sink."""
 
 
 def escaped(text: str) -> str:
-    """Escape a text as it stands between the quotes of JSON."""
+    """Escape a text for use between JSON's quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def skip_space(char: str = " ") -> Reader:
-    """Skip spaces from `char` on; returns the first character that is none."""
+    """Skip spaces from `char` on; return the first other character."""
     while char in SPACES:
         char = yield
     return char
 
 
 def read_literal(text: str, char: str | None = None) -> Generator[None, str, None]:
-    """Read exactly this text. `char`: its first character where that was read already."""
+    """Read exactly this text; `char` is its first character if that was read already."""
     for expected in text:
         if char is None:
             char = yield
@@ -121,7 +121,7 @@ def read_literal(text: str, char: str | None = None) -> Generator[None, str, Non
 def read_string(
     sink: Callable[[str], None], ends: tuple[str, ...] = ()
 ) -> Generator[None, str, None]:
-    """Read a string, after its opening quote, to its closing quote, which is left out.
+    """Read a string from after its opening quote to its closing quote, which is left out.
 
     The sink gets characters and whole escapes. `ends`: marks before which a closing quote is
     missing, if a new line that is not escaped stands before them.
@@ -224,7 +224,7 @@ def _keep(text: str) -> str:
 
 
 def refuse_constant(text: str) -> Any:
-    """For `json.loads`: NaN and Infinity are no JSON."""
+    """Refuse NaN and Infinity for `json.loads`: they are no JSON."""
     raise ValueError(text)
 
 
@@ -266,7 +266,7 @@ def read_object(
 
 
 def _space_to(sink: Callable[[str], None]) -> Reader:
-    """Pass spaces to the sink; return the first character that is none."""
+    """Pass spaces to the sink; return the first other character."""
     char = yield
     while char in SPACES:
         sink(char)

@@ -40,7 +40,7 @@ def grammar_tokenizer(
     """Make an `llguidance.LLTokenizer`.
 
     `vocab_size`: rows of the model's logits, which may be more than the tokens. `eos_ids`: ids that
-    end a sequence, allowed where the grammar may end. Raises `ValueError` if there are none.
+    end a sequence, allowed where the grammar may end. Raises `ValueError` without any.
     """
     ends = list(eos_ids) or ([tokenizer.eos_id] if tokenizer.eos_id is not None else [])
     if not ends:

@@ -1,4 +1,4 @@
-"""What a tool's parameters may be: for dialects that write each by itself, text without quotes."""
+"""Types of a tool's parameters: for dialects that write each by itself, text without quotes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .jsonstream import PYTHON, Malformed, refuse_constant
 from .tools import Tool
 
 Written = Literal["text", "json", "either"]
-"""How a value is written: as text, as JSON, or as text that is JSON where it reads as such."""
+"""Form of a value: text, JSON, or either: JSON if the text parses as such."""
 _MAX_DEPTH = 16
 _WORDS = {"true": True, "false": False, "null": None}
 """JSON's words, which models write among Python's."""
 
 
 def written(tool: Tool | None, name: str) -> Written:
-    """How a value of this parameter stands between its tags."""
+    """Return the form of this parameter's value between its tags."""
     root = tool.parameters if tool else {}
     declared = root.get("properties")
     schema = declared.get(name) if isinstance(declared, Mapping) else None
@@ -31,8 +31,8 @@ def written(tool: Tool | None, name: str) -> Written:
 
 
 def properties(tool: Tool) -> list[tuple[str, Any, bool]]:
-    """(name, schema, whether it is required) of each parameter that the tool declares; a schema
-    brings the definitions along that it may refer to."""
+    """List (name, schema, whether it is required) of each parameter that the tool declares. A
+    schema includes the definitions that it may refer to."""
     root = tool.parameters
     required = root.get("required") or ()
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
@@ -44,7 +44,7 @@ def properties(tool: Tool) -> list[tuple[str, Any, bool]]:
 
 
 def choices(schema: Any) -> list[Any]:
-    """The values that a schema lists, where it does."""
+    """Return the values that a schema lists, if it does."""
     if not isinstance(schema, Mapping):
         return []
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -52,7 +52,7 @@ def choices(schema: Any) -> list[Any]:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema, or what it refers to among the definitions of `root`."""
+    """Follow a schema's references among the definitions of `root`."""
     for _ in range(_MAX_DEPTH):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -65,13 +65,13 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def closed(tool: Tool) -> bool:
-    """Return whether the tool takes no parameters but those that it declares."""
+    """Tell whether the tool takes no parameters but those that it declares."""
     return tool.parameters.get("additionalProperties") is False
 
 
 def as_json(text: str, *, literals: bool = False) -> str:
-    """Convert text between tags to JSON: a value that is no string if it reads as one, else a
-    string. `literals`: Python's literals are read too."""
+    """Convert text between tags to JSON: a value that is no string if it parses as one, else a
+    string. `literals`: Python's literals are accepted too."""
     body = text.strip()
     body = PYTHON.get(body, body)
     try:
@@ -121,7 +121,7 @@ def _key(node: ast.expr | None) -> str:
 
 
 def dumped(value: Any) -> str:
-    """Write a value as JSON; raise `Malformed` where JSON does not have it."""
+    """Write a value as JSON; raise `Malformed` if JSON cannot represent it."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -131,7 +131,7 @@ def dumped(value: Any) -> str:
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """JSON's names of the types that a schema allows; "any" where it does not say."""
+    """Yield JSON's names of the types that a schema allows; "any" if it does not say."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         yield "any"

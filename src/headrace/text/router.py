@@ -2,11 +2,10 @@
 
     start ──▶ reasoning ──▶ start ──▶ content ◀──▶ calls
 
-Text that may be the beginning of a marker is held back, nothing else but the spaces around
-reasoning and calls, which belong to neither side. Text that looks like a call and is none becomes
-content, as it was written. Where a call breaks off that was reported, its arguments are closed, and
-what follows is left out up to the mark with which the call ends. What comes out does not depend on
-how the text is cut.
+Only text that may begin a marker is held back, and the spaces around reasoning and calls, which
+belong to neither side. Text that looks like a call but is not one becomes content, unchanged. If a
+reported call breaks off, its arguments are closed, and the text after it is left out up to the mark
+with which the call ends. The result does not depend on how the text is cut.
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ from .reasoning import ReasoningMarks
 from .tools import Tool
 
 HELD_SPACES = 64
-"""So many spaces before a call or the end of reasoning are dropped; more are passed on."""
+"""Largest number of spaces dropped before a call or the end of reasoning; more are passed on."""
 MAX_PENDING = 65_536
-"""Longest text that is read as a call before it is certain, or left out after one that broke."""
+"""Longest text that is read as a call before it is certain, or left out after one that broke
+off."""
 MAX_BEHIND = 64
-"""Longest text that is left out between a whole call and the mark with which it ends."""
+"""Longest text that is left out between a complete call and the mark with which it ends."""
 
 
 _REMAINS = "}])\"',;"
@@ -36,7 +36,7 @@ _REMAINS = "}])\"',;"
 
 
 class StreamRouter:
-    """Turns the text of one choice into events; `feed` for each part, `finish` at the end."""
+    """Converter of one choice's text to events; `feed` each part, `finish` at the end."""
 
     def __init__(
         self,
@@ -49,10 +49,12 @@ class StreamRouter:
         held: bool = False,
         new_id: Callable[[], str] | None = None,
     ) -> None:
-        """`dialect` None: calls are not looked for. `tools`: those on offer, by name. `reasoning`
-        None: reasoning is not split off; `in_reasoning`: the prompt ends inside it. `hidden`:
-        markers that are special tokens, which are never shown as content. `held`: a grammar holds
-        the calls (`toolgrammar`), so that only the forms that it knows are looked for.
+        """Start before the text. `dialect` None: calls are not looked for. `tools`: the offered
+        ones, by name.
+
+        `reasoning` None: reasoning is not split off; `in_reasoning`: the prompt ends inside it.
+        `hidden`: markers that are special tokens, which are never shown as content. `held`: a
+        grammar constrains the calls (`toolgrammar`), so that only its forms are looked for.
         """
         self.calls = Calls(
             new_id or (dialect.new_id if dialect else long_id),
@@ -61,8 +63,8 @@ class StreamRouter:
             ends=dialect.closers if dialect else (),
         )
         self.reasoning_tokens = 0
-        """Tokens of the parts that were reasoning, as counted by `feed`. Of a part that was so in
-        parts, the same share as of its characters: news that waited comes as one."""
+        """Number of tokens in reasoning parts, as counted by `feed`. A part that is reasoning only
+        in places counts by its share of characters, since delayed deltas come as one."""
         self._dialect = dialect
         self._marks = reasoning
         self._hidden = hidden
@@ -70,30 +72,31 @@ class StreamRouter:
         self._openers = automaton_of(openers) if openers else None
         self._closer = Automaton([reasoning.close]) if reasoning else None
         self._seek = 0
-        """State of the automaton at work."""
+        """State of the current automaton."""
         self._held = ""
         self._drop_space = False
-        """Has nothing but dropped spaces come since a call or reasoning?"""
+        """Flag: only dropped spaces came since a call or reasoning."""
         self._may_reason = reasoning is not None
         self._reader: SectionReader | None = None
         self._opener = ""
-        """The opener of the section being read, while it is part of what is pending."""
+        """Opener of the section being read, while it is part of the pending text."""
         self._bare = False
         self._pending: list[str] = []
         self._calls_before = 0
         self._broke = False
-        """Had the call before `_skip` broken off?"""
+        """Flag: the call before `_skip` broke off."""
         self._state: Callable[[str, list[Event]], str] = self._start
         if in_reasoning and reasoning is not None:
             self._enter_reasoning()
 
     @property
     def in_reasoning(self) -> bool:
-        """Would the next character be reasoning, as far as is known?"""
+        """Tell whether the next character would be reasoning, as far as is known."""
         return self._state == self._reason
 
     def feed(self, text: str, tokens: int = 0) -> list[Event]:
-        """The events that these further characters make certain; `tokens`: how many they were."""
+        """Return the events that these further characters make certain; `tokens`: their number of
+        tokens."""
         events: list[Event] = []
         if not text:
             self.reasoning_tokens += tokens * self.in_reasoning
@@ -107,8 +110,8 @@ class StreamRouter:
         return _merge(events)
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """Return the events of what was held back, at the end of the text. `cut`: a limit ended it;
-        then a call that is not whole stays open."""
+        """Return the events of the held-back text at the end. `cut`: a limit ended the text; then
+        an incomplete call stays open."""
         events: list[Event] = []
         while self._reader is not None:
             text = self._give_up(events, ended=True, cut=cut)
@@ -125,7 +128,8 @@ class StreamRouter:
         return _merge(events)
 
     def _start(self, text: str, events: list[Event]) -> str:
-        """The start of the message, and what follows reasoning: spaces, then what it will be."""
+        """Read the start of the message, or the text after reasoning: spaces, then the first sign
+        of what follows."""
         held = self._held + text
         body = held.lstrip(SPACES)
         self._held = held
@@ -184,7 +188,7 @@ class StreamRouter:
         kind: type[ContentDelta] | type[ReasoningDelta],
         events: list[Event],
     ) -> tuple[str, str, str] | None:
-        """Passes text on up to a marker; returns the marker, the spaces before it, and the rest."""
+        """Pass text on up to a marker; return the marker, the spaces before it, and the rest."""
         idle = not (self._seek or self._held or self._drop_space)
         if idle and text[-1] not in SPACES and automaton.passes(text):
             events.append(kind(text))  # Nearly every token.
@@ -206,8 +210,8 @@ class StreamRouter:
         return None
 
     def _enter_section(self, opener: str, before: str, *, bare: bool = False) -> None:
-        """`before`: spaces to give back if it turns out to be no call; `bare`: no marker says
-        that it is one."""
+        """Begin a section of calls. `before`: spaces to give back if it is no call; `bare`: no
+        marker proves that it is one."""
         assert self._dialect is not None
         self._opener = before + opener
         self._bare = bare
@@ -244,7 +248,7 @@ class StreamRouter:
         return ""
 
     def _commit(self, events: list[Event]) -> None:
-        """What was read up to here is a call: it can no longer become content."""
+        """Count the text up to here as a call: it can no longer become content."""
         if self.calls.committed:
             events += self.calls.events
             self.calls.events.clear()
@@ -253,7 +257,7 @@ class StreamRouter:
 
     @property
     def _certain(self) -> bool:
-        """Is what is being read a call, or nothing?"""
+        """Tell whether the text being read can only be a call."""
         return not self._bare or self.calls.count > self._calls_before
 
     def _leave_section(self) -> None:
@@ -263,7 +267,8 @@ class StreamRouter:
         self._state = self._content
 
     def _give_up(self, events: list[Event], *, ended: bool = False, cut: bool = False) -> str:
-        """End a section that is no call, or no whole one; return the text to be read as content."""
+        """End a section that is no call, or an incomplete one; return the text to be read as
+        content."""
         calls = self.calls
         if ended:
             self._end_reader(events)
@@ -275,7 +280,7 @@ class StreamRouter:
         if broke:
             pending = "" if ended else pending
         elif cut and certain and (begun or not pending.strip(SPACES)):
-            # The beginning of a call, as a marker or another says: nothing for anybody to read.
+            # The beginning of a call, as a marker or an earlier call shows: of no use to a reader.
             opener = pending = ""
         elif ended and before > self._calls_before and not begun:
             # Only the closing marker is missing, or a part of it.
@@ -287,25 +292,25 @@ class StreamRouter:
             self._broke = broke
             self._state = self._skip
         if opener and opener.strip(SPACES) not in self._hidden:
-            # The spaces before it were kept back for a call: there is none.
+            # The spaces before it were kept for a call, which did not come.
             self._drop_space = False
             _add(events, ContentDelta, opener)
         return pending
 
     def _end_reader(self, events: list[Event]) -> None:
-        """Tell the reader that the text has ended: a value that it holds may be whole."""
+        """Signal the end of the text to the reader: a value that it holds may be complete."""
         assert self._reader is not None
         with contextlib.suppress(Ended, Malformed, StopIteration):
             self._reader.throw(Ended())
         self._commit(events)
 
     def _ends(self) -> Automaton:
-        """Return the finder of the marks at which the rest of a call ends."""
+        """Return the automaton of the marks at which the rest of a call ends."""
         return automaton_of((*self.calls.ends, *(self._openers.patterns if self._openers else ())))
 
     def _skip(self, text: str, events: list[Event]) -> str:
-        """Read the rest of a call: drop it up to the mark with which calls end, if that comes
-        within the bound; else it is content."""
+        """Drop the rest of a call up to the mark with which calls end, if that comes within the
+        bound; otherwise the rest is content."""
         room = (MAX_PENDING if self._broke else MAX_BEHIND) - len(self._held)
         self._seek, read, found = self._ends().scan(self._seek, text[:room])
         self._held += text[:read]
@@ -321,7 +326,7 @@ class StreamRouter:
 
 
 def _without_tail(text: str) -> str:
-    """Without spaces at the end, but for those beyond `HELD_SPACES`."""
+    """Remove spaces at the end, except those beyond `HELD_SPACES`."""
     return text[: max(len(text.rstrip(SPACES)), len(text) - HELD_SPACES)]
 
 
@@ -331,7 +336,7 @@ def _add(events: list[Event], kind: type[ContentDelta] | type[ReasoningDelta], t
 
 
 def _merge(events: list[Event]) -> list[Event]:
-    """Neighbouring deltas of one kind as one."""
+    """Merge neighbouring deltas of one kind."""
     if len(events) < 2:
         return events
     merged: list[Event] = []

@@ -1,7 +1,7 @@
-"""Demands that llguidance takes although nothing can meet them: grammars without a sentence, and
-patterns of property names that leave no name.
+"""Constraints that llguidance accepts although nothing can meet them: grammars without a sentence,
+and patterns of property names that leave no name.
 
-Both are tried on a matcher whose tokens are single bytes, with a bound on the work.
+Both are tested on a matcher whose tokens are single bytes, with a bound on the work.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import cache, lru_cache
 from typing import Any
 
 MAX_STEPS = 200
-"""Beginnings of a sentence that are tried."""
+"""Number of beginnings of a sentence that are tried."""
 MAX_WAITING = 1_000
-"""Beginnings that wait to be tried."""
+"""Number of beginnings that wait to be tried."""
 MAX_PATTERNS = 16
 """Patterns of property names in one schema that are tried."""
 MAX_NAMES = 4_096
@@ -27,7 +27,7 @@ _DEAD = "NoExtensionBias"
 
 @cache
 def _bytes() -> Any:
-    # Local: a machine that holds no answer to a form needs no llguidance.
+    # Local: a machine without constrained answers needs no llguidance.
     from llguidance import LLTokenizer
 
     return LLTokenizer("byte")
@@ -41,8 +41,8 @@ def _matcher(source: str) -> Any:
 
 
 def _next(matcher: Any) -> tuple[int, ...] | None:
-    """Return the bytes that may come next; None if the matcher gave up for another reason than
-    that there are none."""
+    """Return the bytes that may come next; None if the matcher gave up for any reason except a dead
+    end."""
     mask = b"" if matcher.is_error() else bytes(matcher.compute_bitmask())
     if matcher.is_error():
         return () if str(matcher.get_error()).startswith(_DEAD) else None
@@ -57,10 +57,10 @@ def _listed(mask: bytes) -> tuple[int, ...]:
 
 
 def admits_nothing(source: str) -> bool:
-    """Return whether it is sure that a grammar has no sentence.
+    """Tell whether a grammar certainly has no sentence.
 
-    All beginnings are followed, up to the bounds. Where several kinds of white space leave the
-    same choice, one of them is followed. A grammar that needs the model's own tokens is not tried.
+    All beginnings are followed, up to the bounds. If several kinds of white space leave the same
+    choice, one of them is followed. A grammar that needs the model's own tokens is not tested.
     """
     waiting = [_matcher(source)]
     for _ in range(MAX_STEPS):
@@ -86,10 +86,10 @@ def admits_nothing(source: str) -> bool:
 
 
 def without_idle_patterns(schema: Mapping[str, Any]) -> Any:
-    """Remove the `patternProperties` that match no name but listed ones.
+    """Remove the `patternProperties` that match only listed names.
 
     llguidance would offer a further property for each of them, which no name can begin. `allOf`
-    demands of the listed property what the pattern demands of it.
+    adds the pattern's constraint to the listed property.
     """
     left = MAX_PATTERNS
 

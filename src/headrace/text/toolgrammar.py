@@ -1,8 +1,8 @@
 """Grammars that hold a model to a dialect's calls and to its tools' schemas.
 
-What may come where nothing but a call is wanted is the dialect's own form. Where the model may
-choose (`auto`), a call may also begin the answer as plain JSON, which many models write whatever
-they were taught (`bare`); text that begins like that and goes on differently is then ruled out.
+If only a call is allowed, it must have the dialect's own form. If the model may choose (`auto`), a
+call may also begin the answer as plain JSON, which many models write in spite of their training
+(`bare`). Text that begins like such a call and goes on differently is then forbidden.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tools import Tool, ToolChoice
 
 _NO_SPECIAL: Mapping[str, int] = {}
 _S = r"(\x20|\x0A{1,2}[\x20\x09]{0,20})?"
-"""`lark.WHITESPACE` or nothing."""
+"""Optional `lark.WHITESPACE`."""
 _FENCE = r"```(json)?"
 
 
@@ -33,13 +33,13 @@ def tool_grammar(
     form: str | None = None,
     special: Mapping[str, int] = _NO_SPECIAL,
 ) -> str | None:
-    """What the answer may be, or None where it is free.
+    """Make the grammar of the answer; None if it is free.
 
-    `required`: one call or more and nothing else; `named`: one call of that tool; `auto`: calls or
-    the `form` (a grammar of its own); without one text with calls in it, held only where a tool is
-    strict; `none`: the form, or free. `special`: the special tokens of the model, text → id. Raises
-    `InvalidRequest` for a strict schema that is not supported; of one that is not strict, what is
-    not supported is left open.
+    `required`: one call or more and nothing else; `named`: one call of that tool; `none`: the form,
+    or free. `auto` with a `form` (a grammar of its own): calls or the form. `auto` without one:
+    text with calls in it, constrained only if a tool is strict. `special`: the special tokens of
+    the model, text → id. Raises `InvalidRequest` for an unsupported strict schema; unsupported
+    parts of a schema that is not strict are left open.
     """
     if choice.kind == "none" or not tools:
         return form
@@ -60,14 +60,14 @@ def tool_grammar(
 
 
 def headed(form: str, dialect: Dialect, special: Mapping[str, int] = _NO_SPECIAL) -> str:
-    """A form behind what stands before content in this dialect."""
+    """Put the dialect's text before content in front of a form."""
     if not dialect.head:
         return form
     return joined(grammar(f"{literal(dialect.head, special)} @content"), {"content": form})
 
 
 def _arguments(tool: Tool) -> str:
-    """In JSON."""
+    """Make the grammar of a tool's arguments in JSON."""
     return _value(tool)({"type": "object", **tool.parameters})
 
 
@@ -78,7 +78,8 @@ def _value(tool: Tool) -> Callable[[Any], str]:
 def _call(
     dialect: Dialect, index: int, tool: Tool, special: Mapping[str, int], skip: str = ""
 ) -> Rules:
-    """The rule `call_{index}`: a call in the dialect's own form, but for `skip` at its begin."""
+    """Make the rule `call_{index}`: a call in the dialect's own form, without `skip` at its
+    begin."""
     form = dialect.format
     head, _, behind = form.begin_call(tool.name)[len(skip) :].partition("NUMBER")
     begin = literal(head, special)
@@ -91,7 +92,7 @@ def _call(
 def _each(
     dialect: Dialect, tools: Sequence[Tool], special: Mapping[str, int], skip: str = ""
 ) -> Rules:
-    """The rule `call`: a call of any of the tools."""
+    """Make the rule `call`: a call of any of the tools."""
     rules: dict[str, str] = {}
     for index, tool in enumerate(tools):
         rules.update(_call(dialect, index, tool, special, skip))
@@ -99,14 +100,14 @@ def _each(
 
 
 def _marked(dialect: Dialect) -> bool:
-    """Does a call in the dialect's own form begin with a marker?"""
+    """Tell whether a call in the dialect's own form begins with a marker."""
     return (dialect.format.open + dialect.format.begin).startswith(dialect.openers or ("\0",))
 
 
 def _calls(
     dialect: Dialect, tools: Sequence[Tool], parallel: bool, special: Mapping[str, int]
 ) -> Rules:
-    """The dialect's own form, as the rule `calls`."""
+    """Make the rule `calls`: the dialect's own form."""
     form = dialect.format
     more = f"({literal(form.separator, special)} call)*" if parallel else ""
     whole = f"{literal(form.open, special)} call {more} {literal(form.close, special)}"
@@ -116,8 +117,8 @@ def _calls(
 def _or_form(
     dialect: Dialect, tools: Sequence[Tool], parallel: bool, form: str, special: Mapping[str, int]
 ) -> str:
-    """Calls, marked or plain, or the form. Plain ones are written token by token of JSON, so that
-    a form that is JSON too can still go another way after each."""
+    """Make the grammar of calls, marked or plain, or the form. Plain ones are written token by
+    token of JSON, so that a form that is JSON too can still diverge after each."""
     start, rules = ["plain", "@form"], _plain_tokens(tools, parallel)
     if _marked(dialect):
         start.append("calls")
@@ -150,8 +151,9 @@ def _plain_tokens(tools: Sequence[Tool], parallel: bool) -> Rules:
 
 
 def _plain_heads(tools: Sequence[Tool], parallel: bool) -> Rules:
-    """Calls as plain JSON beside free text: all before the arguments is one terminal, since the
-    text would win over any shorter one; and PROSE is text that does not begin so."""
+    """Make rules for calls as plain JSON, next to free text. All text before the arguments is one
+    terminal, since the free text would win over any shorter one; PROSE is text that does not begin
+    so."""
     names = "|".join(re.escape(tool.name) for tool in tools)
     key, parameters = rf'\{{{_S}"name"{_S}:{_S}', rf'{_S},{_S}"(arguments|parameters)"{_S}:{_S}'
     rules: Rules = []
@@ -191,7 +193,8 @@ def _plain_heads(tools: Sequence[Tool], parallel: bool) -> Rules:
 def _free(
     dialect: Dialect, tools: Sequence[Tool], parallel: bool, special: Mapping[str, int]
 ) -> str:
-    """Text, and calls where the dialect's opener, or the answer's beginning, shows one."""
+    """Make the grammar of text, with calls where the dialect's opener, or the answer's beginning,
+    shows one."""
     if dialect.head:
         text = f"{literal(dialect.head, special)} TEXT"
         calls = _calls(dialect, tools, parallel, special)

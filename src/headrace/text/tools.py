@@ -10,10 +10,10 @@ from typing import Any, Literal
 from headrace.base.errors import InvalidRequest
 
 MAX_TOOLS = 1024
-"""Tools in one request: agents with many servers of tools offer hundreds."""
+"""Largest number of tools in one request: agents with many tool servers offer hundreds."""
 NAME = r"^[A-Za-z0-9_./:@-]{1,128}$"
-"""Names of tools: longer than OpenAI's 64 characters, and with the marks by which agents join the
-name of a server to those of its tools. None of them means anything in a dialect or in JSON."""
+"""Pattern of tool names: longer than OpenAI's 64 characters, and with the marks by which agents
+join the names of servers and tools. None of them means anything in a dialect or in JSON."""
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
 """Parameters of a tool that is offered without any: OpenAI's interface says that it takes none."""
@@ -28,7 +28,7 @@ class Tool:
     """JSON schema of the arguments."""
     description: str = ""
     strict: bool = False
-    """Arguments must follow the schema, held by grammar."""
+    """Flag: arguments must follow the schema, enforced by grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ToolChoice:
 
 
 def read_tools(raw: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
-    """Raises `InvalidRequest` naming the tool and the field that is wrong."""
+    """Check and convert `tools`. Raises `InvalidRequest` naming the tool and the wrong field."""
     if raw is None:
         return []
     if not isinstance(raw, list | tuple):
@@ -79,7 +79,8 @@ def _tool(entry: Any, where: str) -> Tool:
 
 
 def read_choice(raw: str | Mapping[str, Any] | None, tools: Sequence[Tool]) -> ToolChoice:
-    """`tool_choice`; none given is auto where there are tools."""
+    """Convert `tool_choice`; the default is auto if there are tools, else none. Raises
+    `InvalidRequest`."""
     if raw is None:
         return ToolChoice("auto" if tools else "none")
     if isinstance(raw, str):

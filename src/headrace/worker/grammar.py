@@ -1,17 +1,16 @@
-"""Rows whose answers are constrained by a grammar: a matcher each, and the masks that they lay on
-logits.
+"""Rows with grammar-constrained answers: a matcher for each, and the masks that it puts on logits.
 
-A matcher follows the tokens of its sequence and says which token may come next; llguidance does
-the matching. Nothing of that is waited for longer than it must: a grammar is compiled in a thread
-(`GrammarCompiler`), and once a step has its tokens the masks of the next one are computed while
-the engine books the result, plans and runs the forward pass (`GrammarMasks`).
+A matcher follows the tokens of its sequence and tells which token may come next; llguidance does
+the matching. Waits are as short as possible. A grammar is compiled in a thread (`GrammarCompiler`).
+Once a step has its tokens, the masks of the next one are computed while the engine books the
+result, plans and runs the forward pass (`GrammarMasks`).
 
-A form is for life: when its grammar is complete only the ids that end a sequence are left. After
-a preemption the matcher is made anew and led over what was generated. What goes wrong in a
-matcher ends its own sequence (`StepResult.failures`).
+A grammar holds for the sequence's life: after it is complete only the ids that end a sequence are
+left. After a preemption a new matcher is made and fed the generated tokens. An error in a matcher
+ends its own sequence (`StepResult.failures`).
 
-Drafts have a mask for each position: the matcher walks over them and comes back. They are cut
-where the grammar would not follow, since no such token can be drawn.
+Drafts have a mask for each position: the matcher walks over them and comes back. They are cut where
+the grammar would not follow, since no such token can be drawn.
 """
 
 from __future__ import annotations
@@ -37,33 +36,35 @@ if TYPE_CHECKING:
     import torch
 
 MakeTokenizer = Callable[[], Any]
-"""Makes the `llguidance.LLTokenizer` of the model; called once, when the first grammar comes."""
+"""Function that makes the model's `llguidance.LLTokenizer`; called once, when the first grammar
+comes."""
 
 DEADLINE = 30.0
-"""Seconds after which a grammar that is not compiled is given up by who waits for it."""
+"""Seconds after which waiting for a grammar's compilation is given up."""
 KEPT = 64
 """Compiled grammars that are remembered, the latest used ones."""
 LIMITS: Mapping[str, int] = {"max_lexer_states": 50_000}
-"""What one matcher may use, where it is not llguidance's own default: a lexer state takes one to
-two kilobytes, so a row stays below 100 MB."""
+"""Limits of one matcher that differ from llguidance's defaults: a lexer state takes one to two
+kilobytes, so a row stays below 100 MB."""
 
 
 DEAD_END = "no token of the model can continue"
 SHARED_FROM = 12
-"""Rows from which the matchers of a step are shared among llguidance's threads. One takes about
-0.1 ms, so few of them are done before the threads are awake, above all on busy cores."""
+"""Rows from which the matchers of a step are shared among llguidance's threads. One takes about 0.1
+ms, so a few are done before the threads are awake, above all on busy cores."""
 _MINUS_INFINITY = np.float32(-np.inf).view(np.int32)
 
 
 class GrammarFault(Exception):
-    """A grammar that cannot be compiled, or a matcher that gave up; half a sentence for the user.
+    """Error of a grammar that cannot be compiled, or a matcher that gave up; half a sentence for
+    the user.
 
-    Never leaves this module but as text.
+    It leaves this module only as text.
     """
 
 
 class GrammarCompiler:
-    """Grammars by their source, compiled in threads. May be asked from any thread."""
+    """Compiler of grammars in threads, and cache by source. May be called from any thread."""
 
     def __init__(
         self, make_tokenizer: MakeTokenizer, *, limits: Mapping[str, int] = LIMITS
@@ -75,16 +76,16 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Future[Any]] = OrderedDict()
         self._since: dict[str, float] = {}
-        """Grammar that is not compiled yet → when it was first asked for."""
+        """Time of the first request, by grammar that is not compiled yet."""
         self._told: set[str] = set()
-        """Grammars of which somebody is told when they are compiled."""
+        """Grammars with a callback for the end of their compilation."""
         self._queue = CompileQueue(self._compile)
 
     def prepare(self, source: str, owner: str = "", done: Callable[[], None] | None = None) -> bool:
-        """Begin to compile, unless that was begun; is it done (or has it failed)?
+        """Start to compile, unless that was started; return whether it is done (or has failed).
 
-        Who waits asks again: what nobody asks for is not begun. `done` is called, from any thread,
-        when it is done or has failed.
+        A caller that waits must ask again: a grammar without a waiting caller is not compiled.
+        `done` is called, from any thread, when it is done or has failed.
         """
         coming = self._future(source, owner)
         if coming.done():
@@ -100,16 +101,16 @@ class GrammarCompiler:
         done()
 
     def matcher(self, source: str) -> Any:
-        """A matcher at the beginning; waits for the grammar. Raises `GrammarFault`."""
+        """Return a matcher at the beginning; wait for the grammar. Raises `GrammarFault`."""
         coming = self._future(source, "")
         if not coming.done() and self._late(source):
             raise GrammarFault(f"it takes longer than {DEADLINE:.0f} seconds to compile")
-        # A copy: it starts with what the first one found out about the grammar.
+        # A copy: it starts with the first one's findings about the grammar.
         return coming.result().deep_copy()
 
     @property
     def words(self) -> int:
-        """Length of a mask in 32-bit words; known once there is a matcher."""
+        """Return the length of a mask in 32-bit words; known once there is a matcher."""
         return -(-int(self._tokenizer.vocab_size) // 32)
 
     def close(self) -> None:
@@ -128,7 +129,7 @@ class GrammarCompiler:
             return found
 
     def _trim(self) -> None:
-        """Forget the oldest of those that are done; who waits for another is not sent back."""
+        """Forget the oldest compiled grammars; those still compiling are kept for their callers."""
         done = [source for source, future in self._known.items() if future.done()]
         for source in done[: max(0, len(done) - KEPT)]:
             del self._known[source]
@@ -138,7 +139,7 @@ class GrammarCompiler:
         return since is not None and time.monotonic() - since > DEADLINE
 
     def _compile(self, source: str) -> Any:
-        # Local: a machine that holds nobody to a form needs no llguidance.
+        # Local: a machine without constrained answers needs no llguidance.
         from llguidance import LLMatcher, LLParserLimits
 
         with self._making:
@@ -158,28 +159,28 @@ class GrammarCompiler:
 
 
 class Mask(NamedTuple):
-    """Which token may stand at one position."""
+    """Allowed tokens at one position."""
 
     allowed: npt.NDArray[np.int32]
-    """Bit i of the whole says whether token i may."""
+    """Bits [V] in 32-bit words: bit i of the whole tells whether token i is allowed."""
     bias: npt.NDArray[np.float32] | None
-    """[V]: 0 where allowed, else -inf; made where logits lie on the host."""
+    """Bias [V]: 0 where allowed, else -inf; made if logits lie on the host."""
 
 
 class Form:
-    """What one row is held to."""
+    """Grammar state of one row."""
 
     __slots__ = ("coming", "fault", "masks", "matcher", "passed")
 
     def __init__(self) -> None:
         self.matcher: Any = None
         self.masks: list[Mask] = []
-        """The next token's, then those behind each draft that was announced, as far as the grammar
-        goes on there."""
+        """Masks of the next token, then of the token after each announced draft, as far as the
+        grammar follows."""
         self.fault: str | None = None
-        """Why the sequence has to end; the row is not masked any more."""
+        """Reason why the sequence has to end; the row is not masked any more."""
         self.coming: Future[None] | None = None
-        """The job that computes the masks."""
+        """Job that computes the masks."""
         self.passed = 0
         """Positions of the next step that are not drawn, since the grammar forces their tokens."""
 
@@ -189,7 +190,7 @@ class Form:
         self.coming.result()
 
     def forced(self) -> Sequence[int]:
-        """The tokens that must come next, as `speculate.Forcing` has it."""
+        """Return the tokens that must come next, as `speculate.Forcing` has it."""
         self.wait()
         if self.fault is not None or self.matcher.is_stopped():
             return ()
@@ -198,12 +199,12 @@ class Form:
 
 
 class GrammarMasks(RowFeature):
-    """The forms of all rows that have one. Calls come from the worker's thread."""
+    """Grammars of all rows that have one. Calls come from the worker's thread."""
 
     want = LOGITS
 
     def __init__(self, compiler: GrammarCompiler, vocabulary: int, *, on_host: bool) -> None:
-        """`on_host`: logits lie in the host's memory."""
+        """Start without rows. `on_host`: logits lie in host memory."""
         self._compiler = compiler
         self._vocabulary = vocabulary
         self._on_host = on_host
@@ -226,12 +227,12 @@ class GrammarMasks(RowFeature):
             self._forms.pop(row, None)
 
     def form(self, row: int) -> Form | None:
-        """What a row is held to, if it is."""
+        """Return a row's grammar state; None if it has no grammar."""
         return self._forms.get(row)
 
     def announce(self, row: int, drafts: Sequence[int]) -> int:
-        """Begin to compute the masks behind drafts of a row whose tokens were all taken. → how many
-        of them the grammar lets stand; one behind those can never be drawn."""
+        """Begin to compute the masks after each draft of a row whose tokens were all taken. Returns
+        the number of drafts that the grammar allows; a draft after those can never be drawn."""
         form = self._forms[row]
         form.wait()
         if form.fault is not None or not drafts or form.matcher.is_stopped():
@@ -248,8 +249,8 @@ class GrammarMasks(RowFeature):
         return count
 
     def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
-        """Set what may not come next to -inf. A row that drafts stands here once for each of its
-        positions, in their order."""
+        """Set the logits of forbidden tokens to -inf. A drafting row appears here once for each of
+        its positions, in order."""
         indices: list[int] = []
         masks: list[Mask] = []
         last, depth = -1, 0
@@ -263,9 +264,9 @@ class GrammarMasks(RowFeature):
                     indices.append(place)
                     masks.append(form.masks[depth])
         if self._on_host:
-            # In numpy also where they are a tensor: torch would share each row among threads, which
-            # the kernels' team keeps busy. A sum: setting by a mask mispredicts its branches (30
-            # against 1,600 µs).
+            # In numpy even for a tensor: torch would share each row among threads, which the
+            # kernels' thread pool keeps busy. A sum, since setting by a mask mispredicts its
+            # branches (30 compared with 1,600 µs).
             host = np.asarray(logits)
             for place, mask in zip(indices, masks, strict=True):
                 assert mask.bias is not None
@@ -277,8 +278,8 @@ class GrammarMasks(RowFeature):
             logits[index] = logits[index].masked_fill_(banned, float("-inf"))
 
     def advance(self, rows: Indices, arrived: Arrived) -> dict[int, str]:
-        """Begin to compute what may come next. Tokens are waited for: the next step's masks follow
-        from them."""
+        """Begin to compute the next masks. Waits for the tokens: the next step's masks follow from
+        them."""
         faults: dict[int, str] = {}
         moving: dict[int, tuple[Form, list[int]]] = {}
         for place, (row, token) in enumerate(zip(rows.tolist(), arrived(), strict=True)):
@@ -340,7 +341,7 @@ class GrammarMasks(RowFeature):
             check(matcher)
             for allowed in words:
                 if not allowed.any():
-                    return  # Nobody may ever draw the draft before it.
+                    return  # The draft before it can never be drawn.
                 form.masks.append(self._made(allowed))
 
         _guarded([form], work)
@@ -379,7 +380,7 @@ class GrammarMasks(RowFeature):
 
 
 def _guarded(forms: Sequence[Form], work: Callable[[], None]) -> None:
-    """The border to a foreign library: what goes wrong there ends these rows and no others."""
+    """Run foreign code: any error there ends these rows and no others."""
     try:
         work()
     except GrammarFault as fault:
@@ -393,7 +394,7 @@ def _guarded(forms: Sequence[Form], work: Callable[[], None]) -> None:
 
 
 def check(matcher: Any) -> None:
-    """Raise what a matcher has to complain of."""
+    """Raise a matcher's error, if it has one."""
     if matcher.is_error():
         words = str(matcher.get_error()).split("\n")[0]
         if words.startswith("NoExtension"):
@@ -402,7 +403,7 @@ def check(matcher: Any) -> None:
 
 
 def expand(words: torch.Tensor) -> torch.Tensor:
-    """int32 [R, W], bit i of a row: token i is allowed → bool [R, 32 W], True: banned."""
+    """Convert int32 [R, W], bit i of a row: token i is allowed, to bool [R, 32 W], True: banned."""
     import torch
 
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)

@@ -1,8 +1,8 @@
-"""How families of models write tool calls, one file each, and which one a template speaks.
+"""Dialects of tool calls by family of models, one file each, and their detection from a template.
 
-A dialect is found by the markers that its chat template writes: a template that renders earlier
-calls of the assistant, or tells the model how to write them, has them in its text. One that
-speaks of tools without known markers, or of none, gets the generic dialect.
+A dialect is found by the markers that its chat template writes: they stand in the text of a
+template that renders earlier calls of the assistant, or tells the model how to write them. A
+template that mentions tools without known markers, or no tools, gets the generic dialect.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ DIALECTS: dict[str, Dialect] = {
         GENERIC,
     )
 }
-"""In the order in which detection asks them; the more specific first."""
+"""Dialects in the order of detection; the more specific first."""
 
 
 def detect_dialect(template: str | None) -> Dialect:
-    """The dialect of the first entry whose marks are all in the template's text."""
+    """Return the first dialect whose marks are all in the template's text."""
     for dialect in DIALECTS.values():
         if template and dialect.marks and all(mark in template for mark in dialect.marks):
             return dialect

@@ -1,5 +1,5 @@
 """Gemma 4: `<|tool_call>call:NAME{key:value,…}<tool_call|>`, once per call; text between two marks
-of its own, all else as JSON has it but for keys without quotes."""
+of its own, all else as in JSON except for keys without quotes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .dialect import CallFormat, Dialect, Value
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MAX_LISTS = 4
-"""So deep lists in lists are held to a schema; below that any value may be."""
+"""Depth of nested lists that are held to a schema; deeper ones may hold any value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def _written(value: Any) -> str:
 
 
 class _Values:
-    """Rules for values by their schemas; what objects inside hold is free."""
+    """Rules for values by their schemas; the content of inner objects is free."""
 
     def __init__(self, tool: Tool, scalar: Value, special: Mapping[str, int]) -> None:
         self.found: dict[str, str] = {}
@@ -140,7 +140,8 @@ def _read_list(writer: Writer, depth: int) -> Generator[None, str, None]:
 
 
 def _read_comma(comma: str, char: str) -> Reader:
-    """Nothing before the first item, else a comma; returns the character that begins the item."""
+    """Read no separator before the first item, else a comma; return the character that begins the
+    item."""
     if not comma:
         return char
     if char != ",":

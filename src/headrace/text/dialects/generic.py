@@ -1,4 +1,4 @@
-"""For models that know no form of their own: the whole message is JSON.
+"""Dialect of models without a form of their own: the whole message is JSON.
 
 One call is an object with `name` and `arguments`; several are a list of them, or the list under
 `tool_calls` (`bare`). A model whose template has no tools is taught it in words (`text.taught`).

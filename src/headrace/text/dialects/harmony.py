@@ -1,11 +1,11 @@
-"""Harmony (gpt-oss): a message is a head, which says its channel and to whom it goes, and a text.
+"""Harmony (gpt-oss): a message is a head, which names its channel and its recipient, and a text.
 
     <|channel|>analysis<|message|>…<|end|>                                      reasoning
     <|start|>assistant<|channel|>final<|message|>…<|return|>                    content
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
 
-A commentary to nobody is content too: what is said before a call. The prompt ends with
-`<|start|>assistant`, so that the first head begins behind it.
+A commentary without a recipient is content too: text before a call. The prompt ends with
+`<|start|>assistant`, so that the first head begins after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .dialect import CallFormat, Dialect
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, CALL, END, RETURN = "<|constrain|>", "<|call|>", "<|end|>", "<|return|>"
 BARE = "to=functions."
-"""How an answer may begin that calls at once: the recipient before the channel."""
+"""Beginning of an answer that calls at once: the recipient comes before the channel."""
 _RECIPIENT = re.compile(r"(?:^|\s)to=functions\.([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _MAX_HEAD = MAX_NAME + 128

@@ -18,7 +18,7 @@ NEMOTRON_CALL, NEMOTRON_END = "<TOOLCALL>", "</TOOLCALL>"
 
 
 def reader(close: str = "") -> Callable[[str, Calls], SectionReader]:
-    """What reads a list, and the mark that closes it."""
+    """Make a reader of a list, and of the mark that closes it."""
 
     def read(opener: str, calls: Calls) -> SectionReader:
         char = yield from skip_space()

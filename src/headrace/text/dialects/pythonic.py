@@ -1,5 +1,5 @@
-"""Calls as Python writes them, with named arguments: LFM2 in a list between special tokens, OLMo 3
-one a line between tags."""
+"""Calls in Python's syntax, with named arguments: LFM2 in a list between special tokens, OLMo 3 one
+a line between tags."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class PythonicFormat(CallFormat):
 
 
 def _value(schema: Any, value: Value) -> str:
-    """What Python's words are, in its words; all else as JSON, which Python reads too."""
+    """Make the grammar of a value: booleans as Python's words, all else as JSON, which Python reads
+    too."""
     if isinstance(schema, Mapping) and schema.get("type") == "boolean":
         return '("True" | "False")'
     return value(schema)
@@ -62,7 +63,7 @@ def _python(value: Any) -> str:
 
 
 def reader(close: str) -> Callable[[str, Calls], SectionReader]:
-    """What reads calls up to `close`: in a list, or one after another."""
+    """Make a reader of calls up to `close`: in a list, or one after another."""
 
     def read(opener: str, calls: Calls) -> SectionReader:
         char = yield from skip_space()
@@ -91,7 +92,7 @@ def reader(close: str) -> Callable[[str, Calls], SectionReader]:
 
 
 def _read_name(char: str) -> Generator[None, str, str]:
-    """The name of a tool, and the bracket behind it."""
+    """Read the name of a tool, and the bracket after it."""
     name = ""
     while char != "(":
         name += char
@@ -102,7 +103,7 @@ def _read_name(char: str) -> Generator[None, str, str]:
 
 
 def _read_arguments() -> Generator[None, str, str]:
-    """The text up to the bracket that closes the call, which is read and left out."""
+    """Read the text up to the bracket that closes the call, which is read and left out."""
     parts: list[str] = []
     depth, quote, escaped = 0, "", False
     while True:

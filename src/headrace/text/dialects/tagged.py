@@ -1,4 +1,4 @@
-"""Calls whose arguments stand one by one between tags: text as it is, all else as JSON.
+"""Calls with each argument between its own tags: text as it is, all else as JSON.
 
 | dialect | who writes it |
 |---|---|
@@ -24,20 +24,21 @@ from ..tools import Tool
 from .dialect import CallFormat, Dialect, Value
 
 FLAG = "IS_TEXT"
-"""Stands for true or false in a tag that says whether its value is text."""
+"""Placeholder for true or false in a tag that says whether its value is text."""
 _MAX_TAGS = 64
-"""Parameters of a tool up to which a value ends only at their tags, else at any tag."""
+"""Largest number of parameters of a tool for which a value ends only at their tags; with more, any
+tag ends it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedFormat(CallFormat):
-    """A call is `begin`, for each argument `key`, the value, `value_end`, then `end`.
+    """Format of a call: `begin`, for each argument `key`, the value, `value_end`, then `end`.
 
-    Where `key` ends with a new line, one stands on either side of the value and is not of it.
+    If `key` ends with a new line, one stands on either side of the value and is not part of it.
     """
 
     key: str = ""
-    """`KEY` stands for the argument's name."""
+    """Text before a value; `KEY` stands for the argument's name."""
     value_end: str = ""
     quoted: bool = False
 
@@ -102,7 +103,7 @@ class TaggedFormat(CallFormat):
         return as_value if kind == "json" else as_text
 
     def _text(self, special: Mapping[str, int], rules: dict[str, str]) -> str:
-        """Any text and what stands behind a value."""
+        """Make the rule of any text up to a value's end, and of the end."""
         closer = self.value_end.strip()
         if closer in special:
             behind = self.value_end.partition(closer)[2]
@@ -116,8 +117,8 @@ def _shown(value: Any) -> str:
 
 
 def reader(form: TaggedFormat, main: str) -> Callable[[str, Calls], SectionReader]:
-    """What reads the calls of a format, with any space between two tags. `main`: the opener behind
-    which a call is certain; behind others it names a tool on offer."""
+    """Make a reader of a format's calls, with any space between two tags. `main`: the opener after
+    which a call is certain; after others it must name an offered tool."""
     before, _, after = form.begin.partition("NAME")
     frame, heads = form.open.split(), before.split()
 
@@ -212,7 +213,7 @@ def _read_arguments(
         found = yield from _read_value(form, writer, kind, stops)
         if found == form.value_end.strip():
             char, found = (yield), ""
-    # The call is whole: what closes its frame may be missing.
+    # The call is complete: the end of its frame may be missing.
     writer.close()
     calls.end()
     yield from _read_further(closing)
@@ -221,8 +222,8 @@ def _read_arguments(
 def _strays(start: str, stop: str, tool: Tool | None) -> dict[str, str]:
     """Return the tags of parameters at which a value ends without its own end, with their names.
 
-    These are the tags of the declared parameters, so that a text may hold others. A tool that
-    declares none has the beginning of any tag, without a name.
+    These are the tags of the declared parameters, so that a text may hold others. For a tool
+    without declared parameters it is the beginning of any tag, without a name.
     """
     declared = tool.parameters.get("properties") if tool else None
     if isinstance(declared, Mapping) and 0 < len(declared) <= _MAX_TAGS:
@@ -232,7 +233,7 @@ def _strays(start: str, stop: str, tool: Tool | None) -> dict[str, str]:
 
 def _stops(form: TaggedFormat, strays: Sequence[str]) -> tuple[str, ...]:
     """Return all ends of a value: its own and the stray tags, each also with the new line before
-    it, which is not of the value."""
+    it, which is not part of the value."""
     closer = form.value_end.strip()
     lines = [f"\n{each}" for each in ((closer, *strays) if form.padded else strays)]
     return (closer, *strays, *lines)
@@ -287,7 +288,8 @@ def _dialect(
     tokens: tuple[str, ...] = (),
     wrappers: tuple[str, ...] = (),
 ) -> Dialect:
-    """`tokens`: what may be a special token beside the frame's two ends."""
+    """Make a dialect; `tokens` are texts, other than the frame's two ends, that may be special
+    tokens."""
     heads = form.begin.partition("NAME")[0].split()
     opener = form.open.strip() or heads[0]
     closer = (form.close or form.end).split()[-1]
@@ -381,4 +383,4 @@ def _dsml(name: str, block: str) -> Dialect:
 
 DSML, DSML_V4 = _dsml("dsml", "function_calls"), _dsml("dsml_v4", "tool_calls")
 TAGGED = QWEN3_CODER, GLM47, GLM, MINIMAX, SEED, DSML, DSML_V4
-"""In the order in which detection asks them."""
+"""Dialects in the order of detection."""
