@@ -29,9 +29,10 @@ class Slow:
 def test_the_tokenizer_is_warm_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first answer's recount stood in the event loop for half a second: late sends.
     slow = Slow()
-    monkeypatch.setattr(loader, "open_model", lambda _name: SimpleNamespace(tokenizer=None))
+    files = SimpleNamespace(tokenizer=None, arch=SimpleNamespace(vocab_size=3))
+    monkeypatch.setattr(loader, "open_model", lambda _name: files)
 
-    def load(_files: Any) -> Slow:
+    def load(_files: Any, _rows: int) -> Slow:
         return slow
 
     monkeypatch.setattr(text, "load_tokenizer", load)

@@ -103,7 +103,7 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str, str | None]] = [
         "tool_choice",
         "invalid_value",
     ),
-    ({"guided_regex": "[a-z", "temperature": 0}, "guided.regex", "invalid_value"),
+    ({"guided_regex": "[a-z", "temperature": 0}, "guided.regex", "invalid_grammar"),
     (
         {"guided_regex": "a", "structured_outputs": {"regex": "b"}},
         "structured_outputs",
