@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ..base.arch import ModelArch
 from ..models.registry import describe
@@ -71,6 +72,7 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
         )
 
 
+@lru_cache(maxsize=64)
 def blocks(arch: ModelArch) -> int:
     """Count the additions to the residual, one or two a layer: a layer of a hybrid may have no
     feed-forward, or nothing else."""
