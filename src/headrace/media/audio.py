@@ -88,10 +88,10 @@ def decode_into(
 ) -> Decoded:
     """Write the sound of a file to `target`: fp32 samples at `RATE`, one channel.
 
-    Raises `InvalidRequest` if the file is not a sound, is damaged or too long, `TooLarge` if it has
-    too many bytes, `PackageAbsent` if the format's library is not installed, `Overloaded` if the
-    target's disk is full. `param`: the field that errors name. Blocks until decoding ends: call it
-    in a thread. `on_child` gets the child as soon as it exists.
+    `param`: the field that errors name. `on_child` gets the child as soon as it exists. Blocks
+    until decoding ends: call it in a thread. Raises `InvalidRequest` if the file is not a sound, is
+    damaged or too long, and `TooLarge` if it has too many bytes. Raises `PackageAbsent` if the
+    format's library is not installed, and `Overloaded` if the target's disk is full.
     """
     if len(data) > limits.bytes:
         raise TooLarge(

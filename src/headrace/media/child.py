@@ -1,10 +1,10 @@
 """Child process that runs a decoder: `python -m headrace.media.child` for one file.
 
 It reads the file from standard input and writes the samples to the descriptor named in its order.
-One line of JSON on standard output describes the samples or says why there are none. After
-importing the libraries it gives up everything that could do harm: memory, processor time, new
-descriptors, large files, other processes, the network where the system allows it, and all system
-calls except those needed to compute (`seccomp`).
+One line of JSON on standard output describes the samples or gives the reason why there are no
+samples. After importing the libraries it gives up everything that could do harm. That is memory,
+processor time, new descriptors, large files, other processes and, where the system allows it, the
+network. Only system calls needed to compute remain (`seccomp`).
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class Part(IntEnum):
 
 
 class BodyMode(IntEnum):
-    """How Envoy sends bodies: not at all, streamed, buffered whole, or streamed and handed back."""
+    """Ways in which Envoy sends bodies: not, streamed, buffered whole, or streamed and handed
+    back."""
 
     NONE = 0
     STREAMED = 1

@@ -189,7 +189,7 @@ class Picker:
             )
         server = grpc.aio.server(
             options=(
-                ("grpc.so_reuseport", 0),  # Otherwise two pickers could share one port.
+                ("grpc.so_reuseport", 0),  # Otherwise two pickers on one port both seem to listen.
                 ("grpc.max_receive_message_length", ext_proc.MOST_MESSAGE),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),

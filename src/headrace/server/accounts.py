@@ -1,4 +1,4 @@
-"""API keys at work: who is calling, their limits and their usage."""
+"""API keys in use: the caller, its limits and its usage."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Account:
             self.charge(usage)
 
     def charge(self, usage: Usage) -> None:
-        """Charge the usage; `leave` charges what was not charged earlier."""
+        """Charge the usage; `leave` charges usage that was not charged earlier."""
         self.totals.add(usage)
         if self._tokens is not None:
             self._tokens.take(usage.prompt - usage.cached + usage.completion)

@@ -16,7 +16,7 @@ AT_ONCE = 3
 """Sounds decoded at the same time; at most one of them is long."""
 MOST_WAITING = 128
 MOST_OF_ONE = 64
-"""Sounds that wait to be decoded, long ones counted apart: over all owners, and per owner."""
+"""Maximum sounds that wait to be decoded: in all, and of one owner (long ones counted apart)."""
 
 
 class Decoders:

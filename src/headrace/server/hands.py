@@ -44,7 +44,7 @@ class Hands:
     ) -> None:
         """Create the pool.
 
-        Of three or more `threads`, two never do large work: one stays free for small work, and one
+        Of three or more `threads`, two never do large work. One stays free for small work; one
         leaves a processor core to the event loop and the engine.
         """
         self._free = threads or max(2, min(4, os.cpu_count() or 2)) + 1

@@ -2,8 +2,8 @@
 
 A page whose own name is re-bound to this server's address (DNS rebinding) has the same origin for
 its browser: only the name in `Host` differs. No browser sends keys by itself, so a server with keys
-is safe. A server without keys answers only under names that no stranger can point at it: addresses,
-names that public DNS does not have, its own, and those of the option `hosts`.
+is safe. A server without keys answers only under names that no stranger can point at it. These are
+addresses, names that public DNS does not have, its own, and those of the option `hosts`.
 """
 
 from __future__ import annotations

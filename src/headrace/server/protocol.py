@@ -1,7 +1,7 @@
 """Bounded connections: limits on headers, on silence and on their number.
 
-uvicorn's protocol accepts headers of any size, and waits for ever for a client that sends nothing,
-half its headers, half a body, or does not read its answer (ADR 0051). This class ends each of
+uvicorn's protocol accepts headers of any size. It waits for ever for a client that sends nothing,
+half its headers or half a body, or does not read its answer (ADR 0051). This class ends each of
 these, and answers invalid HTTP in the format of every other error. It serves requests that ask for
 another protocol, with their body (`Upgrade: h2c`, Java's default client). It reserves a few
 connections for probes.

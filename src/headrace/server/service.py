@@ -43,8 +43,9 @@ LONG_CHARACTERS = 2**20
 """Characters above which texts are tokenised one at a time: such a text has up to a million ids."""
 UNBROKEN = 64 * 1024
 UNBROKEN_OF_A_TOKEN = 4
-"""Maximum characters without a position where a text may be cut (`text.segments`): `UNBROKEN`, or
-this many per token of the context if that is more, so that any fitting text is accepted."""
+"""Maximum characters without a position where a text may be cut (`text.segments`). It is
+`UNBROKEN`, or this many per token of the context if that is more, so that any fitting text is
+accepted."""
 DRAIN_RETRY = 2.0
 """Seconds after which a client of a draining server should retry (elsewhere)."""
 
@@ -181,7 +182,7 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """`system_fingerprint` of every answer; empty if the engine has no identity."""
+        """`system_fingerprint` of every answer; empty until the engine has been ready once."""
         identity = self.engine.identity
         return "" if identity is None else identity.fingerprint
 
@@ -344,8 +345,8 @@ class Service:
         `raw`: no template made the text, so the model's prefix goes before it. `beside`: tokenise
         even a short text off the event loop, because it is one of many. `cut`: the text has cuts
         (`text.foreign`). `must_fit`: raise `ContextOverflow` at once for a text that cannot fit,
-        however it is encoded, and as soon as it has too many ids, unless it is only counted
-        (`counts`).
+        however it is encoded. It is also raised as soon as there are too many ids, unless `counts`
+        asks only for their number.
         """
         tokenizer, most = self.engine.tokenizer, self.engine.max_context
         encode: Callable[..., list[int]] = tokenizer.encode

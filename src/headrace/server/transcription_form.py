@@ -31,7 +31,7 @@ FORM: dict[str, Any] = {
         "stream": {"type": "boolean", "default": False},
         "chunking_strategy": {
             "type": "string",
-            "description": "auto, or a JSON object of type server_vad; absent: fixed windows.",
+            "description": "auto, or a JSON object of type server_vad; absent: windows in order.",
         },
     },
     "required": ["file"],

@@ -1,7 +1,7 @@
 """Storage of files in one folder: contents under their ids, metadata in sqlite.
 
-The folder belongs to one server at a time (held by a lock), is readable by its user only, and never
-uses a name that a client chose.
+A lock ensures that the folder belongs to one server at a time. It is readable by its user only and
+holds nothing under a name that a client chose.
 """
 
 from __future__ import annotations

@@ -125,10 +125,8 @@ class RankingReply(TypedDict):
 @router.post("/v1/ranking", responses=replies(RankingReply))
 @takes(RankingBody)
 async def ranking(request: Request) -> Response:
-    """Sort passages by how well they fit a query; return their logits.
-
-    An embedding model has no logits: its cosine similarities take their place.
-    """
+    """Sort passages by how well they fit a query; return their logits. An embedding model has no
+    logits: its cosine similarities take their place."""
     service, body = await entered(request, RankingBody)
     service.check_model(body.model)
     logits = check_vectors(service, pairs=True)

@@ -26,12 +26,10 @@ LOOK_SECONDS = 0.25
 
 @router.get(PATH_TOLD, responses=raw("text/event-stream", also=(404, 503)))
 async def prefixes_stream(request: Request) -> Response:
-    """Stream events `prefixes` with the cached prefixes and the load.
-
-    `held` and `gone` are prefix hashes of prompts (`base.text_prefixes`) that the cache now holds
-    and no longer holds. `in_work` is the number of requests in work. First come all held ones, in
-    one event or several, then the changes.
-    """
+    """Stream events `prefixes` with the cached prefixes and the load. `held` and `gone` are prefix
+    hashes of prompts (`base.text_prefixes`) that the cache now holds and no longer holds. `in_work`
+    is the number of requests in work. First come all held ones, in one event or several, then the
+    changes."""
     service = of(request)
     held: HeldPrefixes | None = getattr(service.engine, "held_prefixes", None)
     if held is None:

@@ -31,7 +31,7 @@ class NativeFields(Body):
     repeat_penalty: float | None = Field(None, description="Same as repetition_penalty.")
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: Integer | None = Field(None, description="-1: random.")
+    seed: Integer | None = Field(None, description="-1: no seed.")
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     json_schema: dict[str, Any] | None = None

@@ -1,7 +1,8 @@
 """Anthropic's `cache_control`: marks up to which a conversation is retained in the context cache.
 
-Prefixes are shared whether marked or not. A mark says how long the preceding part is worth keeping
-(5 minutes or an hour from its last use), and which part of the prompt `usage` reports as cached.
+Prefixes are shared whether marked or not. A mark says how long the preceding part is worth keeping:
+5 minutes or an hour from its last use. It also says which part of the prompt `usage` reports as
+cached.
 """
 
 from __future__ import annotations
