@@ -120,7 +120,7 @@ async def _while_valid(
     async def told(message: Message) -> None:
         nonlocal started, streams, ended
         if cut and not started:
-            return  # The route's words to a client that it believes gone.
+            return  # A route's answer to a client that it believes gone.
         if message["type"] == "http.response.start":
             started = True
             kind = Headers(raw=message["headers"]).get("content-type", "")

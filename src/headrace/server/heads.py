@@ -57,5 +57,5 @@ class Heads:
             if not over.is_set():
                 raise
         finally:
-            for name in inner.keys() - scope.keys():  # Values that the access log reads.
+            for name in inner.keys() - scope.keys():  # `Border` reads them later.
                 scope[name] = inner[name]

@@ -17,7 +17,7 @@ from ..files.form import FormReader, boundary_of
 MOST_BESIDE = 64 * 1024
 """Bytes of a form in addition to its file."""
 MOST_PROMPT = 16 * 1024
-"""Bytes of a prompt; only its last 224 tokens are used."""
+"""Bytes of a prompt; Whisper uses only its last 223 tokens."""
 MOST_PARTS = 24
 
 

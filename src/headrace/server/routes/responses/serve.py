@@ -246,7 +246,7 @@ class _Turn:
         while True:
             grown, news = self._grown, self._log[place:]
             if news and place + len(news) > self._opening and not self._stream.show():
-                news = news[: max(self._opening - place, 0)]  # The rest will be regenerated.
+                news = news[: max(self._opening - place, 0)]  # The rest is regenerated.
             place += len(news)
             if news:
                 yield b"".join(news)
