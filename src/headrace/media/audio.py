@@ -1,4 +1,4 @@
-"""A file's bytes to samples: one child process for each, killed when its time is over."""
+"""Decoding of a file's bytes to samples, in one child process per file with a time limit."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from ..base.extras import absent
 from .formats import FFMPEG, HEAD, REFUSALS, container
 
 RATE = 16_000
-"""Samples a second of what `decode` gives."""
+"""Samples per second of `decode`'s result."""
 OnChild = Callable[["subprocess.Popen[bytes]"], None]
-"""Takes the child of a decoding, which another thread may kill."""
+"""Callback that takes the child of a decoding, which another thread may kill."""
 
 
 @dataclass(frozen=True, slots=True)
 class AudioLimits:
-    """What one file may cost. A request may be given less, never more."""
+    """Limits on one file. A request may lower them, never raise them."""
 
     bytes: int = 25 << 20
-    """Size of the file; OpenAI takes as much."""
+    """Size of the file; OpenAI's limit is the same."""
     seconds: float = 4 * 3600.0
-    """Length of the sound, as the file declares it and as it comes out."""
+    """Length of the sound, both declared and decoded."""
     memory: int = 1 << 30
     """Bytes of address space of the child."""
     wall_seconds: float = 120.0
-    """From the start of the child to its kill."""
+    """Time from the start of the child until it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """Samples [n] in fp32 at `RATE`, one channel: the mean of all that the file has."""
+    """Samples [n] in fp32 at `RATE`, one channel: the mean of the file's channels."""
 
     samples: npt.NDArray[np.float32]
     format: str
     rate: int
-    """The file's own."""
+    """Sampling rate of the file itself."""
     channels: int
 
     @property
@@ -55,10 +55,10 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a file was, whose samples lie somewhere else."""
+    """Properties of a decoded file; its samples were written to the target."""
 
     count: int
-    """Samples at `RATE`."""
+    """Number of samples at `RATE`."""
     format: str
     rate: int
     channels: int
@@ -88,10 +88,10 @@ def decode_into(
 ) -> Decoded:
     """Write the sound of a file to `target`: fp32 samples at `RATE`, one channel.
 
-    Raises `InvalidRequest` for what is no sound, is damaged or too long, `TooLarge` for too many
-    bytes, `PackageAbsent` where the format's library is not installed, `Overloaded` where the
-    target's disk is full. `param`: the field that errors name. Blocks for as long as decoding
-    takes: call it in a thread. `on_child` is given the child as soon as there is one.
+    `param`: the field that errors name. `on_child` gets the child as soon as it exists. Blocks
+    until decoding ends: call it in a thread. Raises `InvalidRequest` if the file is not a sound, is
+    damaged or too long, and `TooLarge` if it has too many bytes. Raises `PackageAbsent` if the
+    format's library is not installed, and `Overloaded` if the target's disk is full.
     """
     if len(data) > limits.bytes:
         raise TooLarge(
@@ -118,7 +118,7 @@ def decode_into(
 
 
 def _memory(name: str) -> BinaryIO:
-    """A file without a name, in memory where the system has such."""
+    """Open a file without a name, in memory if the system supports it."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create(name), "w+b")
     return tempfile.TemporaryFile()
@@ -131,7 +131,7 @@ def _child(
     limits: AudioLimits,
     on_child: OnChild | None,
 ) -> dict[str, Any]:
-    """Run the child; return its answer, `{"refused": …}` where that cannot be believed."""
+    """Run the child; return its answer, or `{"refused": …}` if the answer cannot be trusted."""
     result = int(limits.seconds * RATE + RATE) * 4
     order = {
         "format": format,
@@ -143,7 +143,7 @@ def _child(
         "into": target.fileno(),
     }
     command = [sys.executable, "-I", "-m", "headrace.media.child", json.dumps(order)]
-    # One thread of a linear algebra library reserves more addresses than a decoder needs.
+    # One thread of a linear algebra library reserves more address space than a decoder needs.
     environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": os.defpath}
     with subprocess.Popen(
         command,
@@ -171,7 +171,8 @@ def _child(
 
 
 def believable(answer: Any, result: int) -> bool:
-    """Is it one of three answers? A child that was taken over may say anything."""
+    """Check that the answer has one of the three known forms: a compromised child may send
+    anything."""
     if not isinstance(answer, dict):
         return False
     if "samples" in answer:

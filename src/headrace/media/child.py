@@ -1,10 +1,10 @@
-"""The process in which a decoder runs: `python -m headrace.media.child` for one file.
+"""Child process that runs a decoder: `python -m headrace.media.child` for one file.
 
-The file is its standard input, a descriptor whose number it is told takes the samples, and one line
-of JSON on its standard output says what they are or why there are none. Once the libraries are
-imported it gives up what it could do harm with: memory, processor time, new descriptors, large
-files, other processes, the network where the system lets it, and all system calls but those of
-computing (`seccomp`).
+It reads the file from standard input and writes the samples to the descriptor named in its order.
+One line of JSON on standard output describes the samples or gives the reason why there are no
+samples. After importing the libraries it gives up everything that could do harm. That is memory,
+processor time, new descriptors, large files, other processes and, where the system allows it, the
+network. Only system calls needed to compute remain (`seccomp`).
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from .seccomp import only_compute
 
 Block = npt.NDArray[np.float32]
 _BLOCK = 1 << 16
-"""Frames that are decoded at once."""
+"""Frames decoded per block."""
 _SUBTYPES = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW", "VORBIS", "OPUS", "MPEG_LAYER_III")
 _CODECS = ("aac", "opus", "mp3", "mp3float", "vorbis", "flac", "alac")
 _MOST_CHUNKS = 1000
-"""Chunks of a WAV that are looked at."""
+"""Chunks of a WAV that are examined."""
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
 _NO_NEW_PRIVILEGES = 38
 
 
 class SoundRefused(Exception):
-    """The code of a refusal, a key of `formats.REFUSALS`."""
+    """Refusal by the decoder; its text is a key of `formats.REFUSALS`."""
 
 
 def main() -> None:
-    """Decode standard input by the order in the only argument, a JSON object."""
+    """Decode standard input as ordered by the only argument, a JSON object."""
     order = json.loads(sys.argv[1])
     try:
         library, soxr = imported(order["format"])
@@ -56,8 +56,8 @@ def main() -> None:
 
 
 def imported(format: str) -> tuple[Any, Any]:
-    """The libraries that read a format and resample, with all that they import later by
-    themselves. Raises `ImportError`."""
+    """Import the libraries that read a format and resample, and all modules that they load lazily.
+    Raises `ImportError`."""
     import soxr
 
     if format not in FFMPEG:
@@ -67,14 +67,14 @@ def imported(format: str) -> tuple[Any, Any]:
     import av
 
     for module in pkgutil.walk_packages(av.__path__, "av."):
-        # It imports some of them only when a file asks for them: too late by then.
+        # PyAV imports some modules only when a file needs them; after confinement that fails.
         with suppress(ImportError):
             import_module(module.name)
     return av, soxr
 
 
 def obey(order: dict[str, Any], library: Any, soxr: Any) -> None:
-    """Give up what could do harm, decode, and say what came of it. For this process's life."""
+    """Confine this process for good, decode, and print the result."""
     _confine(order)
     try:
         _say(_decode(order, library, soxr))
@@ -85,7 +85,7 @@ def obey(order: dict[str, Any], library: Any, soxr: Any) -> None:
 
 
 def _confine(order: dict[str, Any]) -> None:
-    """Give up, for good, what decoding does not need."""
+    """Give up for good all that decoding does not need."""
     seconds = int(order["processor_seconds"])
     for limit, value in (
         (resource.RLIMIT_AS, order["memory"]),
@@ -99,7 +99,7 @@ def _confine(order: dict[str, Any]) -> None:
             resource.setrlimit(limit, (value, value))
     libc = ctypes.CDLL(None)
     if hasattr(libc, "unshare"):
-        # SoundRefused in some containers: nothing here opens a connection all the same.
+        # Some containers refuse this. Nothing here opens a connection anyway.
         libc.unshare(_NEW_USER | _NEW_NET)
     if hasattr(libc, "prctl"):
         libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
@@ -134,7 +134,7 @@ def _decode(order: dict[str, Any], library: Any, soxr: Any) -> dict[str, Any]:
 
 
 def _write(target: BinaryIO, mono: Block) -> int:
-    # What is no number, or is far beyond full scale, would become no number in a model.
+    # NaN, or a value far beyond full scale, would become NaN in a model.
     try:
         target.write(np.clip(np.nan_to_num(mono), -8.0, 8.0).tobytes())
         target.flush()
@@ -144,7 +144,7 @@ def _write(target: BinaryIO, mono: Block) -> int:
 
 
 def _by_soundfile(order: dict[str, Any], soundfile: Any, source: BinaryIO) -> Iterator[Any]:
-    """(rate, channels), then fp32 blocks [frames, channels]."""
+    """Yield (rate, channels), then fp32 blocks [frames, channels]."""
     whole = mended(source) if order["format"] == "wav" else source
     with soundfile.SoundFile(whole) as sound:
         if not sound.subtype.startswith(_SUBTYPES):
@@ -158,9 +158,9 @@ def _by_soundfile(order: dict[str, Any], soundfile: Any, source: BinaryIO) -> It
 
 
 def mended(source: BinaryIO) -> BinaryIO:
-    """Return a WAV whose head says where its samples are; an unclosed writer leaves a size of 0.
+    """Return a WAV whose header gives the place of its samples; an unclosed writer leaves size 0.
 
-    Of several such chunks the last counts, as FFmpeg has it. What is right is returned as it is.
+    The last of several data chunks counts, as in FFmpeg. A correct file is returned unchanged.
     """
     end = source.seek(0, os.SEEK_END)
     source.seek(0)
@@ -179,7 +179,7 @@ def mended(source: BinaryIO) -> BinaryIO:
         return source
     start, size = found[-1]
     if size == 0 and at < end:
-        size = end - start  # What follows is no chunk, so it is samples.
+        size = end - start  # The bytes after it are not a chunk, so they are samples.
     elif len(found) == 1:
         return source
     form_at, form_size = form
@@ -191,7 +191,7 @@ def mended(source: BinaryIO) -> BinaryIO:
 
 
 def _by_ffmpeg(order: dict[str, Any], av: Any, source: BinaryIO) -> Iterator[Any]:
-    """(rate, channels), then fp32 blocks [frames, channels], of the first track of sound."""
+    """Yield (rate, channels), then fp32 blocks [frames, channels] of the first audio track."""
     with av.open(source, format=FFMPEG[order["format"]]) as opened:
         if not opened.streams.audio:
             raise SoundRefused("empty")

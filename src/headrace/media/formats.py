@@ -1,7 +1,7 @@
-"""Which container the first bytes of a file name, and why a decoder may refuse one.
+"""Container formats by their first bytes, and the reasons why a decoder may refuse a file.
 
-The name and the MIME type that a client gives are not looked at: the decoder is chosen by the
-bytes alone, so a playlist, a subtitle or a script never reaches one.
+The client's file name and MIME type are ignored. The bytes alone choose the decoder, so a playlist,
+a subtitle or a script never reaches one.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import struct
 
 FFMPEG = {"mp4": "mov", "webm": "matroska"}
-"""Formats that need FFmpeg, the extra `av`, and the one demuxer that each may open."""
+"""Formats that need FFmpeg (the extra `av`), and the only demuxer that each may open."""
 HEAD = 12
-"""Bytes that tell a format."""
+"""Number of leading bytes that identify a format."""
 REFUSALS = {
     "format": "the file is not a sound of a known format; wav, flac, ogg, mp3, mp4, m4a and webm "
     "are taken",
@@ -26,11 +26,11 @@ REFUSALS = {
     "room": "the server has no room for the samples",
     "lost": "the sound cannot be decoded within the limits of memory and time",
 }
-"""Code that a child gives → clause for the user. Never a decoder's own words."""
+"""Code from the child → clause for the user. A decoder's own words are never shown."""
 
 
 def container(data: bytes) -> str | None:
-    """Format by its signature: wav, flac, ogg, mp3, mp4 (m4a, mov), webm; None: none of these."""
+    """Detect the format by its signature: wav, flac, ogg, mp3, mp4 (m4a, mov), webm; else None."""
     head = data[:HEAD]
     if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
         return "wav"
@@ -47,13 +47,13 @@ def container(data: bytes) -> str | None:
 
 
 _WIDTHS = (1, 3, 6, 7, 0xFFFE)
-"""Codes of a WAV's codecs of a fixed number of bytes a sample: PCM, float, A-law, µ-law."""
+"""WAV codec codes with a fixed number of bytes per sample: PCM, float, A-law, µ-law."""
 
 
 def declared(data: bytes | bytearray) -> float | None:
-    """Return the most seconds that a file can have by its head; a WAV has a width, a FLAC a length.
+    """Return the maximum duration in seconds according to the header (WAV: width, FLAC: length).
 
-    None: only decoding tells.
+    None: only decoding can tell.
     """
     head = bytes(data[:64])
     match container(head):

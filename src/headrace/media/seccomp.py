@@ -1,7 +1,7 @@
-"""A filter of system calls for a process that only computes: Linux on x86-64 and 64-bit ARM.
+"""System-call filter for a process that only computes: Linux on x86-64 and 64-bit ARM.
 
-What is not on the list fails with EPERM: processes, signals, memory of others, sockets, files by
-name. Elsewhere there is no filter.
+A call that is not on the list fails with EPERM: processes, signals, other processes' memory,
+sockets, opening files by name. Other systems have no filter.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _SET_SECCOMP, _FILTER = 22, 2
 
 
 def only_compute(libc: Any) -> bool:
-    """Refuse this process all other system calls, for good; False where that cannot be done.
+    """Deny this process all other system calls for good; return False if that is impossible.
 
-    New privileges must have been given up before.
+    The process must already have given up new privileges (`PR_SET_NO_NEW_PRIVS`).
     """
     machine = os.uname().machine
     if sys.platform != "linux" or machine not in _ARCHITECTURE or sys.maxsize < 2**32:
@@ -61,7 +61,7 @@ def only_compute(libc: Any) -> bool:
     place = list(_ARCHITECTURE).index(machine)
     numbers = [each[place] for each in _ALLOWED.values()]
     steps = [
-        (_LOAD, 0, 0, 4),  # The architecture, by which numbers mean what they do.
+        (_LOAD, 0, 0, 4),  # The architecture, which gives the numbers their meaning.
         (_EQUAL, 1, 0, _ARCHITECTURE[machine]),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, 0),

@@ -1,8 +1,8 @@
-"""Samples to a file of sound, as they come.
+"""Encoding of samples as a sound file, while they arrive.
 
-Bytes that were given out are never changed. A WAV says that its length is not known; an MP3 is of
-constant rate, by which players know how long it is. A FLAC says its length before its first sample,
-and what reads it wants it right, so it comes when the sound has ended.
+Bytes already returned are never changed. A WAV header therefore leaves the length unknown. An MP3
+has a constant bit rate, from which players know its length. A FLAC header states the length before
+the first sample, and readers need it right, so a FLAC file is returned only at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEDIA_TYPES = {
     "opus": "audio/ogg",
     "mp3": "audio/mpeg",
 }
-"""Format → what an answer says that it is."""
+"""Format → media type of the response."""
 _SOUNDFILE: dict[str, dict[str, Any]] = {
     "flac": {"format": "FLAC", "subtype": "PCM_16"},
     "opus": {"format": "OGG", "subtype": "OPUS"},
@@ -41,11 +41,15 @@ _UNKNOWN = 0xFFFFFFFF
 
 
 class SoundWriter:
-    """One sound of one channel: `write` and `end` give the next bytes of its file."""
+    """Encoder of one sound with one channel: `write` and `end` return the next bytes of its
+    file."""
 
     def __init__(self, format: str, rate: int) -> None:
-        """`format`: a key of `MEDIA_TYPES`. Raises `PackageAbsent` where it needs the extra
-        `audio`, `InvalidRequest` where the library cannot write it at this rate."""
+        """Create the encoder for `format`, a key of `MEDIA_TYPES`.
+
+        Raises `PackageAbsent` if the format needs the extra `audio`, and `InvalidRequest` if the
+        library cannot write it at this rate.
+        """
         self._coder: Any = None
         self._at_end = format == "flac"
         self._file = _GrowingFile()
@@ -62,7 +66,7 @@ class SoundWriter:
                 ) from error
 
     def write(self, samples: Floats) -> bytes:
-        """The bytes that are settled with these samples from -1 to 1; others stay behind."""
+        """Add samples from -1 to 1; return the bytes that are final, and keep the others."""
         if self._at_end:
             self._coder.write(np.frombuffer(to_pcm(samples), "<i2"))
         elif self._coder is not None:
@@ -72,21 +76,21 @@ class SoundWriter:
         return b"" if self._at_end else self._file.fresh()
 
     def end(self) -> bytes:
-        """The rest of the file."""
+        """Return the rest of the file."""
         if self._coder is not None:
             self._coder.close()
         return self._file.fresh()
 
 
 def to_pcm(samples: Floats) -> bytes:
-    """16 bits a sample, little endian."""
+    """Convert samples to 16-bit PCM, little endian."""
     whole = np.rint(np.clip(samples, -1, 1) * np.float32(32767))
     return bytes(whole.astype("<i2").tobytes())
 
 
 def wav_head(rate: int, data: int | None = None) -> bytes:
-    """The header of a WAV of one channel of 16 bits with so many bytes of samples; None: it is not
-    known how many."""
+    """Return the header of a 16-bit WAV with one channel and `data` bytes of samples; None:
+    unknown."""
     whole = _UNKNOWN if data is None else min(data + 36, _UNKNOWN)
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
     inner = struct.pack("<4sI", b"data", _UNKNOWN if data is None else min(data, _UNKNOWN))
@@ -94,8 +98,8 @@ def wav_head(rate: int, data: int | None = None) -> bytes:
 
 
 class _GrowingFile(io.BytesIO):
-    """A file whose bytes are given out once. What a coder writes over them afterwards, lengths in
-    its header, is lost."""
+    """File whose bytes are read once. If a coder later overwrites them (lengths in its header),
+    that is lost."""
 
     def __init__(self) -> None:
         super().__init__()

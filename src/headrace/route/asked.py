@@ -1,4 +1,4 @@
-"""A request as the gateway reads it, and as replicas get it."""
+"""A request as the gateway reads it, and as it is sent to replicas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .upstream import Headers
 GENERATING = ("/v1/chat/completions", "/v1/completions")
 """Routes whose streams are migrated."""
 FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
-"""Routes whose bodies are forms with a file of sound."""
+"""Routes whose bodies are forms with a sound file."""
 ROUTED = {
     **dict.fromkeys(GENERATING, "POST"),
     "/v1/messages": "POST",
@@ -36,30 +36,30 @@ ROUTED = {
     "/v1/audio/speech": "POST",
     "/v1/models": "GET",
 }
-"""Routes that any replica answers alike, and their method."""
+"""Routes that every replica answers alike, with their method."""
 HEALTH = ("/health", "/v1/health/ready", "/v1/health/live")
 MAX_BODY = ServerOptions().max_body
-"""Bytes of a body, but for forms: what is larger our servers refuse by default."""
+"""Bytes of a body that is not a form; our servers refuse larger ones by default."""
 MOST_FORM = AudioLimits().bytes + MOST_BESIDE
-"""Bytes of a form at least."""
+"""Minimum limit on the bytes of a form."""
 MOST_READ = 4 * 2**20
-"""Bytes of a body that is read for its prompt: the parser holds the interpreter meanwhile."""
+"""Bytes of a body that is parsed for its prompt: the parser holds the interpreter lock."""
 _OWN = frozenset({
     b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
     b"upgrade", b"http2-settings", b"proxy-authorization", b"expect",
 })  # fmt: skip
-"""Headers of one connection, which are not passed on (RFC 9110, 7.6.1)."""
+"""Hop-by-hop headers, which are not forwarded (RFC 9110, 7.6.1)."""
 
 _LEFT_OUT = _OWN | {
     b"host", b"content-length", b"x-request-id", b"x-forwarded-host", b"x-forwarded-for",
     b"origin", b"sec-fetch-site",
 }  # fmt: skip
-"""Headers of a request that are written anew. The last two are judged here (`Origins`): a replica
-would compare them with its own name."""
+"""Headers of a request that are rewritten or dropped. The last two are judged here (`Origins`): a
+replica would compare them with its own name."""
 
 
 class Switches(msgspec.Struct):
-    """Members of a body that decide over a migration."""
+    """Body fields that decide about a migration."""
 
     seed: int | None = None
     stream: bool | None = None
@@ -69,10 +69,10 @@ _switches = json_reader(Switches)
 
 
 def looked(path: str, body: bytes | bytearray, secret: bytes) -> tuple[TextPrefixes, Switches]:
-    """Read of a body the names of its prompt's beginnings, and what decides over a migration.
+    """Read from a body its prompt's prefix hashes and the fields that decide about a migration.
 
-    A body that is very large, or dearer to parse than our servers allow, or wrong, is passed on
-    unread: the replica says what is wrong with it.
+    A body that is very large, too costly to parse for our servers, or invalid is passed on unread:
+    the replica reports the error.
     """
     names, read = NOTHING, Switches()
     if len(body) > MOST_READ:
@@ -91,14 +91,14 @@ def looked(path: str, body: bytes | bytearray, secret: bytes) -> tuple[TextPrefi
 
 
 def of_connection(headers: Headers) -> frozenset[bytes]:
-    """List the headers that are not passed on: those of one connection, and those that its header
-    `Connection` names."""
+    """List the headers that are not forwarded: hop-by-hop ones and those named in `Connection`."""
     named = [value for name, value in headers if name == b"connection"]
     return _OWN | {one.strip().lower() for value in named for one in value.split(b",")}
 
 
 def owner_of(scope: Scope) -> str:
-    """Name the client for its share of what is bounded: its address, or the /64 of one."""
+    """Identify the client for its share of the bounded resources: its address, or the /64 of an
+    IPv6 address."""
     host = (scope.get("client") or ("", 0))[0]
     try:
         address = ipaddress.ip_address(host)
@@ -112,14 +112,14 @@ def owner_of(scope: Scope) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as replicas get it."""
+    """A request as it is sent to replicas."""
 
     path: str
     head: bytes
-    """Its first line and headers, but for the host's."""
+    """First line and headers, without the host's."""
     body: bytearray
     prefixes: Sequence[int]
-    """Names of the beginnings of its prompt."""
+    """Prefix hashes of its prompt."""
     migrates: bool
 
     def to(self, replica: Replica) -> bytes:
@@ -129,7 +129,7 @@ class Asked:
 
 
 def head_of(scope: Scope) -> bytes:
-    """Write a request's head for a replica, but for its host and size."""
+    """Write a request's head for a replica, without host and size."""
     given: Headers = scope["headers"]
     path = scope["path"].encode()
     query = b"?" + scope["query_string"] if scope["query_string"] else b""

@@ -1,9 +1,9 @@
-"""The messages of Envoy's external processing, made of their descriptions by `protobuf`.
+"""Messages of Envoy's external processing, built from descriptions by `protobuf`.
 
-Only the fields that a choice of endpoints needs are described: the files of Envoy import a hundred
-others. Numbers are those of `envoy/service/ext_proc/v3/external_processor.proto`. The parts of a
-request are bytes here, which a message has on the wire: so their sizes are known before anything
-in them is read.
+Only the fields needed to pick an endpoint are described, because Envoy's files import a hundred
+others. Numbers are those of `envoy/service/ext_proc/v3/external_processor.proto`. Each part of a
+request is declared as bytes, its form on the wire, so its size is known before anything in it is
+read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..base.errors import HeadraceError
 from ..base.extras import needed
 
 _TYPES = {"number": 5, "bool": 8, "text": 9, "bytes": 12}
-"""Types of a field by `google.protobuf.FieldDescriptorProto`; any other is a message's name."""
+"""Field types of `google.protobuf.FieldDescriptorProto`; any other is a message's name."""
 _MESSAGE = 11
 _FIELDS = {
     "ProcessingRequest": "2 request_headers bytes, 3 response_headers bytes, 4 request_body bytes, "
@@ -28,7 +28,7 @@ _FIELDS = {
     "HeaderMap": "1 headers *HeaderValue",
     "HeaderValue": "1 key bytes, 2 value bytes, 3 raw_value bytes",
     "Metadata": "1 filter_metadata *Space",
-    "Space": "1 key text, 2 value Struct",  # An entry of a map is a message like others.
+    "Space": "1 key text, 2 value Struct",  # An entry of a map is encoded as a message.
     "ProtocolConfiguration": "1 request_body_mode number, 2 response_body_mode number",
     "ProcessingResponse": "1 request_headers PartResponse, 2 response_headers PartResponse, "
     "3 request_body PartResponse, 4 response_body PartResponse, 5 request_trailers PartResponse, "
@@ -51,7 +51,7 @@ _FIELDS = {
 
 
 class MalformedMessage(HeadraceError):
-    """Bytes that are no message, or a message that cannot come now."""
+    """Bytes that are not a message, or a message that is not allowed now."""
 
     status = 400
     code = "malformed_message"
@@ -65,7 +65,7 @@ def _classes() -> dict[str, Any]:
     pools = needed("google.protobuf.descriptor_pool", who, extra)
     factory = needed("google.protobuf.message_factory", who, extra)
     struct = needed("google.protobuf.struct_pb2", who, extra)
-    # proto2 tells a field that is absent from one that is empty; on the wire they are alike.
+    # proto2 distinguishes an absent field from an empty one; on the wire they are alike.
     file = descriptors.FileDescriptorProto(name="envoy", package="envoy", syntax="proto2")
     file.dependency.append(struct.DESCRIPTOR.name)
     for name, fields in _FIELDS.items():

@@ -1,4 +1,4 @@
-"""The conversation of Envoy's external processing, as far as a choice of endpoints needs it.
+"""Envoy's external processing protocol, as far as picking an endpoint needs it.
 
 Names of headers and metadata are those of the endpoint picker protocol (Gateway API Inference
 Extension, proposal 004).
@@ -16,7 +16,7 @@ from .envoy_messages import MalformedMessage, new, parsed
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 ENDPOINT = "x-gateway-destination-endpoint"
-"""Header, and key of the metadata `ENDPOINT_SPACE`, that name the endpoint of a request."""
+"""Header, and key of the metadata `ENDPOINT_SPACE`, that name a request's endpoint."""
 ENDPOINT_SPACE = "envoy.lb"
 SUBSET = "x-gateway-destination-endpoint-subset"
 """Key of the metadata `SUBSET_SPACE`: the endpoints that may be chosen."""
@@ -24,16 +24,16 @@ SUBSET_SPACE = "envoy.lb.subset_hint"
 PIECE = 60 * 1024
 """Bytes of a body in one message: Envoy asks for at most 64 kB."""
 MOST_MESSAGE = 2**20 + MAX_HEAD
-"""Bytes of a message. Envoy sends bodies in pieces of 64 kB, or whole (`BUFFERED`) up to the limit
-of its buffers, which is 1 MiB by default."""
+"""Bytes of a message. Envoy sends bodies in pieces of 64 kB, or whole (`BUFFERED`) up to its buffer
+limit, 1 MiB by default."""
 MOST_HEADERS = 1024
-"""Headers of a request or an answer: Envoy takes 100 by default."""
+"""Headers of a request or an answer: Envoy allows 100 by default."""
 _OVERWRITE = 2
-"""Way to set a header that keeps nothing of what a client sent under its name."""
+"""Append action that discards any value the client sent under the header's name."""
 
 
 class Part(IntEnum):
-    """The part of an exchange that a message has, by its field; that of its answer is one less."""
+    """Part of an exchange in a message, by field number; its answer's number is one less."""
 
     REQUEST_HEADERS = 2
     RESPONSE_HEADERS = 3
@@ -44,17 +44,18 @@ class Part(IntEnum):
 
     @property
     def field(self) -> str:
-        """Name of the field of a message, and of its answer."""
+        """Name of the field, in a message and in its answer."""
         return self.name.lower()
 
     @property
     def kind(self) -> str:
-        """Name of the message in that field."""
+        """Name of the message type in that field."""
         return f"Http{self.name.partition('_')[2].capitalize()}"
 
 
 class BodyMode(IntEnum):
-    """The way Envoy sends bodies: not, as they pass, whole, or as they pass and are given back."""
+    """Ways in which Envoy sends bodies: not, streamed, buffered whole, or streamed and handed
+    back."""
 
     NONE = 0
     STREAMED = 1
@@ -72,13 +73,13 @@ class Processing:
     """Headers of the request or the answer, names in lower case."""
     body: bytes
     ends: bool
-    """Nothing of this request or answer follows."""
+    """Whether this request or answer ends here."""
     subset: frozenset[str] | None
-    """The addresses (`ip:port`) that may be chosen; None: any."""
+    """Addresses (`ip:port`) that may be chosen; None: any."""
     modes: tuple[BodyMode, BodyMode] | None
-    """Ways in which bodies of requests and answers come; in the first message, if at all."""
+    """Body modes of requests and answers; only in the first message, if at all."""
     observes: bool
-    """Envoy does not wait for an answer and would not heed it."""
+    """Whether Envoy only observes: it neither waits for an answer nor heeds it."""
 
 
 def read(data: bytes) -> Processing:
@@ -113,7 +114,7 @@ def read(data: bytes) -> Processing:
 
 
 def _subset(message: Any) -> frozenset[str] | None:
-    """Return the addresses that a message allows; None: it says nothing of them."""
+    """Return the addresses that a message allows, or None if it names none."""
     for space in message.metadata_context.filter_metadata:
         if space.key == SUBSET_SPACE and SUBSET in space.value.fields:
             value = space.value.fields[SUBSET]
@@ -124,14 +125,14 @@ def _subset(message: Any) -> frozenset[str] | None:
 
 
 def nothing_changed(part: Part) -> bytes:
-    """Answer a part: go on with it as it is."""
+    """Answer a part: continue with it unchanged."""
     message = new("ProcessingResponse")
     getattr(message, part.field).SetInParent()
     return _bytes(message)
 
 
 def given_back(part: Part, body: bytes, ends: bool) -> Iterator[bytes]:
-    """Send a body, or what there is of it, as Envoy wants it back (`FULL_DUPLEX_STREAMED`)."""
+    """Send a body, or part of it, back as Envoy expects it (`FULL_DUPLEX_STREAMED`)."""
     for begin in range(0, max(len(body), 1 if ends else 0), PIECE):
         message = new("ProcessingResponse")
         piece = getattr(message, part.field).response.body_mutation.streamed_response
@@ -142,17 +143,17 @@ def given_back(part: Part, body: bytes, ends: bool) -> Iterator[bytes]:
 
 
 def chosen(part: Part, address: str) -> bytes:
-    """Answer a request's headers or body: its endpoint, as a header and as metadata."""
+    """Answer a request's headers or body with its endpoint, as header and as metadata."""
     message = new("ProcessingResponse")
     common = getattr(message, part.field).response
     _set(common.header_mutation, {ENDPOINT: address})
-    common.clear_route_cache = True  # The route is looked up again.
+    common.clear_route_cache = True  # Envoy then looks up the route again.
     message.dynamic_metadata.get_or_create_struct(ENDPOINT_SPACE)[ENDPOINT] = address
     return _bytes(message)
 
 
 def refused(status: int, headers: Mapping[str, str], body: bytes, details: str) -> bytes:
-    """Answer in place of any server. `details`: for Envoy's access log."""
+    """Answer instead of a server. `details`: for Envoy's access log."""
     message = new("ProcessingResponse")
     reply = message.immediate_response
     reply.status.code, reply.body, reply.details = status, body, details
@@ -161,12 +162,12 @@ def refused(status: int, headers: Mapping[str, str], body: bytes, details: str) 
 
 
 def asked_health(data: bytes) -> str:
-    """Read which service's health is asked for. Raises `MalformedMessage`."""
+    """Read the name of the service whose health is asked for. Raises `MalformedMessage`."""
     return str(parsed("HealthCheckRequest", data).service)
 
 
 def health(status: int) -> bytes:
-    """Answer a question about health."""
+    """Answer a health check."""
     message = new("HealthCheckResponse")
     message.status = status
     return _bytes(message)

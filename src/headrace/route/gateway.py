@@ -1,10 +1,11 @@
 """The gateway: one address before several servers.
 
-A request's body is read whole, within bounds (its own, its client's share, and one over all), so
-that it can be sent again; an answer is passed on as it comes. Until the first byte of an answer a
-lost or full replica costs the client nothing but time; after it, a stream of chat or completions
-goes on elsewhere (`resume`). Only routes whose answers depend on the request alone are passed on.
-No body is logged. Layers of the server are around it: names, origins, request ids, counts.
+A request's body is read whole, so that it can be sent again. It is bounded by its own size, its
+client's share and a total. An answer is passed on as it arrives. Until the first byte of an answer,
+a lost or full replica costs the client only time. After it, a stream of chat or completions
+continues on another replica (`resume`). Only routes whose answers depend on the request alone are
+forwarded. No body is logged. The server's layers are around it: names, origins, request ids,
+counts.
 """
 
 from __future__ import annotations
@@ -63,18 +64,19 @@ from .upstream import Headers, ReplicaLost, ReplicaSilent, Upstream
 log = logging.getLogger("headrace.route")
 
 _ROUTES = {path: SimpleNamespace(path=path) for path in (*ROUTED, *HEALTH, "/", "/metrics")}
-"""Names under which exchanges are counted: a bounded number."""
+"""Route names under which exchanges are counted; their number is bounded."""
 TRIES = 3
 """Replicas that one request is sent to before its first byte."""
 MIGRATIONS = 2
-"""Replicas' deaths that one stream survives: a request that kills what it meets ends here."""
+"""Replica deaths that one stream survives: a request that kills replicas ends here."""
 ELSEWHERE = (502, 503, 504)
-"""Statuses for which another replica is asked."""
+"""Statuses after which another replica is asked."""
 MOST_SENT = 256 * 2**20
-"""Bytes of the events that are kept for migrations, of all streams."""
+"""Bytes of the events kept for migrations, over all streams."""
 ANSWER_SECONDS = 600.0
-"""Longest silence of a replica. Our servers begin a stream within 15 s and never pause longer; an
-answer that is not streamed says nothing until it is done, and clients wait ten minutes for it."""
+"""Longest silence of a replica in seconds. Our servers begin a stream within 15 s and never pause
+longer. A response that is not streamed is silent until complete, and clients wait ten minutes for
+it."""
 
 
 class Gateway:
@@ -92,12 +94,15 @@ class Gateway:
         hosts: frozenset[str] = frozenset(),
         origins: frozenset[str] = frozenset(),
     ) -> None:
-        """`migrate`: streams of a dead replica go on elsewhere; a request without a seed gets one
-        for that. `max_body`: bytes of a request's body, but for forms of sound. `answer_seconds`:
-        longest silence of a replica. `key`: an operator's key of the replicas, where they ask for
-        keys: then it opens this gateway's metrics, too, and a name proves nothing. `hosts`: names
-        that the gateway has in addition to addresses and local names. `origins`: other origins
-        whose pages may use it."""
+        """Create the gateway over replicas.
+
+        `migrate`: continue streams of a dead replica on another one; requests without a seed get
+        one. `max_body`: bytes of a request's body, except for forms of sound. `answer_seconds`:
+        longest silence of a replica. `key`: an operator's key, if the replicas require keys. It
+        also protects this gateway's metrics, and host names are then not checked by default.
+        `hosts`: names of the gateway in addition to addresses and local names. `origins`: other
+        origins whose pages may use it.
+        """
         self.replicas = replicas
         self.max_body = max_body
         self._router = router
@@ -107,7 +112,7 @@ class Gateway:
         self.draining = False
         self.meter = HttpMeter()
         self.tasks = TaskWatch(lambda name: self.meter.failed("habit"))
-        """Probes, and what follows the replicas' reports."""
+        """Probes, and readers of the replicas' reports."""
         self.loop = LoopWatch(on_beat=self.meter.late)
         self.hands = Hands()
         self.bodies = BodiesInFlight()
@@ -142,7 +147,7 @@ class Gateway:
         self._layers = Border(layers, self, self.meter)
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """The gauges, as prometheus_client asks for them."""
+        """Return the gauges for prometheus_client."""
         outstanding = GaugeMetricFamily(
             "headrace_route_outstanding", "Requests that have not ended.", labels=["replica"]
         )
@@ -159,23 +164,23 @@ class Gateway:
         return [outstanding, ready, tells]
 
     def count(self, what: str, replica: Replica) -> None:
-        """Count a request, a lost one or a migration of a replica's."""
+        """Count a request, a lost exchange or a migration of a replica."""
         self._counters[what, replica.number].inc()
 
     @property
     def ready(self) -> bool:
-        """New requests are taken."""
+        """Whether new requests are accepted."""
         return not self.draining and any(one.may_be_chosen for one in self.replicas)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._layers(scope, receive, send)
 
     def leave(self, scope: MutableMapping[str, Any]) -> None:
-        """The exchange of this scope has ended."""
+        """Release the bytes that this scope's exchange holds."""
         self.bodies.give(scope)
 
     def close(self) -> None:
-        """End all that was begun, but for exchanges."""
+        """Stop all background work; exchanges go on."""
         self.loop.stop()
         self.hands.close()
         for replica in self.replicas:
@@ -210,7 +215,7 @@ class Gateway:
         await _reply(send, 200 if lives or self.ready else 503, encode(body), b"application/json")
 
     def _check_operator(self, scope: Scope) -> None:
-        """Raise `Unauthorised` where there is a key and the request does not show it."""
+        """Raise `Unauthorised` if there is a key and the request lacks it."""
         shown = secret_of(scope["headers"]).rpartition(b" ")[2]
         if self._key and not hmac.compare_digest(shown, self._key.encode()):
             raise Unauthorised("this route needs the operator's key of --key-file")
@@ -223,7 +228,7 @@ class Gateway:
         return generate_latest(meter.registry)
 
     def _about(self, scope: Scope) -> dict[str, Any]:
-        """Describe the gateway; where there is a key, its replicas only to those who show it."""
+        """Describe the gateway. If there is a key, only its holders see the replicas."""
         about: dict[str, Any] = {
             "object": "gateway",
             "message": "a gateway before servers that speak OpenAI's interface",
@@ -246,8 +251,8 @@ class Gateway:
         return about
 
     async def _read(self, scope: Scope, receive: Receive) -> bytearray:
-        """Read the body. Raises `HeadraceError`, and `ClientDisconnect` where its client left
-        before its end."""
+        """Read the body. Raises `HeadraceError`, and `ClientDisconnect` if the client left before
+        its end."""
         path = scope["path"]
         method = ROUTED.get(path)
         if method is None:
@@ -281,7 +286,7 @@ class Gateway:
     async def look(
         self, path: str, body: bytes | bytearray, headers: Headers
     ) -> tuple[TextPrefixes, Switches]:
-        """Read a body as far as a choice needs it, beside the event loop where it is not small.
+        """Read a body as far as choosing a replica needs, off the event loop unless it is small.
 
         Raises `Overloaded`.
         """
@@ -293,13 +298,13 @@ class Gateway:
         names, read = await self.look(path, body, headers)
         migrates = self._migrate and bool(read.stream)
         if migrates and read.seed is None:
-            # At its end: of two members of one name the last counts.
+            # At its end: of two fields with one name the last one counts.
             end = body.rindex(b"}")
             body[end:end] = b',"seed":%d' % random.getrandbits(31)
         await self._pass(Asked(path, head_of(scope), body, names.keys, migrates), exchange)
 
     def choose(self, asked: Prompted, barred: Collection[int]) -> Replica:
-        """Choose the replica of a request, none of those barred. Raises `Overloaded`."""
+        """Choose a replica for a request, except those barred. Raises `Overloaded`."""
         able = [one for one in self.replicas if one.may_be_chosen and one.number not in barred]
         if not able:
             raise Overloaded("no server is ready for this request", retry_after=1)
@@ -307,7 +312,7 @@ class Gateway:
         return self._router.choose(asked, able)
 
     async def _pass(self, asked: Asked, exchange: _Exchange) -> None:
-        """Have the request answered, by several replicas if need be."""
+        """Have the request answered, trying several replicas if necessary."""
         tried: set[int] = set()
         resume: Resume | None = None
         deaths = 0
@@ -339,7 +344,8 @@ class Gateway:
                     replica.failed()
                     self.count("lost", replica)
                     if not exchange.begun:
-                        # What one took so long over is not begun at another.
+                        # A request on which one replica was silent for so long is not tried on
+                        # another.
                         if last or isinstance(lost, ReplicaSilent) or not self._others(tried):
                             raise
                         continue
@@ -347,7 +353,7 @@ class Gateway:
                     if not exchange.resumable or deaths > MIGRATIONS or not self._others(tried):
                         raise
                     log.warning("a stream goes on elsewhere", extra={"lost": replica.url})
-                    # Beside the loop: up to 8 MiB of events are read again.
+                    # Off the event loop: up to 8 MiB of events are read again.
                     resume = await self.hands.run(Resume, bytes(exchange.sent))
                 finally:
                     if connection is not None:
@@ -362,10 +368,10 @@ def _too_large(most: int) -> TooLarge:
 
 
 class _Exchange:
-    """The part of an answer that one client has been sent."""
+    """Part of an answer that one client has already received."""
 
     def __init__(self, path: str, send: Send, kept: BodiesInFlight) -> None:
-        """`kept`: bounds the events of all streams."""
+        """Create the state of an answer. `kept` bounds the events of all streams."""
         self._path = path
         self._send = send
         self._streams = False
@@ -373,7 +379,7 @@ class _Exchange:
         self._held: dict[str, Any] = {}
         self.begun = False
         self.sent = bytearray()
-        """The events of a stream that can be migrated."""
+        """Events of a stream that can be migrated."""
         self.resumable = False
 
     async def relay(self, connection: Upstream, migrates: bool, resume: Resume | None) -> None:
@@ -409,7 +415,7 @@ class _Exchange:
         await self._send({"type": "http.response.body", "body": rest, "more_body": False})
 
     def _keep(self, data: bytes) -> None:
-        """Keep what was sent for a migration, as long as there is room."""
+        """Keep sent events for a migration, as long as there is room."""
         if not self.resumable:
             return
         try:
@@ -422,12 +428,12 @@ class _Exchange:
             self._forget()
 
     def _forget(self) -> None:
-        """Give a migration up."""
+        """Give up on migrating this stream."""
         self.resumable = False
         self.close()
 
     def close(self) -> None:
-        """Give back the room of what was kept."""
+        """Release the kept events."""
         self.sent.clear()
         self._all.give(self._held)
 
@@ -435,7 +441,7 @@ class _Exchange:
         self.begun = True
         own = of_connection(headers)
         kept = [(name, value) for name, value in headers if name not in own]
-        if self.resumable:  # Another replica's framing may follow.
+        if self.resumable:  # Another replica may continue it.
             kept = [pair for pair in kept if pair[0] != b"content-length"]
         await self._send({"type": "http.response.start", "status": status, "headers": kept})
 
@@ -448,11 +454,11 @@ class _Exchange:
         elif self._streams:
             body = last_frame(self._path, error)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
-        # Else nothing: uvicorn closes the connection, and the body is seen to be cut.
+        # Otherwise send nothing: uvicorn closes the connection, and the client sees a cut body.
 
 
 def _died(events: bytes) -> bool:
-    """Find out whether one of these events says that the replica's engine is dead."""
+    """Check whether one of these events says that the replica's engine is dead."""
     return b'data: {"error":' in events and b'"engine_dead"' in events
 
 

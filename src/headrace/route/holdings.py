@@ -1,7 +1,7 @@
-"""A replica's reports of what its cache holds and how much it has to do.
+"""A replica's reports of its cached prefixes and its load.
 
-One connection a replica, for as long as it lasts: what was reported ends with it, and begins again
-with the next. Order and completeness are TCP's, so there is no gap to look for.
+One long-lived connection per replica. Its reports are dropped when it ends, and start again with
+the next connection. TCP guarantees order and completeness, so there are no gaps to detect.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from .upstream import ReplicaLost
 log = logging.getLogger("headrace.route")
 
 AGAIN_SECONDS = 1.0
-"""After a connection that ended."""
+"""Pause after a connection ended."""
 OTHERS_SECONDS = 30.0
-"""After a server that reports nothing: another maker's, or one that wants an operator's key."""
+"""Pause after a server that reports nothing: another product, or one that needs an operator's
+key."""
 SILENT_SECONDS = 60.0
-"""Our servers say something, if only a comment, several times a minute."""
+"""Longest silence. Our servers send something, if only a comment, several times a minute."""
 MOST_PREFIX_EVENT = 1 << 20
-"""Bytes of one event: 4,096 keys are 90 kB."""
+"""Bytes of one event: 4,096 keys take 90 kB."""
 MOST_TOLD = 1 << 22
-"""Names that one connection may report as held and not yet as gone: 600 MB of this process."""
+"""Hashes that one connection may report as held and not yet as gone: 600 MB of this process."""
 
 
 class _PrefixEvent(msgspec.Struct):
@@ -47,7 +48,7 @@ async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> Non
     `key`: an operator's key of the replica's, where it asks for keys.
     """
     refused = 0
-    await _forget(replica, policy)  # Where it is begun again after a fault.
+    await _forget(replica, policy)  # This task may have been restarted after a fault.
     while True:
         status = 0
         try:
@@ -67,13 +68,13 @@ async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> Non
 
 
 async def _forget(replica: Replica, policy: PrefixAffinity) -> None:
-    """Forget what the replica reported, in steps between which requests go on."""
+    """Forget the replica's reports, in steps between which requests are served."""
     for _ in policy.forget(replica.number):
         await asyncio.sleep(0)
 
 
 async def _listen(replica: Replica, policy: PrefixAffinity, key: str) -> int:
-    """Follow one connection to its end; return the status of its answer. Raises `ReplicaLost` and
+    """Read one connection to its end; return its HTTP status. Raises `ReplicaLost` and
     `TimeoutError`."""
     head = f"GET {PATH_TOLD} HTTP/1.1\r\nhost: ".encode() + replica.host
     if key:

@@ -1,11 +1,11 @@
-"""The endpoint picker: another gateway passes the requests, and asks where each is to go.
+"""The endpoint picker: another gateway forwards the requests and asks where to send each.
 
-Envoy, or whatever speaks its external processing, opens a stream of gRPC for each request and sends
-headers and body; the answer names an endpoint, chosen by the same policy from the same replicas as
-those of our own gateway (Gateway API Inference Extension, proposal 004). The stream lasts as long
-as the exchange, so a request counts until its stream ends, however it ends. Messages are bounded,
-and bodies in bytes, in time, and together with those of the gateway's port; none is logged. What is
-not small is read beside the event loop.
+Envoy, or any speaker of its external processing, opens a gRPC stream per request and sends headers
+and body. The answer names an endpoint, chosen by the same policy from the same replicas as our own
+gateway's (Gateway API Inference Extension, proposal 004). The stream lasts as long as the exchange,
+so a request counts until its stream ends, however it ends. Messages are bounded. Bodies are bounded
+in bytes, in time, and in total together with those of the gateway's port; none is logged. Anything
+large is parsed off the event loop.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .replica import Replica
 log = logging.getLogger("headrace.route")
 
 KEEPALIVE_MS = 20_000
-"""Silence of a gateway after which it is asked whether it is there; its requests end if not."""
+"""Silence of a gateway after which it is pinged; if it does not answer, its requests end."""
 HEALTH_SERVICES = ("", "liveness", "readiness", ext_proc.SERVICE)
 SERVING, NOT_SERVING = 1, 2
 
 
 class BodyLate(HeadraceError):
-    """A request's body did not come whole in time."""
+    """Refusal of a request whose body did not arrive whole in time."""
 
     status = 408
     type = "invalid_request_error"
@@ -54,33 +54,33 @@ class _Beginnings:
 
 
 class Picked:
-    """One exchange of another gateway: its request as far as it came, and where it went."""
+    """One exchange of another gateway: its request so far, and the replica chosen for it."""
 
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._modes = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED
-        """Modes of bodies: the protocol's, unless Envoy names others."""
+        """Body modes: the protocol's, unless Envoy names others."""
         self._headers: list[tuple[bytes, bytes]] = []
         self._subset: frozenset[str] | None = None
         self._body = bytearray()
         self._held: dict[str, Any] = {}
-        """Its share of all bodies that have not come whole."""
+        """Bytes charged for its unfinished body."""
         self._counted = ExitStack()
         self.replica: Replica | None = None
-        """The one that gets it; None: its request has not come whole."""
+        """Replica that gets the request, or None until the request is whole."""
 
     @property
     def seconds(self) -> float | None:
-        """Time from its begin within which its request has to be whole; None: it is."""
+        """Seconds from its start in which the request must be whole, or None once it is."""
         return None if self.replica is not None else BODY_SECONDS + len(self._body) / BODY_RATE
 
     def close(self) -> None:
-        """End it: it counts no more."""
+        """End the exchange: it no longer counts."""
         self._drop()
         self._counted.close()
 
     async def answers(self, told: Processing) -> list[bytes]:
-        """Answer one message. Raises `HeadraceError`: that is the answer then."""
+        """Answer one message. Raises `HeadraceError`, which then is the answer."""
         part = told.part
         if told.modes is not None:
             self._modes = told.modes
@@ -102,7 +102,8 @@ class Picked:
         return [ext_proc.nothing_changed(part)]
 
     async def _duplex(self, told: Processing) -> list[bytes]:
-        """Answer nothing until the request is whole; then headers, body and trailers in turn."""
+        """Answer nothing until the request is whole; then answer headers, body and trailers in
+        turn."""
         if not told.ends and told.part is not Part.REQUEST_TRAILERS:
             return []
         body = bytes(self._body)
@@ -125,7 +126,7 @@ class Picked:
         self._body = bytearray()
 
     async def _choose(self) -> str:
-        """Choose the endpoint. From here on the request counts. Raises `Overloaded`."""
+        """Choose the endpoint; from now on the request counts. Raises `Overloaded`."""
         path = dict(self._headers).get(b":path", b"").decode(errors="replace")
         path = versioned(path.partition("?")[0])
         names, _ = await self._picker.gateway.look(path, self._body, self._headers)
@@ -145,7 +146,7 @@ class Picked:
         part = told.part
         if part is Part.RESPONSE_HEADERS and self.replica is not None:
             status = dict(told.headers).get(b":status", b"")
-            if status in _ELSEWHERE:  # Envoy's own word for a lost connection is 503.
+            if status in _ELSEWHERE:  # Envoy reports a lost connection as 503.
                 self.replica.failed()
                 self._picker.gateway.count("lost", self.replica)
             else:
@@ -159,23 +160,25 @@ _ELSEWHERE = frozenset(b"%d" % status for status in ELSEWHERE)
 
 
 class Picker:
-    """The gRPC services: external processing, and health as Kubernetes asks for it."""
+    """gRPC services: external processing, and health as Kubernetes queries it."""
 
     def __init__(self, gateway: Gateway) -> None:
-        """Raise `PackageAbsent` where gRPC or protobuf is not installed."""
+        """Prepare the services. Raises `PackageAbsent` if gRPC or protobuf is not installed."""
         self.gateway = gateway
         self._grpc = needed("grpc", "endpoint pickers", "picker")
-        new("ProcessingResponse")  # Else the first request would find that protobuf is absent.
+        new("ProcessingResponse")  # Otherwise the first request would find protobuf missing.
         self._server: Any = None
         self.port = 0
-        """The port at which it listens."""
+        """Port on which it listens."""
 
     async def start(
         self, address: str, tls: Path | None = None, clients: Path | None = None
     ) -> None:
-        """Listen at `HOST:PORT`. `tls`: a folder with `tls.crt` and `tls.key`, as Kubernetes
-        mounts them. `clients`: the CA that certificates of clients must come from. Raises
-        `OptionError`."""
+        """Listen at `HOST:PORT`.
+
+        `tls`: a folder with `tls.crt` and `tls.key`, as Kubernetes mounts them. `clients`: the CA
+        that must have signed the clients' certificates. Raises `OptionError`.
+        """
         grpc = self._grpc
         host, _, number = address.rpartition(":")
         if not host or not number.isdecimal():
@@ -186,11 +189,11 @@ class Picker:
             )
         server = grpc.aio.server(
             options=(
-                ("grpc.so_reuseport", 0),  # Two pickers on one port would both seem to listen.
+                ("grpc.so_reuseport", 0),  # Otherwise two pickers on one port both seem to listen.
                 ("grpc.max_receive_message_length", ext_proc.MOST_MESSAGE),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-                ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),  # Else a minute, whatever is above.
+                ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),  # Otherwise a minute.
                 ("grpc.http2.max_pings_without_data", 0),
             )
         )
@@ -214,13 +217,13 @@ class Picker:
             pass  # Older versions return 0.
         if not self.port:
             await server.stop(None)
-            del server  # It ends in the loop that it was made in.
+            del server  # It must end in the loop that created it.
             raise OptionError(fault, param="endpoint_picker")
         await server.start()
         self._server = server
 
     async def stop(self, seconds: float) -> None:
-        """Take no new request, and end what has not ended after so long."""
+        """Take no new request; after `seconds` end the remaining ones."""
         if self._server is not None:
             await self._server.stop(seconds)
 
@@ -239,7 +242,7 @@ class Picker:
                     BODY_SIZE.set(len(data))
                     told = await self.gateway.hands.beside(ext_proc.read, data)
                     if told.observes:
-                        return  # A gateway that only looks on heeds no choice.
+                        return  # A gateway that only observes does not heed the choice.
                     said, last = await exchange.answers(told), False
                 except TimeoutError:
                     said, last = (
@@ -258,8 +261,8 @@ class Picker:
             exchange.close()
 
     async def _check(self, data: bytes, context: Any) -> bytes:
-        """Answer for the health of a service: `liveness` is that of this process, all others mean
-        that requests are taken."""
+        """Answer a health check: `liveness` is this process; every other service means that
+        requests are accepted."""
         try:
             service = ext_proc.asked_health(data)
         except MalformedMessage as error:

@@ -1,4 +1,4 @@
-"""TLS of the picker's port: certificates that are read again when their files change."""
+"""TLS of the picker's port; certificates are reloaded when their files change."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ log = logging.getLogger("headrace.route")
 
 
 class Certificates:
-    """The files of a server's certificate, as gRPC asks for them before each handshake."""
+    """Files of a server's certificate, which gRPC asks for before each handshake."""
 
     def __init__(self, grpc: Any, folder: Path, clients: Path | None) -> None:
-        """`folder`: has `tls.crt` and `tls.key`, as Kubernetes mounts them. `clients`: the CA
-        that certificates of clients must come from. Raises `OSError`."""
+        """Read the files.
+
+        `folder` has `tls.crt` and `tls.key`, as Kubernetes mounts them. `clients`: the CA that must
+        have signed the clients' certificates. Raises `OSError`.
+        """
         self._grpc = grpc
         self._files = [folder / "tls.key", folder / "tls.crt", *([clients] if clients else [])]
         self._mutual = clients is not None
@@ -37,7 +40,8 @@ class Certificates:
         )
 
     def _newer(self) -> Any:
-        """Return the files of now; None: they are as before. A thread of gRPC's calls it."""
+        """Return the changed certificates, or None if they are unchanged. gRPC calls it in its own
+        thread."""
         try:
             found = self._read()
         except OSError as fault:

@@ -1,9 +1,9 @@
-"""The gateway's view of a replica: its load, its health, and how long it is left alone.
+"""The gateway's view of a replica: its load, its health, and how long it is avoided.
 
-Health is asked once in `PROBE_SECONDS`. A replica that says 503 gets nothing new and keeps what it
-has, which is how one is drained. One that nobody can connect to, or that has said nothing for
-`SILENT_SECONDS`, is dead: its connections are ended, so that what it had goes on elsewhere. One
-that is late is busy: it gets nothing new for a while, and nothing of it is lost.
+Health is probed every `PROBE_SECONDS`. A replica that answers 503 gets nothing new and keeps its
+requests, so it can be drained. A replica that refuses connections, or has been silent for
+`SILENT_SECONDS`, is dead. Its connections are closed, so that its requests continue elsewhere. A
+replica that answers late is busy: it gets nothing new for a while, and loses nothing.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from .upstream import Connections, Headers, ReplicaLost, Upstream
 
 PROBE_SECONDS = 0.5
 LATE_SECONDS = 2.0
-"""How long a probe waits for its answer."""
+"""Seconds that a probe waits for its answer."""
 REFUSED = 2
 """Probes in a row without a connection or cut off, after which a replica is dead."""
 BUSY_SECONDS, SILENT_SECONDS = 5.0, 20.0
-"""Without any answer: nothing new is sent; the replica is dead."""
+"""Seconds without any answer: after the first nothing new is sent; after the second the replica is
+dead."""
 FAILURES = 3
 """Lost exchanges in a row after which the circuit is open."""
 MOST_HEALTH = 4096
-"""Bytes of an answer to a probe that are read."""
+"""Bytes that are read of a probe's answer."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds of an open circuit: twice as long with each further failure."""
+"""Seconds that the circuit stays open; each further failure doubles them."""
 
 
 class _HealthReply(msgspec.Struct):
@@ -43,10 +44,11 @@ _health_reply = json_reader(_HealthReply)
 
 
 class Replica:
-    """One server behind the gateway."""
+    """One server that the gateway forwards to."""
 
     def __init__(self, number: int, url: str) -> None:
-        """Raise `OptionError` where `url` is no address, or holds a user or password."""
+        """Create a replica. Raises `OptionError` if `url` is not an address, or holds a user or
+        password."""
         parts = urlsplit(url if "//" in url else f"http://{url}")
         try:
             port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -56,7 +58,7 @@ class Replica:
         shown = f"{parts.scheme}://{name}"
         if parts.scheme not in ("http", "https") or not parts.hostname or not port:
             raise OptionError(f"{shown!r} is not an http address", param="servers")
-        if name != parts.netloc:  # What nobody sends nobody needs, and addresses are shown.
+        if name != parts.netloc:  # They would never be sent, and addresses are shown to clients.
             raise OptionError(
                 f"servers must name addresses without user and password, as in {shown}; clients "
                 "send their own",
@@ -71,15 +73,15 @@ class Replica:
         self.outstanding = 0
         """Requests of this gateway that have not ended."""
         self.others = 0
-        """Requests that others sent it, by its own report (`holdings`)."""
+        """Requests from other senders, according to its own report (`holdings`)."""
         self.tells = False
-        """It reports what its cache holds."""
+        """Whether it reports the contents of its cache."""
         self.ready = True
-        """The answer of its last probe; before the first it may be tried."""
+        """Whether its last probe succeeded. Before the first probe it may be tried."""
         self.problem = ""
-        """The reason why it is not ready."""
+        """Reason why it is not ready."""
         self.prefills = False
-        """It computes prompts for other servers, so it answers only where no other can."""
+        """Whether it computes prompts for other servers; then it answers only if no other can."""
         self._refused = 0
         self._heard = time.monotonic()
         self._failures = 0
@@ -96,12 +98,13 @@ class Replica:
 
     @property
     def load(self) -> int:
-        """Requests that have not ended, whoever sent them."""
+        """Requests in work, from all senders."""
         return self.outstanding + self.others
 
     @property
     def may_be_chosen(self) -> bool:
-        """Ready, and its circuit closed; after a pause one request at a time is a trial."""
+        """Whether it is ready and its circuit closed; after a pause, one request at a time is a
+        trial."""
         if not self.ready:
             return False
         if self._failures < FAILURES:
@@ -116,7 +119,7 @@ class Replica:
         return "ready" if self.may_be_chosen else f"left alone after {self._failures} losses"
 
     def failed(self) -> None:
-        """An exchange was lost. Those lost while its circuit is open are of the same death."""
+        """Count a lost exchange. Losses while the circuit is open belong to the same death."""
         if self._failures >= FAILURES and time.monotonic() < self._closed_until:
             return
         self._failures += 1
@@ -124,7 +127,7 @@ class Replica:
         self._closed_until = time.monotonic() + min(LONGEST_PAUSE, SHORTEST_PAUSE * 2**further)
 
     def succeeded(self) -> None:
-        """An exchange got its answer."""
+        """Reset the count of lost exchanges."""
         self._failures = 0
 
     async def ask(
@@ -132,9 +135,9 @@ class Replica:
     ) -> Upstream:
         """Send a request; return the connection on which its answer has begun.
 
-        A kept connection that closed as the request went out says nothing of the replica: the same
-        goes once more over a new one. `seconds`: longest silence of the replica, before the
-        answer's head and within it. Raises `ReplicaLost`.
+        A kept connection that closes as the request goes out says nothing about the replica. The
+        request is then sent once more over a new one. `seconds`: longest silence of the replica,
+        before the answer's head and within it. Raises `ReplicaLost`.
         """
         for new in (False, True):
             connection = await self.connections.take(new=new)
@@ -150,7 +153,7 @@ class Replica:
         raise AssertionError("a new connection was never used")
 
     async def probe(self) -> None:
-        """Ask for its health once and remember the answer."""
+        """Probe its health once and remember the answer."""
         request = b"GET /health HTTP/1.1\r\nhost: " + self.host + b"\r\n\r\n"
         try:
             async with asyncio.timeout(LATE_SECONDS):
@@ -180,23 +183,23 @@ class Replica:
         self._believe(connection.status, _is_json(connection.headers), body)
 
     def _believe(self, status: int, json: bool, body: bytes) -> None:
-        """Take what an answer of `/health` says: its status, and in JSON its role."""
+        """Apply an answer of `/health`: its status, and the role in its JSON."""
         role, problem = "both", ""
-        # Some servers have no such route: one that answers 404 is there.
+        # Some servers lack this route: a 404 shows that the server is there.
         if status >= 300 and status != 404:
             problem = f"its health has the status {status}"
         elif len(body) <= MOST_HEALTH:
             try:
                 role = _health_reply(body).role
             except Undecodable as error:
-                # JSON that says something else is that of another maker's server.
+                # Other JSON comes from another product's server.
                 if json and body and not error.well_formed:
                     problem = "its health is damaged JSON"
         self.prefills = role == "prefill"
         self.ready, self.problem = not problem, problem
 
     async def watch(self) -> None:
-        """Probe for as long as the gateway runs. A replica that is not probed is not ready."""
+        """Probe for as long as the gateway runs. If probing fails, the replica is not ready."""
         try:
             while True:
                 await self.probe()

@@ -1,9 +1,9 @@
-"""Going on with a stream whose replica died, from where its client stands.
+"""Continuation of a stream whose replica died, from the position its client has reached.
 
-What a replica draws is a function of (seed, choice, position), and its bits do not depend on the
-batch, so another replica that gets the same request with the same seed gives the same text. It is
-asked from the beginning; what the client has is compared with what comes and left out, and the
-first difference ends the stream with an error rather than with a text that does not fit.
+Sampling is a function of (seed, choice, position), and the result's bits do not depend on the
+batch. Another replica therefore generates the same text for the same request and seed. It is asked
+from the beginning. The part that the client already has is compared and left out. The first
+difference ends the stream with an error, so that no client gets a text that does not fit.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from ..base.errors import HeadraceError
 from ..base.foreign import Undecodable, json_reader
 
 MOST_KEPT = 8 * 2**20
-"""Bytes of a stream's events that are kept for a migration; a longer one is not migrated."""
+"""Bytes of a stream's events kept for a migration; a longer stream is not migrated."""
 MOST_EVENT = 1 << 20
 """Bytes of one event: a stream with a longer one is not migrated."""
 MOST_DEPTH = 64
-"""Levels of an event: it is walked by recursion."""
+"""Nesting depth of an event, which is walked by recursion."""
 END = b"data: [DONE]"
 _APPENDED = frozenset(
     {"content", "reasoning_content", "reasoning", "refusal", "text", "arguments", "token_ids"}
 )
-"""Fields of a choice whose values, one event after the other, are parts of one value."""
+"""Fields of a choice whose values in successive events are parts of one value."""
 _HEAD = ("id", "created", "system_fingerprint")
-"""Fields of an event that name the exchange: a client sees the first replica's in all of them."""
+"""Fields of an event that identify the exchange: the client always sees the first replica's."""
 _ADDRESS = ("index", "type")
-"""Fields that say which part a delta belongs to: kept, whatever was sent before."""
+"""Fields that say which part a delta belongs to; always kept."""
 
 Path = tuple[str | int, ...]
 _object = json_reader(dict[str, Any])
 
 
 class Diverged(HeadraceError):
-    """The other replica's text is not the one that the client has, or is no stream at all."""
+    """Failure: the other replica's text differs from the client's, or is not a stream."""
 
     status = 502
     type = "overloaded_error"
@@ -44,14 +44,14 @@ class Diverged(HeadraceError):
 
 
 class Resume:
-    """The part of a stream that a client has: filters it from the same stream of elsewhere."""
+    """Filter that removes from a repeated stream the part that the client already has."""
 
     def __init__(self, sent: bytes) -> None:
-        """`sent`: the whole events that the client was given. Raises `Diverged`."""
+        """Read the whole events that were `sent` to the client. Raises `Diverged`."""
         self._had: dict[Path, Any] = {}
-        """Everything that was sent of appended fields, the first value of the others."""
+        """Sent values: appended fields joined, other fields as first sent."""
         self._came: dict[Path, int] = {}
-        """Length of each appended field that has come again."""
+        """Length of each appended field that has been repeated so far."""
         self._head: dict[str, Any] = {}
         self._usage = False
         for event in sent.split(b"\n\n"):
@@ -70,9 +70,9 @@ class Resume:
                     self._had.setdefault(path, leaf)
 
     def news(self, event: bytes) -> bytes:
-        """Return the part of an event that the client has not; empty where it has all of it.
+        """Return the part of an event that the client lacks; empty if it has all of it.
 
-        `event`: without the blank line at its end; the result has it. Raises `Diverged`.
+        `event` comes without the blank line at its end; the result has it. Raises `Diverged`.
         """
         value = _value(event)
         if value is None:  # A comment or the end mark.
@@ -93,7 +93,7 @@ class Resume:
         return _frame(value)
 
     def _left(self, path: Path, value: Any) -> Any:
-        """Return the new part of a value; None where there is none."""
+        """Return the new part of a value, or None."""
         if isinstance(value, dict):
             left = {}
             for key, one in value.items():
@@ -120,7 +120,7 @@ class Resume:
 
 
 def _nothing(choice: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that clients read of every choice, as where there is nothing new."""
+    """Return a choice's fields that clients always read, with empty values."""
     empty = {"delta": {}, "text": ""}
     return {key: empty.get(key) for key in choice if key in empty or choice[key] is None}
 
@@ -130,7 +130,7 @@ def _appended(path: Path, leaf: Any) -> bool:
 
 
 def _leaves(value: dict[str, Any]) -> list[tuple[Path, Any]]:
-    """List paths and values below the choices of an event, but for what is null."""
+    """List paths and values below the choices of an event, without nulls."""
     found: list[tuple[Path, Any]] = []
 
     def walk(path: Path, one: Any) -> None:
@@ -150,7 +150,7 @@ def _leaves(value: dict[str, Any]) -> list[tuple[Path, Any]]:
 
 
 def _index(one: Any) -> int:
-    """Return the index of a choice or of a tool's call. Raises `Diverged` where it is neither."""
+    """Return the index of a choice or a tool call. Raises `Diverged` if it is neither."""
     index = one.get("index", 0) if isinstance(one, dict) else None
     if not isinstance(index, int):
         raise Diverged("a replica's event has something else than a choice or a call")
@@ -158,7 +158,7 @@ def _index(one: Any) -> int:
 
 
 def _depth(value: Any, left: int = MOST_DEPTH) -> None:
-    """Raise `Diverged` where a value nests deeper than an event of a stream does."""
+    """Raise `Diverged` if a value nests deeper than an event may."""
     if not left:
         raise Diverged("a replica's event nests too deep")
     below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -167,7 +167,7 @@ def _depth(value: Any, left: int = MOST_DEPTH) -> None:
 
 
 def _value(event: bytes) -> dict[str, Any] | None:
-    """Return the object of an event; None where it has none. Raises `Diverged`."""
+    """Return the object of an event, or None if it has none. Raises `Diverged`."""
     text = event.lstrip(b"\n")
     if not text.startswith(b"data: {"):
         return None

@@ -1,4 +1,4 @@
-"""The gateway's process: port, probes, signals, and the end of what runs."""
+"""The gateway's process: port, probes, signals, shutdown."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ def route(
 ) -> int:
     """Serve until a signal; return the exit status.
 
-    On the first signal the port closes and what runs has `drain_seconds` to end; a second one ends
-    it at once. `endpoint_picker`: HOST:PORT at which other gateways may ask where a request is to
-    go (`picker`). Further options are those of `Gateway`. Raises `OptionError` and `PackageAbsent`.
+    On the first signal the port closes and requests in work get `drain_seconds` to end; a second
+    signal ends them at once. `endpoint_picker`: HOST:PORT on which other gateways may ask for a
+    request's endpoint (`picker`). The other options are those of `Gateway`. Raises `OptionError`
+    and `PackageAbsent`.
     """
     if policy not in ROUTERS:
         raise OptionError(

@@ -1,7 +1,7 @@
-"""Connections to replicas: HTTP/1.1, kept, one exchange at a time, parsed by httptools.
+"""Connections to replicas: HTTP/1.1, kept alive, one exchange at a time, parsed by httptools.
 
-A body comes in the parts in which it arrived and is not gathered: a reader that falls behind stops
-the connection's reading, and so the replica's writing.
+A body is passed on in the parts in which it arrived, never collected. If its reader is slow, the
+connection stops reading, and so the replica stops writing.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import httptools
 from ..base.errors import HeadraceError
 
 MAX_HEAD = 64 * 1024
-"""Bytes of an answer's head, and of its trailers."""
+"""Bytes of a response's headers, and of its trailers."""
 AHEAD = 256 * 1024
-"""Bytes of an answer that may wait here for the client."""
+"""Bytes of a response that may wait here for the client."""
 CONNECT_SECONDS = 2.0
 KEPT = 64
-"""Idle connections that are kept to a replica."""
+"""Idle connections kept per replica."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class ReplicaLost(HeadraceError):
-    """The replica refused, closed or broke the connection."""
+    """Failure: the replica refused, closed or broke the connection."""
 
     status = 502
     type = "overloaded_error"
@@ -37,7 +37,7 @@ class ReplicaLost(HeadraceError):
 
 
 class ReplicaSilent(ReplicaLost):
-    """The replica took the request and said nothing for as long as it may."""
+    """Failure: the replica accepted the request and was silent for too long."""
 
     status = 504
     type = "timeout_error"
@@ -53,7 +53,7 @@ class Upstream(asyncio.Protocol):
         self._heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.silent = False
-        """It ended by the replica's silence."""
+        """Whether the replica's silence ended it."""
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._parts: deque[bytes] = deque()
@@ -65,22 +65,22 @@ class Upstream(asyncio.Protocol):
         self._lasts = False
         self._before = self._named = 0
         self.status = 0
-        """The status of the answer; 0: its head is not complete."""
+        """HTTP status of the response; 0 until its headers are complete."""
         self.headers: Headers = []
         self.complete = True
-        """No answer is under way."""
+        """Whether no response is under way."""
         self.closed = False
         self.used = False
-        """An exchange went over this connection before the one that runs."""
+        """Whether an earlier exchange used this connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no such class.
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's derives from another class.
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.closed = True
         self._disarm()
         if self.status and not self._sized:
-            self.complete = True  # Its end was the connection's (RFC 9112, 6.3).
+            self.complete = True  # The connection's end was the body's end (RFC 9112, 6.3).
         self._wake()
 
     def data_received(self, data: bytes) -> None:
@@ -102,7 +102,7 @@ class Upstream(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._named += len(name) + len(value)
         if self._named > MAX_HEAD:
-            raise ValueError("the trailers do not end")  # A head that does not is seen before.
+            raise ValueError("the trailers do not end")  # Endless headers are caught earlier.
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -144,9 +144,9 @@ class Upstream(asyncio.Protocol):
     async def ask(
         self, head: bytes, body: bytes | bytearray = b"", *, seconds: float | None = None
     ) -> None:
-        """Send a request and wait for the head of its answer. Raises `ReplicaLost`.
+        """Send a request and wait for the response's headers. Raises `ReplicaLost`.
 
-        `seconds`: longest silence of the replica, until the answer is complete; None: any.
+        `seconds`: longest silence of the replica until the response is complete; None: no limit.
         """
         self.status, self.headers, self.complete = 0, [], False
         self._sized = self._lasts = False
@@ -160,16 +160,16 @@ class Upstream(asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(seconds, self._late)
         self._transport.write(head)
         if body:
-            self._transport.write(body)  # As it is: joined to the head it would be copied.
+            self._transport.write(body)  # Not joined to the headers: that would copy it.
         while not self.status:
             if self.closed:
                 raise self._lost("closed the connection before it answered")
             await self._wait()
 
     def _late(self) -> None:
-        """End the connection where nothing came for `_seconds`; else look again then."""
+        """End the connection if nothing arrived for `_seconds`; otherwise check again when due."""
         assert self._seconds is not None
-        # Nothing can come while the client reads nothing.
+        # Nothing can arrive while the client does not read.
         quiet = 0.0 if self._paused else time.monotonic() - self._heard
         if quiet < self._seconds:
             loop = asyncio.get_running_loop()
@@ -189,7 +189,7 @@ class Upstream(asyncio.Protocol):
         return ReplicaLost(f"the replica {what}")
 
     async def part(self) -> bytes:
-        """Return all of the body that is here; empty at its end. Raises `ReplicaLost`."""
+        """Return the part of the body that has arrived; empty at its end. Raises `ReplicaLost`."""
         while not self._parts:
             if self.complete:
                 self.used = True
@@ -207,7 +207,7 @@ class Upstream(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        """The other end, as `ip:port`; empty where it is gone or no address of the internet."""
+        """Peer address as `ip:port`; empty if the peer is gone or has no internet address."""
         name = self._transport.get_extra_info("peername") if self._transport is not None else None
         if not isinstance(name, tuple):
             return ""
@@ -218,11 +218,11 @@ class Upstream(asyncio.Protocol):
         return self.complete and self.used and self._lasts and not self.closed and not self._parts
 
     def rest(self) -> None:
-        """Wait for the next exchange: silence is no fault meanwhile."""
+        """Mark the connection idle: until the next exchange, silence is not a fault."""
         self._disarm()
 
     def abort(self) -> None:
-        """End it at once: the replica sees that nobody reads, and cancels."""
+        """Abort the connection: the replica sees the disconnect and cancels."""
         self.closed = True
         self._disarm()
         if self._transport is not None:
@@ -231,7 +231,7 @@ class Upstream(asyncio.Protocol):
 
 
 class Connections:
-    """The connections to one replica: those in use, and those that wait."""
+    """Connections to one replica: those in use and the idle ones."""
 
     def __init__(self, host: str, port: int, tls: bool) -> None:
         self._host, self._port = host, port
@@ -252,13 +252,13 @@ class Connections:
                 _, made = await loop.create_connection(
                     Upstream, self._host, self._port, ssl=self._tls
                 )
-        except (OSError, TimeoutError, UnicodeError):  # The last of a name that is none.
+        except (OSError, TimeoutError, UnicodeError):  # UnicodeError: an invalid host name.
             raise ReplicaLost("the replica cannot be reached") from None
         self._open.add(made)
         return made
 
     def give_back(self, one: Upstream) -> None:
-        """Keep it where its answer is complete; else end it."""
+        """Keep a connection if its response is complete; otherwise close it."""
         self._open.discard(one)
         if one.reusable and len(self._idle) < KEPT:
             one.rest()
@@ -267,7 +267,7 @@ class Connections:
             one.abort()
 
     def abort(self) -> None:
-        """End all of them: each exchange sees a lost replica."""
+        """Abort all connections: each exchange sees a lost replica."""
         for one in (*self._open, *self._idle):
             with suppress(OSError):
                 one.abort()

@@ -1,4 +1,4 @@
-"""Keys at work: who is asking, how much they may, how much they did."""
+"""API keys in use: the caller, its limits and its usage."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.server.accounts")
 
 LOOK_SECONDS = 2.0
-"""How often the key file is looked at for changes."""
+"""Seconds between two checks of the key file for changes."""
 
 
 class Bucket:
-    """A token bucket: `rate` per minute, at most one minute's worth; may be overdrawn."""
+    """Token bucket: `rate` per minute, at most one minute's worth; may be overdrawn."""
 
     __slots__ = ("_at", "_clock", "_left", "_rate")
 
@@ -39,7 +39,7 @@ class Bucket:
         self._at = now
 
     def wait(self, amount: float) -> float:
-        """Seconds until `amount` is there; 0 where it is."""
+        """Return the seconds until `amount` is available; 0 if it is."""
         self._fill()
         return max(0.0, (amount - self._left) / self._rate)
 
@@ -50,7 +50,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class Totals:
-    """What one key used since the start of the ledger."""
+    """Usage of one key since the start of the ledger."""
 
     requests: int = 0
     refused: int = 0
@@ -66,14 +66,14 @@ class Totals:
 
 @dataclass(slots=True)
 class Account:
-    """One key with its limits at work."""
+    """One key with its limits and usage."""
 
     key: Key
     clock: Callable[[], float] = time.monotonic
     totals: Totals = field(default_factory=Totals)
     in_work: int = 0
     removed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when this secret is no longer in the file: what came with it ends."""
+    """Set when this secret is no longer in the file: requests that came with it end."""
     _requests: Bucket | None = None
     _tokens: Bucket | None = None
 
@@ -81,7 +81,7 @@ class Account:
         self.limit(self.key)
 
     def limit(self, key: Key) -> None:
-        """Take what the key file says now; what was used counts on where a limit is unchanged."""
+        """Apply the key file's current limits; usage is kept for limits that did not change."""
         before, self.key = self.key, key
         if before.hash != key.hash:
             self.removed.set()
@@ -95,7 +95,7 @@ class Account:
             self._tokens = None if rate is None else Bucket(rate, self.clock)
 
     def check(self) -> None:
-        """Raise `RateLimited` with the time after which one more request may come."""
+        """Raise `RateLimited`, with the time to wait, if no further request is allowed now."""
         key = self.key
         if key.concurrent is not None and self.in_work >= key.concurrent:
             raise self._refuse(f"{key.concurrent} concurrent requests", 1.0)
@@ -104,13 +104,13 @@ class Account:
         self.check_tokens()
 
     def check_tokens(self) -> None:
-        """Raise `RateLimited` where the tokens of this minute are used up."""
-        # Tokens are known when they were used: the bucket is overdrawn and has to fill again.
+        """Raise `RateLimited` if the tokens of this minute are used up."""
+        # Tokens are counted after use: the bucket may be overdrawn and then has to refill.
         if self._tokens is not None and (wait := self._tokens.wait(1)):
             raise self._refuse(f"{self.key.tokens_per_minute} tokens per minute", wait)
 
     def enter(self) -> None:
-        """One more request. Raises as `check` does."""
+        """Count one more request in work. Raises as `check` does."""
         self.check()
         if self._requests is not None:
             self._requests.take(1)
@@ -123,7 +123,7 @@ class Account:
             self.charge(usage)
 
     def charge(self, usage: Usage) -> None:
-        """Count what was used; `leave` does it for what is not told before."""
+        """Charge the usage; `leave` charges usage that was not charged earlier."""
         self.totals.add(usage)
         if self._tokens is not None:
             self._tokens.take(usage.prompt - usage.cached + usage.completion)
@@ -136,20 +136,20 @@ class Account:
 class Accounts:
     """All keys of one server; the file is read again when it changes.
 
-    An account is its name's: a key that is replaced under the same name goes on with the usage,
-    the limits and the requests in work of the one before, and so does one that comes back.
+    An account belongs to its key's name. A key that replaces another under the same name takes over
+    its usage, limits and requests in work. So does a key that is added again later.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises `OptionError` where the file cannot be used."""
+        """Read the keys. Raises `OptionError` if the file cannot be used."""
         self.failed: Callable[[str], None] = lambda kind: None
-        """Told of each failure to read the file again."""
+        """Callback for each failure to read the file again."""
         self._path = path
         self._clock = clock
         self._by_name: dict[str, Account] = {}
-        """Accounts of every key that was in the file since the start."""
+        """Accounts of all keys that were in the file since the start."""
         self._by_hash: dict[str, Account] = {}
-        """Accounts of the keys that are in the file."""
+        """Accounts of the keys that are in the file now."""
         self._stored: dict[str, Totals] = {}
         self._looked = clock()
         self._seen = self._state()
@@ -159,37 +159,37 @@ class Accounts:
         return iter(self._by_hash.values())
 
     def totals(self) -> dict[str, Totals]:
-        """The ledger, by name, with the names that were removed since the start."""
+        """Return the ledger by name, including keys removed since the start."""
         return {name: account.totals for name, account in self._by_name.items()}
 
     def restore(self, totals: dict[str, Totals]) -> None:
-        """Go on from a stored ledger (by name)."""
+        """Restore a stored ledger (by name)."""
         self._stored = totals
         for account in self:
             account.totals = totals.get(account.key.name, account.totals)
 
     def find(self, secret: str) -> Account | None:
-        """The account of a key as the caller sent it.
+        """Return the account of a key as the caller sent it.
 
-        What is looked up is its hash: how long that takes says nothing about the key.
+        The lookup uses the key's hash, so its duration reveals nothing about the key.
         """
         self.refresh()
         return self._by_hash.get(hash_of(secret))
 
     def named(self, name: str) -> Account | None:
-        """The account of the key with this name, as the ledger knows it; None: it was removed."""
+        """Return the account of the key with this name, or None if the key was removed."""
         self.refresh()
         account = self._by_name.get(name)
         return None if account is None or account.removed.is_set() else account
 
     async def watch(self, seconds: float = LOOK_SECONDS) -> None:
-        """Look at the file also while nobody asks, so that a removed key's work ends."""
+        """Check the file also while no requests arrive, so that a removed key's work ends."""
         while True:
             await asyncio.sleep(seconds)
             self.refresh()
 
     def refresh(self) -> None:
-        """Read the file again where it has changed; at most each `LOOK_SECONDS`."""
+        """Read the file again if it has changed, at most once per `LOOK_SECONDS`."""
         now = self._clock()
         if now - self._looked < LOOK_SECONDS:
             return
@@ -201,10 +201,10 @@ class Accounts:
         try:
             keys = read_keys(self._path)
             if not keys and not self._path.read_text(encoding="utf-8").strip():
-                # What `headrace keys remove` leaves says what it is.
+                # `headrace keys remove` leaves a header even in an empty list.
                 raise OptionError(f"{self._path} is empty, as if half written", param="keys")
         except (OSError, OptionError) as error:
-            # The keys that were good stay good: a half-written file locks nobody out.
+            # Good keys stay valid: a half-written file locks out nobody.
             log.error("the key file cannot be read", extra={"reason": str(error)})
             self.failed("keys_read")
             return

@@ -1,4 +1,4 @@
-"""The application: routes, error mapping and the border, around one engine."""
+"""The application: routes, error mapping and outer middleware, around one engine."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ OPERATOR_ROUTERS = (operate, control, adapters, health, metrics, version, stats,
 
 
 class Application(FastAPI):
-    """FastAPI with an exact document; see `create_app` for what its state holds."""
+    """FastAPI with an exact OpenAPI document; `create_app` describes its state."""
 
     def __init__(self, routers: Sequence[APIRouter]) -> None:
         super().__init__(
@@ -93,8 +93,8 @@ class Application(FastAPI):
         self._routers = routers
         self._inside: ASGIApp | None = None
         self._made: dict[str, asyncio.Task[Any]] = {}
-        # Not `include_router`, which makes every route and its schemas anew, in the first request:
-        # these routers have no prefix and nothing else to add.
+        # Not `include_router`, which would rebuild every route and its schemas in the first
+        # request. These routers have no prefix and nothing else to add.
         self.router.routes.extend(route for router in routers for route in router.routes)
         self.add_exception_handler(HeadraceError, _typed)
         self.add_exception_handler(HTTPException, _http)
@@ -102,7 +102,8 @@ class Application(FastAPI):
         self.add_exception_handler(Exception, _bug)
 
     def setup(self) -> None:
-        """Called by FastAPI: its own route would make the document in the event loop."""
+        """Add `/openapi.json`. FastAPI calls this; its own route would make the document in the
+        event loop."""
 
         async def openapi(request: Request) -> Response:
             return json_response(await self.made("openapi", self.openapi))
@@ -110,9 +111,9 @@ class Application(FastAPI):
         self.add_route("/openapi.json", openapi, include_in_schema=False)
 
     async def made(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return the result of `make()`, which runs once and in a thread, however many ask.
+        """Return the result of `make()`, which runs once, in a thread, for all callers.
 
-        It goes on if they leave: clients that come and go never begin it a second time.
+        It goes on if they leave, so clients that come and go never start it a second time.
         """
         task = self._made.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
@@ -121,21 +122,23 @@ class Application(FastAPI):
         return await asyncio.shield(task)
 
     def openapi(self) -> dict[str, Any]:
-        """Make the OpenAPI document. It takes long: only `made` calls it in a server."""
+        """Make the OpenAPI document. This takes long: in a server only `made` calls it."""
         closed = (lambda path: not is_open(path)) if self.state.accounts is not None else None
         return document(self, self._routers, closed)
 
     @property
     def inside(self) -> ASGIApp:
-        """The routes with their errors, without border and authentication (see `inside.post`)."""
+        """Routes with their error handling, without outer middleware and authentication (see
+        `inside.post`)."""
         if self._inside is None:
             self._inside = self._inner()
         return self._inside
 
     def methods_of(self, scope: Scope) -> set[str]:
-        """Methods of all routes with the scope's path; Starlette's `Allow` knows the first alone.
+        """List the methods of all routes that match the path; Starlette's `Allow` has only the
+        first.
 
-        A path that is a route's own word for word is no other's parameter.
+        If a route has exactly this path, routes with parameters are ignored.
         """
         routes = [
             route
@@ -157,10 +160,10 @@ class Application(FastAPI):
         origins: frozenset[str] = frozenset(),
         hosts: frozenset[str] | None = None,
     ) -> None:
-        """Put border and authentication outermost, around Starlette's own handler of last resort.
+        """Put outer middleware and authentication outermost, around Starlette's last error handler.
 
-        `origins`: whose pages may use this application, beside its own. `hosts`: the names under
-        which it answers, beside those that are always its own; None: any.
+        `origins`: other origins whose pages may use this application. `hosts`: additional names
+        under which it answers; None: any name.
         """
         inner = self._inner = self.build_middleware_stack
 
@@ -177,12 +180,12 @@ class Application(FastAPI):
 def create_app(
     engine: ServingEngine | None = None, options: ServerOptions | None = None
 ) -> Application:
-    """The HTTP application. Without an engine it answers 503 until `state.service.attach`.
+    """Create the HTTP application. Without an engine it answers 503 until `state.service.attach`.
 
-    Its state: `service`, `meter`, `store`, `responses`, `accounts` (None: no keys are set, so
-    every route is open), `pins`, `files` and `batches` (None: none are kept).
+    Its state: `service`, `meter`, `store`, `responses`, `accounts` (None: no keys are set, so every
+    route is open), `pins`, `files` and `batches` (None: none are kept).
 
-    Raises `OptionError` where the keys, the store or the folder of files cannot be used.
+    Raises `OptionError` if the keys, the store or the folder of files cannot be used.
     """
     app = Application(ROUTERS)
     service = Service(options or ServerOptions(), engine)
@@ -216,7 +219,7 @@ def create_app(
 
 
 def create_operator_app(public: Application) -> Application:
-    """The operator's routes for a port of their own, around the same service."""
+    """Create the application of the operator's own port, around the same service."""
     app = Application(OPERATOR_ROUTERS)
     for name in ("service", "meter", "store", "accounts", "pins"):
         setattr(app.state, name, getattr(public.state, name))
@@ -231,13 +234,14 @@ def create_operator_app(public: Application) -> Application:
 
 
 def _hosts(options: ServerOptions) -> frozenset[str] | None:
-    """With keys a name proves nothing that the key does not: any will do."""
+    """Return the accepted host names. With keys, any name will do: it proves nothing that the key
+    does not."""
     hosts = read_hosts(options.hosts)
     return None if options.keys and not hosts else hosts
 
 
 def _keep_files(app: Application, folder: Path) -> None:
-    """Routes for files and batches work from now on. Raises `OptionError`."""
+    """Enable the routes for files and batches. Raises `OptionError`."""
     state, options = app.state, app.state.service.options
     meter: HttpMeter = state.meter
     state.files = FileStore(
@@ -249,7 +253,7 @@ def _keep_files(app: Application, folder: Path) -> None:
 
 
 async def _typed(request: Request, error: Exception) -> Response:
-    """In the shape of the route's interface, where that has one of its own."""
+    """Answer a typed error in the format of the route's interface, if it has its own."""
     assert isinstance(error, HeadraceError)
     request.app.state.meter.refused(error)
     reply: Response = request.scope.get("headrace.error_reply", error_response)(error)

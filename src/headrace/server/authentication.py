@@ -23,9 +23,10 @@ HEALTH = frozenset({
     "/health", "/ping", "/v1/health/live", "/v1/health/ready", "/v2/health/live",
     "/v2/health/ready",
 })  # fmt: skip
-"""What a probe asks, without a secret: whether, never who or what."""
+"""Health probes: they need no secret and reveal only whether the server works."""
 OPEN = HEALTH | {"/", "/favicon.ico", "/docs"}
-"""Without a key: probes, the page's own files, and what anybody can read in the source."""
+"""Routes open without a key: probes, the page's own files, and facts that are public in the
+source."""
 PAGE = "/page/"
 OPERATOR = frozenset({
     "/metrics", "/v1/metrics", "/v1/stats", "/v1/stats/stream", PATH_TOLD, "/v1/load_lora_adapter",
@@ -35,7 +36,7 @@ OPERATOR = frozenset({
 
 
 class KeyRemoved(Unauthorised):
-    """The key was taken out of the file while its request was in work."""
+    """Failure: the key was removed from the file while its request was in work."""
 
     code = "key_removed"
 
@@ -45,7 +46,7 @@ def is_open(path: str) -> bool:
 
 
 class Authentication:
-    """ASGI layer that finds the caller's account; without `accounts` everything is open."""
+    """ASGI layer that finds the caller's account; without `accounts` every route is open."""
 
     def __init__(
         self,
@@ -55,7 +56,8 @@ class Authentication:
         operator: bool = False,
         refused: Callable[[HeadraceError], None] = lambda error: None,
     ) -> None:
-        """`operator`: every route of this application is the operator's. `refused` counts."""
+        """Wrap `app`. `operator`: all routes of this application are the operator's. `refused`
+        counts errors."""
         self._refused = refused
         self._app = app
         self._accounts = accounts
@@ -98,7 +100,8 @@ class Authentication:
 
 
 def _offered(subprotocols: list[str]) -> str:
-    """The key among them, or nothing: a page's script can set no header of a websocket."""
+    """Return the key among the subprotocols, or "": a page's script cannot set websocket
+    headers."""
     for each in subprotocols:
         if each.startswith(SOCKET_KEY):
             return each.removeprefix(SOCKET_KEY)
@@ -108,14 +111,16 @@ def _offered(subprotocols: list[str]) -> str:
 async def _while_valid(
     app: ASGIApp, removed: asyncio.Event, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Run the application; when the key is removed it is told that the client has left, which
-    ends its work, and the client is told why."""
+    """Run the application until the key is removed.
+
+    It then sees a client disconnect, which ends its work, and the client gets the reason.
+    """
     started = streams = ended = cut = False
 
     async def told(message: Message) -> None:
         nonlocal started, streams, ended
         if cut and not started:
-            return  # What a route says to a client that it believes gone.
+            return  # A route's answer to a client that it believes gone.
         if message["type"] == "http.response.start":
             started = True
             kind = Headers(raw=message["headers"]).get("content-type", "")

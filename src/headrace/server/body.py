@@ -1,4 +1,5 @@
-"""Request bodies: bounded while they arrive, weighed, parsed once, every mistake a typed error."""
+"""Request bodies: bounded while they arrive, checked for parse cost, parsed once; every mistake is
+a typed error."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from .hands import Hands
 
 PIECE = 16 * 1024
-"""Bytes of a list of ids that are read at once. An id takes two to seven bytes of a body, four in
-an array, and forty as an integer in a list of Python's, beside as much again while pydantic parses
-it: so ids are taken out before the rest is parsed."""
+"""Bytes of an id list that are parsed at once. An id takes two to seven bytes in a body and four in
+an array. As an integer in a Python list it takes forty, and as much again while pydantic parses it.
+So ids are extracted before the rest is parsed."""
 _fields = json_reader(dict[str, msgspec.Raw])
 _numbers = json_reader(list[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]])
 _encode = msgspec.json.encode
@@ -32,8 +33,11 @@ _encode = msgspec.json.encode
 def take_ids(
     body: bytes | bytearray, name: str
 ) -> tuple[bytes, array[int] | list[array[int]]] | None:
-    """(the body with a shorter list in the field `name`, what was in it): a list of ids, or of such
-    lists. None where the field holds anything else, or the body is wrong: parsing says how."""
+    """Extract the ids in the field `name`: a list of ids, or of such lists.
+
+    Returns (body with a shorter list in that field, ids), or None if the field holds anything else
+    or the body is invalid. In that case parsing reports the error.
+    """
     try:
         fields = _fields(body)
         if name not in fields:
@@ -50,7 +54,7 @@ def take_ids(
 
 
 def _flat(text: memoryview) -> array[int]:
-    """The numbers of a list."""
+    """Parse a list of numbers."""
     if bytes(text[:1]) != b"[":
         raise Undecodable("not a list")
     ids = array("i")
@@ -68,7 +72,7 @@ def _flat(text: memoryview) -> array[int]:
 
 
 def _nested(text: bytes) -> list[array[int]]:
-    """The numbers of each list in a list."""
+    """Parse the numbers of each list in a list."""
     found: list[array[int]] = []
     end = text.rindex(b"]")
     start = 1
@@ -86,16 +90,16 @@ def _nested(text: bytes) -> list[array[int]]:
 Model = TypeVar("Model", bound=BaseModel)
 
 MOST = Weight(containers=10_240, values=32_768, numbers=400_000)
-"""What a body may hold: parsing it takes below 50 ms, in which nothing else is done (a message
-about 4 µs, a value 1 µs, a number 0.1 µs). A conversation of a thousand turns has 3,000 objects."""
+"""Parse-cost limit of a body: parsing takes less than 50 ms, in which nothing else runs. A message
+costs about 4 µs, a value 1 µs, a number 0.1 µs. A conversation of a thousand turns has 3,000
+objects."""
 IN_FLIGHT = 256 * 2**20
-"""Bytes of the bodies of all requests that have not been answered, and of the samples of sessions.
-What is made of a text is up to three times its size; of many small values more, but at most
-20 MiB."""
+"""Total bytes of all bodies of unanswered requests and all samples of sessions. A text takes up to
+three times its size after parsing. Many small values take more, but at most 20 MiB."""
 
 
 class BodiesInFlight:
-    """Bytes that clients sent and that are held: bodies of requests, samples of sessions."""
+    """Bytes from clients that are held: bodies of requests, samples of sessions."""
 
     def __init__(self, most: int = IN_FLIGHT) -> None:
         self._shares = Shares(most, "the requests in work hold as many bytes as are allowed")
@@ -105,14 +109,15 @@ class BodiesInFlight:
         return self._shares.held
 
     def take(self, scope: MutableMapping[str, Any], size: int) -> None:
-        """Hold so many bytes more for the request of this scope. Raises `Overloaded`."""
+        """Hold `size` more bytes for this scope's request. Raises `Overloaded`."""
         owner = CALLER.get().owner
         self._shares.take(owner, size)
         _, before = scope.get("headrace.held", ("", 0))
         scope["headrace.held"] = owner, before + size
 
     def give(self, scope: MutableMapping[str, Any], size: int | None = None) -> None:
-        """Let go of bytes of this scope's request; None: of all, it has been answered."""
+        """Release `size` bytes of this scope's request; None: all of them, because it was
+        answered."""
         owner, held = scope.pop("headrace.held", ("", 0))
         given = held if size is None else min(size, held)
         if held > given:
@@ -121,10 +126,10 @@ class BodiesInFlight:
 
 
 async def read_body(request: Request, limit: int) -> bytearray:
-    """The body, refused as soon as it is announced or grows longer than `limit` bytes.
+    """Read the body; refuse it once it is announced to be, or grows, longer than `limit` bytes.
 
-    Raises `TooLarge`, `Overloaded` where requests hold too much (`BodiesInFlight`), and
-    Starlette's `ClientDisconnect` where the client leaves half-way.
+    Raises `TooLarge`, `Overloaded` if requests hold too much (`BodiesInFlight`), and Starlette's
+    `ClientDisconnect` if the client leaves before the end.
     """
     announced = request.headers.get("content-length")
     if announced is not None and announced.isdigit() and int(announced) > limit:
@@ -141,17 +146,19 @@ async def read_body(request: Request, limit: int) -> bytearray:
 
 
 async def read_model(request: Request, model: type[Model], limit: int) -> Model:
-    """The body as a `model`; raises `TooLarge`, `UnsupportedMediaType` or `InvalidRequest`.
+    """Read the body as a `model`; raise `TooLarge`, `UnsupportedMediaType` or `InvalidRequest`.
 
-    Only JSON content types are taken: a browser sends others across origins without asking first,
-    so accepting them would let any web page use a server on the reader's own machine.
+    Only JSON content types are accepted. Browsers send other types across origins without a
+    preflight, so accepting them would let any web page use a server on the reader's own machine.
     """
     return parse(await read_json(request, limit), model)
 
 
 async def read_json(request: Request, limit: int) -> bytearray:
-    """The body of a JSON request, unparsed, not too heavy to be; raises `TooLarge` or
-    `UnsupportedMediaType`, and what `read_body` raises."""
+    """Read the unparsed body of a JSON request and check its parse cost.
+
+    Raises `TooLarge`, `UnsupportedMediaType` and the errors of `read_body`.
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     typed = content_type == "application/json" or content_type.endswith("+json")
     if not typed and content_type not in request.scope.get("headrace.untyped", ()):
@@ -166,8 +173,10 @@ async def read_json(request: Request, limit: int) -> bytearray:
 
 
 def parse(body: bytes | bytearray, model: type[Model]) -> Model:
-    """Raises `InvalidRequest` with the path of the first wrong field. Of a body that is not light
-    the ids of its `IDS` come as arrays."""
+    """Parse a body; raise `InvalidRequest` with the path of the first wrong field.
+
+    If the body is not light, the ids of its field `IDS` are returned as arrays.
+    """
     name: str | None = getattr(model, "IDS", None)
     taken = take_ids(body, name) if name is not None and len(body) > LIGHT else None
     if taken is None or name is None:
@@ -186,7 +195,7 @@ def _parsed(body: bytes | bytearray, model: type[Model]) -> Model:
 
 
 def converted(value: dict[str, Any], model: type[Model]) -> Model:
-    """A body made from that of another interface; raises `InvalidRequest` as `parse` does."""
+    """Build a body from that of another interface; raise `InvalidRequest` as `parse` does."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

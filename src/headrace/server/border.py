@@ -1,7 +1,7 @@
-"""The outermost layer: request ids, the access log, the last resort for bugs.
+"""Outermost layer: request ids, the access log, the last handler for bugs.
 
-Written against the protocol itself (scope, receive, send) because it wraps every stream: a layer
-that re-packs messages would cost more per token than the route does.
+Written directly against ASGI (scope, receive, send) because it wraps every stream: a layer that
+re-packs messages would cost more per token than the route does.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.server")
 
 CLIENT_GONE = 499
-"""What the log and the metrics say where the client left before its answer."""
+"""Status in the log and the metrics if the client left before its answer."""
 
 
 def request_id(headers: Headers) -> str:
-    """The caller's `x-request-id`, where it is one that can be logged; else a new one."""
+    """Return the caller's `x-request-id` if it is safe to log; otherwise a new one."""
     given = headers.get("x-request-id", "")
     if 0 < len(given) <= 128 and given.isascii() and given.isprintable() and " " not in given:
         return given
@@ -37,7 +37,7 @@ def request_id(headers: Headers) -> str:
 
 
 class Exchanges(Protocol):
-    """The owner of what an exchange holds: a service, or a gateway."""
+    """Owner of the resources that an exchange holds: a service or a gateway."""
 
     draining: bool
 
@@ -45,7 +45,7 @@ class Exchanges(Protocol):
 
 
 class Border:
-    """Outermost ASGI layer. Counts, names and logs every exchange; nothing escapes it."""
+    """Outermost ASGI layer. It counts, names and logs every exchange; no exception escapes it."""
 
     def __init__(self, app: ASGIApp, service: Exchanges, meter: HttpMeter) -> None:
         self._app = app
@@ -85,7 +85,7 @@ class Border:
             self._service.leave(scope)
             seconds = time.perf_counter() - begin
             self._meter.exchange(_route(scope), scope["method"], status, seconds)
-            # Probes and scrapes come every few seconds: they are not what one reads a log for.
+            # Probes and scrapes come every few seconds and would drown the log.
             level = logging.DEBUG if scope["method"] == "GET" and status < 400 else logging.INFO
             log.log(
                 level,
@@ -102,6 +102,6 @@ class Border:
 
 
 def _route(scope: Scope) -> str:
-    """The route's pattern, not the path: its number of values is bounded."""
+    """Return the route's pattern instead of the path: the number of patterns is bounded."""
     route = scope.get("route")
     return getattr(route, "path", "unknown") if route is not None else "unknown"

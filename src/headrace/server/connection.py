@@ -1,4 +1,4 @@
-"""The life of one HTTP exchange: work ends when its client goes away."""
+"""Lifetime of one HTTP exchange: work ends when its client disconnects."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .wire import DONE, KEEP_ALIVE, frame
 
 Result = TypeVar("Result")
 _SENDING = TaskWatch()
-"""What is sent beside the frames of a stream: no service is at hand, so errors are logged alone."""
+"""Tasks that send keep-alive comments; no service is at hand, so errors are only logged."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled when the client disconnects.
+    """Return the result of `work`, which is cancelled when the client disconnects.
 
-    The body must have been read: what `receive` gives next is the disconnect. Raises
+    The body must already have been read: the next message of `receive` is the disconnect. Raises
     `ClientDisconnect`.
     """
     task = asyncio.ensure_future(work)
@@ -55,9 +55,9 @@ def openai_error_frame(error: HeadraceError) -> bytes:
 class EventStream(Response):
     """Server-sent events from an iterator of finished frames.
 
-    An error before the first frame is answered with its HTTP status: nothing is sent until then,
-    or until `keep_alive` seconds have passed. A later error becomes a frame. Silence is filled
-    with comments, so that proxies do not cut a connection on which a model is thinking.
+    An error before the first frame is answered with its HTTP status: nothing is sent until then, or
+    until `keep_alive` seconds have passed. A later error becomes a frame. During silence comments
+    are sent, so that proxies do not cut the connection while a model is thinking.
     """
 
     media_type = "text/event-stream"
@@ -132,12 +132,12 @@ async def _next(frames: AsyncIterator[bytes]) -> bytes | None:
 
 
 class _Straight:
-    """The outlet of an exchange, open while its task waits for the next frame."""
+    """Direct output of an exchange, open while its task waits for the next frame."""
 
     __slots__ = ("_comments", "_outlet", "between")
 
     def __init__(self, comments: _Comments, outlet: Outlet | None) -> None:
-        """`outlet`: of the connection; None: it has none, as that of a test or of a batch."""
+        """Wrap the connection's `outlet`; None if it has none, as in a test or a batch."""
         self._comments = comments
         self._outlet = outlet
         self.between = False
@@ -157,7 +157,7 @@ class _Straight:
 
 
 class _Comments:
-    """Sends a comment whenever nothing was sent for `interval` seconds."""
+    """Sender of a comment whenever nothing was sent for `interval` seconds."""
 
     def __init__(self, send: Send, interval: float) -> None:
         self._send = send
@@ -177,7 +177,7 @@ class _Comments:
     def _tick(self) -> None:
         quiet = self._loop.time() - self._last
         if quiet >= self._interval * 0.99:
-            # A reader so slow that the last comment still waits gets no second one.
+            # If the reader is so slow that the last comment still waits, no second one is sent.
             if self._task is None or self._task.done():
                 self._task = _SENDING.errand("comment", self.send_now())
             quiet = 0.0

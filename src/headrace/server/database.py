@@ -1,4 +1,5 @@
-"""One sqlite file, or memory, used in a thread of its own: it never holds up the event loop."""
+"""One sqlite database, in a file or in memory, used in its own thread: it never blocks the event
+loop."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Work = Callable[[sqlite3.Connection], Result]
 
 
 class StoreFailed(Overloaded):
-    """The store could not be read or written: a full or broken disk."""
+    """Failure to read or write the store: a full or broken disk."""
 
     code = "store_failed"
 
@@ -35,9 +36,9 @@ class Database:
         option: str,
         failed: Callable[[str], None] = lambda kind: None,
     ) -> None:
-        """`failed` is told the kind of each failure (`meter.FAILURES`).
+        """Open the database. `failed` gets the kind of each failure (`meter.FAILURES`).
 
-        Raises `OptionError` naming `option` where the file cannot be used.
+        Raises `OptionError` naming `option` if the file cannot be used.
         """
         self._failed = failed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
@@ -54,11 +55,12 @@ class Database:
             raise OptionError(f"the store {path} cannot be used: {error}", param=option) from None
 
     def now(self, work: Work[Result]) -> Result:
-        """Run `work` in this thread: only before the first `run`."""
+        """Run `work` in the calling thread: only before the first `run`."""
         return work(self._connection)
 
     async def run(self, work: Work[Result], kind: str) -> Result:
-        """The result of `work` in one transaction. Raises `StoreFailed`, counted as `kind`."""
+        """Return the result of `work` in one transaction. Raises `StoreFailed`, counted as
+        `kind`."""
 
         def transaction() -> Result:
             with self._connection:

@@ -1,4 +1,4 @@
-"""Decodings of clients' sounds: owners in turn, each stopped when its client leaves."""
+"""Decoding of clients' sounds: owners in turn; each decoding stops when its client leaves."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .hands import Hands
 Result = TypeVar("Result")
 
 AT_ONCE = 3
-"""Sounds that are decoded side by side; one of them at most is long."""
+"""Sounds decoded at the same time; at most one of them is long."""
 MOST_WAITING = 128
 MOST_OF_ONE = 64
-"""Sounds that wait to be decoded, long ones apart: of all owners, and of one."""
+"""Maximum sounds that wait to be decoded: in all, and of one owner (long ones counted apart)."""
 
 
 class Decoders:
-    """Places for the children that decode, for one event loop."""
+    """Slots for decoding child processes, for one event loop."""
 
     def __init__(self) -> None:
         self._hands = Hands(AT_ONCE, most_waiting=MOST_WAITING, most_of_one=MOST_OF_ONE)
 
     async def run(self, work: Callable[..., Result], *arguments: Any, long: bool = False) -> Result:
-        """`work(*arguments, on_child=…)` in a thread, as `media.decode_into` has it.
+        """Run `work(*arguments, on_child=…)` in a thread, like `media.decode_into`.
 
-        Raises what it raises, and `Overloaded` where too many wait. Where the client leaves it is
-        not begun any more, or its child is killed; either way it has ended when this returns.
+        Raises the errors of `work`, and `Overloaded` if too many wait. If the client leaves, it is
+        not started, or its child is killed; in both cases it has ended when this returns.
         """
         stop = ChildKiller()
         return await self._hands.stoppable(
@@ -37,12 +37,12 @@ class Decoders:
         )
 
     def close(self) -> None:
-        """End the threads when they have done what they do."""
+        """End the threads once their current work is done."""
         self._hands.close()
 
 
 class ChildKiller:
-    """Kills a child that another thread starts, or has started."""
+    """Callable that kills a child which another thread starts, or has started."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -56,7 +56,7 @@ class ChildKiller:
                 self._child.kill()
 
     def took(self, child: Popen[bytes]) -> None:
-        """Be given the child."""
+        """Take the child; kill it if the kill was already requested."""
         with self._lock:
             self._child = child
             if self._called:

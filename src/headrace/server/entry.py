@@ -1,7 +1,7 @@
-"""How a request comes in: refused early, its body read, and only then counted as in work.
+"""Entry of a request: refused early, its body read, and only then counted as in work.
 
-A body may take half a minute to arrive (`protocol.BODY_SECONDS`). Its sender holds a connection
-meanwhile, never one of the places of those who wait for the engine.
+A body may take half a minute to arrive (`protocol.BODY_SECONDS`). Meanwhile its sender holds a
+connection, but no place in the engine's queue.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 async def entered(request: Request, model: type[Model]) -> tuple[Service, Model]:
-    """The service and the body, with the request in work (`Service.enter`).
+    """Return the service and the parsed body, with the request in work (`Service.enter`).
 
-    Raises what `Service.check_open`, `body.read_model` and `Service.enter` raise.
+    Raises the errors of `Service.check_open`, `body.read_model` and `Service.enter`.
     """
     service, body = await entered_raw(request)
-    # Python runs for each message of a conversation, so others get their turn meanwhile.
+    # Parsing runs Python code per message of a conversation, so it runs off the event loop.
     return service, await service.hands.beside(parse, body, model)
 
 
 async def entered_raw(request: Request) -> tuple[Service, bytearray]:
-    """Like `entered`, with the body as it came: for a route that parses it by what is in it."""
+    """Do as `entered`, but return the unparsed body: for routes that choose the parser by its
+    content."""
     service = of(request)
     service.check_open(request.scope)
     body = await read_json(request, service.options.max_body)

@@ -1,4 +1,4 @@
-"""Every error as OpenAI's clients expect it: {"error": {message, type, param, code}}."""
+"""Errors in the format of OpenAI's clients: {"error": {message, type, param, code}}."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..base.errors import HeadraceError, InvalidRequest
 from .wire import encode
 
 MAX_SHOWN = 200
-"""Characters of a user's value that a message repeats."""
+"""Characters of a user's value that a message may repeat."""
 
 
 MAX_PROBLEMS = 1000
-"""Wrong fields of a body from which on no path is told."""
+"""Number of wrong fields in a body above which no path is reported."""
 
 
 class UnsupportedMediaType(InvalidRequest):
@@ -42,7 +42,7 @@ def error_body(error: HeadraceError) -> dict[str, Any]:
 
 
 def error_headers(error: HeadraceError) -> dict[str, str]:
-    """`Retry-After` in whole seconds, at least 1, for every 429 and 503."""
+    """Return `Retry-After` in whole seconds, at least 1, for every 429 and 503."""
     if error.status in (429, 503) or error.retry_after is not None:
         return {"retry-after": str(max(1, math.ceil(error.retry_after or 1.0)))}
     return {}
@@ -58,7 +58,7 @@ def error_response(error: HeadraceError) -> Response:
 
 
 def internal_error() -> HeadraceError:
-    """What a client sees of a bug: nothing of its inside; the log has the traceback."""
+    """Return the client's view of a bug: no internals; the log has the traceback."""
     return HeadraceError("internal error; the server's log has the details")
 
 
@@ -79,12 +79,12 @@ _WORDS = {
 
 
 def from_validation(error: ValidationError) -> InvalidRequest:
-    """The first thing that is wrong, with the path of its field as `param`.
+    """Return the first error, with the path of its field as `param`.
 
-    Of a union pydantic reports each member's complaint; the one that got deepest is the one
-    that the user meant.
+    For a union pydantic reports each member's error; the one with the deepest path belongs to the
+    member that the user meant.
     """
-    if error.error_count() > MAX_PROBLEMS:  # To write them all out would take long.
+    if error.error_count() > MAX_PROBLEMS:  # Listing them all would take long.
         message = f"the body has {error.error_count()} wrong or unknown fields"
         return InvalidRequest(message, code="invalid_value")
     problems = error.errors(include_url=False, include_context=True, include_input=False)
@@ -118,7 +118,7 @@ def from_validation(error: ValidationError) -> InvalidRequest:
 
 
 def _placed(error: InvalidRequest, path: list[int | str]) -> InvalidRequest:
-    """The complaint of an object inside the body, with the whole path of its field."""
+    """Return the error of an object inside the body, with the whole path of its field."""
     name = error.param or ""
     whole = ".".join(str(part) for part in (*path, name) if part != "")[:MAX_SHOWN]
     message = error.message
@@ -128,7 +128,7 @@ def _placed(error: InvalidRequest, path: list[int | str]) -> InvalidRequest:
 
 
 def _path(location: tuple[int | str, ...]) -> list[int | str]:
-    """The location without the names that pydantic gives the members of a union."""
+    """Return the location without the names that pydantic gives to the members of a union."""
     return [
         part
         for part in location

@@ -1,10 +1,10 @@
-"""What the bodies of requests have in common: strictness, sampling fields, inert fields.
+"""Common parts of request bodies: strictness, sampling fields, inert fields.
 
-A field of a request is one of (ADR 0047): supported; *inert* (a hint that cannot be seen in the
-answer: accepted, and listed with the reason in docs/fields.md); *unsupported* (it would change the
-answer and is not done here: accepted only at the values that mean "off", else an error that names
-it); unknown (an error: it may be a misspelt one). Inside messages, their parts, calls and tools,
-which clients echo and decorate, unknown keys are left out and counted. Null is unset everywhere.
+A field of a request has one of four kinds (ADR 0047). *Supported*. *Inert*: a hint that cannot be
+seen in the answer; it is accepted, and docs/fields.md gives the reason. *Unsupported*: it would
+change the answer and is not implemented; only values that mean "off" are accepted, else an error
+names it. *Unknown*: an error, because it may be misspelt. Inside messages, parts, calls and tools,
+which clients echo and decorate, unknown keys are dropped and counted. Null means unset everywhere.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def _whole(value: Any) -> Any:
 
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(_whole)]
-"""An integer as JSON has it, so 40.0 is one. Bounded where it is parsed, so that no message has to
-print a number of a million digits."""
+"""Integer in JSON's sense, so 40.0 is one. Bounded when parsed, so that no message has to print a
+number of a million digits."""
 TokenId = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-"""An integer of a list that may be long: nothing is called for each of them."""
+"""Integer in a possibly long list: no Python code runs per item."""
 ToolName = Annotated[str, Field(pattern=NAME)]
 
 LEAST_TOP_P = 1e-6
 
 
 def inert(why: str) -> Any:
-    """A hint that is accepted whatever its value, and why it changes nothing."""
+    """Declare a field that is accepted with any value, and say why it changes nothing."""
     return Field(
         None,
         description=f"Accepted and without effect: {why}.",
@@ -55,7 +55,7 @@ def inert(why: str) -> Any:
 
 
 def unsupported(*neutral: Any) -> Any:
-    """A field that is refused unless it is null or one of `neutral`."""
+    """Declare a field that is refused unless it is null or one of `neutral`."""
     shown = ", ".join(repr(value) for value in (None, *neutral))
     return Field(
         None,
@@ -65,8 +65,10 @@ def unsupported(*neutral: Any) -> Any:
 
 
 def _stop_at_the_first(schema: Any) -> None:
-    """Let the lists of a schema end at their first wrong item: a body of a hundred thousand of
-    them is not worth a hundred thousand errors, nor is each member of a union."""
+    """Make the lists of a schema stop at their first wrong item.
+
+    A body with a hundred thousand wrong items, or members of a union, is not worth as many errors.
+    """
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
@@ -78,7 +80,7 @@ def _stop_at_the_first(schema: Any) -> None:
 
 
 class Body(BaseModel):
-    """Base of every request body: strict types, no unknown fields but null ones, no NaN."""
+    """Base of every request body: strict types, no unknown fields except null ones, no NaN."""
 
     model_config = ConfigDict(
         strict=True,
@@ -109,7 +111,7 @@ class Body(BaseModel):
         if self.__pydantic_extra__:
             self._take_unknown(self.__pydantic_extra__)
         given = self.__pydantic_fields_set__
-        if given.isdisjoint(self._neutral):  # Thousands of messages come here.
+        if given.isdisjoint(self._neutral):  # Runs for thousands of messages.
             return self
         for name in given & self._neutral.keys():
             neutral = self._neutral[name]
@@ -134,8 +136,8 @@ class Body(BaseModel):
 
 
 class Loose(Body):
-    """Base of what clients echo and decorate: messages, parts, calls, tools. Keys that it does not
-    know are left out and counted."""
+    """Base of objects that clients echo and decorate: messages, parts, calls, tools. Unknown keys
+    are dropped and counted."""
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
 
@@ -147,13 +149,13 @@ class Loose(Body):
 
 
 class StreamOptions(Body):
-    include_usage: bool | None = Field(None, description="Send a last chunk with the usage.")
-    continuous_usage_stats: bool | None = Field(None, description="Usage in every chunk.")
+    include_usage: bool | None = Field(None, description="Send a final chunk with the usage.")
+    continuous_usage_stats: bool | None = Field(None, description="Send the usage in every chunk.")
     include_obfuscation: bool | None = inert("chunks are never padded")
 
 
 class StructuredOutputs(Body):
-    """vLLM's ways to demand a form; one of them at a time."""
+    """vLLM's fields for a constrained answer; at most one may be set."""
 
     json_: str | dict[str, Any] | None = Field(
         default=None, alias="json", description="JSON schema."
@@ -165,23 +167,28 @@ class StructuredOutputs(Body):
         default=None, description="Lark grammar with a rule start, or GBNF with a rule root."
     )
     structural_tag: str | dict[str, Any] | None = None
-    disable_any_whitespace: bool | None = Field(None, description="true: JSON without white space.")
+    disable_any_whitespace: bool | None = Field(None, description="true: JSON without whitespace.")
 
 
 class Retention(Body):
-    """A beginning of the prompt that is to stay in the context cache."""
+    """A prefix of the prompt to be retained in the context cache."""
 
-    seconds: float = Field(gt=0, le=604_800, description="From its last use.")
-    tokens: Integer | None = Field(None, ge=1, description="How many; none: all of the prompt.")
+    seconds: float = Field(gt=0, le=604_800, description="Seconds from its last use.")
+    tokens: Integer | None = Field(
+        None, ge=1, description="Number of tokens; null: the whole prompt."
+    )
     priority: Integer = Field(
-        50, ge=0, le=100, description="Of what is retained, the lowest is given up first."
+        50,
+        ge=0,
+        le=100,
+        description="Retained prefixes with the lowest priority are evicted first.",
     )
 
 
 class SamplingFields(Body):
-    """The sampling fields that chat and completions share, OpenAI's and vLLM's extras."""
+    """Sampling fields that chat and completions share: OpenAI's, and vLLM's extras."""
 
-    model: str | None = Field(None, description="Served name; none: the model that is served.")
+    model: str | None = Field(None, description="Served name; null: the served model.")
     n: Integer | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -197,7 +204,7 @@ class SamplingFields(Body):
     ignore_eos: bool | None = None
     min_tokens: Integer | None = None
     thinking_token_budget: Integer | None = Field(
-        None, description="Tokens of reasoning at most; then its end is forced."
+        None, description="Maximum tokens of reasoning; then its end is forced."
     )
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -210,7 +217,7 @@ class SamplingFields(Body):
         None, max_length=256, description="Prefixes are shared only within one salt."
     )
     retention: list[Retention] | None = Field(
-        None, max_length=8, description="Beginnings of the prompt that stay in the context cache."
+        None, max_length=8, description="Prefixes of the prompt to retain in the context cache."
     )
     request_id: str | None = Field(None, max_length=128, pattern=r"^[\x21-\x7e]+$")
 
@@ -232,10 +239,10 @@ class SamplingFields(Body):
     truncate_prompt_tokens: Integer | None = Field(
         None,
         ge=-1,
-        description="Keep the last so many tokens of the prompt (-1: what fits the context).",
+        description="Keep only this many last tokens of the prompt (-1: all that fit).",
     )
     return_tokens_as_token_ids: bool | None = Field(
-        None, description="Tokens in logprobs are token_id:ID."
+        None, description="Write tokens in logprobs as token_id:ID."
     )
     guided_decoding_backend: Any = inert("there is one")
     guided_whitespace_pattern: Any = unsupported("")
@@ -243,10 +250,12 @@ class SamplingFields(Body):
     typical_p: float | None = Field(None, description="Locally typical sampling; 1: off.")
     top_a: float | None = Field(None, description="0: off.")
     top_n_sigma: float | None = Field(None, description="0 or -1: off.")
-    repeat_penalty: float | None = Field(None, description="llama.cpp's repetition_penalty.")
-    bad_words: list[str] | None = Field(None, description="Words that are not written.")
+    repeat_penalty: float | None = Field(
+        None, description="llama.cpp's name of repetition_penalty."
+    )
+    bad_words: list[str] | None = Field(None, description="Words that the model may not write.")
     allowed_token_ids: list[TokenId] | None = Field(
-        None, description="The answer is of these ids alone."
+        None, description="Allow only these ids in the answer."
     )
     tfs: Any = unsupported(1.0, 1)
     mirostat: Any = unsupported(0)
@@ -254,7 +263,9 @@ class SamplingFields(Body):
     vllm_xargs: Any = unsupported({})
     logits_processors: Any = unsupported([])
     structured_outputs: StructuredOutputs | None = None
-    guided_json: str | dict[str, Any] | None = Field(None, description="Older structured_outputs.")
+    guided_json: str | dict[str, Any] | None = Field(
+        None, description="Older form of structured_outputs."
+    )
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -269,12 +280,12 @@ class SamplingFields(Body):
 
     @property
     def guided(self) -> bool:
-        """Is one of the older fields set?"""
+        """Whether one of the older fields is set."""
         older = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         return any(value is not None for value in older)
 
     def demanded(self) -> str | None:
-        """The grammar that vLLM's fields demand, or None. Raises `InvalidRequest`."""
+        """Return the grammar that vLLM's fields demand, or None. Raises `InvalidRequest`."""
         if self.guided:
             if self.structured_outputs is not None:
                 raise InvalidRequest(
@@ -302,7 +313,7 @@ class SamplingFields(Body):
         )
 
     def retained(self, prompt: int) -> tuple[Retained, ...]:
-        """What of a prompt of so many tokens is to stay in the context cache."""
+        """Return the prefixes of a prompt of `prompt` tokens to retain in the context cache."""
         wanted = [
             Retained(prompt if one.tokens is None else one.tokens, one.seconds, one.priority)
             for one in self.retention or ()
@@ -312,7 +323,7 @@ class SamplingFields(Body):
         return tuple(wanted)
 
     def cut(self, prompt: list[int], most: int) -> list[int]:
-        """The end of a prompt, where `truncate_prompt_tokens` says so; `most`: what fits."""
+        """Return the end of a prompt as `truncate_prompt_tokens` demands; `most` tokens fit."""
         wish = self.truncate_prompt_tokens
         if wish is None:
             return prompt
@@ -332,7 +343,7 @@ class SamplingFields(Body):
         logprobs: int | None,
         vocab_size: int | None,
     ) -> SamplingParams:
-        """The parameters with the model's own defaults where the request is silent.
+        """Return the parameters, with the model's own defaults for fields that are not set.
 
         `logprobs` is the number of alternatives per token. Raises `InvalidRequest`.
         """
@@ -345,14 +356,14 @@ class SamplingFields(Body):
                     param="repeat_penalty",
                 )
             given["repetition_penalty"] = self.repeat_penalty
-        if self.top_p == 0:  # OpenAI's least: the likeliest token alone, as of any small share.
+        if self.top_p == 0:  # OpenAI's minimum: only the likeliest token, as with any small share.
             given["top_p"] = LEAST_TOP_P
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         params = replace(
             defaults,
             **given,
             logit_bias=_logit_bias(self.logit_bias),
-            stop=[text for text in stops if text],  # "" is how forms say "none".
+            stop=[text for text in stops if text],  # Forms send "" to mean no stop text.
             max_tokens=max_tokens,
             logprobs=logprobs,
         )

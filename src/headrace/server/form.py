@@ -1,4 +1,4 @@
-"""What a request demands of its answer's form, in OpenAI's field and in vLLM's, as one source."""
+"""Constraint on an answer's form: OpenAI's field and vLLM's fields, as one grammar."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ class ResponseFormat(Loose):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     schema_: dict[str, Any] | None = Field(
-        None, alias="schema", description="Of a json_object, as llama.cpp has it."
+        None, alias="schema", description="Schema of a json_object, as in llama.cpp."
     )
-    structures: list[dict[str, Any]] | None = Field(None, description="Of a structural_tag.")
-    triggers: list[str] | None = Field(None, description="Of a structural_tag.")
+    structures: list[dict[str, Any]] | None = Field(
+        None, description="Structures of a structural_tag."
+    )
+    triggers: list[str] | None = Field(None, description="Triggers of a structural_tag.")
 
 
 class FormFields(SamplingFields):
-    """Sampling fields with the form of the answer."""
+    """Sampling fields and the form of the answer."""
 
     response_format: ResponseFormat | None = None
 
     @property
     def form_wanted(self) -> bool:
-        """Is any of the fields set that may demand a form?"""
+        """Whether a field is set that may constrain the form."""
         return bool(self.response_format or self.structured_outputs or self.guided)
 
     def form(self) -> str | None:
-        """The grammar that is demanded, or None. May take long. Raises `InvalidRequest`."""
+        """Return the demanded grammar, or None. This may take long. Raises `InvalidRequest`."""
         given = self.response_format
         source = from_response_format(
             None if given is None else given.model_dump(exclude_none=True, by_alias=True)

@@ -1,9 +1,9 @@
-"""The frames of an answer: straight to the connection where it waits for them, else by a task.
+"""Frames of an answer: sent directly if the connection waits for them, otherwise by a task.
 
-A token of a stream would wake its exchange's task, which carries it through two iterators and the
-layers around the routes. On a machine whose cores all compute, all of that is taken from the next
-step, once for each stream (docs/adr/0046). What lies on the way changes no part of a body, so a
-frame may go past it.
+Normally a token of a stream wakes its exchange's task, which passes it through two iterators and
+the layers around the routes. On a machine whose cores all compute, that time is taken from the next
+step, once per stream (docs/adr/0046). The layers on the way change no part of a body, so a frame
+may bypass them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = logging.getLogger("headrace.server")
 
 
 class Outlet(Protocol):
-    """Where the parts of one answer's body go at once."""
+    """Direct output for the parts of one answer's body."""
 
     @property
     def open(self) -> bool:
-        """Would the next part leave now, behind everything before it?"""
+        """Whether the next part would leave now, after everything sent earlier."""
 
     def write(self, data: bytes, /) -> None:
-        """Send a part; only while it is open."""
+        """Send a part; only allowed while it is open."""
 
 
 class Frames:
-    """What `news` makes of each delta, then what `end` makes."""
+    """Frames made by `news` of each delta, then by `end`."""
 
     def __init__(
         self,
@@ -45,15 +45,18 @@ class Frames:
         *,
         straight: bool = True,
     ) -> None:
-        """`news` gets the index of the stream and its delta; it may make nothing of it. Where not
-        `straight` it may make what is large, and all of it is told by the exchange's task."""
+        """Prepare the frames.
+
+        `news` gets the index of the stream and its delta, and may return nothing. If not
+        `straight`, it may return large data, and the exchange's task sends all frames.
+        """
         self._streams = streams
         self._news = news
         self._end = end
         self._goes_straight = straight
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """All of them, but for those that went straight; raises as `generation.deltas`."""
+        """Yield all frames except those sent directly; raise as `generation.deltas`."""
         async for place, delta in deltas(self._streams):
             data = self._news(place, delta)
             if isinstance(data, Large):
@@ -63,7 +66,7 @@ class Frames:
         yield self._end()
 
     def divert(self, outlet: Outlet) -> None:
-        """Let frames go straight to `outlet` while it is open."""
+        """Send frames directly to `outlet` while it is open."""
         for place, stream in enumerate(self._streams if self._goes_straight else ()):
             stream.divert(partial(self._straight, place, outlet))
 
@@ -72,9 +75,9 @@ class Frames:
             return False
         try:
             data = self._news(place, delta)
-        except Exception:  # The border between one answer and the engine's delivery to all.
+        except Exception:  # One answer's failure must not stop the engine's delivery to others.
             log.exception("a delta could not be told")
-            return False  # Its reader meets the same, as the error of its exchange.
+            return False  # Its reader meets the same error, as the error of its exchange.
         assert not isinstance(data, Large)
         if data:
             outlet.write(data)

@@ -1,4 +1,4 @@
-"""The streams of one HTTP request: merged, counted, and stopped when their reader stops."""
+"""Streams of one HTTP request: merged, counted, and stopped when their reader stops."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Aborted(Overloaded):
-    """The server itself ended the request (an operator, or the end of the drain)."""
+    """Failure: the server itself ended the request (an operator, or the end of the drain)."""
 
     code = "aborted"
 
 
 class Usage:
-    """Tokens of one HTTP request, over all its prompts and choices."""
+    """Token usage of one HTTP request, over all its prompts and choices."""
 
     __slots__ = ("_drafted", "_followed", "_prompts", "completion", "expected", "reasoning")
 
@@ -31,8 +31,8 @@ class Usage:
         self.completion = 0
         self.reasoning = 0
         self.expected: list[int] = []
-        """An answer that the client expects; what each choice keeps of it is counted on the answer
-        itself, so speculation has no part in the number."""
+        """Answer that the client expects. The tokens that each choice keeps of it are counted on
+        the answer itself, so speculation does not affect the number."""
         self._followed: dict[int, PredictedDrafter] = {}
         self._drafted = Drafted()
 
@@ -48,7 +48,7 @@ class Usage:
             self._prompts[prompt] = (delta.prompt_tokens, delta.cached_tokens)
 
     def known_prompt(self, prompt: int, tokens: int) -> None:
-        """The prompt's length, where no delta may tell it."""
+        """Set the prompt's length, for cases in which no delta reports it."""
         self._prompts.setdefault(prompt, (tokens, 0))
 
     @property
@@ -60,8 +60,8 @@ class Usage:
         return sum(cached for _, cached in self._prompts.values())
 
     def told(self) -> dict[str, Any]:
-        """The members of an answer that say what it took: `usage`, and `metrics` of the drafts
-        where some were verified, under vLLM's names."""
+        """Return the usage fields of an answer: `usage`, and `metrics` of verified drafts under
+        vLLM's names."""
         told: dict[str, Any] = {"usage": self.as_openai()}
         if self._drafted.cases:
             told["metrics"] = {"speculative_decoding": self._drafted.told()}
@@ -85,9 +85,9 @@ class Usage:
 
 
 async def deltas(streams: Sequence[OutputStream]) -> AsyncIterator[tuple[int, OutputDelta]]:
-    """(index of the stream, its delta) as they come; all work ends when this ends.
+    """Yield (index of the stream, its delta) as they arrive; all work ends when this ends.
 
-    Raises the first error of any stream, and `Aborted` where the server ended one.
+    Raises the first error of any stream, and `Aborted` if the server ended one.
     """
     try:
         if len(streams) == 1:
@@ -132,6 +132,6 @@ async def _advance(stream: OutputStream) -> OutputDelta | None:
 
 
 def check_whole(delta: OutputDelta) -> None:
-    """Raise `Aborted` where the server has ended the request."""
+    """Raise `Aborted` if the server has ended the request."""
     if delta.finish_reason == "abort":
         raise Aborted("the server ended this request before it was complete", retry_after=1.0)

@@ -1,10 +1,10 @@
-"""Work that would hold the event loop, done beside it: in threads, in turn, for who still waits.
+"""Thread pool for work that would block the event loop; clients take turns.
 
-Whatever takes time by what a client sent (weighing and writing out its messages, tokenising,
-checking a grammar) runs here. A few threads do it, and owners take turns: a thousand long texts of
-one key delay another's by one. Work for large bodies is never in all threads at once, so what is
-small waits for nothing large, of whichever owner (ADR 0052). What nobody waits for any more is not
-begun.
+Work whose duration depends on a client's input (checking the parse cost of messages, serialising
+them, tokenising, checking a grammar) runs here. A few threads do it, and owners take turns: a
+thousand long texts of one key delay another key's request by one text. Work for large bodies never
+occupies all threads, so small work never waits for large work of any owner (ADR 0052). Work for a
+client that left is not begun.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .connection import while_connected
 Result = TypeVar("Result")
 
 MOST_WAITING = 1024
-"""Jobs of all owners that wait for a thread."""
+"""Jobs that wait for a thread, over all owners."""
 MOST_OF_ONE = 256
 """Waiting jobs of one owner."""
 LARGE = 16 * 1024
-"""Bytes of a body from which what is done for it is large."""
+"""Bytes of a body from which its work counts as large."""
 
 
 class Hands:
-    """Threads for one event loop, which makes every call of this class."""
+    """Thread pool for one event loop, which makes every call of this class."""
 
     def __init__(
         self,
@@ -42,8 +42,11 @@ class Hands:
         most_waiting: int = MOST_WAITING,
         most_of_one: int = MOST_OF_ONE,
     ) -> None:
-        """`threads`: of which two do nothing large, where there are three or more: one for what
-        is small, and the processor's core that the event loop and the engine want meanwhile."""
+        """Create the pool.
+
+        Of three or more `threads`, two never do large work. One stays free for small work; one
+        leaves a processor core to the event loop and the engine.
+        """
         self._free = threads or max(2, min(4, os.cpu_count() or 2)) + 1
         self._threads = ThreadPoolExecutor(self._free, "headrace-hands")
         self._small, self._large = _Turns(), _Turns()
@@ -55,16 +58,22 @@ class Hands:
         return len(self._small) + len(self._large)
 
     async def run(self, work: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
-        """`work(*arguments)` in a thread; raises what it raises, and `Overloaded` where too much
-        waits. Where the client leaves (`ClientDisconnect`), or the task is cancelled, it is not
-        begun any more; once begun its result is dropped."""
+        """Run `work(*arguments)` in a thread and return its result.
+
+        Raises its errors, and `Overloaded` if too much waits. If the client leaves
+        (`ClientDisconnect`), or the task is cancelled, it is not begun; if already begun, its
+        result is dropped.
+        """
         return await self._turn(partial(work, *arguments, **named), BODY_SIZE.get() >= LARGE)
 
     async def stoppable(
         self, work: Callable[[], Result], stop: Callable[[], None], *, large: bool
     ) -> Result:
-        """Run what `stop` ends from another thread. Where nobody waits for it any more it is
-        stopped, and this returns when it has ended: what it uses may be let go of then."""
+        """Run work that `stop` can end from another thread.
+
+        If its caller leaves, the work is stopped, and this returns when it has ended, so that its
+        resources may be released.
+        """
         return await self._turn(work, large, stop)
 
     async def _turn(
@@ -103,7 +112,7 @@ class Hands:
                 await asyncio.wait({over})
 
     async def beside(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """`run` for a body that is not light, else work here and now."""
+        """Run the work with `run` if the body is not light; otherwise run it directly."""
         if BODY_SIZE.get() <= LIGHT:
             return work(*arguments)
         return await self.run(work, *arguments)
@@ -123,19 +132,19 @@ class Hands:
         self._next()
 
     def _next(self) -> None:
-        """Begin what somebody waits for and there is a thread for."""
+        """Begin waiting work while there are free threads."""
         while self._free and (begin := self._small.take()):
             begin()
         while self._free and self._free_for_large and (begin := self._large.take()):
             begin()
 
     def close(self) -> None:
-        """End the threads when they have done what they do."""
+        """End the threads once their current work is done."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class _Turns:
-    """What waits, by owner: each in turn has the next."""
+    """Waiting work by owner; owners take turns."""
 
     def __init__(self) -> None:
         self._by_owner: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
@@ -158,7 +167,7 @@ class _Turns:
         begin = mine.popleft()
         self._count -= 1
         if mine:
-            self._by_owner[owner] = mine  # Behind the others.
+            self._by_owner[owner] = mine  # Back to the end of the queue.
         return begin
 
 

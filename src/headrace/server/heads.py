@@ -1,7 +1,6 @@
-"""HEAD, as RFC 9110 (9.3.2) has it: the status and headers of GET, without its body.
+"""HEAD as in RFC 9110 (9.3.2): the status and headers of GET, without its body.
 
-The work of the GET is done as far as its headers; what would follow them is not computed, so a
-stream without an end ends at once.
+The GET runs as far as its headers; the body is not computed, so an endless stream ends at once.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 class Heads:
     """ASGI layer around the routes, inside authentication.
 
-    `methods_of`: what the path of a scope has.
+    `methods_of` returns the methods of a scope's path.
     """
 
     def __init__(self, app: ASGIApp, methods_of: Callable[[Scope], set[str]]) -> None:
@@ -27,7 +26,7 @@ class Heads:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
-        # The server below knows by its own scope that no body is to be sent.
+        # The HTTP server knows from its own scope that no body is to be sent.
         inner = {**scope, "method": "GET"} if "GET" in self._methods_of(scope) else scope
         over = asyncio.Event()
 
@@ -58,5 +57,5 @@ class Heads:
             if not over.is_set():
                 raise
         finally:
-            for name in inner.keys() - scope.keys():  # What the border reads afterwards.
+            for name in inner.keys() - scope.keys():  # `Border` reads them later.
                 scope[name] = inner[name]

@@ -1,9 +1,9 @@
-"""Under which names this server answers.
+"""Host names under which this server answers.
 
-A page whose own name is re-bound to this server's address (DNS rebinding) is of the same origin to
-its browser: only the name in `Host` tells. So without keys, which no browser sends by itself, a
-server answers under names that nobody can point at it: addresses, names that public DNS does not
-have, its own, and those of the option `hosts`.
+A page whose own name is re-bound to this server's address (DNS rebinding) has the same origin for
+its browser: only the name in `Host` differs. No browser sends keys by itself, so a server with keys
+is safe. A server without keys answers only under names that no stranger can point at it. These are
+addresses, names that public DNS does not have, its own, and those of the option `hosts`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..base.errors import HeadraceError, InvalidRequest, OptionError
 from .refusal import refusal
 
 PRIVATE = (".localhost", ".local", ".internal", ".svc", ".home.arpa", ".lan", ".test")
-"""Ends of names that cannot be registered; so is a name without a dot."""
+"""Endings of names that cannot be registered; nor can a name without a dot."""
 _NAME = re.compile(r"\.?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 
 
@@ -30,7 +30,7 @@ class HostNotAllowed(InvalidRequest):
 
 
 def read_hosts(text: str | None) -> frozenset[str]:
-    """The names of the option `hosts`. Raises `OptionError` naming the wrong one."""
+    """Return the names of the option `hosts`. Raises `OptionError` naming the wrong one."""
     found = frozenset(part for each in (text or "").split(",") if (part := each.strip().lower()))
     for name in sorted(found):
         if not _NAME.fullmatch(name):
@@ -43,16 +43,16 @@ def read_hosts(text: str | None) -> frozenset[str]:
 
 
 class Hosts:
-    """ASGI layer that refuses what comes under a stranger's name."""
+    """ASGI layer that refuses requests under a foreign host name."""
 
     def __init__(
         self, app: ASGIApp, hosts: frozenset[str], refused: Callable[[HeadraceError], None]
     ) -> None:
-        """`hosts`: names beside those that are always taken."""
+        """Wrap `app`. `hosts`: names accepted in addition to the usual ones."""
         self._app = app
         self._hosts = hosts | {socket.gethostname().lower()}
         self._known: set[str] = set()
-        """Values of the header that were taken; as many as there are names at most."""
+        """Accepted values of the header; bounded in number."""
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The prompt that asks a code model for what is missing between two texts."""
+"""Prompt that asks a code model for the text between two others (fill-in-the-middle)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def infill_of(service: Service) -> Infill | None:
-    """The marks of the served model, where it has them."""
+    """Return the infill markers of the served model, or None."""
     engine = service.engine
     return Infill.of(engine.tokenizer, engine.files.tokenizer)
 
@@ -28,11 +28,11 @@ async def infill_prompt(
     written: str = "",
     output: int | None = None,
 ) -> tuple[list[int], tuple[int, ...]]:
-    """(token ids, ids that end the answer beside the model's own).
+    """Build the prompt; return (token ids, ids that end the answer in addition to the model's own).
 
-    `extra`: (file name, text) of other files, cut from their begin to what fits beside `output`
-    tokens. Raises `InvalidRequest` where the model was not made for it, `ContextOverflow` where
-    prefix and suffix alone do not fit.
+    `extra`: (file name, text) of other files. Their beginnings are cut so that the rest fits with
+    `output` tokens. Raises `InvalidRequest` if the model was not trained for infill,
+    `ContextOverflow` if prefix and suffix alone do not fit.
     """
     engine = service.engine
     marks = infill_of(service)
@@ -50,7 +50,7 @@ async def infill_prompt(
             param=param,
         )
     encode = plain_encoder(engine.tokenizer, marks)
-    # Of the files, so many characters from the end as may fit.
+    # As many characters from the end of each file as may fit.
     allowed = 16 * most
     files = [(name[:1000], text[-allowed:]) for name, text in extra][-64:]
     ids = await service.hands.run(

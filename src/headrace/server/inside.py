@@ -1,4 +1,4 @@
-"""A request from within: through the same routes, without HTTP, authentication or border."""
+"""Internal request: through the same routes, without HTTP, authentication or outer middleware."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("headrace.server")
 
 
 class Inside(Protocol):
-    """A server's application, as those see it who post to it from within."""
+    """A server's application as its internal callers see it."""
 
     state: State
 
@@ -33,7 +33,7 @@ class Inside(Protocol):
 
 @dataclass(slots=True)
 class Answer:
-    """Status and body of one answer, and what it used."""
+    """Status, body and token usage of one answer."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -52,11 +52,12 @@ async def post(
     owner: str,
     left: Callable[[Usage], None] = lambda usage: None,
 ) -> Answer:
-    """The whole answer of `path`. Cancelling it stops the work, as a client that leaves does;
-    `left` is then told what was used until there.
+    """Post a body to `path` and return the whole answer.
 
-    The request is marked as one of a batch (`headrace.batch`): it holds none of the places of
-    those who wait, and no limit of its key per minute counts it.
+    Cancelling it stops the work, as a client disconnect does; `left` then gets the usage so far.
+
+    The request is marked as one of a batch (`headrace.batch`): it takes no place in the queue and
+    does not count against its key's limits per minute.
     """
     scope: dict[str, Any] = {
         "type": "http",
@@ -90,7 +91,7 @@ async def post(
     async def receive() -> Message:
         nonlocal sent
         if sent:
-            await asyncio.Event().wait()  # It stays until it has its answer.
+            await asyncio.Event().wait()  # Stay connected until the answer is complete.
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 

@@ -1,10 +1,10 @@
-"""The parent of the API process: it holds the port, and begins that process again when it dies.
+"""Parent of the API process: it holds the port, and restarts that process when it dies.
 
-The parent computes nothing and takes no connection, so what kills the other (memory, a crash in a
-library, an operator's `kill -9`) leaves it. Connections that come meanwhile wait in the port's
-queue, which is the parent's too. The child is a fork: at that moment there is one thread and no
-model, so it costs milliseconds and shares what was imported. When the first child serves, the
-parent imports what a server needs, so that the next one answers at once (ADR 0048).
+The parent computes nothing and accepts no connection, so it survives what kills the child: memory,
+a crash in a library, an operator's `kill -9`. Meanwhile new connections wait in the port's queue,
+which belongs to the parent too. The child is a fork, made while there is one thread and no model.
+So it costs milliseconds and shares the imported modules. When the first child serves, the parent
+imports the server's modules, so that the next child answers at once (ADR 0048).
 """
 
 from __future__ import annotations
@@ -27,38 +27,39 @@ from ..obs.threads import THREADS
 log = logging.getLogger("headrace.server")
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HEALTHY = 30.0
-"""Seconds of life after which a death counts as the first again."""
+"""Seconds of life after which a death counts as the first in a row."""
 GIVE_UP = 5
-"""Deaths in a row after which the parent ends too: whoever runs it can act."""
+"""Deaths in a row after which the parent ends too, so that its supervisor can act."""
 BACK_OFF = 0.5
-"""Pause after the second death in a row; doubles. The first is mended at once."""
+"""Seconds of pause after the second death in a row; doubles. After the first there is no pause."""
 SETTLE = 2.0
-"""Seconds that the first child serves before the parent imports: first requests go before."""
+"""Seconds that the first child serves before the parent imports: first requests have precedence."""
 LOOK = 1.0
-"""How often a child that does not serve yet is looked at, beside its own word."""
+"""Seconds between two checks whether a child that does not serve yet is alive."""
 
 
 class Life:
-    """What a child knows of itself, and tells its parent."""
+    """Information that a child has about itself and reports to its parent."""
 
     def __init__(self, restarts: int, news: int) -> None:
-        """`news`: the writing end of a pipe to the parent."""
+        """Create it. `news` is the write end of a pipe to the parent."""
         self.restarts = restarts
-        """How many children died before it."""
+        """Number of children that died before it."""
         self._news = news
 
     def serves(self) -> None:
-        """It is ready: the parent may prepare for the next."""
+        """Report readiness: the parent may prepare for the next child."""
         with suppress(OSError):
             os.write(self._news, b"r")
 
 
 def keep(serve: Callable[[Life], int], prepare: Callable[[], None]) -> int:
-    """Run `serve` in a child until it returns; returns its exit status, in child and parent.
+    """Run `serve` in a child until it returns; return its exit status, in child and parent.
 
-    Where a signal ended the child that was not sent to the parent first, another one follows.
-    `prepare` is called in the parent once the first child serves: what it imports the next need
-    not; it must start no thread. Call this from the main thread of a process that has no other.
+    If the child is ended by a signal that was not sent through the parent, another child follows.
+    `prepare` is called in the parent once the first child serves: later children inherit its
+    imports. It must start no thread. Call this from the main thread of a process without other
+    threads.
     """
     child, stopping = 0, False
 
@@ -75,7 +76,7 @@ def keep(serve: Callable[[Life], int], prepare: Callable[[], None]) -> int:
         begun = time.monotonic()
         end, held = os.pipe()
         told, news = os.pipe()
-        # A signal between the fork and the new handlers is the child's once it has those.
+        # A signal between the fork and the new handlers stays pending until the child has them.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         child = os.fork()
         if child == 0:
@@ -109,7 +110,8 @@ def keep(serve: Callable[[Life], int], prepare: Callable[[], None]) -> int:
 
 
 def _wait(child: int) -> int:
-    """The end of the child; others are those that a container's first process inherits."""
+    """Wait for the child's end; other ended processes are orphans that a container's first process
+    adopts."""
     while True:
         ended, status = os.waitpid(-1, 0)
         if ended == child:
@@ -117,14 +119,14 @@ def _wait(child: int) -> int:
 
 
 def _serves(child: int, told: int) -> bool:
-    """Has the child served for a moment? Waits until that is so, or it ends."""
+    """Wait until the child has served for a moment; return False if it ends before."""
     since = 0.0
     while not since or time.monotonic() - since < SETTLE:
         if select.select([told], [], [], LOOK)[0]:
             if not os.read(told, 1):
-                return False  # The end of the pipe: it has ended.
+                return False  # The pipe was closed: the child has ended.
             since = time.monotonic()
-        # Where another process of its still holds the pipe. It stays to be waited for.
+        # A process of the child's may still hold the pipe. The child stays waitable.
         elif os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return False
     return True
@@ -133,14 +135,14 @@ def _serves(child: int, told: int) -> bool:
 def _prepare(prepare: Callable[[], None]) -> None:
     try:
         prepare()
-    except Exception:  # The parent goes on, whatever it was: the child has got over it.
+    except Exception:  # The parent goes on after any error; the child did not need this.
         log.exception("the parent could not prepare for another API process")
     gc.collect()
-    gc.freeze()  # What it holds is looked at no more, so that children share it.
+    gc.freeze()  # The garbage collector no longer touches these pages, so children share them.
 
 
 def _follow(end: int, held: int) -> None:
-    """In the child: leave with the parent, however it ends; leave Ctrl-C in the terminal to it."""
+    """Make the child end with its parent, however that ends; the parent handles Ctrl-C."""
     os.close(held)
     os.setpgid(0, 0)
     if sys.platform == "linux":

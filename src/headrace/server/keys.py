@@ -1,4 +1,4 @@
-"""API keys: a TOML file that knows their hashes, never the keys.
+"""API keys: a TOML file with their hashes, never the keys.
 
     [[key]]
     name = "team-a"
@@ -29,7 +29,7 @@ MAX_KEYS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key may do. None: no limit."""
+    """Permissions and limits of a key. None: no limit."""
 
     name: str
     hash: str
@@ -38,10 +38,10 @@ class Key:
     tokens_per_minute: int | None = None
     concurrent: int | None = None
     prefixes: str | None = None
-    """Keys that give the same name here share the prefix cache; None: with no other key."""
+    """Keys with the same name here share the prefix cache; None: shared with no other key."""
 
     def verify(self, where: str) -> None:
-        """Raise `OptionError` naming the field that is wrong."""
+        """Raise `OptionError` naming the wrong field."""
         if not isinstance(self.name, str) or not 0 < len(self.name) <= 64:
             raise OptionError(f"{where}: name must be a text of 1 to 64 characters", param="keys")
         if not (
@@ -73,7 +73,7 @@ def hash_of(key: str) -> str:
 
 
 def read_keys(path: Path) -> list[Key]:
-    """Raises `OptionError` naming the file and the entry."""
+    """Read the key file. Raises `OptionError` naming the file and the entry."""
     try:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -101,7 +101,7 @@ def read_keys(path: Path) -> list[Key]:
 
 
 def write_keys(path: Path, keys: Iterable[Key]) -> None:
-    """Replace the file at once; only its owner can read it. Raises `OptionError`."""
+    """Replace the file atomically; only its owner can read it. Raises `OptionError`."""
     text = "# Hashes of API keys; headrace keys changes this file.\n"
     for key in keys:
         text += "\n[[key]]\n"

@@ -1,4 +1,4 @@
-"""uvicorn as the server runs it: its own protocol below, its signals left to `run`."""
+"""uvicorn as the server runs it: with its own protocol class; signals are handled in `run`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tls import Tls
 
 
 class Listener(uvicorn.Server):
-    """uvicorn without signal handlers of its own: what a signal means is decided in `run`."""
+    """uvicorn without signal handlers of its own: `run` decides what a signal means."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -32,9 +32,12 @@ def http_server(
     last_words: float,
     websockets: bool = False,
 ) -> Listener:
-    """A server of `app`, to be given its sockets. `counted`: what counts the connections that end
-    at a bound. `last_words`: seconds that answers have to end when it stops. `websockets`: are
-    they spoken, where their library is installed?"""
+    """Create a server of `app`, whose sockets are passed later.
+
+    `counted`: meter of the connections that end at a limit. `last_words`: seconds that answers have
+    to end when the server stops. `websockets`: whether they are served, if their library is
+    installed.
+    """
 
     class Bounded(BoundedProtocol):
         max_connections = min(BoundedProtocol.max_connections, most_connections())
@@ -46,13 +49,13 @@ def http_server(
         http=Bounded,
         ws=(websockets and _sockets(counted)) or "none",
         ws_max_size=SOCKET_BYTES,
-        ws_per_message_deflate=False,  # What unpacks to more than it was is no way in.
+        ws_per_message_deflate=False,  # Compressed messages could unpack beyond the limit.
         lifespan="off",
         log_config=None,
         access_log=False,
         log_level="warning",
         server_header=False,
-        proxy_headers=False,  # Else who connects from this host says whose address it has.
+        proxy_headers=False,  # Otherwise any local client could claim another address.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(last_words),
         backlog=backlog,
@@ -65,10 +68,10 @@ def http_server(
 
 
 def _sockets(counted: HttpMeter | None) -> type[asyncio.Protocol] | None:
-    """The protocol of websockets; None where its library is not installed (extra `audio`)."""
+    """Return the websocket protocol, or None if its library is not installed (extra `audio`)."""
     if find_spec("websockets") is None:
         return None
-    from .socket_protocol import BoundedSocket  # Local: 30 ms of imports, for servers that hear.
+    from .socket_protocol import BoundedSocket  # Local: 30 ms of imports for live transcription.
 
     class Counted(BoundedSocket):
         meter = counted

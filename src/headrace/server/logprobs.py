@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of OpenAI's two interfaces and of vLLM's prompt_logprobs."""
+"""Log-probabilities in the formats of OpenAI's two interfaces and of vLLM's prompt_logprobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
 
 LOWEST = -9999.0
-"""What stands for minus infinity, which JSON has not."""
+"""Substitute for minus infinity, which JSON lacks."""
 
 
 def finite(logprob: float) -> float:
@@ -20,13 +20,15 @@ def finite(logprob: float) -> float:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """The token alone as text; incomplete characters become U+FFFD."""
+    """Return the token alone as text; incomplete characters become U+FFFD."""
     return tokenizer.piece(token).decode("utf-8", "replace")
 
 
 def token_name(tokenizer: Tokenizer, token: int, as_ids: bool) -> str:
-    """How logprobs call a token: its text, or `bytes:…` where it is no whole character, as OpenAI
-    has it; `as_ids`: `token_id:…`, as vLLM has it."""
+    """Return a token's name in logprobs: its text, or `bytes:…` for incomplete characters.
+
+    Both are OpenAI's forms. With `as_ids` it is `token_id:…`, vLLM's form.
+    """
     if as_ids:
         return f"token_id:{token}"
     piece = tokenizer.piece(token)
@@ -53,7 +55,8 @@ def chat_logprobs(
     *,
     as_ids: bool = False,
 ) -> list[dict[str, Any]]:
-    """`logprobs.content` of a chat choice: one entry per token with its `top` alternatives."""
+    """Build `logprobs.content` of a chat choice: one entry per token with its `top`
+    alternatives."""
     entries = []
     for token, info in zip(tokens, logprobs, strict=True):
         entry = _entry(tokenizer, token, info.logprob, as_ids)
@@ -66,13 +69,13 @@ def chat_logprobs(
 
 
 class CompletionLogprobs:
-    """`logprobs` of one completions choice, continued over its chunks (text_offset counts)."""
+    """`logprobs` of one completions choice, continued over its chunks (text_offset accumulates)."""
 
     def __init__(
         self, tokenizer: Tokenizer, top: int, *, as_ids: bool = False, many: bool = False
     ) -> None:
-        """`many`: its lists may be long, so they are `Many`, to be written in the order in which
-        they were made."""
+        """Begin a choice. `many`: its lists may be long, so they become `Many`, to be written in
+        the order in which they were made."""
         self._as_ids = as_ids
         self._tokenizer = tokenizer
         self._top = top
@@ -82,7 +85,8 @@ class CompletionLogprobs:
     def feed(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
     ) -> dict[str, Any]:
-        """The object for these tokens; an entry without value (the prompt's first) is null."""
+        """Build the object for these tokens; an entry without a value (the prompt's first) is
+        null."""
         pairs = zip(tokens, logprobs, strict=True)
         return {
             "tokens": self._list(map(self._name, tokens)),
@@ -108,7 +112,7 @@ class CompletionLogprobs:
             return None
         pairs = zip(info.top_ids[: self._top], info.top_logprobs[: self._top], strict=True)
         top = {self._name(other): finite(logprob) for other, logprob in pairs}
-        # As OpenAI does, the chosen token is always among them.
+        # As in OpenAI's answers, the chosen token is always included.
         top.setdefault(self._name(token), finite(info.logprob))
         return top
 
@@ -116,7 +120,7 @@ class CompletionLogprobs:
 def prompt_logprobs(
     tokenizer: Tokenizer, prompt: Sequence[int], logprobs: list[TokenLogprobs | None]
 ) -> Many:
-    """vLLM's `prompt_logprobs`: per token of the prompt {id: {logprob, rank, decoded_token}}."""
+    """Build vLLM's `prompt_logprobs`: per prompt token {id: {logprob, rank, decoded_token}}."""
 
     def entry(token: int, info: TokenLogprobs) -> dict[str, Any]:
         shaped: dict[str, Any] = {

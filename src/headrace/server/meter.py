@@ -1,4 +1,4 @@
-"""What the HTTP side itself counts; everything about tokens is the engine's."""
+"""Metrics of the HTTP side; everything about tokens is the engine's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .accounts import Account
     from .served_profile import ServedProfile
 
-# Else each series has a second one, `_created`, which nobody asks for.
+# Otherwise each series has a second one, `_created`, of no use here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 480.0)
@@ -36,11 +36,11 @@ FAILURES = (
     "store_write", "store_read", "ledger_write", "keys_read", "certificate_read", "file_write",
     "file_read", "batch_write", "batch_failed", "reader_stalled", "habit", "bug",
 )  # fmt: skip
-"""What can go wrong on this side of the engine (docs/reliability.md says what happens then)."""
+"""Kinds of failures outside the engine (docs/reliability.md describes their effects)."""
 
 
 class _Logs(Collector):
-    """Lines that could not be written, of this process's handlers (`obs.logs` counts them)."""
+    """Log lines that this process's handlers could not write (`obs.logs` counts them)."""
 
     def collect(self) -> Iterator[Metric]:
         lost = sum(getattr(handler, "lost", 0) for handler in logging.getLogger().handlers)
@@ -50,7 +50,7 @@ class _Logs(Collector):
 
 
 class _Threads(Collector):
-    """Errors that threads of this process met, by the thread's name."""
+    """Errors in threads of this process, by the thread's name."""
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
@@ -64,7 +64,7 @@ class _Threads(Collector):
 
 
 class _Ignored(Collector):
-    """What requests held that has no effect, of this process."""
+    """Request keys without effect, counted in this process."""
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
@@ -78,7 +78,7 @@ class _Ignored(Collector):
 
 
 class _Keys(Collector):
-    """The ledger as counters; as many label values as there are keys in the file."""
+    """The ledger as counters; one label value per key in the file."""
 
     def __init__(self, accounts: Iterable[Account]) -> None:
         self._accounts = accounts
@@ -100,7 +100,7 @@ class _Keys(Collector):
 
 
 class HttpMeter:
-    """Counters of one server, in a registry of its own: two servers may live in one process."""
+    """Metrics of one server, in a registry of its own: two servers may live in one process."""
 
     def __init__(self, accounts: Iterable[Account] | None = None) -> None:
         self.registry = CollectorRegistry()
@@ -158,7 +158,7 @@ class HttpMeter:
         self.draining = gauge("headrace_draining", "1 while the server finishes its work.")
 
     def certified(self, served: ServedProfile) -> None:
-        """The signed profile that is served, and its share of the certified speed."""
+        """Export the served signed profile, and its share of the certified speed."""
         labels = {"profile": served.name, "digest": served.digest}
         Gauge(
             "headrace_profile_info",
@@ -179,15 +179,15 @@ class HttpMeter:
         self._seconds.labels(route).observe(seconds)
 
     def restarted(self, count: int) -> None:
-        """API processes that died before this one, under the same parent."""
+        """Count the API processes that died before this one, under the same parent."""
         self._restarts.inc(count)
 
     def late(self, seconds: float) -> None:
-        """The event loop came so late to its beat (`obs.loopwatch`)."""
+        """Record the lateness of one beat of the event loop (`obs.loopwatch`)."""
         self._lag.observe(seconds)
 
     def failed(self, kind: str) -> None:
-        """One more failure; `kind` is one of `FAILURES`."""
+        """Count a failure; `kind` is one of `FAILURES`."""
         assert kind in FAILURES, f"{kind} is no kind of failure"
         self._failures.labels(kind).inc()
 
@@ -195,9 +195,9 @@ class HttpMeter:
         self._batches.labels(status).inc()
 
     def batch_request(self, outcome: str) -> None:
-        """`outcome`: completed or failed."""
+        """Count a batch's request; `outcome` is completed or failed."""
         self._batch_requests.labels(outcome).inc()
 
     def refused(self, error: HeadraceError) -> None:
-        """One more request that got this error and no work. Codes are names in the source."""
+        """Count a request that got this error and no work. The codes are names in the source."""
         self._refused.labels(error.code or error.type).inc()

@@ -1,4 +1,4 @@
-"""The API's document: exact, although bodies are read by hand (`body.read_model`)."""
+"""OpenAPI document: exact, although bodies are parsed by hand (`body.read_model`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorReply(TypedDict):
-    """The body of every answer whose status is 400 or more."""
+    """Body of every answer whose status is 400 or more."""
 
     error: ErrorDetail
 
@@ -63,7 +63,7 @@ class AnthropicDetail(TypedDict):
 
 
 class AnthropicError(TypedDict):
-    """The body of an error on the routes for Anthropic's clients."""
+    """Body of an error on the routes for Anthropic's clients."""
 
     type: Literal["error"]
     error: AnthropicDetail
@@ -84,13 +84,13 @@ FOREIGN = {
     "description": "A page of another site sends it (option cors_origins).",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}},
 }
-"""What every route that changes something may answer (`origin`)."""
+"""Response that every route with side effects may give (`origin`)."""
 
 OWN_ERRORS = {"/v1/messages": "AnthropicError", "/api/": "OllamaError"}
-"""Paths whose errors have a shape of their own, and its name in the document."""
+"""Paths whose errors have their own format, and its name in the document."""
 
 READ_ERRORS = (404, 503)
-"""What a route without a body may answer."""
+"""Error statuses of routes without a body."""
 
 
 def replies(
@@ -102,11 +102,11 @@ def replies(
     bad_query: bool = False,
     kept: bool = False,
 ) -> dict[int | str, Any]:
-    """The `responses` of a route: its answer, as a stream too, and the errors.
+    """Build the `responses` of a route: its answer, also as a stream, and the errors.
 
-    `body`: whether it takes one, which may be wrong in more ways; `bad_query`: it takes none, but
-    a query, which may be wrong too; `kept`: it reads what may be damaged. `error`: the shape of
-    errors.
+    `body`: it takes a body, which may be wrong in more ways. `bad_query`: it takes only a query,
+    which may be wrong too. `kept`: it reads stored data, which may be damaged. `error`: the format
+    of errors.
     """
     success: dict[str, Any] = {"model": reply}
     if stream:
@@ -121,7 +121,7 @@ def replies(
 
 
 def health(*also: int) -> dict[int | str, Any]:
-    """The `responses` of a probe: an object, whatever the status."""
+    """Build the `responses` of a probe: an object for every status."""
     unready = {"description": "Not now.", "model": dict[str, Any]}
     found: dict[int | str, Any] = {200: {"model": dict[str, Any]}, 503: unready}
     for status in also:
@@ -130,7 +130,7 @@ def health(*also: int) -> dict[int | str, Any]:
 
 
 def raw(*kinds: str, also: Sequence[int] = ()) -> dict[int | str, Any]:
-    """The `responses` of a route whose answer is no JSON: its media types, and errors."""
+    """Build the `responses` of a route that does not answer JSON: media types and errors."""
     found: dict[int | str, Any] = {
         200: {"description": "The content.", "content": {kind: {} for kind in kinds}}
     }
@@ -142,9 +142,9 @@ def raw(*kinds: str, also: Sequence[int] = ()) -> dict[int | str, Any]:
 def document(
     app: FastAPI, routers: Sequence[APIRouter], secured: Callable[[str], bool] | None = None
 ) -> dict[str, Any]:
-    """The OpenAPI document of the application's routers, made once.
+    """Return the OpenAPI document of the application's routers, made once.
 
-    `secured`, where there are keys, tells which paths need one.
+    `secured` is set if there are keys; it says which paths need one.
     """
     if app.openapi_schema is not None:
         return app.openapi_schema
@@ -203,7 +203,7 @@ def _exact(operation: dict[str, Any]) -> None:
 
 
 def _secure(schema: dict[str, Any], closed: Callable[[str], bool]) -> None:
-    """With keys: what every closed route needs and answers without it."""
+    """Add to every closed route its security scheme and the answers to a missing or wrong key."""
     schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     reference = {"schema": {"$ref": "#/components/schemas/ErrorReply"}}
     for path, operations in schema["paths"].items():

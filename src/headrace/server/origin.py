@@ -1,10 +1,10 @@
-"""What web pages of other origins may do: nothing, unless the operator lists their origin.
+"""Permissions of web pages from other origins: none, unless the operator lists their origin.
 
-Reading answers across origins is what CORS opens, and only for the listed ones. Being *acted on*
-is another matter: a browser sends a POST without a body, or with a form's, to any server without
-asking first, so a page anywhere could drain or fill a server on its reader's own machine. Such
-requests are told by `Sec-Fetch-Site`, or where that is missing by `Origin` and `Host` (the way of
-Go's net/http.CrossOriginProtection), and refused.
+CORS opens the *reading* of answers across origins, only for the listed ones. *Actions* need their
+own rule: a browser sends a POST without a body, or with a form, to any server without a preflight.
+Any page could thus drain or fill a server on its reader's own machine. Such requests are recognised
+by `Sec-Fetch-Site`, or if that is missing by `Origin` and `Host` (as in Go's
+net/http.CrossOriginProtection), and refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .refusal import refusal
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MAX_AGE = 600
-"""Seconds for which a browser may remember what it was allowed."""
+"""Seconds for which a browser may cache a preflight's answer."""
 EXPOSED = "x-request-id, retry-after"
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9._\-\[\]:]+")
 
@@ -31,7 +31,8 @@ class OriginNotAllowed(Forbidden):
 
 
 def read_origins(text: str | None) -> frozenset[str]:
-    """The origins of the option `cors_origins`. Raises `OptionError` naming the wrong one."""
+    """Return the origins of the option `cors_origins`. Raises `OptionError` naming the wrong
+    one."""
     origins = [part.strip().rstrip("/").lower() for part in (text or "").split(",")]
     found = frozenset(origin for origin in origins if origin)
     for origin in sorted(found):
@@ -45,7 +46,7 @@ def read_origins(text: str | None) -> frozenset[str]:
 
 
 class Origins:
-    """ASGI layer around everything that does work."""
+    """ASGI layer around all routes with effects."""
 
     def __init__(
         self, app: ASGIApp, allowed: frozenset[str], refused: Callable[[HeadraceError], None]
@@ -64,7 +65,7 @@ class Origins:
         if listed and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             await _preflight(origin, headers)(scope, receive, send)
             return
-        # A websocket is read by whoever opened it: no rule of browsers guards its answers.
+        # No browser rule keeps a page from reading a websocket that it opened.
         acts = scope["method"] not in SAFE_METHODS or "headrace.socket" in scope
         if acts and not listed and _foreign(origin, headers):
             error = OriginNotAllowed(
@@ -90,13 +91,13 @@ class Origins:
 
 
 def _foreign(origin: str, headers: Headers) -> bool:
-    """Does a page of another origin send this?"""
+    """Whether a page of another origin sends this request."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")
     if not origin:
-        return False  # No browser: they all send it with what is not safe.
-    # By the text alone: a page may send what no parser takes.
+        return False  # Not a browser: browsers send it with all unsafe methods.
+    # Compared as text: a page may send an origin that no parser accepts.
     return origin.partition("://")[2] != headers.get("host", "").lower()
 
 

@@ -1,8 +1,8 @@
-"""Prompts that an operator wants to stay in the context cache.
+"""Prompts that an operator wants kept in the context cache.
 
-A pin is asked for again and again, as a request of one token whose prompt is retained with the
-highest priority: it goes when nothing else is left to give up, is loaded or computed anew by the
-next asking, and loses its place within the hour once it is pinned no more. It is never locked.
+Each pin is requested periodically: one token, with its prompt retained at the highest priority. So
+it is evicted only after everything else, and is then loaded or recomputed by the next request. An
+unpinned prompt loses its place within the hour. It is never locked.
 """
 
 from __future__ import annotations
@@ -22,36 +22,39 @@ from .inside import Answer, Inside, post
 log = logging.getLogger("headrace.server")
 
 KEPT = 3600.0
-"""Seconds for which each asking retains a prompt."""
+"""Seconds for which each request retains a prompt."""
 AGAIN = 1200.0
-"""Seconds between two askings."""
+"""Seconds between two requests of a pin."""
 MOST = 256
-"""Pins of a server."""
+"""Maximum pins of a server."""
 FIELDS = {"prompt", "messages", "tools"}
-"""What of a pin is the request's."""
+"""Fields of a pin that belong to the request."""
 
 
 @dataclass(slots=True)
 class Pin:
-    """A pinned prompt, and what became of it when it was asked for last."""
+    """A pinned prompt and the outcome of its last request."""
 
     name: str
     key: str
-    """Name of the API key whose callers find it; empty where there are none."""
+    """Name of the API key whose callers can use it; empty if there are no keys."""
     request: dict[str, Any]
     tokens: int = 0
     cached_tokens: int = 0
-    """Tokens of the prompt that were there."""
+    """Tokens of the prompt that were still cached."""
     problem: str = ""
-    """Why it could not be asked for; empty: it could."""
+    """Reason why the request failed, or ""."""
 
 
 class Pins:
     """All pins of one server."""
 
     def __init__(self, app: Inside, file: Path | None = None) -> None:
-        """`file`: lines of JSON with `name`, `key` where there are keys, and what `read_prompts`
-        takes. Raises `InvalidRequest` for what is none."""
+        """Read the pins.
+
+        `file`: JSON lines with `name`, `key` if there are keys, and the fields of `read_prompts`.
+        Raises `InvalidRequest` for an invalid line.
+        """
         self._app = app
         self._pins: dict[str, Pin] = {}
         for number, one in enumerate(() if file is None else read_prompts(file), start=1):
@@ -64,7 +67,7 @@ class Pins:
         return iter(self._pins.values())
 
     async def add(self, pin: Pin) -> Answer:
-        """Ask for a prompt now; it is pinned where the answer is good. Raises `InvalidRequest`."""
+        """Request a prompt now; it is pinned if that succeeds. Raises `InvalidRequest`."""
         self._check(pin)
         answer: Answer = await self._app.state.service.tasks.errand("pin", self._ask(pin))
         if answer.status == 200:
@@ -72,14 +75,14 @@ class Pins:
         return answer
 
     def remove(self, name: str) -> bool:
-        """Ask no more; False: nothing has that name."""
+        """Unpin a prompt; return False if there is no such name."""
         return self._pins.pop(name, None) is not None
 
     async def keep(self) -> None:
-        """Ask for all of them, for ever. Begun when the engine is ready."""
+        """Request all pins periodically, for ever. Started when the engine is ready."""
         while True:
             for pin in list(self):
-                # In a task of its own: who asks is kept in the task's context.
+                # In a task of its own: the caller is stored in the task's context.
                 await self._app.state.service.tasks.errand("pin", self._ask(pin))
                 if pin.problem:
                     log.warning("the prompt %s is not in the cache: %s", pin.name, pin.problem)
@@ -128,7 +131,8 @@ class Pins:
 
 
 def read_prompts(file: Path, param: str = "pinned_prompts") -> Iterator[dict[str, Any]]:
-    """Objects with `prompt`, or `messages` and `tools`, a line each. Raises `InvalidRequest`."""
+    """Yield objects with `prompt`, or `messages` and `tools`, one per line. Raises
+    `InvalidRequest`."""
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as wrong:

@@ -1,9 +1,10 @@
-"""Connections that hold nothing for long: bounds on heads, on silence and on their number.
+"""Bounded connections: limits on headers, on silence and on their number.
 
-uvicorn's protocol takes a head of any size, and waits for ever for a client that sends nothing,
-half a head, half a body, or does not read its answer (ADR 0051). This one ends each of these, and
-answers what is no HTTP in the shape of every other error. It keeps the body of a request that
-would like another protocol (`Upgrade: h2c`, Java's default client), and a few places for probes.
+uvicorn's protocol accepts headers of any size. It waits for ever for a client that sends nothing,
+half its headers or half a body, or does not read its answer (ADR 0051). This class ends each of
+these, and answers invalid HTTP in the format of every other error. It serves requests that ask for
+another protocol, with their body (`Upgrade: h2c`, Java's default client). It reserves a few
+connections for probes.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.server")
 
 MAX_HEAD = 64 * 1024
-"""Bytes of a request's line and headers, and of what surrounds its chunks."""
+"""Bytes of a request's line and headers, and of the framing around its chunks."""
 HEAD_SECONDS = 15.0
-"""Within which a head has to be complete, from the connection or from its first byte."""
+"""Seconds in which the headers must be complete, from the connection or from their first byte."""
 BODY_SECONDS = 30.0
-"""Within which a body has to be complete, and a second more for each `BODY_RATE` bytes of it."""
+"""Seconds in which a body must be complete, plus one for each `BODY_RATE` bytes of it."""
 BODY_RATE = 16 * 1024
 STALL_SECONDS = 60.0
-"""After which a client that takes no byte of its answer is left."""
+"""Seconds after which a client that takes no byte of its answer is disconnected."""
 MAX_CONNECTIONS = 8192
 SPARE_FILES = 128
-"""Files that connections leave free for everything else."""
+"""File descriptors that connections leave free for everything else."""
 PROBE_CONNECTIONS = 16
-"""Connections beyond the most, for probes alone: a full server still says that it lives."""
+"""Connections above the limit, for probes only: a full server still reports that it lives."""
 PROBE_SECONDS = 2.0
-"""Within which the head of one of these has to be complete."""
+"""Seconds in which the headers on such a connection must be complete."""
 _PROBES = frozenset(path.encode() for path in HEALTH)
 REALTIME = b"/v1/realtime"
-"""The one path at which a websocket is spoken."""
+"""Only path that serves a websocket."""
 SOCKET_BYTES = 2**20
-"""Largest message of a client: 16 seconds of 24 kHz in base64."""
+"""Largest message of a client, in bytes: 16 seconds of 24 kHz in base64."""
 _UPGRADES = (b"upgrade", b"http2-settings", b"connection")
 
 _REASONS = {
@@ -71,7 +72,7 @@ class TooManyConnections(Overloaded):
 
 
 class RequestTimeout(HeadraceError):
-    """The client did not finish its request in time."""
+    """Failure: the client did not finish its request in time."""
 
     status = 408
     type = "timeout_error"
@@ -79,7 +80,8 @@ class RequestTimeout(HeadraceError):
 
 
 def most_connections() -> int:
-    """Files that this process may have open, a limit raised here as far as it is allowed."""
+    """Return the maximum number of connections, raising the limit of open files as far as
+    allowed."""
     try:
         import resource
     except ImportError:  # Windows has no such limit.
@@ -97,7 +99,8 @@ def most_connections() -> int:
 
 
 class ChunkOutlet:
-    """Parts of one answer's body, past the layers around the routes (`frames.Outlet`)."""
+    """Outlet for parts of one answer's body, past the layers around the routes
+    (`frames.Outlet`)."""
 
     __slots__ = ("_cycle",)
 
@@ -106,7 +109,7 @@ class ChunkOutlet:
 
     @property
     def open(self) -> bool:
-        """In the middle of a body of unknown length, to a client that keeps up."""
+        """Whether a body of unknown length is under way, to a client that keeps up."""
         cycle = self._cycle
         return bool(
             cycle.chunked_encoding
@@ -121,14 +124,14 @@ class ChunkOutlet:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. The bounds are attributes of the class, so that tests can lower them."""
+    """One connection. Its limits are class attributes, so that tests can lower them."""
 
     head_seconds = HEAD_SECONDS
     body_seconds = BODY_SECONDS
     stall_seconds = STALL_SECONDS
     max_connections = MAX_CONNECTIONS
     meter: HttpMeter | None = None
-    """Counts what ends here."""
+    """Counter of the connections that end at a limit."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -136,16 +139,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None
         self._unsent = 0
         self._fed = 0
-        """Bytes since the message began; what came in one piece with its begin is not counted."""
+        """Bytes since the message began, without the piece in which it began."""
         self._body = 0
         self._deadline = 0.0
         self._began = False
         self._complete = True
-        """No message is half received."""
+        """Whether no message is partly received."""
         self._refusal: HeadraceError | None = None
         self._cycles: list[RequestResponseCycle] = []
         self._spare = False
-        """Is this one of the connections for probes?"""
+        """Whether this is one of the connections for probes."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -160,7 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arm(min(PROBE_SECONDS, self.head_seconds))
 
     def _make_room(self) -> bool:
-        """Leave another of the connections for probes that has asked for nothing yet."""
+        """Close another probe connection that has sent no request yet."""
         for other in self.connections:
             if isinstance(other, BoundedProtocol) and other.silent and other is not self:
                 other._refuse(self._too_many())
@@ -169,7 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def silent(self) -> bool:
-        """Is this a connection for probes whose request has not come?"""
+        """Whether this is a probe connection whose request has not arrived."""
         return self._spare and not self._cycles and not self.transport.is_closing()
 
     def _too_many(self) -> TooManyConnections:
@@ -180,7 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._unstall()
-        # uvicorn tells only the newest of several requests on one connection.
+        # uvicorn notifies only the newest of several requests on one connection.
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -209,15 +212,15 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.scope["method"] = "GET"
                 self.handle_websocket_upgrade()
                 return
-            # No other protocol is spoken here: the request is one of HTTP/1.1 (RFC 9110, 7.8).
-            # httptools stops at a head with Upgrade, so a new parser gets it without that header.
+            # No other protocol is supported: the request is treated as HTTP/1.1 (RFC 9110, 7.8).
+            # httptools stops at headers with Upgrade, so a new parser gets them without it.
             head = [b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url)]
             head += [
                 b"%b: %b" % (name, value) for name, value in self.headers if name not in _UPGRADES
             ]
             rest = data[upgrade.args[0] :]
             self.parser = httptools.HttpRequestParser(self)
-            # As uvicorn has it, for clients that send more after they asked to close.
+            # As in uvicorn, for clients that send more after asking to close.
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self._feed(b"\r\n".join(head) + b"\r\n\r\n" + rest)
         except httptools.HttpParserError:
@@ -255,7 +258,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def _to_websocket(self) -> bool:
-        """Does the head ask for a websocket, where there is one to be had?"""
+        """Whether the headers request a websocket that is available here."""
         return (
             self.parser.get_method() == b"GET"
             and self.url.partition(b"?")[0] == REALTIME
@@ -265,7 +268,7 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _upgrades(self) -> bool:
-        """Is this a head that `_feed` will see again without its wish for another protocol?"""
+        """Whether `_feed` will parse these headers again without the request to upgrade."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def on_message_complete(self) -> None:
@@ -276,7 +279,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn where the bytes are no HTTP request."""
+        """Refuse invalid HTTP; uvicorn calls this."""
         self._refuse(self._refusal or MalformedRequest("this is no valid HTTP/1.1 request"))
 
     def pause_writing(self) -> None:
@@ -308,7 +311,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall = None
 
     def _late(self) -> None:
-        """The time for the head, or for the body so far, is over."""
+        """Handle a timeout of the headers, or of the body so far."""
         self._timer = None
         if self.transport.is_closing():
             return
@@ -318,10 +321,10 @@ class BoundedProtocol(HttpToolsProtocol):
             if left > 0:
                 self._arm(left)
                 return
-        if self._complete:  # It sent nothing: nothing to answer.
+        if self._complete:  # It sent nothing, so nothing is answered.
             self.transport.close()
             return
-        if in_body and self.cycle.response_complete:  # Answered early, with a refusal.
+        if in_body and self.cycle.response_complete:  # Already refused.
             self.transport.close()
             return
         what = "body" if in_body else "head"
@@ -339,11 +342,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _in_body(self) -> bool:
-        """Is there a request whose body is not complete?"""
+        """Whether a request's body is incomplete."""
         return not self._complete and self.cycle is not None and self.cycle.more_body
 
     def _refuse(self, error: HeadraceError) -> None:
-        """Answer, unless that would get in the way of an earlier request's answer; then close."""
+        """Answer, unless an earlier request's answer is still under way; then close."""
         if self.transport.is_closing():
             return
         if self.meter is not None:

@@ -1,4 +1,4 @@
-"""How a layer in front of the routes refuses: in the shape of the interface that was called."""
+"""Refusals by layers in front of the routes, in the format of the called interface."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OLLAMA = "/api"
 
 
 def refusal(path: str, error: HeadraceError) -> Response:
-    """The error as the clients of this path read it."""
+    """Build the error in the format of this path's clients."""
     if _below(OLLAMA, path):
         return ollama_reply(error)
     return error_reply(error) if _below(ANTHROPIC, path) else error_response(error)
 
 
 def last_frame(path: str, error: HeadraceError) -> bytes:
-    """The error that ends a stream of this path."""
+    """Build the error frame that ends a stream of this path."""
     if _below(ANTHROPIC, path):
         return named_frame("error", error_value(error))
     if _below(OLLAMA, path):

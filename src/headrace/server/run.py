@@ -1,8 +1,8 @@
 """The server's process: port, engine, ready line, signals, drain.
 
-The port is taken before the model is touched, so that an occupied one is told at once; probes are
-answered from then on (live, not ready). On the first signal readiness falls, new work is refused,
-work that runs is finished for up to `drain_seconds`; a second signal ends at once.
+The port is bound before the model is touched, so that an occupied port is reported at once. From
+then on probes are answered (live, not ready). On the first signal readiness ends, new work is
+refused, and requests in work get up to `drain_seconds` to end. A second signal ends them at once.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ log = logging.getLogger("headrace.server")
 
 BACKLOG = 2048
 LEDGER_SECONDS = 10.0
-"""How often the usage of keys is written down."""
+"""Seconds between two saves of the keys' usage."""
 SPAWN_SECONDS = 0.03
-"""Head start of the engine's start: enough to have its process running and the files of a model
-that is on the disk opened."""
+"""Seconds of head start for the engine: enough to start its process and to open the files of a
+model on disk."""
 ROUTES = (
     "pydantic.types",
     "starlette.applications",
@@ -59,18 +59,18 @@ ROUTES = (
     "headrace.server.app",
     "headrace.server.listen",
 )
-"""What takes long to import, in parts of 20 to 60 ms."""
+"""Modules that take long to import, in parts of 20 to 60 ms."""
 BREATH_SECONDS = 0.001
-"""Between two parts: what has come in meanwhile is answered."""
+"""Seconds between two parts, in which waiting requests are answered."""
 LAST_WORDS = 2.0
-"""Seconds in which ended requests may still send their error."""
+"""Seconds in which aborted requests may still send their error."""
 
 StartEngine = Callable[[], Awaitable["ServingEngine | HearingEngine"]]
 Announce = Callable[[str], None]
 
 
 def take_port(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `OptionError` naming the option where it cannot be had."""
+    """Open a listening socket. Raises `OptionError` naming the option if that fails."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -104,7 +104,7 @@ def take_port(host: str, port: int) -> socket.socket:
 
 
 def take_ports(options: ServerOptions) -> list[socket.socket]:
-    """The service's and, where there is one, the operator's. Raises `OptionError`."""
+    """Bind the service's port and, if configured, the operator's. Raises `OptionError`."""
     options.verify()
     taken = [take_port(options.host, options.port)]
     if options.operator_port is not None:
@@ -130,9 +130,12 @@ class ServerProcess:
         served: ServedProfile | None = None,
         hears: bool = False,
     ) -> None:
-        """`sockets`: as `take_ports` gives them; None: they are taken by `run`. `life`: where
-        there is a parent that begins it again. `served`: the signed profile that
-        `start_engine` holds the engine to. `hears`: the model is one of speech."""
+        """Prepare a run.
+
+        `sockets`: those of `take_ports`; None: `run` opens them. `life`: set if a parent restarts
+        this process. `served`: the signed profile that `start_engine` applies to the engine.
+        `hears`: the model is a transcription model.
+        """
         options.verify()
         if hears and options.files:
             raise OptionError("a speech model has no batches, so it takes no files", param="files")
@@ -148,7 +151,8 @@ class ServerProcess:
         self._signal = 0
 
     def run(self) -> int:
-        """Serve until a signal; returns the exit status. Raises what kept the engine from it."""
+        """Serve until a signal; return the exit status. Raises the error that prevented the
+        engine's start."""
         taken = self._sockets or take_ports(self._options)
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -166,16 +170,16 @@ class ServerProcess:
             self._start_engine()
         )
         try:
-            # The engine's process starts while this one imports the routes. In parts, since the
-            # loop has to tell it what to load as soon as it asks. Where a parent has imported them,
-            # clients are answered first.
+            # The engine's process starts while this one imports the routes. They are imported in
+            # parts, because the event loop must answer as soon as the engine asks what to load. If
+            # a parent has already imported them, clients are answered first.
             if missing := [part for part in ROUTES if part not in sys.modules]:
                 await asyncio.sleep(SPAWN_SECONDS)
                 with collector_paused():
                     for part in missing:
                         import_module(part)
                         await asyncio.sleep(BREATH_SECONDS)
-            # Local: by now they cost nothing.
+            # Local: they are imported by now.
             from .app import create_app, create_operator_app
             from .listen import http_server
             from .tls import Tls
@@ -230,9 +234,9 @@ class ServerProcess:
                     app.state.batches.start()
                 if not self._hears:
                     habits.append(keep("pins", app.state.pins.keep))
-                # What a start makes stays: to walk over it takes 50 ms, each time.
+                # Objects made during the start stay: scanning them would take 50 ms each time.
                 gc.freeze()
-                service.loop.longest = 0.0  # What a start does holds nobody up.
+                service.loop.longest = 0.0  # The start itself delays no client.
                 self._ready(sockets, engine, time.perf_counter() - begin)
                 await self._until_stopped(http)
             if app.state.batches is not None:
@@ -267,7 +271,7 @@ class ServerProcess:
     async def _engine(
         self, starting: asyncio.Future[ServingEngine | HearingEngine], http: asyncio.Future[Any]
     ) -> ServingEngine | HearingEngine | None:
-        """The started engine; None where a signal came first."""
+        """Return the started engine, or None if a signal came first."""
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({starting, stop, http}, return_when=asyncio.FIRST_COMPLETED)
@@ -339,7 +343,7 @@ class ServerProcess:
 
 
 def import_routes() -> None:
-    """Import what a server is made of, so that a fork of this process need not."""
+    """Import the server's modules, so that a fork of this process need not."""
     with collector_paused():
         for part in ROUTES:
             import_module(part)
@@ -347,7 +351,7 @@ def import_routes() -> None:
 
 
 async def _given_up(starting: asyncio.Future[ServingEngine | HearingEngine]) -> None:
-    """End a start that nobody waits for any more; an engine that it brought is closed."""
+    """Cancel a start that is no longer wanted; close the engine if it has started."""
     starting.cancel()
     await asyncio.wait({starting})
     if not starting.cancelled() and starting.exception() is None:
@@ -355,10 +359,10 @@ async def _given_up(starting: asyncio.Future[ServingEngine | HearingEngine]) -> 
 
 
 def _example(address: str, engine: ServingEngine | HearingEngine, options: ServerOptions) -> str:
-    """Return a line for the shell that gets an answer from this model."""
+    """Return a shell command that gets an answer from this model."""
     curl = "curl"
     if options.tls_cert:
-        curl += " -k"  # The certificate is for a name, and this address has none.
+        curl += " -k"  # The certificate is for a name, and this is an IP address.
     if options.tls_clients:
         curl += " --cert CLIENT.pem --key CLIENT.key"
     if options.keys:
@@ -381,7 +385,7 @@ def _address(listener: socket.socket) -> str:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's loop where it exists (not on Windows)."""
+    """Return uvloop's loop factory, or None if uvloop is missing (Windows)."""
     try:
         import uvloop
     except ImportError:

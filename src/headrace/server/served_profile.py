@@ -1,4 +1,4 @@
-"""What a server says of the signed profile that it was started with."""
+"""Facts about the signed profile that the server was started with."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 
 @dataclass(slots=True)
 class ServedProfile:
-    """Made before the engine starts; `share` is filled when its speed was measured."""
+    """Served profile, made before the engine starts; `share` is set once its speed was measured."""
 
     name: str
     digest: str
     """Digest of the signed file."""
     fit: str
     why: str
-    """How this machine suits the profile."""
+    """Reason for the fit of this machine to the profile."""
     outcomes: dict[str, str]
-    """How each gate ended."""
+    """Result of each gate."""
     seconds_per_token: float | None
-    """The certified ones of a single answer."""
+    """Certified seconds per token of a single answer."""
     share: float | None = None
-    """Certified seconds a token, divided by those measured here; 1: the certified speed."""
+    """Certified seconds per token, divided by those measured here; 1: the certified speed."""
 
     def __str__(self) -> str:
         text = f"{self.name}, {self.fit}"
         return text if self.share is None else f"{text}, {self.share:.2f} of its certified speed"
 
     def document(self) -> dict[str, Any]:
-        """For `/v1/metadata`."""
+        """Return the document for `/v1/metadata`."""
         return {
             "profile": self.name,
             "digest": self.digest,

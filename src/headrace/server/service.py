@@ -1,4 +1,4 @@
-"""What every route shares: the engine, the options, who is in work, whether we are ready."""
+"""State that all routes share: the engine, the options, requests in work, readiness."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ if TYPE_CHECKING:
     from .speech_fields import SpeechBody
 
 INLINE_CHARACTERS = 8192
-"""Longer texts are tokenised in a thread, so that they do not hold up the streams."""
+"""Maximum characters tokenised in the event loop; longer texts would delay the streams."""
 LONG_CHARACTERS = 2**20
-"""Longer ones wait for each other: such a text has up to a million ids."""
+"""Characters above which texts are tokenised one at a time: such a text has up to a million ids."""
 UNBROKEN = 64 * 1024
 UNBROKEN_OF_A_TOKEN = 4
-"""Most characters in a row without a place where a text may be cut (`text.segments`): these, or as
-many for each token of the context where that is more, so that whatever fits is taken."""
+"""Maximum characters without a position where a text may be cut (`text.segments`). It is
+`UNBROKEN`, or this many per token of the context if that is more, so that any fitting text is
+accepted."""
 DRAIN_RETRY = 2.0
-"""Seconds after which a client that met a draining server should ask (another one) again."""
+"""Seconds after which a client of a draining server should retry (elsewhere)."""
 
 
 class Ears(Protocol):
-    """What serves sounds: `hearing.ears.HearingRoutes`, which is imported where it is wanted."""
+    """Transcription routes: `hearing.ears.HearingRoutes`, imported only if needed."""
 
     engine: HearingEngine
 
@@ -59,13 +60,13 @@ class Ears(Protocol):
 
 
 class Voices(Protocol):
-    """What makes sounds of texts: `speaking.SpeakingRoutes`, imported where it is wanted."""
+    """Speech synthesis routes: `speaking.SpeakingRoutes`, imported only if needed."""
 
     async def speak(self, request: Request, body: SpeechBody) -> Response: ...
 
 
 class Service:
-    """One served model behind HTTP. Made before the engine is ready; `attach` opens it."""
+    """One served model and its HTTP state. Made before the engine is ready; `attach` opens it."""
 
     def __init__(self, options: ServerOptions, engine: ServingEngine | None = None) -> None:
         self.options = options
@@ -76,9 +77,9 @@ class Service:
         self.keep_alive = 15.0
         """Seconds of silence after which a stream sends a comment."""
         self.tasks = TaskWatch()
-        """What the server does beside its requests."""
+        """Background tasks of the server."""
         self.loop = LoopWatch()
-        """Over the event loop of this server; `run` starts it."""
+        """Watch over the event loop of this server; `run` starts it."""
         self.hands = Hands()
         self.decoders = Decoders()
         self.bodies = BodiesInFlight()
@@ -86,25 +87,25 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None
-        """Writes traces; None: they are off and cost nothing."""
+        """Writer of traces; None: they are off and cost nothing."""
         self.served_profile: ServedProfile | None = None
-        """The signed profile that the server was started with."""
+        """Signed profile that the server was started with."""
         self._engine: ServingEngine | None = None
         self._ears: Ears | None = None
         self._voices: Voices | None = None
         self.listener: SoundListener | None = None
-        """What makes of a sound what a chat's model reads; None: it reads text alone."""
+        """Encoder of a chat's sounds; None if the model reads only text."""
         self._defaults = SamplingParams()
         self._speech = Speech()
         self._speeches: dict[str | None, Speech] = {}
-        """Forms of the answers, by the template that wrote the prompt."""
+        """Answer formats by the template that wrote the prompt."""
         if engine is not None:
             self.attach(engine)
 
     def attach(self, engine: ServingEngine | HearingEngine) -> None:
-        """The engine is ready: from now on requests are served."""
+        """Attach the ready engine: from now on requests are served."""
         if not writes(engine):
-            # A name and no import: servers of text do without what it needs.
+            # Imported by name: servers of text models do without its dependencies.
             self._ears = import_module("headrace.server.hearing.ears").HearingRoutes(self, engine)
             return
         self._engine = engine
@@ -121,7 +122,7 @@ class Service:
 
     @property
     def served(self) -> ServingEngine | HearingEngine:
-        """Whichever it is. Raises `Overloaded` while the model loads."""
+        """The engine, of either kind. Raises `Overloaded` while the model loads."""
         if self._ears is not None:
             return self._ears.engine
         if self._engine is None:
@@ -130,8 +131,8 @@ class Service:
 
     @property
     def engine(self) -> ServingEngine:
-        """The engine of text. Raises `Overloaded` while the model loads, and `InvalidRequest`
-        where it is one that hears."""
+        """The text engine. Raises `Overloaded` while the model loads, and `InvalidRequest` if the
+        model is a transcription model."""
         served = self.served
         if not writes(served):
             raise InvalidRequest(
@@ -144,8 +145,8 @@ class Service:
 
     @property
     def ears(self) -> Ears:
-        """What serves sounds. Raises `Overloaded` while the model loads, and `InvalidRequest`
-        where it is one of text."""
+        """The transcription routes. Raises `Overloaded` while the model loads, and `InvalidRequest`
+        if it is a text model."""
         if self._ears is None:
             _ = self.served
             raise InvalidRequest(
@@ -158,8 +159,8 @@ class Service:
 
     @property
     def voices(self) -> Voices:
-        """What makes sounds of texts. Raises as `engine` does, and `InvalidRequest` where the model
-        does not speak."""
+        """The speech synthesis routes. Raises as `engine` does, and `InvalidRequest` if the model
+        cannot synthesise speech."""
         _ = self.engine
         if self._voices is None:
             raise InvalidRequest(
@@ -176,32 +177,32 @@ class Service:
 
     @property
     def name(self) -> str:
-        """The name under which the model is served."""
+        """Name under which the model is served."""
         return self.options.served_name or self.served.model_name
 
     @property
     def fingerprint(self) -> str:
-        """`system_fingerprint` of every answer; empty until the engine has once been ready."""
+        """`system_fingerprint` of every answer; empty until the engine has been ready once."""
         identity = self.engine.identity
         return "" if identity is None else identity.fingerprint
 
     @property
     def defaults(self) -> SamplingParams:
-        """The sampling defaults that the model's authors ship."""
+        """Sampling defaults that the model's authors ship."""
         return self._defaults
 
     @property
     def speech(self) -> Speech:
-        """Form of calls and reasoning by the default template."""
+        """Format of calls and reasoning by the default template."""
         return self._speech
 
     def speech_for(self, *, tools: bool, documents: bool) -> Speech:
-        """Give the form of calls and reasoning by the template of a request."""
+        """Return the format of calls and reasoning for the template of a request."""
         template = self.engine.files.template_for(tools=tools, documents=documents)
         return self._speeches.get(template, self._speech)
 
     def check_grammar(self, grammar: str | None) -> None:
-        """Raise `InvalidRequest` where a form is demanded that the engine cannot hold."""
+        """Raise `InvalidRequest` if a grammar is demanded that the engine does not support."""
         if grammar is not None and "grammar" not in getattr(self.engine, "features", ()):
             raise InvalidRequest(
                 "structured output is not supported by this engine",
@@ -210,7 +211,7 @@ class Service:
             )
 
     def check_generates(self) -> None:
-        """Raise `InvalidRequest` where the model makes vectors only."""
+        """Raise `InvalidRequest` if the model only makes vectors."""
         if self.engine.files.arch.task != "tokens":
             raise InvalidRequest(
                 "this model does not generate; use /v1/embeddings, /rerank or /score",
@@ -232,18 +233,18 @@ class Service:
             )
 
     def adapter(self, name: str | None) -> str | None:
-        """The name, where it is that of a loaded adapter and not of the model."""
+        """Return the name if it is that of a loaded adapter and not of the model."""
         loaded = getattr(getattr(self.engine, "adapters", None), "loaded", {})
         return name if name and name != self.name and name in loaded else None
 
     def check_new_name(self, name: str) -> None:
-        """Raise `InvalidRequest` where an adapter is to have the name of the model."""
+        """Raise `InvalidRequest` if a new adapter would have the model's name."""
         if name == self.name:
             raise InvalidRequest(f"the name {name[:200]!r} is the model's", param="lora_name")
 
     def check_model(self, name: str | None, *, adapters: bool = False) -> None:
-        """Raise `ModelNotFound` unless `name` is the served model's (or absent), or where
-        `adapters` are served too, that of one."""
+        """Raise `ModelNotFound` unless `name` is absent or the served model's, or with `adapters`
+        an adapter's."""
         if name and name != self.name and not (adapters and self.adapter(name)):
             raise ModelNotFound(
                 f"the model {name[:200]!r} is not served here; this server has {self.name!r}",
@@ -251,7 +252,7 @@ class Service:
             )
 
     def health(self) -> tuple[bool, bool, str, float | None]:
-        """(ready, alive, why not, seconds after which it may be)."""
+        """Return (ready, alive, reason if not, seconds after which to retry)."""
         if not self.loaded:
             return False, True, "the model is being loaded", 2.0
         health = self.served.health()
@@ -269,13 +270,13 @@ class Service:
         return next(decided, "both")
 
     def broken(self) -> str:
-        """Say what of the server itself does not work at the moment, or nothing."""
+        """Return which part of the server itself has failed at the moment, or ""."""
         return ended(self.tasks.down, THREADS.down) or self.loop.problem
 
     def check_open(self, scope: MutableMapping[str, Any]) -> None:
-        """Raise what `enter` would raise now; takes nothing.
+        """Raise the error that `enter` would raise now; take nothing.
 
-        A request of a batch waits for its turn elsewhere (`batches.courtesy`) and takes nobody's.
+        A batch's request waits for its turn elsewhere (`batches.courtesy`) and takes no place here.
         """
         _ = self.served
         if scope.get("headrace.batch"):
@@ -294,9 +295,9 @@ class Service:
     def enter(self, scope: MutableMapping[str, Any]) -> None:
         """Count the request of this scope as in work until its answer has been sent.
 
-        `Border` leaves for it, and charges what the route left in `headrace.usage`. Raises
-        `Overloaded` when the server drains or is full, `RateLimited` where the caller's key is.
-        Not before the body is there: see `entry`.
+        `Border` calls `leave` for it, which charges the usage that the route left in
+        `headrace.usage`. Raises `Overloaded` if the server drains or is full, `RateLimited` if the
+        caller's key is at its limit. Call it only once the body is there: see `entry`.
         """
         self.check_open(scope)
         if scope.get("headrace.batch"):
@@ -309,7 +310,7 @@ class Service:
         scope["headrace.entered"] = True
 
     def leave(self, scope: MutableMapping[str, Any]) -> None:
-        """The exchange of this scope has ended."""
+        """Release what the exchange of this scope holds, and charge its usage."""
         self.bodies.give(scope)
         if scope.pop("headrace.entered", False):
             account = scope.get("headrace.account")
@@ -320,7 +321,7 @@ class Service:
                 self._idle.set()
 
     def abort(self, name: str) -> bool:
-        """End the requests whose answers carry this id; False: there is none in work."""
+        """Abort the requests whose answers carry this id; return False if none is in work."""
         in_work: list[tuple[str, Any]] = getattr(self.served, "in_work", list)()
         ids = [each for each, _ in in_work if name in (each, named(each))]
         return sum(self.served.abort(each) for each in ids or [name]) > 0
@@ -339,12 +340,13 @@ class Service:
         beside: bool = False,
         cut: bool = False,
     ) -> list[int]:
-        """Token ids. `raw`: no template made the text, so the model's prefix goes before it.
-        `beside`: also a short one is done off the loop, being one of many. `cut`: it has cuts
-        (`text.foreign`).
+        """Tokenise a text.
 
-        `must_fit`: raises `ContextOverflow` at once for a text that cannot fit, however it is
-        encoded; and as soon as it has too many ids, unless it only `counts` them.
+        `raw`: no template made the text, so the model's prefix goes before it. `beside`: tokenise
+        even a short text off the event loop, because it is one of many. `cut`: the text has cuts
+        (`text.foreign`). `must_fit`: raise `ContextOverflow` at once for a text that cannot fit,
+        however it is encoded. It is also raised as soon as there are too many ids, unless `counts`
+        asks only for their number.
         """
         tokenizer, most = self.engine.tokenizer, self.engine.max_context
         encode: Callable[..., list[int]] = tokenizer.encode
@@ -381,11 +383,11 @@ class Service:
 
 
 def writes(engine: ServingEngine | HearingEngine) -> TypeIs[ServingEngine]:
-    """Is it an engine of text?"""
+    """Check whether it is a text engine."""
     return not hasattr(engine, "hear")
 
 
 def of(request: Request) -> Service:
-    """The service of the application that this request came to."""
+    """Return the service of the application that this request came to."""
     service: Service = request.app.state.service
     return service

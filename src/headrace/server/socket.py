@@ -1,11 +1,11 @@
-"""A websocket as one more exchange: what guards HTTP guards it.
+"""Websockets shown to the other layers as an ordinary HTTP exchange.
 
-The handshake of a websocket is a GET. This layer, outermost, shows it to the others as just that,
-so ids, logs, metrics, names, origins, keys, quotas and spans need not know of sockets: none can be
-forgotten. What the route answers with is what changes: status 101 accepts the socket, the parts of
-its body are text messages, and its end closes it. Any other answer refuses the handshake.
+The handshake of a websocket is a GET. This outermost layer presents it as one to the others. So
+ids, logs, metrics, names, origins, keys, quotas and spans need not know of sockets, and none can be
+forgotten. The route's response has a different meaning: status 101 accepts the socket, the parts of
+its body are text messages, and its end closes it. Any other response refuses the handshake.
 
-The route finds `headrace.socket` in its scope; messages of the client come out of `receive` as
+The route finds `headrace.socket` in its scope. Messages of the client come out of `receive` as
 `websocket.receive`, and its end as `http.disconnect`.
 """
 
@@ -20,25 +20,25 @@ from ..base.errors import HeadraceError
 SOCKET_KEY = "openai-insecure-api-key."
 """OpenAI's prefix of a subprotocol that carries the key."""
 GOING_AWAY, POLICY = 1001, 1008
-"""Codes of RFC 6455 (7.4.1) that are sent here, beside 1000."""
+"""Close codes of RFC 6455 (7.4.1) that are sent in addition to 1000."""
 
 
 @dataclass(slots=True)
 class Socket:
-    """What a route says of a socket beside its messages."""
+    """A route's control of a socket, apart from its messages."""
 
     subprotocols: list[str]
-    """What the client offers."""
+    """Subprotocols that the client offers."""
     subprotocol: str | None = None
-    """What the route takes of it."""
+    """Subprotocol that the route accepts."""
     code: int = 1000
-    """Why it is closed."""
+    """Close code."""
     reason: str = ""
     lost: bool = False
-    """Has the client gone?"""
+    """Whether the client has gone."""
 
     def refuse(self, error: HeadraceError) -> None:
-        """It is to be closed because of this."""
+        """Close the socket because of this error."""
         self.code, self.reason = POLICY, error.message[:100]
 
 

@@ -1,4 +1,4 @@
-"""A websocket's connection: uvicorn's, with bounds on what it holds and how long a client may not
+"""A websocket's connection: uvicorn's, with limits on held data and on how long a client may not
 read."""
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ log = logging.getLogger("headrace.server")
 PIECE = 4096
 """Bytes that are read at once; hundreds of the smallest messages."""
 INVALID_DATA = 1007
-"""Code of RFC 6455 (7.4.1)."""
+"""Close code of RFC 6455 (7.4.1)."""
 
 
 class BoundedSocket(WebSocketsSansIOProtocol):
-    """The bound is an attribute of the class, so that tests can lower it."""
+    """Bounded websocket connection. The limit is a class attribute, so that tests can lower it."""
 
     stall_seconds = STALL_SECONDS
     meter: HttpMeter | None = None
-    """Counts what ends here."""
+    """Counter of the connections that end at a limit."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -52,8 +52,8 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read no further than a message that the session has not taken yet: what comes at once
-        may hold tens of thousands."""
+        """Read no further than one message that the session has not taken yet: one piece of data
+        may hold tens of thousands of messages."""
         self._unread += data
         self._read()
 
@@ -73,7 +73,8 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             super().data_received(piece)
 
     def handle_cont(self, event: Frame) -> None:
-        """Put a message of many frames together at once: as a list they take more than they say."""
+        """Join the frames of a message as they come: as a list they take more memory than their
+        content."""
         (whole,) = self.frames
         self.frames = [whole if isinstance(whole, bytearray) else bytearray(whole)]
         self.frames[0] += event.data
@@ -81,7 +82,8 @@ class BoundedSocket(WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
-        """Close for a text that is no UTF-8, and count it: uvicorn would log a stack for each."""
+        """Close on a text that is not UTF-8, and count it: uvicorn would log a traceback for
+        each."""
         if self.curr_msg_data_type == "text" and not self.close_sent:
             try:
                 self.frames[0].decode()

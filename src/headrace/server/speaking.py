@@ -1,4 +1,5 @@
-"""`/v1/audio/speech`: a text's sound, as a file that comes while it is made, or as events."""
+"""Route `/v1/audio/speech`: speech synthesis, as a file sent while it is generated, or as
+events."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class SpeakingRoutes:
-    """What a server with a model that speaks does for its route; imported where one is served."""
+    """Speech synthesis route; imported only if a model synthesises speech."""
 
     def __init__(self, service: Service, engine: ServingEngine) -> None:
-        """Raises what `Speaker.of` raises."""
+        """Prepare the synthesis. Raises as `Speaker.of` does."""
         self._service, self._speaker = service, Speaker.of(engine)
 
     async def speak(self, request: Request, body: SpeechBody) -> Response:
-        """Answer one request. Raises what `Speaker.speak` raises, and `PackageAbsent`."""
+        """Answer one request. Raises as `Speaker.speak` does, and `PackageAbsent`."""
         self._service.check_model(body.model)
         format = body.response_format or "mp3"
         writer = SoundWriter(format, self._speaker.rate)
@@ -53,7 +54,7 @@ class SpeakingRoutes:
 
 
 async def _file(speaking: Speaking, writer: SoundWriter, scope: Scope) -> AsyncGenerator[bytes]:
-    """The bytes of the file, none of them empty."""
+    """Yield the bytes of the file, none of them empty."""
     try:
         async for samples in speaking.pieces():
             if data := writer.write(samples):
@@ -84,7 +85,7 @@ async def _events(speaking: Speaking, writer: SoundWriter, scope: Scope) -> Asyn
 
 
 def _used(speaking: Speaking) -> Usage:
-    """What a key is charged: tokens, as for a text."""
+    """Return the usage that a key is charged: tokens, as for a text."""
     found = Usage()
     found.known_prompt(0, speaking.prompt_tokens)
     found.completion = speaking.tokens
@@ -92,8 +93,11 @@ def _used(speaking: Speaking) -> Usage:
 
 
 class SoundReply(Response):
-    """Bytes as they are made. An error before the first is answered with its status; a later one
-    ends the connection, so that nobody takes the part for the whole."""
+    """Response of bytes as they are generated.
+
+    An error before the first byte is answered with its status. A later one ends the connection, so
+    that no client takes the part for the whole.
+    """
 
     def __init__(self, data: AsyncGenerator[bytes], media_type: str) -> None:
         super().__init__(media_type=media_type, headers={"cache-control": "no-store"})

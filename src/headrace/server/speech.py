@@ -1,4 +1,4 @@
-"""How the served model writes what is not content: tool calls and reasoning."""
+"""Format in which the served model writes tool calls and reasoning."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """Form of the answers to prompts of one chat template; routers are made from it."""
+    """Answer format for prompts of one chat template; it makes the stream routers."""
 
     dialect: Dialect | None = None
     marks: ReasoningMarks | None = None
     special: Mapping[str, int] = field(default_factory=dict)
     """Special tokens, text → id."""
     foreign: Foreign = field(default_factory=lambda: Foreign(()))
-    """Takes the special tokens out of others' texts."""
+    """Filter that removes special tokens from untrusted texts."""
     counts_reasoning: bool = False
-    """Are the marks one token each? Then reasoning can be limited to a number of tokens
+    """Whether each reasoning mark is one token. Then reasoning can be limited to a number of tokens
     (`engine.input`, ADR 0058)."""
 
     @classmethod
     def of(cls, engine: ServingEngine, template: str | None) -> Speech:
-        """Read the form off a template of the engine's model."""
+        """Read the format from a template of the engine's model."""
         special = engine.tokenizer.special_tokens
         marks = detect_reasoning(template)
         counts = marks is not None and all(
@@ -38,25 +38,29 @@ class Speech:
         return cls(detect_dialect(template), marks, special, Foreign(special), counts)
 
     def hidden(self, *, tools: bool) -> frozenset[str]:
-        """Special tokens that carry meaning: they must reach the router, and not the user."""
+        """Return the special tokens with a meaning: they must reach the router, but not the
+        user."""
         markers = set(self.dialect.markers) if self._read(tools) and self.dialect else set()
         if self.marks is not None:
             markers |= {self.marks.open, self.marks.close}
         return frozenset(markers & self.special.keys())
 
     def _read(self, tools: bool) -> bool:
-        """Does the dialect read the answer?"""
+        """Check whether the dialect must parse the answer."""
         return tools or (self.dialect is not None and bool(self.dialect.head))
 
     def ids(self, hidden: frozenset[str]) -> tuple[int, ...]:
-        """Ids of these special tokens."""
+        """Return the ids of these special tokens."""
         return tuple(self.special[text] for text in sorted(hidden))
 
     def router(
         self, *, opened: bool, tools: Mapping[str, Tool] | None, hidden: frozenset[str], held: bool
     ) -> StreamRouter | None:
-        """For one choice; None where everything is content. `opened`: the prompt ends inside
-        reasoning; `tools` None: none are on offer; `held`: a grammar holds the answer."""
+        """Create the router of one choice, or None if everything is content.
+
+        `opened`: the prompt ends inside reasoning. `tools`: None if none are offered. `held`: a
+        grammar constrains the answer.
+        """
         read = self._read(tools is not None)
         if not read and self.marks is None:
             return None

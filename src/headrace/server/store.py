@@ -1,4 +1,4 @@
-"""Stored responses, in sqlite: one file, or memory; bounded; each visible to its owner only."""
+"""Stored responses, in sqlite (a file, or memory); bounded; each visible to its owner only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .accounts import Totals
 from .database import Database, StoreFailed
 
 MOST = 100_000
-"""Responses that are kept; the oldest go first."""
+"""Maximum stored responses; the oldest are dropped first."""
 _SCHEMA = """
 create table if not exists responses (
     id text primary key, owner text not null, previous text, created real not null,
@@ -32,12 +32,12 @@ create index if not exists responses_by_age on responses (created);
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A response with what was asked."""
+    """A response and its input."""
 
     id: str
     previous: str | None
     input: list[dict[str, Any]]
-    """The input items of this turn alone."""
+    """Input items of this turn only."""
     response: dict[str, Any]
 
 
@@ -51,16 +51,16 @@ class ResponseStore:
         most: int = MOST,
         failed: Callable[[str], None] = lambda kind: None,
     ) -> None:
-        """`failed` is told the kind of each failure (`meter.FAILURES`).
+        """Open the store. `failed` gets the kind of each failure (`meter.FAILURES`).
 
-        Raises `OptionError` where the file cannot be used.
+        Raises `OptionError` if the file cannot be used.
         """
         self._most = most
         self._writes = 0
         self._base = Database(path, _SCHEMA, option="store", failed=failed)
 
     async def put(self, stored: Stored, owner: str, created: float) -> bool:
-        """Insert or replace; False where it could not be written (a full disk)."""
+        """Insert or replace a response; return False if it could not be written (a full disk)."""
         row = (
             stored.id,
             owner,
@@ -86,7 +86,7 @@ class ResponseStore:
         return False
 
     async def get(self, response_id: str, owner: str) -> Stored | None:
-        """Raises `StoreFailed`, as `delete` does."""
+        """Return a stored response, or None. Raises `StoreFailed`, as `delete` does."""
 
         def read(base: sqlite3.Connection) -> Stored | None:
             row = base.execute(
@@ -109,12 +109,12 @@ class ResponseStore:
         return await self._base.run(drop, "store_write")
 
     def ledger(self) -> dict[str, Totals]:
-        """What each key used, by its name. Only before the first other call."""
+        """Return each key's usage, by its name. Only before the first other call."""
         rows = self._base.now(lambda base: base.execute("select * from ledger").fetchall())
         return {row[0]: Totals(*row[1:]) for row in rows}
 
     async def save_ledger(self, totals: dict[str, Totals]) -> bool:
-        """False where it could not be written; the next time is soon."""
+        """Save the ledger; return False if it could not be written. The next save is soon."""
         rows = [(name, *astuple(total)) for name, total in totals.items()]
 
         def write(base: sqlite3.Connection) -> None:

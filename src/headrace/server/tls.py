@@ -1,4 +1,4 @@
-"""TLS, and mutual TLS, with certificates that are read again when their files change."""
+"""TLS and mutual TLS, with certificates that are reloaded when their files change."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CRL = b"-----BEGIN X509 CRL-----"
 
 
 class _Newest(ssl.SSLContext):
-    """The context that a listener holds for life: each connection is made by `current`.
+    """Context that a listener holds for life; `current` makes each connection.
 
-    A context that serves cannot be changed safely: loading a certificate drops its key before
-    the new key is known to be good, and a CA that was loaded is trusted for ever (ADR 0053).
+    A context in use cannot be changed safely. Loading a certificate drops the old key before the
+    new one is known to be good, and a loaded CA stays trusted for ever (ADR 0053).
     """
 
     current: ssl.SSLContext
@@ -32,12 +32,12 @@ class _Newest(ssl.SSLContext):
 
 
 class Tls:
-    """The context of one server; `watch` keeps its certificate fresh."""
+    """TLS context of one server; `watch` keeps its certificate fresh."""
 
     def __init__(self, cert: Path, key: Path, clients: Path | None) -> None:
-        """Raises `OptionError` naming the file that cannot be used."""
+        """Load the files. Raises `OptionError` naming the file that cannot be used."""
         self.failed: Callable[[str], None] = lambda kind: None
-        """Told of each failure to read the files again."""
+        """Callback for each failure to read the files again."""
         self._files = [cert, key] + ([clients] if clients else [])
         self._cert, self._key, self._clients = cert, key, clients
         self._seen = self._state()
@@ -54,7 +54,7 @@ class Tls:
         return cls(Path(cert), Path(key), Path(clients) if clients else None)
 
     def _fresh(self) -> ssl.SSLContext:
-        """A context that knows the files of now and nothing else, or `OptionError`."""
+        """Return a context made only of the current files. Raises `OptionError`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -86,7 +86,7 @@ class Tls:
         return found
 
     def refresh(self) -> bool:
-        """Read changed files again; where they do not fit together the old ones stay whole."""
+        """Reload changed files; if they do not fit together, keep the old ones."""
         state = self._state()
         if state == self._seen:
             return False

@@ -1,4 +1,4 @@
-"""ASGI layer that gives each exchange its span; only there where traces are on."""
+"""ASGI layer that gives each exchange its span; present only if traces are on."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PATHS = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
     "/v1/rerank", "/v1/score", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime",
 })  # fmt: skip
-"""What has spans: work. Probes and scrapes have none, nor has a scan of random paths."""
+"""Paths with spans: real work. Probes, scrapes and scans of random paths have none."""
 
 
 def traced(app: ASGIApp, spans: Spans | None) -> ASGIApp:
-    """The application itself where traces are off."""
+    """Wrap the application if traces are on."""
     return app if spans is None else Traced(app, spans)
 
 
 class Traced:
-    """The span of an exchange is the parent of every request that the exchange submits."""
+    """ASGI layer that creates an exchange's span, the parent of every request that it submits."""
 
     def __init__(self, app: ASGIApp, spans: Spans) -> None:
         self._app = app
@@ -42,7 +42,7 @@ class Traced:
             scope["method"], scope["path"], headers.get("traceparent"), headers.get("tracestate")
         )
         context = span.get_span_context()
-        # For the access log's line (`obs.logs` shows them at its top).
+        # For the access log's line (`obs.logs` puts them at its top level).
         scope["headrace.trace"] = {
             "trace_id": f"{context.trace_id:032x}",
             "span_id": f"{context.span_id:016x}",

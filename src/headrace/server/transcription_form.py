@@ -1,4 +1,4 @@
-"""Form and answer of a transcription as the API's document has them."""
+"""Form and answer of a transcription, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FORM: dict[str, Any] = {
         "file": {
             "type": "string",
             "format": "binary",
-            "description": "wav, flac, ogg, mp3, mp4, m4a or webm; told by its bytes.",
+            "description": "wav, flac, ogg, mp3, mp4, m4a or webm; detected from its bytes.",
         },
         "model": {"type": "string"},
         "language": {"type": "string", "description": "Code or English name; absent: detected."},
-        "prompt": {"type": "string", "description": "What was said before; names, spelling."},
+        "prompt": {"type": "string", "description": "Preceding text; names, spelling."},
         "response_format": {
             "type": "string",
             "enum": ["json", "text", "srt", "verbose_json", "vtt"],
@@ -31,7 +31,7 @@ FORM: dict[str, Any] = {
         "stream": {"type": "boolean", "default": False},
         "chunking_strategy": {
             "type": "string",
-            "description": "auto, or a JSON object of type server_vad; absent: in order.",
+            "description": "auto, or a JSON object of type server_vad; absent: windows in order.",
         },
     },
     "required": ["file"],

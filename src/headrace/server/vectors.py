@@ -1,4 +1,4 @@
-"""Many inputs → their vectors, for the routes of embeddings, rerank and score."""
+"""Computation of vectors for many inputs: embeddings, rerank and score."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from .service import Service
 
 MAX_INPUTS = 2048
-"""Inputs of one request."""
+"""Maximum inputs of one request."""
 IN_WORK = 128
-"""Inputs of one request that the engine has at a time: others get their turn between them."""
+"""Inputs of one request in the engine at once, so that other requests get their turn."""
 
 
 def check_vectors(service: Service, *, pairs: bool) -> bool:
-    """Does the model score pairs? Raises `InvalidRequest` where it makes no vectors, or where
-    the vectors of single texts are wanted and it scores pairs (`pairs` False)."""
+    """Check whether the model scores pairs.
+
+    Raises `InvalidRequest` if it makes no vectors, or if it scores pairs and `pairs` is False,
+    which asks for vectors of single texts.
+    """
     features: frozenset[str] = getattr(service.engine, "features", frozenset())
     if "pooling" not in features:
         problem = "this engine makes no vectors"
@@ -47,9 +50,9 @@ async def vectors(
     usage: Usage,
     param: str,
 ) -> list[list[float]]:
-    """The vector of each input, or what the model scores it, in their order.
+    """Return the vector or scores of each input, in order.
 
-    All are checked before the first is sent. The first error ends them all.
+    All inputs are checked before the first is submitted. The first error cancels all.
     """
     engine = service.engine
     _check(engine, inputs, param)

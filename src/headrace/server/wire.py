@@ -1,4 +1,4 @@
-"""JSON out: msgspec for everything that is sent, and the frames of server-sent events."""
+"""JSON output: msgspec for everything that is sent, and the frames of server-sent events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 
 class Many:
-    """A JSON list whose items are made as they are written (`written`), once and in order."""
+    """JSON list whose items are made as they are written (`written`), once and in order."""
 
     __slots__ = ("_items",)
 
@@ -27,26 +27,26 @@ class Many:
 
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
-"""Any plain value → UTF-8 JSON."""
+"""Encode any plain value as UTF-8 JSON."""
 
 TURN = 0.004
-"""Seconds of writing one large value, after which whatever else waits gets its turn."""
+"""Seconds of writing one large value, after which other tasks get their turn."""
 PART = 128 * 1024
 """Bytes of a part of a body."""
 BATCH = 32
-"""Items of a list that are written at once."""
+"""Items of a list that are encoded at once."""
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def frame(value: Any) -> bytes:
-    """One event of a stream."""
+    """Encode one event of a stream."""
     return b"data: " + encode(value) + b"\n\n"
 
 
 def named_frame(name: str, value: Any) -> bytes:
-    """One event with a name, as the Responses and Messages interfaces send them."""
+    """Encode one named event, as in the Responses and Messages interfaces."""
     return b"event: " + name.encode() + b"\ndata: " + encode(value) + b"\n\n"
 
 
@@ -59,7 +59,7 @@ def json_response(
 
 
 async def written(value: Any) -> list[bytes]:
-    """Like `encode`, in parts, for what may be large: others get their turn while it is written."""
+    """Encode a possibly large value in parts, so that other tasks get their turn."""
     parts: list[bytes] = []
     part = bytearray()
     begun = time.monotonic()
@@ -75,7 +75,7 @@ async def written(value: Any) -> list[bytes]:
 
 
 class _Parts(Response):
-    """A body that is sent part by part: one of megabytes is copied for a while."""
+    """Response sent part by part: copying megabytes at once would block the event loop."""
 
     def __init__(self, parts: list[bytes]) -> None:
         super().__init__(media_type="application/json")
@@ -92,12 +92,12 @@ class _Parts(Response):
 
 
 async def large_response(value: Any) -> Response:
-    """`json_response` for what may be large, or holds `Many`."""
+    """Do as `json_response`, for values that may be large or hold `Many`."""
     return _Parts(await written(value))
 
 
 class Large:
-    """An event that may be large, or holds `Many`, and the small ones behind it."""
+    """An event that may be large or hold `Many`, and the small events that follow it."""
 
     __slots__ = ("_behind", "_value")
 
@@ -109,8 +109,11 @@ class Large:
 
 
 def _pieces(value: Any, lists: int) -> Iterator[bytes]:
-    """The text in small pieces. `lists`: how deep lists are gone into, of what they hold; objects
-    in them are as long as a choice is, so the entries of the innermost lists are taken whole."""
+    """Yield the JSON text in small pieces.
+
+    `lists`: levels of nested lists that are split into items. Objects in them are as long as one
+    choice, so the entries of the innermost lists are encoded whole.
+    """
     match value:
         case dict() if lists:
             mark = b"{"

@@ -1,1 +1,1 @@
-"""Batches: the requests of a file, done at the lowest priority, over restarts."""
+"""Batches: the requests of a file, run at the lowest priority, across restarts."""

@@ -1,4 +1,5 @@
-"""How many rows of the engine batches may hold: what people leave, and at least one."""
+"""Limit on the engine rows that batches may hold: those that interactive requests leave, at least
+one."""
 
 from __future__ import annotations
 
@@ -12,25 +13,26 @@ if TYPE_CHECKING:
     from ..service import Service
 
 LOOK_SECONDS = 0.25
-"""Time between two looks at how busy the engine is."""
+"""Seconds between two checks of the engine's load."""
 
 
 class Courtesy:
-    """The places of all batches of one server, taken in turn."""
+    """Background-job throttle: the rows of all batches of one server, granted in turn."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._freed = asyncio.Event()
         self._first: object | None = None
-        """The waiter that goes next: else one that needs many rows would wait for ever."""
+        """Waiter that is served next; without it, a waiter for many rows would starve."""
         self.in_work = 0
-        """Rows that are taken."""
+        """Rows in use."""
 
     def room(self) -> int:
-        """Rows that may be taken now.
+        """Return the number of rows that batches may hold now.
 
-        A quarter of the engine's rows stays free for who comes next. While somebody waits in the
-        engine's queue, or people hold all the rest, there is one: a batch goes on, slowly.
+        A quarter of the engine's rows stays free for new interactive requests. If requests wait in
+        the engine's queue, or hold all the rest, the number is one: a batch still makes slow
+        progress.
         """
         try:
             engine = self._service.engine
@@ -44,15 +46,15 @@ class Courtesy:
         return max(1, rows - -(-rows // 4) - self._service.in_work)
 
     async def ready(self) -> None:
-        """Wait until the engine serves."""
+        """Wait until the engine serves requests."""
         while not self.room():
             await asyncio.sleep(LOOK_SECONDS)
 
     async def enter(self, who: object, rows: int) -> bool:
-        """Take so many rows if they come free soon; False: look again whether they are wanted.
+        """Take `rows` rows if they become free soon; on False, check whether they are still wanted.
 
-        More rows than there is room go alone. `who` may have become the next in line: it comes
-        again, or calls `give_up`.
+        A request for more rows than there are runs alone. `who` may have become the next in line:
+        it must call again, or call `give_up`.
         """
         if not self._fits(who, rows):
             self._freed.clear()
@@ -75,7 +77,7 @@ class Courtesy:
         return False
 
     def give_up(self, who: object) -> None:
-        """It waits no longer."""
+        """Withdraw a waiter."""
         if self._first is who:
             self._first = None
             self._freed.set()

@@ -1,4 +1,4 @@
-"""One batch being worked on: validate, do each line, make its results files."""
+"""One batch in work: validate it, run each line, make its result files."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from .record import BatchBook, Status
 
 MOST_DEATHS = 3
-"""Times that the engine may die with a request before the request is taken to be the cause: the
-first with others beside it, the next with no other suspect."""
+"""Engine deaths after which the request in work is taken to be the cause. At the first death other
+requests were in work too; at the later ones no other suspect was."""
 EXPIRED = ("batch_expired", "the batch expired before this request was done")
 EXPIRED_AT_A_TIME = 256
-"""Lines that are written between two turns of the event loop."""
+"""Lines written between two turns of the event loop."""
 MOST_QUOTAS = 2
-"""A batch that was begun may go over the quota of its owner, at most by as much again."""
+"""Quotas that a begun batch may fill: it may exceed its owner's quota by one more at most."""
 LONGEST_PAUSE = 30.0
-"""Seconds before a request that the engine could not take is tried again, at most."""
+"""Maximum seconds before retrying a request that the engine could not take."""
 
 
 class Ended(Exception):
-    """The whole batch cannot be done; `error` is one of the entries of its `errors`."""
+    """Failure of the whole batch; `error` is one entry of its `errors`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class Ended(Exception):
 
 
 class Runner(Protocol):
-    """What a job takes from the runner of its server's batches; see `BatchRunner`."""
+    """Parts of the batch runner that a job uses; see `BatchRunner`."""
 
     app: Inside
     files: FileStore
@@ -67,17 +67,17 @@ class Job:
         self._stopped = batch.status == "cancelling"
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = self._stopped
-        """What is in the engine and is ended now will not be done again: its tokens are charged."""
+        """Whether requests stopped now will not be repeated; their tokens are then charged."""
         self._opened = False
         self._held = 0
-        """Bytes of its results, as long as they are no files."""
+        """Bytes of its results until they are registered files."""
         self._fault: BaseException | None = None
         self._deaths: dict[int, int] = {}
         self._suspects = asyncio.Lock()
-        """Lines that were in the engine when it died go into it again one at a time."""
+        """Lock for lines that were in work when the engine died: they run one at a time."""
 
     def stop(self) -> None:
-        """Cancelled: what is in the engine is stopped too."""
+        """Cancel the batch, including its requests in the engine."""
         self._stopped = self._over = True
         for task in self._tasks:
             task.cancel()
@@ -87,8 +87,11 @@ class Job:
         return self._runner.clock() >= self.batch.expires
 
     async def run(self) -> None:
-        """To the end of the batch. Raises `StoreFailed` and `OSError`: the disk is full or broken,
-        and what is on it is good."""
+        """Run the batch to its end.
+
+        Raises `StoreFailed` and `OSError` if the disk is full or broken; results already on disk
+        stay valid.
+        """
         batch, runner = self.batch, self._runner
         if batch.status == "validating":
             try:
@@ -123,7 +126,7 @@ class Job:
             errors.close()
 
     def _hold(self, more: int) -> None:
-        """Results are bytes of their owner from the moment that they are written."""
+        """Charge result bytes to their owner as soon as they are written."""
         growing, owner = self._runner.files.growing, self.batch.owner
         self._held += more
         growing[owner] += more
@@ -131,7 +134,7 @@ class Job:
             del growing[owner]
 
     async def _full(self) -> str | None:
-        """Why nothing more may be begun for this owner, or None. Raises `StoreFailed`."""
+        """Return why no further line may begin for this owner, or None. Raises `StoreFailed`."""
         try:
             await self._runner.files.check_quota(
                 self.batch.owner, param="input_file_id", times=MOST_QUOTAS
@@ -141,21 +144,21 @@ class Job:
         return None
 
     def _recount(self, output: Results, errors: Results) -> None:
-        """What was done before; from now on it is counted as it comes."""
+        """Take the counts from the result files; later lines are counted as they finish."""
         batch = self.batch
         batch.completed, batch.failed = len(output.done), len(errors.done)
         batch.prompt_tokens, batch.completion_tokens = output.prompt_tokens, output.completion
         batch.cached_tokens = output.cached_tokens
 
     async def _validate(self) -> None:
-        """Count the lines. Raises `Ended`."""
+        """Count the lines of the input file. Raises `Ended`."""
         batch, runner = self.batch, self._runner
         try:
             await runner.files.get(batch.input_file, batch.owner)
             batch.total = await asyncio.to_thread(_count, self._read())
         except (NotFound, FileNotFoundError):
             raise Ended("input_file_gone", "the input file was deleted") from None
-        if batch.status == "validating":  # It may have been cancelled meanwhile.
+        if batch.status == "validating":  # It may have been cancelled in the meantime.
             batch.enter("in_progress", int(runner.clock()))
             await runner.book.save(batch)
 
@@ -165,7 +168,7 @@ class Job:
         return read_lines(path, self.batch.endpoint, max_line)
 
     async def _lines(self, output: Results, errors: Results) -> Status:
-        """Every line that is not done: into the engine, or into the errors. Returns how it ended.
+        """Run every unfinished line or write its error; return the final status.
 
         Raises `Ended` and `OSError`.
         """
@@ -206,14 +209,15 @@ class Job:
         return "expired" if expired else "completed"
 
     async def _expire(self, output: Results, errors: Results) -> None:
-        """What was in the engine when the time was over came to no end either."""
+        """Write an error for each line without a result, including those in work when time ran
+        out."""
         left = _unanswered(self._read(), output.done | errors.done)
         while lines := await asyncio.to_thread(_some, left):
             for line in lines:
                 self._write(errors, line, None, line.problem)
 
     async def _place(self, rows: int) -> bool:
-        """Wait for rows of the engine; False: they are not wanted any more, or it is too late."""
+        """Wait for engine rows; return False if they are no longer wanted or time has run out."""
         courtesy = self._runner.courtesy
         try:
             while not (self._stopped or self._late):
@@ -232,7 +236,7 @@ class Job:
             self._fault = self._fault or fault
 
     async def _one(self, line: Line, output: Results, errors: Results) -> None:
-        """One request, until it has an answer that is its own. Raises `OSError`, `Ended`."""
+        """Run one request until it has an answer of its own. Raises `OSError`, `Ended`."""
         answer = await self._answer(line)
         self._write(output if answer.status == 200 else errors, line, answer, None)
         self._charge(answer.usage)
@@ -257,8 +261,8 @@ class Job:
                 )
                 if answer.status not in (429, 503):
                     break
-                # The engine is full, loading, asleep or gone: not this request's fault, but for
-                # one that takes the engine with it each time.
+                # The engine is full, loading, asleep or gone. The request is not at fault, unless
+                # it kills the engine each time.
                 if _code(answer.body) == "engine_dead":
                     self._deaths[line.number] = self._deaths.get(line.number, 0) + 1
                     if self._deaths[line.number] >= MOST_DEATHS:
@@ -268,7 +272,8 @@ class Job:
         return answer
 
     def _account(self) -> Account | None:
-        """Account of the key that made the batch. Raises `Ended` where that key is gone."""
+        """Return the account of the key that made the batch. Raises `Ended` if that key was
+        removed."""
         account = self._payer()
         if account is None and self._runner.app.state.accounts is not None:
             raise Ended("key_removed", "the key that made this batch is not known any more")
@@ -280,12 +285,12 @@ class Job:
         return account
 
     def _unfinished(self, usage: Usage) -> None:
-        """A request was ended in the middle of its answer."""
+        """Charge a request that was stopped in mid-answer, if it will not be repeated."""
         if self._over:
             self._charge(usage)
 
     def _charge(self, usage: Usage | None) -> None:
-        """The ledger of the key, and the usage of the batch."""
+        """Charge the key's ledger and the batch's usage."""
         account = self._payer()
         if account is not None:
             account.totals.requests += 1
@@ -299,7 +304,7 @@ class Job:
     def _write(
         self, into: Results, line: Line, answer: Answer | None, problem: tuple[str, str] | None
     ) -> None:
-        """Raises `OSError`; then the line is not done."""
+        """Write a line's result. Raises `OSError`; then the line is not done."""
         response: dict[str, Any] | None = None
         error: dict[str, Any] | None = None
         if problem is not None:
@@ -329,7 +334,7 @@ class Job:
         self._runner.line("completed" if good else "failed")
 
     async def _finish(self, output: Results, errors: Results) -> None:
-        """The results become files, and the batch ends."""
+        """Register the results as files and end the batch."""
         batch, runner = self.batch, self._runner
         now = int(runner.clock())
         if batch.end in ("completed", "expired"):
@@ -361,7 +366,7 @@ class Job:
 
 
 def _count(lines: Iterator[Line]) -> int:
-    """How many there are. Raises `Ended` where there are none, or too many."""
+    """Count the lines. Raises `Ended` if there are none or too many."""
     total = 0
     for _ in lines:
         total += 1
@@ -373,7 +378,7 @@ def _count(lines: Iterator[Line]) -> int:
 
 
 def _unanswered(lines: Iterator[Line], done: set[int]) -> Iterator[Line]:
-    """The lines without a result, without their bodies, each with the reason."""
+    """Yield the lines without a result, without their bodies, each with the reason."""
     for line in lines:
         if line.number not in done:
             yield Line(line.number, line.custom_id, problem=line.problem or EXPIRED)

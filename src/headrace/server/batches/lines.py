@@ -1,4 +1,4 @@
-"""The lines of a batch's file: each one a request, or the reason why it is none."""
+"""Lines of a batch's file: each is a request, or the reason why it is invalid."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ MOST_LINES = 50_000
 MOST_ID = 512
 """Characters of a custom_id."""
 PRIORITY = 10_000
-"""Priority of a batch's requests under the policy "priority": a week behind those of people."""
+"""Priority of a batch's requests under the policy "priority": a week later than interactive
+ones."""
 _FIELDS = {"custom_id", "method", "url", "body"}
 _VECTORS = ("input", "query", "documents", "text_1", "text_2")
-"""Fields of a body each text of which is, or may be, one input of the model."""
+"""Body fields whose texts each are, or may be, one model input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line that is not empty. Either `body` or `problem` is set."""
+    """One non-empty line. Either `body` or `problem` is set."""
 
     number: int
-    """From 1, as editors count."""
+    """Line number from 1, as in editors."""
     custom_id: str | None = None
     body: dict[str, Any] | None = None
     problem: tuple[str, str] | None = None
@@ -36,7 +37,7 @@ class Line:
 
 
 def read_lines(path: Path, endpoint: str, max_line: int) -> Iterator[Line]:
-    """All lines but empty ones. Raises `OSError`; what a line holds raises nothing."""
+    """Yield all non-empty lines. Raises `OSError`; the content of a line raises nothing."""
     seen: set[str] = set()
     with path.open("rb") as file:
         for number, raw in enumerate(_bounded(file, max_line), start=1):
@@ -45,7 +46,7 @@ def read_lines(path: Path, endpoint: str, max_line: int) -> Iterator[Line]:
 
 
 def _bounded(file: Any, most: int) -> Iterator[bytes | None]:
-    """Lines; None for one that is longer than `most` bytes, of which no more is held."""
+    """Yield lines; None for a line longer than `most` bytes, which is not held."""
     while piece := file.readline(most + 1):
         if len(piece) <= most or piece.endswith(b"\n"):
             yield piece
@@ -100,9 +101,9 @@ def _problem(
 
 
 def sequences_of(body: dict[str, Any], endpoint: str = "") -> int:
-    """Rows that the request may hold at a time, at least one.
+    """Return the number of engine rows that the request may hold at once, at least one.
 
-    The body is not verified: what is wrong in it is told by its route, before the engine.
+    The body is not validated: the route reports errors in it before the engine sees it.
     """
     if endpoint == RESPONSES:  # Its `input` is one conversation.
         return 1
@@ -113,16 +114,16 @@ def sequences_of(body: dict[str, Any], endpoint: str = "") -> int:
 
 
 def _items(value: Any) -> int:
-    """Count the inputs in a text, the ids of one, or a list of either."""
+    """Count the inputs in a text, a list of ids, or a list of either."""
     several = isinstance(value, list) and bool(value) and type(value[0]) is not int
     return len(value) if several else 1
 
 
 def last_in_line(body: dict[str, Any], endpoint: str = "") -> bytes:
-    """The body as it is served: its request waits behind those of people.
+    """Return the body to be served, with a priority below interactive requests.
 
-    A response is in the file of results, and in the store of people's only where it asks for it:
-    many thousands of them would leave no room there for others.
+    A response is in the results file. It is also stored for retrieval only if the line asks for it:
+    many thousands would leave no room for others.
     """
     if endpoint == RESPONSES and body.get("store") is None:
         body = {**body, "store": False}

@@ -1,4 +1,4 @@
-"""What is known of a batch, and where that is kept."""
+"""Records of batches and their storage."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Status = Literal[
 ]
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 MOST_KEPT = 10_000
-"""Batches that are remembered; the oldest that are done go first."""
+"""Number of batches remembered; the oldest finished ones are dropped first."""
 
 
 class BatchUnreadable(HeadraceError):
-    """What is kept of a batch is damaged, or of another version."""
+    """Failure: the record of a batch is damaged, or of another version."""
 
     code = "batch_unreadable"
 
@@ -49,13 +49,13 @@ class Batch(msgspec.Struct):
     expires: int
     metadata: dict[str, str] | None
     output_file: str
-    """Under which the results will be a file; `has_output` says whether they are."""
+    """File id that the results will get; `has_output` says whether the file exists."""
     error_file: str
     output_expires: int | None = None
-    """Seconds after which the results go."""
+    """Seconds after which the result files expire."""
     status: Status = "validating"
     end: Status = "completed"
-    """What it will be when its results are files."""
+    """Status that it gets once its results are files."""
     has_output: bool = False
     has_errors: bool = False
     total: int = 0
@@ -65,16 +65,16 @@ class Batch(msgspec.Struct):
     cached_tokens: int = 0
     completion_tokens: int = 0
     times: dict[str, int] = {}
-    """When it came to be in each status."""
+    """Time at which it entered each status."""
     errors: list[dict[str, Any]] | None = None
-    """Why the whole of it failed."""
+    """Reasons why the whole batch failed."""
 
     def enter(self, status: Status, now: int) -> None:
         self.status = status
         self.times[status] = now
 
     def reply(self, model: str | None) -> dict[str, Any]:
-        """The batch as OpenAI's clients read it."""
+        """Return the batch in OpenAI's format."""
         stamps = {
             f"{name}_at": self.times.get(name)
             for name in (
@@ -126,16 +126,16 @@ _batch = json_reader(Batch)
 
 
 class BatchBook:
-    """The batches in the index of a folder of files."""
+    """Batches in the index of a folder of files."""
 
     def __init__(self, base: Database, failed: Callable[[str], None] = lambda kind: None) -> None:
-        """`failed` counts rows that cannot be read."""
+        """Use the index in `base`. `failed` counts unreadable rows."""
         self._base = base
         self._failed = failed
         self._unreadable: set[str] = set()
 
     async def save(self, batch: Batch) -> None:
-        """Raises `StoreFailed`."""
+        """Save a batch, and forget the oldest finished ones. Raises `StoreFailed`."""
         row = (batch.id, batch.owner, batch.status, batch.created, msgspec.json.encode(batch))
 
         def write(base: sqlite3.Connection) -> None:
@@ -154,7 +154,7 @@ class BatchBook:
         await self._base.run(write, "batch_write")
 
     async def get(self, batch_id: str, owner: str) -> Batch:
-        """Raises `NotFound`, `StoreFailed` and `BatchUnreadable`."""
+        """Return a batch. Raises `NotFound`, `StoreFailed` and `BatchUnreadable`."""
 
         def read(base: sqlite3.Connection) -> bytes | None:
             row = base.execute(
@@ -176,7 +176,7 @@ class BatchBook:
     async def listed(
         self, owner: str, *, after: str | None, limit: int
     ) -> tuple[list[Batch], bool]:
-        """(batches, newest first, from the one behind `after` on; are there more?)"""
+        """List (batches after the id `after`, newest first; whether more follow)."""
 
         def read(base: sqlite3.Connection) -> list[tuple[str, bytes]]:
             return base.execute(
@@ -193,7 +193,7 @@ class BatchBook:
         return list(self._readable(rows[:limit])), len(rows) > limit
 
     async def unfinished(self) -> list[Batch]:
-        """Oldest first. Raises `StoreFailed`."""
+        """List the unfinished batches, oldest first. Raises `StoreFailed`."""
         marks = ", ".join("?" for _ in UNFINISHED)
 
         def read(base: sqlite3.Connection) -> list[tuple[str, bytes]]:
@@ -205,7 +205,8 @@ class BatchBook:
         return list(self._readable(await self._base.run(read, "file_read")))
 
     def _readable(self, rows: Iterable[tuple[str, bytes]]) -> Iterator[Batch]:
-        """Without those that a damaged disk or another version left: they hold up no other."""
+        """Yield the readable batches; records damaged by a disk or from another version are
+        skipped."""
         for name, record in rows:
             try:
                 yield _batch(record)

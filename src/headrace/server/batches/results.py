@@ -1,7 +1,7 @@
-"""What a batch has come to, line by line: two files that only grow.
+"""Results of a batch, line by line: two append-only files.
 
-They are also its memory: after a restart they tell which lines are done. A line that a crash or a
-full disk cut is cut off.
+After a restart they show which lines are done. A line that a crash or a full disk left incomplete
+is removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from ...base.foreign import json_reader
 
 ROOM = 256 * 1024
-"""Bytes that have to be free before requests are computed."""
+"""Bytes that must be free on disk before requests are computed."""
 
 
 class _Details(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: _Details = _Details()
-    # The same in the words of /v1/responses.
+    # Same counts under the names of /v1/responses.
     input_tokens: int = 0
     output_tokens: int = 0
     input_tokens_details: _Details = _Details()
@@ -42,7 +42,7 @@ class _Response(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """What is read again of a line."""
+    """Fields that are read back from a line."""
 
     id: str
     response: _Response | None = None
@@ -52,11 +52,14 @@ _line = json_reader(_Line)
 
 
 class Results:
-    """One file of results."""
+    """One results file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `OSError`. `done` are the numbers of the lines that are in it; the counters of
-        tokens are those that it held when it was opened."""
+        """Open the file and recover its lines.
+
+        `done` holds the numbers of its lines; the token counters are those found at opening. Raises
+        `OSError`.
+        """
         self.path = path
         self.done: set[int] = set()
         self.prompt_tokens = 0
@@ -96,13 +99,13 @@ class Results:
             self.cached_tokens += usage.input_tokens_details.cached_tokens
 
     def check_room(self) -> None:
-        """Raise `OSError` where the disk has no room for some more lines."""
+        """Raise `OSError` if the disk lacks room for further lines."""
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._file.fileno(), self._end, ROOM)
             self._file.truncate(self._end)
 
     def append(self, number: int, line: dict[str, Any]) -> None:
-        """All of it or nothing. Raises `OSError`: a full or broken disk."""
+        """Append a line completely or not at all. Raises `OSError` on a full or broken disk."""
         data = msgspec.json.encode(line) + b"\n"
         try:
             left = memoryview(data)
@@ -120,7 +123,7 @@ class Results:
         return self._end
 
     def close(self, *, sync: bool = False) -> None:
-        """Raises `OSError` where `sync` cannot be had."""
+        """Close the file. Raises `OSError` if `sync` is requested and fails."""
         try:
             if sync:
                 os.fsync(self._file.fileno())
@@ -129,13 +132,15 @@ class Results:
 
 
 async def opened(*paths: Path) -> list[Results]:
-    """In a thread: there may be hundreds of megabytes to read. Raises `OSError`; none is open
-    then, nor where this is cancelled."""
+    """Open results in a thread, since hundreds of megabytes may have to be read.
+
+    On `OSError` or cancellation none stays open.
+    """
     work = asyncio.ensure_future(asyncio.to_thread(_open_all, paths))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await asyncio.wait({work})  # A thread cannot be stopped.
+        await asyncio.wait({work})  # A thread cannot be interrupted.
         if not work.cancelled() and work.exception() is None:
             for results in work.result():
                 results.close()
@@ -159,5 +164,5 @@ def line_id(batch_id: str, number: int) -> str:
 
 
 def number_of(identity: str) -> int:
-    """The line's number in its id."""
+    """Return the line's number in its id."""
     return int(identity.rpartition("_")[2])

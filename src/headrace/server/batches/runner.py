@@ -1,7 +1,7 @@
-"""Does the batches: one task for each that is being worked on, one for each of its requests.
+"""Runner of batches: one task per active batch, one per request in work.
 
 Everything that must survive a restart is on disk before it counts: the batch in the index, each
-result in a file (`results`). What was in the engine when the server ended is done again.
+result in a file (`results`). Requests in work when the server ended are run again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.server.batches")
 
 MOST_AT_ONCE = 8
-"""Batches that are worked on at the same time; others wait, those of busy owners longer."""
+"""Batches in work at once; others wait, those of busy owners longer."""
 AGAIN_SECONDS = 10.0
-"""Pause after the store failed, or the server itself did."""
+"""Seconds of pause after the store or the server itself failed."""
 LOOK_SECONDS = 30.0
-"""Time between two looks for files that have expired."""
+"""Seconds between two checks for expired files."""
 
 
 class BatchRunner:
@@ -50,7 +50,8 @@ class BatchRunner:
         line: Callable[[str], None] = lambda outcome: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`failed`, `ended` and `line` count: failures, batches by end, requests by outcome."""
+        """Create the runner. `failed`, `ended` and `line` count failures, batches by end, requests
+        by outcome."""
         self.app = app
         self.files = files
         self.book = BatchBook(files.base, failed)
@@ -67,9 +68,9 @@ class BatchRunner:
         self._closed = False
 
     def start(self) -> None:
-        """Go on with what is unfinished; from the event loop, once the engine is there.
+        """Resume unfinished batches; called from the event loop when the engine is ready.
 
-        After `close` nothing begins any more: a batch that comes then is the next server's.
+        After `close` nothing begins any more: a batch created then is left to the next server.
         """
         if self._closed:
             return
@@ -78,7 +79,7 @@ class BatchRunner:
         self._news.set()
 
     async def close(self) -> None:
-        """Stop; what is in work will be done again by the next server."""
+        """Stop; the next server repeats the requests in work."""
         self._closed = True
         tasks = [*self._tasks.values(), *([self._main] if self._main else [])]
         for task in tasks:
@@ -88,33 +89,33 @@ class BatchRunner:
         self._main = None
 
     def live(self, batch: Batch) -> Batch:
-        """The batch as it is at this moment, where it is being worked on."""
+        """Return the live state of a batch that is in work, or the batch itself."""
         job = self._jobs.get(batch.id)
         return batch if job is None else job.batch
 
     async def cancel(self, batch: Batch) -> Batch:
-        """Begin to stop it. Raises `StoreFailed`; then it goes on."""
+        """Begin to cancel a batch. Raises `StoreFailed`; then it goes on."""
         batch, now = self.live(batch), int(self.clock())
         batch = msgspec.structs.replace(batch, times=dict(batch.times))
         batch.enter("cancelling", now)
         await self.book.save(batch)
         self._news.set()
-        # Not before: while that was written, the batch may have been taken up from its older row,
-        # or may have got further.
+        # Only after saving: meanwhile the batch may have been resumed from its old row, or may have
+        # progressed.
         job = self._jobs.get(batch.id)
         if job is None:
             return batch
         if job.batch.status in ("validating", "in_progress"):
             job.batch.enter("cancelling", now)
             job.stop()
-            # Over what it wrote meanwhile; it will write its end too.
+            # Overwrite the row that the job wrote meanwhile; it will also write its end.
             with suppress(StoreFailed):
                 await self.book.save(job.batch)
         return job.batch
 
     async def _run(self) -> None:
         while True:
-            # Before the look: what comes while it lasts is looked for again.
+            # Cleared first: a batch that arrives during the search triggers another one.
             self._news.clear()
             try:
                 await self._begin()
@@ -127,13 +128,13 @@ class BatchRunner:
                 self.failed("bug")
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
-            # Not wait_for, whose cancellation is lost where the event comes at the same moment.
+            # Not wait_for: its cancellation is lost if the event is set at the same moment.
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._news.wait()
 
     async def _begin(self) -> None:
-        """Take up waiting batches, from the owners who have the fewest in work."""
+        """Start waiting batches, first those of owners with the fewest in work."""
         waiting = [one for one in await self.book.unfinished() if one.id not in self._tasks]
         while waiting and len(self._tasks) < MOST_AT_ONCE:
             busy = Tally(job.batch.owner for job in self._jobs.values())
@@ -150,7 +151,7 @@ class BatchRunner:
                     await job.run()
                     break
                 except (StoreFailed, OSError) as error:
-                    # The disk is full or broken: nothing is lost, it is tried again.
+                    # The disk is full or broken: nothing is lost, and the batch is retried.
                     if isinstance(error, OSError):
                         self.failed("batch_write")
                     log.error(

@@ -1,4 +1,5 @@
-"""`multipart/form-data` while it arrives (RFC 7578): nothing of a file is held in memory."""
+"""Parser of `multipart/form-data` while it arrives (RFC 7578); file content is never held in
+memory."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ MAX_HEADERS = 8 * 1024
 """Bytes of one part's headers."""
 MAX_PARTS = 16
 MAX_FIELD = 1024
-"""Bytes of a part that is no file."""
+"""Bytes of a part that is not a file."""
 MAX_BOUNDARY = 70
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The head of one part."""
+    """Header of one part."""
 
     name: str
     filename: str | None
-    """None: it is a field, not a file."""
+    """None for a field that is not a file."""
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Raises `UnsupportedMediaType` and `InvalidRequest`."""
+    """Return the boundary of a content type. Raises `UnsupportedMediaType` and `InvalidRequest`."""
     message = Message()
     message["content-type"] = content_type
     if message.get_content_type() != "multipart/form-data":
@@ -37,7 +38,7 @@ def boundary_of(content_type: str) -> bytes:
         )
     try:
         boundary = message.get_boundary()
-    except ValueError:  # a character set that cannot be (RFC 2231)
+    except ValueError:  # an invalid character set (RFC 2231)
         boundary = None
     if not boundary or len(boundary) > MAX_BOUNDARY or not boundary.isascii():
         raise _wrong(f"the boundary must have 1 to {MAX_BOUNDARY} ASCII characters")
@@ -45,20 +46,21 @@ def boundary_of(content_type: str) -> bytes:
 
 
 class FormReader:
-    """Part after part: `part` finds the next one's head, `data` gives its content in pieces."""
+    """Reader of one part after the other: `part` finds the next header, `data` yields its
+    content."""
 
     def __init__(
         self, chunks: AsyncIterator[bytes], boundary: bytes, most_parts: int = MAX_PARTS
     ) -> None:
         self._chunks, self._most_parts = chunks, most_parts
         self._delimiter = b"\r\n--" + boundary
-        self._buffer = bytearray(b"\r\n")  # So that the first delimiter is like the others.
+        self._buffer = bytearray(b"\r\n")  # This makes the first delimiter like the others.
         self._parts = 0
 
     async def part(self) -> Part | None:
-        """What is left of the part before is skipped. None: the form is complete.
+        """Skip the rest of the previous part; return the next one, or None at the form's end.
 
-        Raises `InvalidRequest` where the bytes are no form.
+        Raises `InvalidRequest` if the bytes are not a form.
         """
         async for _ in self.data():
             pass
@@ -79,14 +81,14 @@ class FormReader:
         try:
             name = message.get_param("name", header="content-disposition")
             filename = message.get_filename()
-        except ValueError:  # a character set that cannot be (RFC 2231)
+        except ValueError:  # an invalid character set (RFC 2231)
             raise _wrong("the names of a part cannot be read") from None
         if message.get_content_disposition() != "form-data" or not isinstance(name, str):
             raise _wrong("a part has no name")
         return Part(name, filename)
 
     async def data(self) -> AsyncIterator[bytes]:
-        """The content of the part whose head was read last."""
+        """Yield the content of the part whose header was read last."""
         while True:
             at = self._buffer.find(self._delimiter)
             sure = at if at >= 0 else len(self._buffer) - len(self._delimiter)
@@ -99,9 +101,10 @@ class FormReader:
             await self._fill()
 
     async def field(self, name: str, most: int | None = None) -> str:
-        """The content of a part that is no file; `InvalidRequest` where it is long or no text.
+        """Return the content of a part that is not a file.
 
-        `most`: bytes of it; None: `MAX_FIELD`.
+        `most`: its maximum bytes; None: `MAX_FIELD`. Raises `InvalidRequest` if it is too long or
+        not text.
         """
         most, content = most or MAX_FIELD, b""
         async for piece in self.data():
@@ -114,7 +117,8 @@ class FormReader:
             raise _wrong(f"{name[:100]} is not UTF-8", param=name[:100]) from None
 
     async def _until(self, mark: bytes, most: int, also: bytes | None = None) -> bytes:
-        """The bytes before `mark`, which is taken too; `also`, where they begin with that."""
+        """Return the bytes before `mark` and consume both; return `also` if the bytes begin with
+        it."""
         while True:
             if also is not None and self._buffer[: len(also)] == also:
                 return also

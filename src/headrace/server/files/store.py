@@ -1,6 +1,6 @@
-"""Files in one folder: their contents under their ids, what is known of them in sqlite.
+"""Storage of files in one folder: contents under their ids, metadata in sqlite.
 
-The folder belongs to one server at a time (a lock says so), is readable by its user alone, and
+A lock ensures that the folder belongs to one server at a time. It is readable by its user only and
 holds nothing under a name that a client chose.
 """
 
@@ -25,9 +25,9 @@ from ..database import Database, StoreFailed
 log = logging.getLogger("headrace.server.files")
 
 MOST_FILES = 10_000
-"""Files of one owner."""
+"""Maximum files of one owner."""
 PART = ".part"
-"""End of the name of what is being received."""
+"""Name suffix of a file that is still being received."""
 SCHEMA = """
 create table if not exists files (
     id text primary key, owner text not null, filename text not null, purpose text not null,
@@ -65,9 +65,9 @@ class FileStore:
         failed: Callable[[str], None] = lambda kind: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`quota`: bytes of one owner; `max_file`: bytes of one file.
+        """Open the folder. `quota`: bytes per owner; `max_file`: bytes per file.
 
-        Raises `OptionError` where the folder cannot be used.
+        Raises `OptionError` if the folder cannot be used.
         """
         self._folder = folder
         self._quota = quota
@@ -75,9 +75,9 @@ class FileStore:
         self._failed = failed
         self._clock = clock
         self._arriving: Counter[str] = Counter()
-        """Bytes of each owner that are being received."""
+        """Bytes being received, by owner."""
         self.growing: Counter[str] = Counter()
-        """Bytes of each owner's results that are no files yet."""
+        """Bytes of batch results that are not files yet, by owner."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _lock(folder)
@@ -90,12 +90,12 @@ class FileStore:
         self.base = Database(folder / "index.db", SCHEMA, option="files", failed=failed)
 
     def path(self, file_id: str) -> Path:
-        """Where the content of a file lies, or will lie."""
+        """Return the path of a file's content, present or future."""
         assert "/" not in file_id
         return self._folder / file_id
 
     async def receive(self, owner: str) -> Arriving:
-        """Room for a new file. Raises `RateLimited` and `StoreFailed`."""
+        """Begin to receive a new file. Raises `RateLimited` and `StoreFailed`."""
         await self.purge()
         count, used = await self.base.run(lambda base: _used(base, owner), "file_read")
         if count >= MOST_FILES:
@@ -103,15 +103,15 @@ class FileStore:
         return Arriving(self, owner, used + self.growing[owner])
 
     async def add(self, file: StoredFile, *, within_quota: bool = False) -> None:
-        """Make a content that lies at `path` a file. May be done twice.
+        """Register the content at `path` as a file; may be repeated.
 
-        Raises `StoreFailed`, and `TooLarge` where it has to be `within_quota` and is not.
+        Raises `StoreFailed`, and `TooLarge` if `within_quota` is set and the quota is exceeded.
         """
         row = astuple(file)
         growing = self.growing[file.owner]
 
         def write(base: sqlite3.Connection) -> None:
-            # Here and not before: another upload may have ended while this one came.
+            # Checked here: another upload may have ended while this one arrived.
             if within_quota and _used(base, file.owner)[1] + growing + file.bytes > self._quota:
                 raise self._over_quota()
             base.execute("insert or replace into files values (?,?,?,?,?,?,?)", row)
@@ -119,8 +119,8 @@ class FileStore:
         await self.base.run(write, "file_write")
 
     async def check_quota(self, owner: str, *, param: str, times: int = 1) -> None:
-        """Raise `TooLarge` where the owner's files, and the results that will be files, leave no
-        byte of `times` quotas; also `StoreFailed`."""
+        """Raise `TooLarge` if the owner's files and coming results fill `times` quotas; also
+        `StoreFailed`."""
         _, used = await self.base.run(lambda base: _used(base, owner), "file_read")
         if used + self.growing[owner] >= times * self._quota:
             raise self._over_quota(param)
@@ -133,7 +133,7 @@ class FileStore:
         )
 
     async def get(self, file_id: str, owner: str) -> StoredFile:
-        """Raises `NotFound` and `StoreFailed`."""
+        """Return a file's metadata. Raises `NotFound` and `StoreFailed`."""
 
         def read(base: sqlite3.Connection) -> StoredFile | None:
             row = base.execute(
@@ -151,7 +151,7 @@ class FileStore:
     async def listed(
         self, owner: str, *, purpose: str | None, after: str | None, limit: int, newest: bool
     ) -> tuple[list[StoredFile], bool]:
-        """(files, are there more?), from the one behind `after` on."""
+        """List (files after the id `after`, whether more follow)."""
         order = "desc" if newest else "asc"
 
         def read(base: sqlite3.Connection) -> list[StoredFile]:
@@ -181,7 +181,7 @@ class FileStore:
         return gone
 
     async def purge(self) -> None:
-        """Remove what has expired. Raises `StoreFailed`."""
+        """Remove expired files. Raises `StoreFailed`."""
         now = self._clock()
 
         def drop(base: sqlite3.Connection) -> list[str]:
@@ -194,7 +194,7 @@ class FileStore:
             await self._drop_content(file_id)
 
     async def _drop_content(self, file_id: str) -> None:
-        """Remove the content of a file whose row is gone; what cannot be removed costs room."""
+        """Remove the content of a file whose row is gone; on failure the space stays in use."""
         try:
             await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
         except OSError as error:
@@ -210,7 +210,7 @@ class FileStore:
 
 
 class Arriving:
-    """A file on its way in: `write` its pieces, then `keep` it; `close` in any case."""
+    """File being received: `write` its pieces, then `keep` it; `close` in any case."""
 
     def __init__(self, store: FileStore, owner: str, used: int) -> None:
         self.id = f"file-{secrets.token_hex(12)}"
@@ -222,7 +222,8 @@ class Arriving:
         self._file: IO[bytes] | None = None
 
     async def write(self, piece: bytes) -> None:
-        """Raises `TooLarge` over a bound, `StoreFailed` where the disk is full or broken."""
+        """Append a piece. Raises `TooLarge` above a limit, `StoreFailed` if the disk is full or
+        broken."""
         store = self._store
         self.size += len(piece)
         store._arriving[self._owner] += len(piece)
@@ -246,7 +247,7 @@ class Arriving:
         self._file.write(piece)
 
     async def keep(self, filename: str, purpose: str, expires: int | None) -> StoredFile:
-        """Raises `StoreFailed` and `TooLarge`; then nothing is kept."""
+        """Store the received file. Raises `StoreFailed` and `TooLarge`; then nothing is kept."""
         created = int(self._store._clock())
         stored = StoredFile(self.id, self._owner, filename, purpose, self.size, created, expires)
 
@@ -286,7 +287,7 @@ class Arriving:
 
 
 def _used(base: sqlite3.Connection, owner: str) -> tuple[int, int]:
-    """(files, bytes) of an owner, without those that arrive."""
+    """Return (files, bytes) of an owner, without those being received."""
     row = base.execute(
         "select count(*), coalesce(sum(bytes), 0) from files where owner = ?", (owner,)
     ).fetchone()
@@ -294,7 +295,7 @@ def _used(base: sqlite3.Connection, owner: str) -> tuple[int, int]:
 
 
 def _lock(folder: Path) -> IO[bytes] | None:
-    """Held as long as it is open; the system lets go of it when the process ends."""
+    """Lock the folder until the file is closed; the system releases it when the process ends."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -1,4 +1,4 @@
-"""Sounds over HTTP: forms in, transcripts out, and sessions over a websocket.
+"""Transcription over HTTP: forms in, transcripts out, and sessions over a websocket.
 
-Imported when a model that hears is served, and not before: it needs numpy.
+Imported only if a transcription model is served: it needs numpy.
 """

@@ -1,22 +1,23 @@
-"""Which words of a text that still grows can be shown for good.
+"""Words of a growing transcript that can be shown for good.
 
-Local agreement (Liu et al. 2020; Macháček et al. 2023): what two passes over a growing sound say
-alike, from its begin on, stays. Only whole words count, and neither case nor punctuation.
+Local agreement (Liu et al. 2020; Macháček et al. 2023): words stay if two passes over a growing
+sound agree on them, counted from its beginning. Whole words are compared, without case and
+punctuation.
 """
 
 from __future__ import annotations
 
 
 class Agreed:
-    """The words of one utterance."""
+    """Words of one utterance."""
 
     def __init__(self) -> None:
         self._before: list[str] = []
         self.shown: list[str] = []
-        """Words that were given out."""
+        """Words already returned."""
 
     def more(self, text: str) -> tuple[str, str]:
-        """(what is certain by now and was not yet given out, what is a guess behind it)."""
+        """Add a pass; return (newly certain text, the guess that follows it)."""
         words = text.split()
         same = 0
         for one, other in zip(self._before, words, strict=False):
@@ -28,8 +29,11 @@ class Agreed:
         return self._give(fresh), " ".join(words[max(same, len(self.shown)) :])
 
     def end(self, text: str) -> tuple[str, int]:
-        """(what the final text has behind all that was given out, how many of those words it does
-        not have). Where it has other words there is nothing to go on from."""
+        """Add the final text; return (its text after the shown words, count of shown words it
+        lacks).
+
+        If it contradicts a shown word, the first is empty.
+        """
         words = text.split()
         wrong = sum(
             plain(one) != plain(other) for one, other in zip(self.shown, words, strict=False)
@@ -43,5 +47,5 @@ class Agreed:
 
 
 def plain(word: str) -> str:
-    """A word without what a second pass may write differently."""
+    """Normalise a word: without case and punctuation, which a second pass may write differently."""
     return "".join(letter for letter in word.casefold() if letter.isalnum())

@@ -1,4 +1,4 @@
-"""What is answered of a sound: OpenAI's JSON, captions, and the events of a stream."""
+"""Responses of a transcription: OpenAI's JSON, captions, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .form import AudioForm
 from .languages import name_of
 
 POSITIONS_A_SECOND = 50
-"""Positions of the encoder's output: what a second of sound counts as prompt tokens in a key's
-limits and in the ledger."""
+"""Encoder positions per second of sound: each counts as a prompt token in a key's limits and in the
+ledger."""
 
 
 def used(seconds: float, pieces: Sequence[HeardSegment]) -> Usage:
-    """What a key is charged."""
+    """Return the usage that a key is charged."""
     found = Usage()
     found.known_prompt(0, round(seconds * POSITIONS_A_SECOND))
     found.completion = sum(len(piece.tokens) for piece in pieces)
@@ -30,7 +30,7 @@ def used(seconds: float, pieces: Sequence[HeardSegment]) -> Usage:
 
 
 def usage(seconds: float) -> SecondsUsage:
-    """Whole seconds of a sound, as OpenAI bills them."""
+    """Return the whole seconds of a sound, as OpenAI bills them."""
     return {"type": "duration", "seconds": math.ceil(seconds)}
 
 
@@ -47,7 +47,7 @@ def text_of(pieces: Sequence[HeardSegment]) -> str:
 
 
 def answer(form: AudioForm, task: str, pieces: Sequence[HeardSegment], end: SoundEnd) -> Response:
-    """The whole answer, in the form that was asked for."""
+    """Build the whole answer in the requested format."""
     kind = form.response_format
     if kind == "text":
         return Response(text_of(pieces) + "\n", media_type="text/plain; charset=utf-8")
@@ -101,7 +101,7 @@ def _verbose(
 
 
 def delta(form: AudioForm, pieces: Sequence[HeardSegment]) -> dict[str, Any]:
-    """The event of new segments."""
+    """Build the event of new segments."""
     event: dict[str, Any] = {
         "type": "transcript.text.delta",
         "delta": "".join(piece.text for piece in pieces),
@@ -110,7 +110,7 @@ def delta(form: AudioForm, pieces: Sequence[HeardSegment]) -> dict[str, Any]:
 
 
 def done(form: AudioForm, pieces: Sequence[HeardSegment], end: SoundEnd) -> dict[str, Any]:
-    """The event of the end, with all of the text."""
+    """Build the final event, with all of the text."""
     event: dict[str, Any] = {
         "type": "transcript.text.done",
         "text": text_of(pieces),

@@ -1,4 +1,4 @@
-"""What a server with a model that hears does for its routes."""
+"""Routes' implementation in a server with a transcription model."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 LIMITS = AudioLimits()
 LONG_SECONDS, LONG_BYTES = 600.0, 1 << 18
-"""Length of a sound from which decoding it takes seconds; size, where its head says no length."""
+"""Length in seconds from which decoding a sound takes seconds; size, if its header gives no
+length."""
 MOST_SESSIONS = 128
-"""Sessions of a server; one key may have half of them."""
+"""Maximum sessions of a server; one key may have half of them."""
 
 
 class HearingRoutes:
-    """One for each server."""
+    """Transcription service of one server."""
 
     def __init__(self, service: Service, engine: HearingEngine) -> None:
         self.service = service
@@ -43,7 +44,7 @@ class HearingRoutes:
         self._sessions = Shares(MOST_SESSIONS, "as many sessions are open as are allowed")
 
     async def transcribe(self, request: Request, task: str) -> Response:
-        """Answer a form with a file, whole or as a stream."""
+        """Answer a form with a sound file, whole or as a stream."""
         self.service.check_open(request.scope)
         self.engine.check_open()
         data, form = await read_form(request, LIMITS.bytes)
@@ -90,9 +91,9 @@ class HearingRoutes:
             hearing.cancel()
 
     async def _hearing(self, data: bytearray, options: HearOptions, name: str) -> Hearing:
-        """Decode the sound of a file and have it heard.
+        """Decode a sound file and begin its transcription.
 
-        The length that its head declares is counted before, and is the most that is decoded.
+        The length declared in its header is charged first, and is the most that is decoded.
         """
         seconds, limits = declared(data), LIMITS
         if seconds is not None:
@@ -112,7 +113,7 @@ class HearingRoutes:
 
 
 async def heard(hearing: Hearing) -> tuple[list[HeardSegment], SoundEnd]:
-    """All of a sound. Raises what ended it."""
+    """Collect all segments of a sound. Raises the error that ended it."""
     pieces: list[HeardSegment] = []
     async for news in hearing:
         pieces += news.pieces

@@ -1,4 +1,4 @@
-"""The form of a transcription, bounded while it arrives."""
+"""Form of a transcription request, bounded while it arrives."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..caller import BODY_SIZE
 from ..files.form import FormReader, boundary_of
 
 MOST_BESIDE = 64 * 1024
-"""Bytes of a form beside its file."""
+"""Bytes of a form in addition to its file."""
 MOST_PROMPT = 16 * 1024
-"""Bytes of a prompt; what is behind its last 224 tokens is not heard."""
+"""Bytes of a prompt; Whisper uses only its last 223 tokens."""
 MOST_PARTS = 24
 
 
@@ -32,7 +32,7 @@ class VadFields(BaseModel):
 
 
 class AudioForm(BaseModel):
-    """Fields of a transcription, or of a translation."""
+    """Fields of a transcription or a translation."""
 
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
@@ -46,7 +46,7 @@ class AudioForm(BaseModel):
     chunking_strategy: Literal["auto"] | VadFields | None = None
 
     def check(self) -> None:
-        """Raise `InvalidRequest` for what cannot be asked together."""
+        """Raise `InvalidRequest` for fields that exclude each other."""
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise InvalidRequest(
                 "timestamp_granularities needs response_format verbose_json",
@@ -65,8 +65,11 @@ _PARTS = {"chunking_strategy": VadFields}
 
 
 async def read_form(request: Request, most: int) -> tuple[bytearray, AudioForm]:
-    """The file's bytes and the fields. Raises `UnsupportedMediaType`, `TooLarge`, `Overloaded`,
-    `InvalidRequest`, and `ClientDisconnect`. `most`: bytes of the file."""
+    """Read the file's bytes and the fields.
+
+    `most`: bytes of the file. Raises `UnsupportedMediaType`, `TooLarge`, `Overloaded`,
+    `InvalidRequest`, and `ClientDisconnect`.
+    """
     boundary = boundary_of(request.headers.get("content-type", ""))
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most + MOST_BESIDE:
@@ -108,7 +111,7 @@ async def _counted(request: Request, most: int) -> AsyncIterator[bytes]:
 
 
 def _put(fields: dict[str, Any], name: str, text: str) -> None:
-    """A field as a client of forms writes it: a[] for a list, a[b] for an object's."""
+    """Add a form field: a[] adds to a list, a[b] sets a member of an object."""
     base, bracket, key = name.partition("[")
     key = key.removesuffix("]")
     if base in _LISTS and key == "":
@@ -119,7 +122,7 @@ def _put(fields: dict[str, Any], name: str, text: str) -> None:
             raise InvalidRequest(f"{base} is given in two ways", param=base)
         held[key] = text
     elif bracket:
-        fields[base] = text  # It is not known: its name is what the error is to say.
+        fields[base] = text  # The field is unknown: the error must show its name.
     elif name in fields:
         raise InvalidRequest(f"{name[:100]} must be given once", param=name[:100])
     elif base in _PARTS and text.startswith("{"):

@@ -1,4 +1,4 @@
-"""The handshake of a live session."""
+"""Handshake of a live session."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     from ..service import Service
 
 CLEAR_SECONDS = 5.0
-"""Time between two collections of what ended sessions left: megabytes that know each other."""
+"""Seconds between two garbage collections after sessions end: they leave megabytes in reference
+cycles."""
 
 
 class Live(Response):
-    """The answer to a handshake: the whole session."""
+    """Response to a handshake: it lasts for the whole session."""
 
     cleared = 0.0
 
     def __init__(
         self, service: Service, engine: HearingEngine, request: Request, places: Shares
     ) -> None:
-        """Raises what keeps the session from opening. `places`: of all sessions."""
+        """Check that the session may open; raise the reason if not. `places` bounds all
+        sessions."""
         super().__init__(status_code=101)
         del self.headers["content-length"]
         service.check_model(request.query_params.get("model"))

@@ -22,7 +22,7 @@ _CODES = {name: code for code, name in NAMES.items()}
 
 
 def code_of(language: str) -> str:
-    """The code of a code or of a name, in whatever letters; what is neither as it is."""
+    """Return the code of a language code or English name, in any case; else its part before "-"."""
     plain = language.strip().lower()
     return _CODES.get(plain, plain.partition("-")[0])
 

@@ -1,8 +1,8 @@
-"""A session over a websocket: samples in, words out while somebody speaks.
+"""Live transcription over a websocket: samples in, words out while the user speaks.
 
-One task reads the client's events, one transcribes what was committed, in order; while somebody
-speaks a third asks, again and again, what was said so far. Who does not read what it is sent is
-not read from either, so nothing piles up.
+One task reads the client's events; one transcribes committed turns in order. During speech a third
+transcribes the unfinished turn again and again. A client that does not read its events is not read
+from either, so nothing piles up.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from ..service import Service
 
 IDLE_SECONDS = 300.0
-"""Without an event of the client, after which a session ends."""
+"""Seconds without a client event after which a session ends."""
 UTTERANCE_SECONDS = 28.0
-"""After which somebody who does not pause is cut: a window has 30."""
+"""Seconds after which speech without a pause is cut: a window has 30."""
 BUFFER_SECONDS = 600.0
-"""Samples that wait to be committed, where the client does that."""
+"""Seconds of samples that may wait for the client's commit."""
 MOST_PENDING = 4
-"""Committed utterances that wait; beyond these the client is not read from."""
+"""Committed utterances that may wait; with more, the client is not read from."""
 FIRST_PARTIAL, PARTIAL_STEP = 0.7, 0.2
-"""Seconds of new speech that are worth a pass."""
+"""Seconds of new speech that justify a pass: the first one, and each further one."""
 LOOK_SECONDS = 1.0
 PIECE = 1 << 15
-"""Bytes of a message that are looked at before others have a turn of the event loop."""
+"""Bytes of a message processed before other tasks get a turn of the event loop."""
 FRAME_BYTES = 2 * FRAME
 
 
@@ -65,7 +65,8 @@ class LiveSession:
         *,
         beta: bool,
     ) -> None:
-        """`scope`: of its exchange, to which its samples are counted (`BodiesInFlight`)."""
+        """Create a session. Its samples are charged to the `scope` of its exchange
+        (`BodiesInFlight`)."""
         self._service, self._engine, self._account = service, engine, account
         self._events = SessionEvents(send, beta=beta)
         self.fields = SessionFields()
@@ -73,28 +74,28 @@ class LiveSession:
         """Samples of the session so far."""
         self._turns_made = 0
         self._before: str | None = None
-        """Id of the item before."""
+        """Id of the previous item."""
         self._scope = scope
         self._counted = 0
-        """Bytes of samples that are counted to the scope."""
+        """Bytes of samples charged to the scope."""
         self._coming = 0
-        """Most bytes that the message in hand may become."""
+        """Maximum bytes that the current message may become."""
         self._queued = 0
-        """Bytes of turns that are committed and not transcribed."""
+        """Bytes of turns that are committed and not yet transcribed."""
         self._rest = bytearray()
-        """What is no whole frame yet."""
+        """Samples that do not fill a frame yet."""
         self._lead = bytearray()
-        """Frames before speech, as many as are kept."""
+        """Frames kept from before speech began."""
         self._turn: SpokenTurn | None = None
         self._partial: asyncio.Task[None] | None = None
         self._pending: asyncio.Queue[SpokenTurn | None] = asyncio.Queue(MOST_PENDING)
         self._tasks = TaskWatch()
         self._configure(self.fields)
 
-    # The session as a whole
+    # Whole session
 
     async def run(self, receive: Receive, socket: Socket) -> None:
-        """Until the client leaves, or the server has a reason to end it."""
+        """Run until the client leaves, or the server has a reason to end the session."""
         finishing = asyncio.ensure_future(self._finish(socket))
         try:
             await self._events.session("created", self.fields.shown())
@@ -110,7 +111,7 @@ class LiveSession:
                     await asyncio.wait({task})
 
     async def _read(self, receive: Receive, socket: Socket) -> None:
-        """Take events until there are no more; waits where too much is pending."""
+        """Process events until there are no more; wait if too much is pending."""
         begun = heard = time.monotonic()
         coming: asyncio.Future[Message] = asyncio.ensure_future(receive())
         try:
@@ -130,13 +131,13 @@ class LiveSession:
                 heard = now
                 await self._take(message)
                 if socket.lost:
-                    return  # What it had sent before it left is nobody's any more.
+                    return  # Events sent before it left are dropped.
                 coming = asyncio.ensure_future(receive())
         finally:
             coming.cancel()
 
     def _over(self, age: float, idle: float) -> str:
-        """Why it has to end, or nothing."""
+        """Return why the session has to end, or ""."""
         if self._service.draining:
             return "the server is shutting down"
         if age > SESSION_SECONDS:
@@ -146,7 +147,7 @@ class LiveSession:
         return ""
 
     async def _take(self, message: Message) -> None:
-        """Obey one event; whatever is wrong with it is told and harms nothing."""
+        """Process one event; report any error in it and go on."""
         event: Any = None
         try:
             if message.get("text") is None:
@@ -217,7 +218,7 @@ class LiveSession:
             self._lead.clear()
 
     async def _look_back(self) -> None:
-        """Find the turns in what was appended while nobody looked for them."""
+        """Find the turns in the samples appended while turn detection was off."""
         turn = self._turn
         if turn is None or self._turns is None:
             return
@@ -251,7 +252,7 @@ class LiveSession:
     async def _in_pieces(
         self, data: bytes | bytearray, take: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        """Take samples with a turn of the event loop for others after each piece."""
+        """Process samples in pieces; after each one other tasks get a turn of the event loop."""
         for at in range(0, len(data), PIECE):
             if at:
                 await asyncio.sleep(0)
@@ -265,7 +266,7 @@ class LiveSession:
             await self._follow(samples)
 
     def _count(self) -> None:
-        """Count what the session holds. Raises `Overloaded`, where a message is in hand."""
+        """Charge the bytes that the session holds. Raises `Overloaded` during a message."""
         turn = len(self._turn.data) if self._turn is not None else 0
         held = turn + len(self._rest) + len(self._lead) + self._queued + self._coming
         change, bodies = held - self._counted, self._service.bodies
@@ -278,7 +279,7 @@ class LiveSession:
         self._counted = held
 
     def _feed(self, samples: bytes, *, last: bool) -> None:
-        """Add samples to the turn of now, which begins with them if there is none."""
+        """Add samples to the current turn; begin a turn if there is none."""
         if self._turn is None:
             self._turn = self._new_turn(self._samples)
         before = len(self._turn.data)
@@ -289,7 +290,7 @@ class LiveSession:
         self._samples += (len(self._turn.data) - before) // 2
 
     async def _follow(self, samples: bytes) -> None:
-        """Look frame by frame for where somebody begins to speak, and ends."""
+        """Detect frame by frame where speech begins and ends."""
         assert self._turns is not None
         self._rest += samples
         whole = len(self._rest) // FRAME_BYTES * FRAME_BYTES
@@ -334,7 +335,7 @@ class LiveSession:
         self._rest.clear()
 
     def _end_turn(self) -> SpokenTurn | None:
-        """End the turn of now and return it."""
+        """End the current turn and return it."""
         turn, self._turn = self._turn, None
         self._lead.clear()
         if self._turns is not None:
@@ -349,7 +350,7 @@ class LiveSession:
                 self._pending.put_nowait(turn)
 
     async def _commit(self) -> None:
-        """Make the turn of now an item of the conversation, to be transcribed."""
+        """Commit the current turn as an item of the conversation and queue it for transcription."""
         turn = self._end_turn()
         assert turn is not None
         self._queued += len(turn.data)
@@ -360,8 +361,8 @@ class LiveSession:
     # Words
 
     def _ask(self) -> None:
-        """Have a further pass over what is being said, where there is enough of it and none is
-        under way."""
+        """Start another pass over the unfinished turn if it has enough new speech and no pass is
+        running."""
         turn = self._turn
         if turn is None or (self._partial is not None and not self._partial.done()):
             return
@@ -369,7 +370,7 @@ class LiveSession:
         if fresh < (PARTIAL_STEP if turn.heard else FIRST_PARTIAL):
             return
         if turn.count > UTTERANCE_SECONDS * RATE:
-            return  # Longer than a window, which a client may commit: it is heard in the end.
+            return  # A client may commit more than a window holds; the final pass transcribes it.
         self._partial = self._tasks.errand("partial", self._guess(turn))
 
     async def _guess(self, turn: SpokenTurn) -> None:
@@ -377,7 +378,7 @@ class LiveSession:
         try:
             pieces = await self._heard(bytes(turn.data), live=True)
         except HeadraceError:
-            return  # The final pass tells what is wrong.
+            return  # The final pass reports the error.
         text = answers.text_of(pieces)
         if turn is not self._turn or not text:
             return
@@ -389,7 +390,7 @@ class LiveSession:
         self._ask()
 
     async def _finish(self, socket: Socket) -> None:
-        """Transcribe what was committed, one after the other, for a client that is there."""
+        """Transcribe committed turns in order, while the client is connected."""
         while (turn := await self._pending.get()) is not None:
             try:
                 if not socket.lost:
@@ -428,7 +429,7 @@ class LiveSession:
         count = len(data) // 2
         payload = self._engine.payload(CALLER.get().owner, count)
         try:
-            # Nothing ends it, and it is waited for: the file is its to write to.
+            # It cannot be stopped, and is awaited because it writes to the file.
             writing = partial(write_floats, payload.file, data)
             await self._service.hands.stoppable(writing, lambda: None, large=False)
         except BaseException:
@@ -451,7 +452,8 @@ class LiveSession:
 
 
 def _decoded(text: str) -> Any:
-    """Decode an event. Raises `InvalidRequest`, also for half a surrogate, which has no echo."""
+    """Decode an event. Raises `InvalidRequest`, also for a lone surrogate, which cannot be
+    echoed."""
     try:
         return any_json(text)
     except Undecodable:

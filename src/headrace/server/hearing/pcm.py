@@ -1,4 +1,4 @@
-"""Samples of a session's client, in whichever of its formats, to 16 bits at 16 kHz."""
+"""Conversion of a session's samples, in any of its formats, to 16 bits at 16 kHz."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ...media import RATE
 Floats = npt.NDArray[np.float32]
 FULL = np.float32(32768)
 LATE = 2048
-"""Samples that a resampler may have held back, at most."""
+"""Maximum samples that a resampler may hold back."""
 PCM_RATES = (16_000, 24_000)
 
 
 def _mu_law() -> Floats:
-    """Sample of each code, by ITU-T G.711."""
+    """Compute the sample of each code, by ITU-T G.711."""
     code = ~np.arange(256, dtype=np.int32) & 0xFF
     size = (((code & 0x0F) << 3) + 0x84 << ((code & 0x70) >> 4)) - 0x84
     return (np.where(code & 0x80, -size, size) / 32768).astype(np.float32)
 
 
 def _a_law() -> Floats:
-    """Sample of each code, by ITU-T G.711."""
+    """Compute the sample of each code, by ITU-T G.711."""
     code = np.arange(256, dtype=np.int32) ^ 0x55
     part, low = (code & 0x70) >> 4, (code & 0x0F) << 4
     size = np.where(part == 0, low + 8, (low + 0x108) << np.maximum(part - 1, 0))
@@ -43,22 +43,24 @@ class Intake:
     """One stream of samples."""
 
     def __init__(self, format: str, rate: int) -> None:
-        """`format`: audio/pcm (16 bits, little endian), audio/pcmu or audio/pcma. Raises
-        `PackageAbsent`."""
+        """Prepare a conversion from audio/pcm (16 bits, little endian), audio/pcmu or audio/pcma.
+
+        Raises `PackageAbsent`.
+        """
         soxr = needed("soxr", "sessions", "audio")
         self._table = _TABLES.get(format)
         self._rate = rate
         self._new: Any = partial(soxr.ResampleStream, rate, RATE, 1, dtype="float32")
         self._stream: Any = None if rate == RATE else self._new()
         self._odd = b""
-        """First byte of a sample whose second has not come."""
+        """First byte of a sample whose second byte has not arrived."""
 
     def most(self, size: int) -> int:
-        """Return the most samples that can come of so many bytes."""
+        """Return the maximum number of samples that `size` bytes can become."""
         return (size if self._table is not None else size // 2 + 1) * RATE // self._rate + LATE
 
     def take(self, data: bytes) -> bytes:
-        """Convert the next bytes of the stream: nearly all of them, samples of 16 bits."""
+        """Convert the next bytes of the stream to 16-bit samples; a resampler holds back a few."""
         if self._table is not None:
             samples: Floats = self._table[np.frombuffer(data, np.uint8)]
         else:
@@ -71,7 +73,7 @@ class Intake:
         return _of_floats(samples if self._stream is None else self._stream.resample_chunk(samples))
 
     def rest(self) -> bytes:
-        """Return what a resampler still held back, which begins anew."""
+        """Return the samples that the resampler held back, and reset it."""
         if self._stream is None:
             return b""
         held: Floats = self._stream.resample_chunk(np.empty(0, np.float32), last=True)
@@ -79,7 +81,7 @@ class Intake:
         return _of_floats(held)
 
     def clear(self) -> None:
-        """Forget what came: the next byte is the first of a sample."""
+        """Drop buffered data: the next byte is the first of a sample."""
         self.rest()
         self._odd = b""
 
@@ -95,7 +97,7 @@ def _of_floats(samples: Floats) -> bytes:
 
 
 def decoded(text: Any) -> bytes:
-    """Bytes of an event's base64. Raises `InvalidRequest`."""
+    """Decode the base64 of an event. Raises `InvalidRequest`."""
     if not isinstance(text, str):
         raise InvalidRequest("audio must be base64", param="audio")
     try:

@@ -1,4 +1,4 @@
-"""What a client may say of its session, in OpenAI's two shapes: of now, and of the beta."""
+"""Settings of a session, in OpenAI's two formats: the current one and the beta's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AudioFormat(_Strict):
 
 
 class ServerVad(_Strict):
-    """How turns are told apart; fields about answers have nothing to do here and are taken."""
+    """Settings of turn detection. Fields about answers have no effect here and are accepted."""
 
     type: Literal["server_vad"] = "server_vad"
     threshold: float | None = Field(None, ge=0, le=1)
@@ -67,7 +67,7 @@ class SessionAudio(_Strict):
 
 
 class SessionFields(_Strict):
-    """A session: `session` of `session.update`, and of the answers."""
+    """Session settings: `session` in `session.update` and in the answers."""
 
     type: Literal["transcription"] = "transcription"
     audio: SessionAudio = Field(default_factory=SessionAudio)
@@ -79,7 +79,7 @@ class SessionFields(_Strict):
         return given.rate or (24_000 if given.type == "audio/pcm" else 8_000)
 
     def shown(self) -> dict[str, Any]:
-        """The session as a client is told it, with the rate that it left out."""
+        """Return the session as sent to the client, with the rate filled in."""
         plain = self.model_dump()
         plain["audio"]["input"]["format"]["rate"] = self.rate
         return plain
@@ -95,7 +95,8 @@ class SessionFields(_Strict):
         return (said.prompt or "") if said is not None else ""
 
     def updated(self, change: dict[str, Any]) -> SessionFields:
-        """With what `change` says; what it leaves out stays. Raises `InvalidRequest`."""
+        """Return the settings with `change` applied; absent fields stay. Raises
+        `InvalidRequest`."""
         changed = converted(_merged(self.model_dump(), change), SessionFields)
         given = changed.audio.input.format
         right = PCM_RATES if given.type == "audio/pcm" else (8_000,)
@@ -108,7 +109,7 @@ class SessionFields(_Strict):
 
 
 def of_beta(change: dict[str, Any]) -> dict[str, Any]:
-    """A change as the beta wrote it, in today's shape. Raises `InvalidRequest`."""
+    """Convert a change in the beta's format to the current one. Raises `InvalidRequest`."""
     source: dict[str, Any] = {}
     for name, value in change.items():
         if name == "input_audio_format":

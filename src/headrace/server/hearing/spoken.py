@@ -1,4 +1,4 @@
-"""Samples that a session holds: 16 bits each at 16 kHz, whatever format they came in."""
+"""Samples that a session holds: 16 bits at 16 kHz, whatever format they arrived in."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .agreed import Agreed
 from .pcm import floats
 
 PIECE = 1 << 16
-"""Bytes that are made fp32 at once."""
+"""Bytes converted to fp32 at once."""
 
 
 class SpokenTurn:
-    """Speech from one pause to the next, and the words told of it."""
+    """Speech from one pause to the next, and the words already sent of it."""
 
     def __init__(self, first: int, place: int) -> None:
         self.id = f"item_{secrets.token_hex(12)}"
         self.first = first
-        """Number of its first sample in the session."""
+        """Index of its first sample in the session."""
         self.place = place
         self.data = bytearray()
         """Samples, 16 bits each."""
         self.heard = 0
-        """Samples that the latest pass was given."""
+        """Number of samples that the latest pass was given."""
         self.begun = time.monotonic()
         self.agreed = Agreed()
 
@@ -34,7 +34,7 @@ class SpokenTurn:
 
 
 def write_floats(file: BinaryIO, data: bytes | bytearray) -> None:
-    """Write samples of 16 bits as fp32, piece by piece."""
+    """Write 16-bit samples as fp32, piece by piece."""
     view = memoryview(data)
     for at in range(0, len(view), PIECE):
         file.write(floats(view[at : at + PIECE]).tobytes())

@@ -1,4 +1,4 @@
-"""The events that a live session sends, one after the other."""
+"""Events that a live session sends, in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
 class SessionEvents:
-    """Sends the events of one session; `beta`: with the names that the beta had."""
+    """Sender of one session's events; `beta`: with the names of the beta."""
 
     def __init__(self, send: Send, *, beta: bool) -> None:
         self._send = send
@@ -37,18 +37,18 @@ class SessionEvents:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def item(self, kind: str, turn: SpokenTurn, **fields: Any) -> None:
-        """Send what happened to the transcription of a turn."""
+        """Send an event about the transcription of a turn."""
         await self.tell(f"{_TRANSCRIPTION}.{kind}", item_id=turn.id, content_index=0, **fields)
 
     async def failed(self, turn: SpokenTurn, error: HeadraceError) -> None:
         await self.item("failed", turn, **error_body(error))
 
     async def error(self, error: HeadraceError, event_id: str | None = None) -> None:
-        """`event_id`: of the client's event that was wrong."""
+        """Send an error. `event_id` is that of the client's wrong event."""
         await self.tell("error", error={**error_body(error)["error"], "event_id": event_id})
 
     async def session(self, what: str, shown: dict[str, Any]) -> None:
-        """Send the session, which was created or updated."""
+        """Send the session that was created or updated."""
         kind = "transcription_session" if self.beta else "session"
         session = {
             "id": self._id,
@@ -59,7 +59,7 @@ class SessionEvents:
         await self.tell(f"{kind}.{what}", session=session)
 
     async def committed(self, turn: SpokenTurn, before: str | None) -> None:
-        """Send that a turn is an item of the conversation, after the item `before`."""
+        """Report that a turn became an item of the conversation, after the item `before`."""
         named = {"item_id": turn.id, "previous_item_id": before}
         await self.tell("input_audio_buffer.committed", **named)
         item = {

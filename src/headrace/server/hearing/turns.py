@@ -1,9 +1,9 @@
-"""Tells when somebody speaks, while it is heard: by loudness over frames of 30 ms.
+"""Voice activity detection in real time: by loudness over frames of 30 ms.
 
-A frame is loud where it is some dB above the quiet that was there before, and above -55 dBFS. The
-quiet is followed at once downwards and slowly upwards, so a fan that is switched on is quiet again
-after some seconds. Speech begins with three loud frames of four, and ends when none was for as
-long as the client wants it.
+A frame is loud if it is a number of dB above the preceding background level, and above -55 dBFS.
+The background level follows quieter frames quickly and louder ones slowly, so a fan that is
+switched on counts as quiet after some seconds. Speech begins with three loud frames of four. It
+ends when no frame was loud for as long as the client set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...speech.voice import Pauses
 FRAME = 480
 _FLOOR = -55.0
 _RISE, _RISE_SPEAKING = 0.05, 0.003
-"""Share of the way to a louder frame that the quiet goes with it."""
+"""Share by which the background level approaches a louder frame."""
 
 
 class TurnChange(Enum):
@@ -29,7 +29,7 @@ class TurnChange(Enum):
 
 
 class TurnFollower:
-    """Follows one stream of samples, a frame at a time."""
+    """Detector for one stream of samples, a frame at a time."""
 
     def __init__(self, pauses: Pauses) -> None:
         self._above = 18.0 * pauses.threshold
@@ -40,7 +40,7 @@ class TurnFollower:
         self.speaking = False
 
     def frame(self, samples: npt.NDArray[np.float32]) -> TurnChange | None:
-        """What `FRAME` further samples change."""
+        """Process the next `FRAME` samples; return a beginning or end of speech, or None."""
         power = float(np.dot(samples, samples)) / FRAME
         level = 10 * np.log10(power + 1e-10)
         loud = level > max(self._quiet + self._above, _FLOOR)
@@ -59,6 +59,6 @@ class TurnFollower:
         return TurnChange.ENDED
 
     def end(self) -> None:
-        """Whoever spoke has ended, whatever is heard."""
+        """End the current speech, whatever follows."""
         self.speaking = False
         self._recent.clear()

@@ -1,8 +1,8 @@
-"""Serves the page.
+"""Routes of the page.
 
-The files are read once. Everything but the entry lies under a path that contains the hash of
-their contents and may be kept for ever; the entry is asked for again each time and answers 304
-where nothing changed. So a new version is seen at once, and a reload costs one small exchange.
+The files are read once. All files except the entry lie under a path with the hash of their contents
+and may be cached for ever. The entry is revalidated each time and answers 304 if nothing changed.
+So a new version is seen at once, and a reload costs one small exchange.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ASK_AGAIN = "no-cache"
 
 
 class Kept(NamedTuple):
-    """A file in both of the forms in which it is sent."""
+    """A file in both forms in which it is sent."""
 
     kind: str
     plain: bytes
@@ -57,7 +57,8 @@ def _kept(name: str, content: bytes) -> Kept:
 
 
 def load() -> tuple[str, dict[str, Kept]]:
-    """(hash of all files, the files by name); the entry's links carry the hash."""
+    """Load the files; return (hash of all files, files by name). The entry's links carry the
+    hash."""
     read = {
         entry.name: entry.read_bytes()
         for entry in sorted(files(__package__).iterdir(), key=lambda entry: entry.name)
@@ -67,7 +68,7 @@ def load() -> tuple[str, dict[str, Kept]]:
     for name, content in read.items():
         digest.update(name.encode() + b"\0" + content)
     version = digest.hexdigest()[:16]
-    # Relative, so that the page also works where a proxy serves it under a path of its own.
+    # Relative, so that the page also works if a proxy serves it under its own path.
     read[ENTRY] = read[ENTRY].replace(b"@base", f"page/{version}".encode())
     return version, {name: _kept(name, content) for name, content in read.items()}
 
@@ -88,13 +89,13 @@ def answer(request: Request, kept: Kept, cache: str) -> Response:
 
 @router.get("/")
 async def page(request: Request) -> Response:
-    """The playground and the live view."""
+    """Serve the playground and the live view."""
     return answer(request, FILES[ENTRY], ASK_AGAIN)
 
 
 @router.get("/page/{version}/{name}")
 async def file(request: Request, version: str, name: str) -> Response:
-    """A file of the page; of an older version there is nothing any more."""
+    """Serve a file of the page; files of older versions are not found."""
     kept = FILES.get(name)
     if kept is None or version != VERSION or name == ENTRY:
         raise NotFound(f"there is no file {name[:100]!r} of this page")
@@ -103,5 +104,5 @@ async def file(request: Request, version: str, name: str) -> Response:
 
 @router.get("/favicon.ico")
 async def icon(request: Request) -> Response:
-    """For browsers that ask without being told."""
+    """Serve the icon to browsers that request it by convention."""
     return answer(request, FILES["icon.svg"], ASK_AGAIN)

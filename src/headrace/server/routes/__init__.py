@@ -1,1 +1,1 @@
-"""One folder per endpoint: `route` (path), `schema` (bodies), `serve` (what it does)."""
+"""Routes, one folder per endpoint: `route` (path), `schema` (bodies), `serve` (implementation)."""

@@ -1,4 +1,4 @@
-"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them."""
+"""Routes `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FORBIDDEN = {"model": ErrorReply, "description": "The folder is not one that may
 
 
 class LoadBody(Body):
-    lora_name: str = Field(description="The name by which requests ask for it, as model.")
-    lora_path: str = Field(max_length=4096, description="A folder below one of adapter_roots.")
+    lora_name: str = Field(description="Name that requests give as model.")
+    lora_path: str = Field(max_length=4096, description="Folder below one of adapter_roots.")
 
 
 class UnloadBody(Body):
@@ -39,7 +39,7 @@ async def load(request: Request) -> Response:
     try:
         await service.engine.load_adapter(body.lora_name, body.lora_path)
     except (ModelFileError, UnsupportedModel) as error:
-        # Not a fault of this server, as it is where its own model cannot be read.
+        # Not a server fault, unlike an unreadable model of the server's own.
         raise InvalidRequest(error.message, param="lora_path") from None
     return json_response({"loaded": body.lora_name})
 
@@ -47,7 +47,7 @@ async def load(request: Request) -> Response:
 @router.post("/v1/unload_lora_adapter", responses=replies(dict[str, str]))
 @takes(UnloadBody)
 async def unload(request: Request) -> Response:
-    """Unload a LoRA adapter; requests that have it are finished."""
+    """Unload a LoRA adapter; requests that use it are finished."""
     service = of(request)
     body = await read_model(request, UnloadBody, service.options.max_body)
     await service.engine.unload_adapter(body.lora_name)

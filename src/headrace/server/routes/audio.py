@@ -1,5 +1,5 @@
-"""`/v1/audio`, what is said in a file of sound and the sound of a text; `/v1/realtime`, a session
-over a websocket, in which speech is transcribed while it goes on."""
+"""Routes `/v1/audio` (transcription and speech synthesis) and `/v1/realtime` (live transcription
+over a websocket)."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ SOUND = raw(*_KINDS, also=tuple(ERRORS))
 @router.post("/v1/audio/transcriptions", responses=replies(TranscriptionReply, stream=True))
 @takes_form(FORM)
 async def transcriptions(request: Request) -> Response:
-    """The text of a sound, in its own language."""
+    """Transcribe a sound file in its own language."""
     return await of(request).ears.transcribe(request, "transcribe")
 
 
 @router.post("/v1/audio/translations", responses=replies(TranscriptionReply, stream=True))
 @takes_form(FORM)
 async def translations(request: Request) -> Response:
-    """The text of a sound, in English."""
+    """Translate the speech of a sound file into English text."""
     return await of(request).ears.transcribe(request, "translate")
 
 
 @router.post("/v1/audio/speech", responses=SOUND)
 @takes(SpeechBody)
 async def speech(request: Request) -> Response:
-    """The sound of a text, while it is made."""
+    """Synthesise speech from a text and send it while it is generated."""
     service, body = await entered(request, SpeechBody)
     return await service.voices.speak(request, body)
 

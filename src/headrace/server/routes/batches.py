@@ -1,4 +1,4 @@
-"""`/v1/batches`: many requests in a file, done beside the others."""
+"""Route `/v1/batches`: many requests in a file, run in the background."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ class OutputExpiry(Body):
 
 
 class BatchBody(Body):
-    input_file_id: str = Field(max_length=128, description="An uploaded file of purpose batch.")
+    input_file_id: str = Field(
+        max_length=128, description="Id of an uploaded file with purpose batch."
+    )
     endpoint: Endpoint
     completion_window: str = Field(
         pattern=r"^([1-9]|[1-9][0-9]|1[0-5][0-9]|16[0-8])h$",
-        description="Hours after which what is not done expires: 24h, from 1h to 168h.",
+        description="Time after which unfinished requests expire: 1h to 168h, e.g. 24h.",
     )
     metadata: dict[MetadataKey, MetadataValue] | None = Field(None, max_length=16)
     output_expires_after: OutputExpiry | None = None
@@ -119,7 +121,7 @@ class BatchList(TypedDict):
 router = APIRouter(tags=["OpenAI"])
 
 MOST_UNFINISHED = 100
-"""Batches of one owner that are not done."""
+"""Maximum unfinished batches of one owner."""
 
 
 def _runner(request: Request) -> BatchRunner:
@@ -136,7 +138,7 @@ def _reply(request: Request, batch: Batch) -> dict[str, object]:
 @router.post("/v1/batches", responses=replies(BatchReply))
 @takes(BatchBody)
 async def create(request: Request) -> Response:
-    """Begin to do the requests of a file."""
+    """Start the requests of a file."""
     runner, owner = _runner(request), owner_of(request)
     body = await read_model(request, BatchBody, of(request).options.max_body)
     try:
@@ -154,7 +156,7 @@ async def create(request: Request) -> Response:
         raise RateLimited(
             f"at most {MOST_UNFINISHED} batches of one key are done at a time", retry_after=60.0
         )
-    # One that was begun may go over the quota, so that little work is lost: the bound is here.
+    # A begun batch may exceed the quota, so that little work is lost: the limit is checked here.
     await runner.files.check_quota(owner, param="input_file_id")
     now = int(runner.clock())
     batch = Batch(
@@ -182,7 +184,7 @@ async def listed(
     after: Annotated[str | None, Query(max_length=128)] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Response:
-    """The caller's batches, newest first."""
+    """List the caller's batches, newest first."""
     runner = _runner(request)
     found, more = await runner.book.listed(owner_of(request), after=after, limit=limit)
     return page_response([_reply(request, runner.live(batch)) for batch in found], more=more)
@@ -190,7 +192,7 @@ async def listed(
 
 @router.get("/v1/batches/{batch_id}", responses=replies(BatchReply, body=False, kept=True))
 async def retrieve(request: Request, batch_id: str) -> Response:
-    """How far a batch is."""
+    """Return the state of a batch."""
     runner = _runner(request)
     batch = await runner.book.get(batch_id, owner_of(request))
     return json_response(_reply(request, runner.live(batch)))
@@ -198,7 +200,7 @@ async def retrieve(request: Request, batch_id: str) -> Response:
 
 @router.post("/v1/batches/{batch_id}/cancel", responses=replies(BatchReply))
 async def cancel(request: Request, batch_id: str) -> Response:
-    """Stop a batch; what is done of it stays."""
+    """Cancel a batch; finished results are kept."""
     runner = _runner(request)
     batch = runner.live(await runner.book.get(batch_id, owner_of(request)))
     if batch.status in ("cancelling", "cancelled"):

@@ -1,4 +1,4 @@
-"""vLLM's development routes, for an operator: sleep and wake, cache reset, profile."""
+"""vLLM's development routes for operators: sleep and wake, cache reset, profile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SleepReply(TypedDict):
     is_sleeping: bool
     level: int
     kv_bytes: NotRequired[int]
-    """Bytes of the KV pool that were given back."""
+    """Bytes of the KV pool that were freed."""
 
 
 class SleepingReply(TypedDict):
@@ -29,23 +29,23 @@ class SleepingReply(TypedDict):
 
 class ResetReply(TypedDict):
     blocks: int
-    """Blocks that could have been found again."""
+    """Cached blocks that were dropped."""
 
 
 class ProfileReply(TypedDict):
     path: str
-    """On the server's disk; open it in ui.perfetto.dev."""
+    """Path on the server's disk; open the file in ui.perfetto.dev."""
     steps: int
     left_out: int
-    """Later steps that are not in the profile, because the recording was full."""
+    """Later steps missing from the profile because the recording was full."""
 
 
 router = APIRouter(tags=["operator"])
 
 
 def _only_known(request: Request, *names: str) -> None:
-    """Raise where the query asks for something that this server does not know: it would be
-    believed to have been done."""
+    """Raise `InvalidRequest` for an unknown query parameter: its sender would believe that it had
+    an effect."""
     for name in request.query_params:
         if name not in names:
             raise InvalidRequest(
@@ -58,10 +58,10 @@ async def sleep(
     request: Request,
     level: Annotated[int, Query(ge=1, le=2, description="1: KV memory; 2: weights too.")] = 1,
     mode: Annotated[
-        Literal["abort", "wait"], Query(description="What becomes of requests in work.")
+        Literal["abort", "wait"], Query(description="Treatment of requests in work.")
     ] = "abort",
 ) -> Response:
-    """Give the engine's memory back; requests are refused until it is woken."""
+    """Free the engine's memory; requests are refused until it is woken."""
     _only_known(request, "level", "mode")
     operations = of(request).engine.operations
     facts = await operations.sleep(level, mode)
@@ -76,10 +76,10 @@ async def wake_up(
     request: Request,
     tags: Annotated[
         list[Literal["weights", "kv_cache"]],
-        Query(description="What to wake, all that sleeps: a part alone is refused."),
+        Query(description="Parts to wake: all that sleep; fewer are refused."),
     ] = [],  # noqa: B006 - FastAPI copies it
 ) -> Response:
-    """Take the memory again; answered when requests are served."""
+    """Allocate the memory again; the answer comes when requests are served."""
     _only_known(request, "tags")
     operations = of(request).engine.operations
     asleep = {1: {"kv_cache"}, 2: {"kv_cache", "weights"}}.get(operations.asleep, set())
@@ -95,27 +95,27 @@ async def wake_up(
 
 @router.get("/is_sleeping", responses=replies(SleepingReply, body=False))
 async def is_sleeping(request: Request) -> Response:
-    """Whether, and how deep."""
+    """Return whether the engine sleeps, and at which level."""
     level = of(request).engine.operations.asleep
     return json_response({"is_sleeping": level > 0, "level": level})
 
 
 @router.post("/reset_prefix_cache", responses=replies(ResetReply, body=False))
 async def reset_prefix_cache(request: Request) -> Response:
-    """Forget all prefixes: what comes next is computed anew."""
+    """Drop all cached prefixes; later requests recompute them."""
     facts = await of(request).engine.operations.reset_prefix_cache()
     return json_response({"blocks": int(facts["blocks"])})
 
 
 @router.post("/start_profile", responses=replies(dict[str, bool], bad_query=True))
 async def start_profile(request: Request) -> Response:
-    """Record the engine's steps from now on."""
+    """Start recording the engine's steps."""
     await of(request).engine.operations.start_profile()
     return json_response({"recording": True})
 
 
 @router.post("/stop_profile", responses=replies(ProfileReply, bad_query=True))
 async def stop_profile(request: Request) -> Response:
-    """Write what was recorded as the timeline that `headrace profile` writes."""
+    """Write the recording as a timeline, as `headrace profile` does."""
     made = await of(request).engine.operations.stop_profile()
     return json_response({"path": str(made.path), "steps": made.steps, "left_out": made.left_out})

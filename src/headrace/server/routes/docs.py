@@ -1,4 +1,4 @@
-"""The API's document as a page: no script, no asset of another site."""
+"""OpenAPI document as a page: no script, no asset of another site."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Schema = dict[str, Any]
 
 
 def rendered(document: Schema, base: str) -> str:
-    """The page of an OpenAPI document; `base`: the folder of the style sheets."""
+    """Render the page of an OpenAPI document; `base`: the folder of the style sheets."""
     groups: dict[str, list[str]] = {}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -130,7 +130,8 @@ def _resolved(document: Schema, schema: Schema) -> Schema:
 
 
 def _kind(document: Schema, schema: Schema, depth: int = 2) -> str:
-    """A type in words; objects show their fields' names, two levels of lists at most."""
+    """Describe a type in words; objects show their fields' names, at most two levels of lists
+    deep."""
     if "$ref" in schema:
         inner = _resolved(document, schema)
         return f"{{{', '.join(inner.get('properties', {}))}}}" if depth else "object"

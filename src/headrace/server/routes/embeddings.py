@@ -1,4 +1,4 @@
-"""`/v1/embeddings`."""
+"""Route `/v1/embeddings`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ..wire import json_response
 
 
 class VectorFields(Body):
-    """What the routes that make vectors share."""
+    """Fields common to the routes that return vectors."""
 
-    model: str | None = Field(None, description="Served name; none: the model that is served.")
+    model: str | None = Field(None, description="Served name; null: the served model.")
     truncate_prompt_tokens: Integer | None = Field(
         None,
-        description="Cut a longer input at its end to so many tokens (-1: to what fits); none: "
+        description="Maximum input tokens; a longer input is cut at its end (-1: to fit); null: "
         "a longer input is an error.",
     )
     priority: Integer | None = Field(
@@ -41,14 +41,14 @@ class VectorFields(Body):
     )
     request_id: str | None = Field(None, max_length=128, pattern=r"^[\x21-\x7e]+$")
     truncate: Literal["NONE", "END"] | None = Field(
-        None, description="NIM's word: END cuts what does not fit, NONE is an error."
+        None, description="NIM's field: END cuts inputs that do not fit; NONE makes them errors."
     )
     input_type: Any = inert("no model served here has a prefix for the kinds of input")
     user: Any = inert("nothing is kept about users")
 
     @property
     def cut(self) -> int | None:
-        """`truncate_prompt_tokens`, or what `truncate` says of it."""
+        """Value of `truncate_prompt_tokens`, or the equivalent of `truncate`."""
         if self.truncate == "END" and self.truncate_prompt_tokens is None:
             return -1
         return self.truncate_prompt_tokens
@@ -57,13 +57,13 @@ class VectorFields(Body):
 class EmbeddingBody(VectorFields):
     IDS: ClassVar = "input"
     input: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
-        description="Text, token ids, or a list of either. Ids are taken as they are."
+        description="Text, token ids, or a list of either. Ids are used unchanged."
     )
     encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="base64: the little-endian 32-bit floats."
+        None, description="base64: little-endian 32-bit floats."
     )
     dimensions: Integer | None = Field(
-        None, description="Length of the vectors; shorter only where the model was made for it."
+        None, description="Length of the vectors; shorter only if the model was trained for it."
     )
 
 
@@ -94,7 +94,7 @@ Encoded = list[float] | str
 @router.post("/v1/embeddings", responses=replies(EmbeddingReply))
 @takes(EmbeddingBody)
 async def embeddings(request: Request) -> Response:
-    """The vectors of one or more inputs."""
+    """Return the embedding vectors of one or more inputs."""
     service, body = await entered(request, EmbeddingBody)
     _, found, usage = await embedded(service, request, body, "embd")
     data = [
@@ -107,12 +107,12 @@ async def embeddings(request: Request) -> Response:
 async def embedded(
     service: Service, request: Request, body: EmbeddingBody, kind: str
 ) -> tuple[str, list[Encoded], VectorUsage]:
-    """(id of the request, which begins with its `kind`, vectors, usage)"""
+    """Compute embeddings; return (request id, which begins with its `kind`; vectors; usage)."""
     service.check_model(body.model)
     check_vectors(service, pairs=False)
     size = dimensions_of(service, body.dimensions)
     limit = cut_limit(body.cut, service.engine.max_context)
-    # In a thread: a long list would hold up the streams.
+    # In a thread: a long list would delay the streams.
     inputs = await service.hands.run(_inputs, service, body, limit)
     name, found, usage = await computed(service, request, body, inputs, "vector", kind, "input")
     return name, [_encoded(shortened(each, size), body.encoding_format) for each in found], usage
@@ -127,7 +127,7 @@ async def computed(
     kind: str,
     param: str,
 ) -> tuple[str, list[list[float]], VectorUsage]:
-    """(id of the request, what the model makes of each input, usage), while the client stays."""
+    """Compute `task` for each input while the client stays; return (request id, results, usage)."""
     name = f"{kind}-{body.request_id or request.scope['headrace.request_id']}"
     request.scope["headrace.usage"] = usage = Usage()
     priority = body.priority or 0
@@ -139,7 +139,10 @@ async def computed(
 
 
 def dimensions_of(service: Service, wish: int | None) -> int | None:
-    """The wished length of the vectors, checked; None: full length. Raises `InvalidRequest`."""
+    """Return the requested length of the vectors, checked, or None for full length.
+
+    Raises `InvalidRequest`.
+    """
     files = service.engine.files
     hidden = files.arch.hidden
     if wish is None or wish == hidden:
@@ -176,7 +179,7 @@ def _ids(service: Service, item: str | list[int], limit: int | None, where: str)
 
 
 def shortened(vector: list[float], size: int | None) -> list[float]:
-    """The first `size` of it, at length one again."""
+    """Return the first `size` values, normalised to length one."""
     if size is None:
         return vector
     cut = vector[:size]

@@ -1,4 +1,4 @@
-"""`/v1/files`: what batches read and write."""
+"""Route `/v1/files`: input and result files of batches."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ from ..openapi import raw, replies, takes_form
 from ..wire import json_response
 
 MIN_EXPIRY, MAX_EXPIRY = 3600, 2_592_000
-"""Seconds, as OpenAI has them: an hour to 30 days."""
+"""Seconds, as in OpenAI's API: one hour to 30 days."""
 
 UPLOAD: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "file": {"type": "string", "format": "binary", "description": "JSONL, one request a line."},
+        "file": {
+            "type": "string",
+            "format": "binary",
+            "description": "JSONL, one request per line.",
+        },
         "purpose": {"type": "string", "enum": ["batch"]},
         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
         "expires_after[seconds]": {
             "type": "integer",
             "minimum": MIN_EXPIRY,
             "maximum": MAX_EXPIRY,
-            "description": "Absent: it is kept until it is deleted.",
+            "description": "Absent: the file is kept until it is deleted.",
         },
     },
     "required": ["file", "purpose"],
     "additionalProperties": False,
 }
-"""The form of an upload."""
+"""Schema of the upload form."""
 
 
 class FileReply(TypedDict):
@@ -76,7 +80,7 @@ class NoFiles(NotFound):
 
 
 def files_of(request: Request) -> FileStore:
-    """The server's files. Raises `NotFound` where it keeps none."""
+    """Return the server's files. Raises `NotFound` if it keeps none."""
     files: FileStore | None = request.app.state.files
     if files is None:
         raise NoFiles("this server keeps no files (option files)")
@@ -89,7 +93,7 @@ def owner_of(request: Request) -> str:
 
 
 def page_response(data: Sequence[Mapping[str, Any]], *, more: bool) -> Response:
-    """A part of a list, as OpenAI's clients page through one."""
+    """Build one page of a list, as OpenAI's clients read it."""
     first, last = (data[0].get("id"), data[-1].get("id")) if data else (None, None)
     ends = {"first_id": first, "last_id": last, "has_more": more}
     return json_response({"object": "list", "data": data, **ends})
@@ -113,7 +117,7 @@ def reply_of(file: StoredFile) -> FileReply:
 @router.post("/v1/files", responses=replies(FileReply))
 @takes_form(UPLOAD)
 async def upload(request: Request) -> Response:
-    """Store a file: the requests of a batch."""
+    """Store a file with the requests of a batch."""
     files = files_of(request)
     boundary = boundary_of(request.headers.get("content-type", ""))
     arriving = await files.receive(owner_of(request))
@@ -136,7 +140,7 @@ async def upload(request: Request) -> Response:
 async def _read(
     request: Request, boundary: bytes, arriving: Arriving
 ) -> tuple[str | None, dict[str, str]]:
-    """(name of the file, or None where there was none; the other fields)"""
+    """Read the form; return (name of the file, or None if it has no file; other fields)."""
     reader = FormReader(_chunks(request), boundary)
     filename: str | None = None
     fields: dict[str, str] = {}
@@ -163,13 +167,14 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
 
 
 def _safe_name(part: Part) -> str:
-    """The last part of the name that the client gave: it is shown, never used as a path."""
+    """Return the last component of the client's file name: it is displayed, never used as a
+    path."""
     name = (part.filename or "file").replace("\\", "/").rpartition("/")[2]
     return "".join(char for char in name if char.isprintable())[:255] or "file"
 
 
 def _expiry(fields: dict[str, str]) -> int | None:
-    """Seconds since the epoch, or None. Raises `InvalidRequest`."""
+    """Return the expiry in seconds since the epoch, or None. Raises `InvalidRequest`."""
 
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
@@ -198,7 +203,7 @@ async def listed(
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = MOST_LISTED,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
-    """The caller's files."""
+    """List the caller's files."""
     found, more = await files_of(request).listed(
         owner_of(request), purpose=purpose, after=after, limit=limit, newest=order == "desc"
     )
@@ -207,7 +212,7 @@ async def listed(
 
 @router.get("/v1/files/{file_id}", responses=replies(FileReply, body=False))
 async def retrieve(request: Request, file_id: str) -> Response:
-    """What is known of a file."""
+    """Return a file's metadata."""
     return json_response(reply_of(await files_of(request).get(file_id, owner_of(request))))
 
 
@@ -215,7 +220,7 @@ async def retrieve(request: Request, file_id: str) -> Response:
     "/v1/files/{file_id}/content", responses=raw("application/octet-stream", also=(404, 503))
 )
 async def content(request: Request, file_id: str) -> Response:
-    """The content of a file."""
+    """Return the content of a file."""
     files = files_of(request)
     file = await files.get(file_id, owner_of(request))
     try:
@@ -226,9 +231,9 @@ async def content(request: Request, file_id: str) -> Response:
 
 
 class _HeldFile(FileResponse):
-    """Sends a file that was opened when it was found: who deletes it meanwhile cuts no answer off.
+    """Response with a file opened when found, so that a deletion meanwhile does not cut it off.
 
-    It is sent to be kept, never to be shown: a page that somebody uploads is not a page of ours.
+    It is sent as a download, never for display: an uploaded page must not run as a page of ours.
     """
 
     def __init__(self, descriptor: int, filename: str) -> None:
@@ -250,7 +255,7 @@ class _HeldFile(FileResponse):
 
 @router.delete("/v1/files/{file_id}", responses=replies(DeletedFile, body=False))
 async def delete(request: Request, file_id: str) -> Response:
-    """Remove a file. A batch that still reads it ends with what it has."""
+    """Delete a file. A batch that still reads it ends with its results so far."""
     if not await files_of(request).delete(file_id, owner_of(request)):
         raise NotFound(f"there is no file {file_id[:128]!r}", param="file_id")
     return json_response({"id": file_id, "object": "file", "deleted": True})

@@ -1,4 +1,4 @@
-"""Health: ready means that a request would be served, alive that the step loop turns."""
+"""Health routes: ready means that a request would be served, live that the step loop runs."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def ready(service: Service) -> Response:
 
 @router.get("/health", responses=probe())
 async def health(request: Request) -> Response:
-    """200 where a request would be served, else 503 with the reason."""
+    """Return 200 if a request would be served, else 503 with the reason."""
     return ready(of(request))
 
 
 @router.get("/v1/health/ready", responses=probe())
 async def health_ready(request: Request) -> Response:
-    """200 where a request would be served, else 503 with the reason."""
+    """Return 200 if a request would be served, else 503 with the reason."""
     return ready(of(request))
 
 
 @router.get("/v1/health/live", responses=probe())
 async def health_live(request: Request) -> Response:
-    """200 while the engine makes progress (or starts); 503 asks to be restarted."""
+    """Return 200 while the engine makes progress (or starts); 503 asks for a restart."""
     _, alive, reason, _ = of(request).health()
     if alive:
         return json_response({"object": "health.response", "status": "live", "message": "live"})

@@ -33,19 +33,19 @@ _kind = json_reader(_Kind)
 
 @router.get("/ping", responses=probe())
 async def ping(request: Request) -> Response:
-    """200 where a request would be served."""
+    """Return 200 if a request would be served."""
     return ready(of(request))
 
 
 @router.post("/invocations", responses=replies(ChatReply | CompletionReply, stream=True))
 @takes(ChatBody | CompletionBody)
 async def invocations(request: Request) -> Response:
-    """A chat or a completion, by what the body holds."""
+    """Answer a chat or a completion, depending on the body."""
     service, body = await entered_raw(request)
     try:
         kind = _kind(body)
     except Undecodable:
-        kind = _Kind(messages=msgspec.Raw(b"?"))  # parsing as a chat says what is wrong
+        kind = _Kind(messages=msgspec.Raw(b"?"))  # parsing it as a chat reports the error
     if bytes(kind.messages):
         return await serve_chat(service, request, await service.hands.beside(parse, body, ChatBody))
     if bytes(kind.prompt):

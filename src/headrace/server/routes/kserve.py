@@ -1,4 +1,4 @@
-"""Health and metadata as the Open Inference Protocol has them; inference goes by OpenAI's."""
+"""Health and metadata of the Open Inference Protocol; inference uses OpenAI's routes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ router = APIRouter(tags=["KServe v2"])
 
 @router.get("/v2")
 async def server(request: Request) -> Response:
-    """Name and version of the server."""
+    """Return name and version of the server."""
     return json_response({"name": "headrace", "version": VERSION, "extensions": []})
 
 
 @router.get("/v2/health/live", responses=health())
 async def live(request: Request) -> Response:
-    """200 while the engine makes progress."""
+    """Return 200 while the engine makes progress."""
     alive = of(request).health()[1]
     return json_response({"live": alive}, status=200 if alive else 503)
 
 
 @router.get("/v2/health/ready", responses=health())
 async def ready(request: Request) -> Response:
-    """200 where a request would be served."""
+    """Return 200 if a request would be served."""
     is_ready, alive, _, _ = of(request).health()
     good = is_ready and alive
     return json_response({"ready": good}, status=200 if good else 503)
@@ -39,7 +39,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/v2/models/{model}", responses=replies(dict[str, Any], body=False))
 async def model(request: Request, model: str) -> Response:
-    """Metadata of the served model."""
+    """Return metadata of the served model."""
     service = of(request)
     service.check_model(model)
     return json_response(
@@ -55,7 +55,7 @@ async def model(request: Request, model: str) -> Response:
 
 @router.get("/v2/models/{model}/ready", responses=health(404))
 async def model_ready(request: Request, model: str) -> Response:
-    """200 where a request to this model would be served."""
+    """Return 200 if a request to this model would be served."""
     service = of(request)
     if service.loaded:
         service.check_model(model)

@@ -1,4 +1,4 @@
-"""`/metrics` in Prometheus' text format: the engine's families and the server's."""
+"""Route `/metrics` in Prometheus' text format: the engine's metric families and the server's."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def render(request: Request) -> Response:
 
 @router.get("/metrics", responses=raw("text/plain"))
 async def metrics(request: Request) -> Response:
-    """All metrics."""
+    """Return all metrics."""
     return render(request)

@@ -1,4 +1,4 @@
-"""`/v1/models`: the one model that is served, with what a client may want to know of it."""
+"""Route `/v1/models`: the served model and its properties."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ router = APIRouter(tags=["OpenAI"])
 
 
 HEARD_TOKENS = 448
-"""Tokens of the decoder of a model that hears: prompt and text of a window."""
+"""Decoder tokens of a transcription model: prompt and text of one window."""
 
 
 class ModelReply(TypedDict):
@@ -31,7 +31,7 @@ class ModelReply(TypedDict):
     parent: str | None
     max_model_len: int
     task: NotRequired[Literal["transcription"]]
-    """Absent: text."""
+    """Task of the model; absent: text generation."""
 
 
 class ModelList(TypedDict):
@@ -56,7 +56,7 @@ class AnthropicModels(TypedDict):
 
 
 def describe(service: Service, adapter: str | None = None) -> ModelReply:
-    """The model, or one of its adapters."""
+    """Describe the model or one of its adapters."""
     served = service.served
     if not writes(served):
         return {
@@ -94,7 +94,8 @@ def describe_to_anthropic(model: ModelReply) -> AnthropicModel:
 
 @router.get("/v1/models", responses=replies(ModelList | AnthropicModels, body=False))
 async def models(request: Request) -> Response:
-    """The model and its adapters; in Anthropic's shape under a header `anthropic-version`."""
+    """List the model and its adapters. With the header `anthropic-version`: in Anthropic's
+    format."""
     service = of(request)
     foreign = "anthropic-version" in request.headers
     adapters = [adapter.name for adapter in getattr(service.served, "adapters", ())]
@@ -110,7 +111,7 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{model:path}", responses=replies(ModelReply | AnthropicModel, body=False))
 async def model(request: Request, model: str) -> Response:
-    """One model."""
+    """Describe one model."""
     service = of(request)
     if "anthropic-version" in request.headers:
         request.scope["headrace.error_reply"] = error_reply

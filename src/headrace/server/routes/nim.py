@@ -1,4 +1,5 @@
-"""What NIM's clients, charts and probes ask beside OpenAI's routes; all values are true ones."""
+"""Routes that NIM's clients, charts and probes need in addition to OpenAI's; all values are
+real."""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ router = APIRouter(tags=["NIM"])
 
 @router.get("/v1/version")
 async def version(request: Request) -> Response:
-    """Release and API version."""
+    """Return the release and the API version."""
     return json_response({"release": VERSION, "api": "1"})
 
 
 @router.get("/v1/metadata", responses=replies(dict[str, Any], body=False))
 async def metadata(request: Request) -> Response:
-    """The model, its licence, and how it runs."""
+    """Describe the model, its licence, and how it runs."""
     service = of(request)
     engine = service.engine
     served = service.served_profile
@@ -52,7 +53,7 @@ async def metadata(request: Request) -> Response:
 
 @router.get("/v1/manifest", responses=replies(dict[str, Any], body=False))
 async def manifest(request: Request) -> Response:
-    """The files and the resolved profile that are served."""
+    """List the served files and the resolved profile."""
     service = of(request)
     files = [
         {"name": path.name, "bytes": path.stat().st_size}
@@ -66,7 +67,7 @@ async def manifest(request: Request) -> Response:
 
 @router.get("/v1/license", responses=replies(dict[str, Any], body=False))
 async def licence(request: Request) -> Response:
-    """The licences of the model and of the server."""
+    """Return the licences of the model and of the server."""
     files = of(request).engine.files
     return json_response(
         {
@@ -80,12 +81,12 @@ async def licence(request: Request) -> Response:
 
 @router.get("/v1/metrics", responses=raw("text/plain"))
 async def metrics(request: Request) -> Response:
-    """The same as `/metrics`."""
+    """Return the same as `/metrics`."""
     return render(request)
 
 
 def profile(service: Service) -> dict[str, Any]:
-    """How the model runs: every decision with its reason."""
+    """Describe how the model runs: every decision with its reason."""
     engine = service.engine
     return {
         "id": service.fingerprint,
@@ -107,7 +108,7 @@ class RankingBody(VectorFields):
     query: Passage
     passages: list[Passage] = Field(min_length=1)
     truncate: Literal["NONE", "END"] | None = Field(
-        None, description="END cuts a longer input at its end; none: it is an error."
+        None, description="END cuts a longer input at its end; NONE or null: it is an error."
     )
 
 
@@ -124,10 +125,8 @@ class RankingReply(TypedDict):
 @router.post("/v1/ranking", responses=replies(RankingReply))
 @takes(RankingBody)
 async def ranking(request: Request) -> Response:
-    """Passages in the order in which they fit a query, with their logits.
-
-    Of a model that embeds, which has none, the cosine stands in their place.
-    """
+    """Sort passages by how well they fit a query; return their logits. An embedding model has no
+    logits: its cosine similarities take their place."""
     service, body = await entered(request, RankingBody)
     service.check_model(body.model)
     logits = check_vectors(service, pairs=True)
@@ -139,6 +138,6 @@ async def ranking(request: Request) -> Response:
 
 
 def _logit(share: float) -> float:
-    """What a sigmoid made the share of."""
+    """Invert the sigmoid."""
     bounded = min(max(share, 1e-12), 1 - 1e-12)
     return math.log(bounded / (1 - bounded))

@@ -1,4 +1,4 @@
-"""The operator's routes: what runs, who used how much, abort, drain."""
+"""Operator's routes: requests in work, usage by key, abort, drain."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ router = APIRouter(tags=["operator"])
 
 
 class PinBody(Body):
-    name: str = Field(pattern=r"^[\w.-]{1,64}$", description="A name for it, new or to replace.")
-    key: str = Field("", description="Name of the API key whose callers find it; none: no keys.")
+    name: str = Field(
+        pattern=r"^[\w.-]{1,64}$", description="Name of the pin; an existing one is replaced."
+    )
+    key: str = Field("", description="API key name whose callers can use it; empty: no keys.")
     prompt: str | list[TokenId] | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
 class AbortBody(Body):
-    request_id: str = Field(description="The id that the answer carries (chatcmpl-…, cmpl-…-0).")
+    request_id: str = Field(description="Id in the answer (chatcmpl-…, cmpl-…-0).")
 
 
 @router.get("/operate/usage")
 async def usage(request: Request) -> Response:
-    """The ledger: what each key used, and its limits."""
+    """Return the ledger: each key's usage and limits."""
     accounts = request.app.state.accounts
     keys = [
         {
@@ -56,7 +58,7 @@ async def usage(request: Request) -> Response:
 
 @router.get("/operate/state")
 async def state(request: Request) -> Response:
-    """What the engine and the server do at this moment."""
+    """Return the current state of the engine and the server."""
     service = of(request)
     ready, alive, reason, _ = service.health()
     stats = getattr(service.served, "stats", None) if service.loaded else None
@@ -75,7 +77,7 @@ async def state(request: Request) -> Response:
 @router.post("/operate/abort", responses=replies(dict[str, str]))
 @takes(AbortBody)
 async def abort(request: Request) -> Response:
-    """End one request; its client gets an error."""
+    """Abort one request; its client gets an error."""
     service = of(request)
     body = await read_model(request, AbortBody, service.options.max_body)
     if not service.abort(body.request_id):
@@ -85,14 +87,14 @@ async def abort(request: Request) -> Response:
 
 @router.get("/operate/pins")
 async def pins(request: Request) -> Response:
-    """The prompts that stay in the context cache."""
+    """List the prompts pinned in the context cache."""
     return json_response({"pins": [_shown(pin) for pin in request.app.state.pins]})
 
 
 @router.post("/operate/pins", responses=replies(dict[str, Any]))
 @takes(PinBody)
 async def pin(request: Request) -> Response:
-    """Compute or load a prompt, and keep it in the context cache."""
+    """Pin a prompt: compute or load it, and keep it in the context cache."""
     body = await read_model(request, PinBody, of(request).options.max_body)
     wanted = body.model_dump(include=FIELDS, exclude_none=True)
     if ("prompt" in wanted) == ("messages" in wanted):
@@ -106,7 +108,7 @@ async def pin(request: Request) -> Response:
 
 @router.delete("/operate/pins/{name}", responses=replies(dict[str, str], body=False))
 async def unpin(request: Request, name: str) -> Response:
-    """Let a prompt go as any other does."""
+    """Unpin a prompt."""
     if not request.app.state.pins.remove(name):
         raise NotFound(f"no prompt {name[:128]!r} is pinned", param="name")
     return json_response({"unpinned": name})
@@ -114,7 +116,8 @@ async def unpin(request: Request, name: str) -> Response:
 
 @router.post("/operate/drain")
 async def drain(request: Request) -> Response:
-    """Refuse new work and report not ready; what runs is finished. A signal ends the process."""
+    """Refuse new work and report not ready; requests in work are finished. A signal ends the
+    process."""
     service = of(request)
     service.draining = True
     return json_response({"draining": True, "in_work": service.in_work})

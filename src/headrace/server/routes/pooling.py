@@ -1,4 +1,4 @@
-"""`/pooling`, `/classify`."""
+"""Routes `/pooling` and `/classify`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .embeddings import EmbeddingBody, VectorFields, VectorUsage, embedded
 
 class PoolingBody(EmbeddingBody):
     task: Literal["embed"] | None = Field(
-        None, description="Vectors of whole inputs; those of single tokens are not given out."
+        None, description="Only vectors of whole inputs; token vectors are not returned."
     )
     normalize: Any = inert("the model's own files say whether its vectors have length one")
 
@@ -51,7 +51,7 @@ router = APIRouter(tags=["rerank"])
 @router.post("/pooling", responses=replies(PoolingReply))
 @takes(PoolingBody)
 async def pooling(request: Request) -> Response:
-    """What the model pools of one or more inputs: the vectors of `/v1/embeddings`."""
+    """Pool one or more inputs; return the vectors of `/v1/embeddings`."""
     service, body = await entered(request, PoolingBody)
     name, found, usage = await embedded(service, request, body, "pool")
     data = [{"index": index, "object": "pooling", "data": each} for index, each in enumerate(found)]
@@ -63,7 +63,7 @@ async def pooling(request: Request) -> Response:
 @takes(ClassifyBody)
 @refuses("400: no model that is served has labels for single texts")
 async def classify(request: Request) -> Response:
-    """Always an error that says why: no model that can be served has labels for single texts."""
+    """Refuse with the reason: no served model has labels for single texts."""
     service, body = await entered(request, ClassifyBody)
     service.check_model(body.model)
     raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""`/v1/prefixes/stream`: what a router wants to know of this server, as it changes."""
+"""Route `/v1/prefixes/stream`: this server's cached prefixes and load, for routers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from ..wire import named_frame
 router = APIRouter(tags=["operation"])
 
 MOST_KEYS = 4096
-"""Keys of one event: a millisecond of the reader's loop."""
+"""Keys of one event: they take a millisecond of the reader's event loop."""
 LOOK_SECONDS = 0.25
-"""How often the requests in work are looked at."""
+"""Seconds between two checks of the number of requests in work."""
 
 
 @router.get(PATH_TOLD, responses=raw("text/event-stream", also=(404, 503)))
 async def prefixes_stream(request: Request) -> Response:
-    """Events `prefixes`: `held` and `gone`, names of beginnings of prompts (`base.text_prefixes`)
-    that the prefix cache holds and no longer holds, and `in_work`, the requests in work. First all
-    that are held, in one event or several, then what changes."""
+    """Stream events `prefixes` with the cached prefixes and the load. `held` and `gone` are prefix
+    hashes of prompts (`base.text_prefixes`) that the cache now holds and no longer holds. `in_work`
+    is the number of requests in work. First come all held ones, in one event or several, then the
+    changes."""
     service = of(request)
     held: HeldPrefixes | None = getattr(service.engine, "held_prefixes", None)
     if held is None:

@@ -1,4 +1,4 @@
-"""Pairs of texts: `/score`, `/v1/score`, and `/rerank`, `/v1/rerank`, `/v2/rerank`."""
+"""Routes for pairs of texts: `/score`, `/v1/score`, and `/rerank`, `/v1/rerank`, `/v2/rerank`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ router = APIRouter(tags=["rerank"])
 @router.post("/score", responses=replies(ScoreReply))
 @takes(ScoreBody)
 async def score(request: Request) -> Response:
-    """How well pairs of texts fit."""
+    """Score how well pairs of texts fit."""
     service, body = await entered(request, ScoreBody)
     service.check_model(body.model)
     pairs = pairs_of(body.text_1, body.text_2)
@@ -67,13 +67,15 @@ async def scored(
     param: str,
     most: int | None = None,
 ) -> tuple[str, list[float], VectorUsage]:
-    """(id of the request, which begins with its `kind`, score of each pair, usage); `most` bounds
-    the tokens of a pair further."""
+    """Score the pairs; return (request id, which begins with its `kind`; scores; usage).
+
+    `most` further limits the tokens of a pair.
+    """
     cross = check_vectors(service, pairs=True)
     limit = cut_limit(body.cut, service.engine.max_context)
     if most is not None:
         limit = min(most, service.engine.max_context if limit is None else limit)
-    # In a thread: a long list would hold up the streams.
+    # In a thread: a long list would delay the streams.
     inputs = await service.hands.run(
         score_inputs, service.engine.tokenizer, pairs, cross=cross, limit=limit
     )
@@ -84,7 +86,7 @@ async def scored(
 
 
 def best_first(scores: list[float]) -> list[int]:
-    """The places of the scores, of equal ones the first first."""
+    """Return the positions by descending score; equal scores keep their order."""
     return sorted(range(len(scores)), key=lambda place: (-scores[place], place))
 
 
@@ -95,12 +97,12 @@ class Document(Loose):
 class RerankBody(VectorFields):
     query: str = Field(min_length=1)
     documents: list[str | Document] = Field(min_length=1)
-    top_n: Integer | None = Field(None, ge=0, description="The best so many; 0 or none: all.")
+    top_n: Integer | None = Field(None, ge=0, description="Number of best results; 0 or null: all.")
     return_documents: bool | None = Field(
-        None, description="Put the texts into the answer (default true; /v2/rerank: false)."
+        None, description="Include the texts in the answer (default true; /v2/rerank: false)."
     )
     max_tokens_per_doc: Integer | None = Field(
-        None, ge=1, description="Cut each input, its query included, to so many tokens (Cohere)."
+        None, ge=1, description="Maximum tokens of each input, including the query (Cohere)."
     )
 
 
@@ -126,7 +128,7 @@ class RerankReply(TypedDict):
 @router.post("/rerank", responses=replies(RerankReply))
 @takes(RerankBody)
 async def rerank(request: Request) -> Response:
-    """Documents in the order in which they fit a query."""
+    """Sort documents by how well they fit a query."""
     service, body = await entered(request, RerankBody)
     service.check_model(body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: text and messages to ids, and back."""
+"""Routes `/tokenize` and `/detokenize`: text and messages to ids, and back."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .chat.schema import ChatBody, Message, Tool
 
 class TokenizeBody(Body):
     model: str | None = None
-    prompt: str | None = Field(None, description="This, or messages.")
+    prompt: str | None = Field(None, description="Text; give either prompt or messages.")
     messages: list[Message] | None = Field(None, min_length=1)
     tools: list[Tool] | None = None
     add_special_tokens: bool | None = Field(
-        None, description="Put the model's begin-of-text before a prompt (default true)."
+        None, description="Put the model's begin-of-text token before a prompt (default true)."
     )
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -59,7 +59,7 @@ router = APIRouter(tags=["tokens"])
 @router.post("/tokenize", responses=replies(TokenizeReply))
 @takes(TokenizeBody)
 async def tokenize(request: Request) -> Response:
-    """The ids of a prompt, or of messages through the chat template."""
+    """Tokenise a prompt, or messages through the chat template."""
     service, body = await entered(request, TokenizeBody)
     service.check_model(body.model)
     tokens = await ids_of(service, body)
@@ -94,7 +94,7 @@ async def ids_of(service: Service, body: TokenizeBody) -> list[int]:
 @router.post("/detokenize", responses=replies(DetokenizeReply))
 @takes(DetokenizeBody)
 async def detokenize(request: Request) -> Response:
-    """The text of ids, special tokens included."""
+    """Return the text of token ids, including special tokens."""
     service, body = await entered(request, DetokenizeBody)
     service.check_model(body.model)
     service.check_ids(body.tokens, "tokens")

@@ -1,4 +1,4 @@
-"""`/version`."""
+"""Route `/version`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..wire import json_response
 
 router = APIRouter(tags=["operation"])
 COMMIT = revision()
-"""Commit of the code as it was when the server started."""
+"""Commit of the code when the server started."""
 
 
 @router.get("/version")
 async def version(request: Request) -> Response:
-    """The version of Headrace, and the commit where it runs from a checkout."""
+    """Return Headrace's version, and the commit if it runs from a checkout."""
     return json_response({"version": VERSION, "commit": COMMIT})

@@ -1,4 +1,4 @@
-"""What vLLM's clients and balancers ask beside OpenAI's routes."""
+"""Routes that vLLM's clients and balancers need in addition to OpenAI's."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class TokenizerInfoReply(TypedDict):
 
 @router.get("/load", responses=replies(LoadReply, body=False))
 async def load(request: Request) -> Response:
-    """How many requests are in work, for balancers."""
+    """Return the number of requests in work, for balancers."""
     return json_response({"server_load": of(request).in_work})
 
 
 @router.get("/server_info", responses=replies(ServerInfoReply, body=False))
 async def server_info(request: Request) -> Response:
-    """The version, the model, and how it runs."""
+    """Describe the version, the model, and how it runs."""
     service = of(request)
     return json_response({"version": VERSION, "model": service.name, "profile": profile(service)})
 
 
 @router.get("/tokenizer_info", responses=replies(TokenizerInfoReply, body=False))
 async def tokenizer_info(request: Request) -> Response:
-    """The tokenizer of the model and its chat template."""
+    """Describe the model's tokenizer and chat template."""
     engine = of(request).engine
     vocabulary, files = engine.tokenizer.vocabulary, engine.files
     return json_response(

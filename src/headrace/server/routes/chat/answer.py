@@ -1,4 +1,4 @@
-"""The answer to a chat request, whole or as events, from the deltas of its stream."""
+"""Answers to chat requests, whole or as events, built from the deltas of a stream."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _logprobs(chat: Chat, delta: OutputDelta) -> dict[str, Any] | None:
 
 
 async def whole(chat: Chat, stream: OutputStream) -> Response:
-    """The complete answer as one JSON object."""
+    """Return the complete answer as one JSON object."""
     choices = chat.parts()
     reply = chat.head("chat.completion")
     async for _, delta in deltas([stream]):
@@ -50,7 +50,7 @@ async def whole(chat: Chat, stream: OutputStream) -> Response:
         logprobs = _logprobs(chat, delta)
         if logprobs is not None:
             parts.logprobs += [msgspec.Raw(encode(entry)) for entry in logprobs["content"]]
-            await asyncio.sleep(0)  # All choices may come at once.
+            await asyncio.sleep(0)  # All choices may arrive at once.
         if delta.prompt_logprobs and chat.body.prompt_logprobs is not None:
             reply["prompt_logprobs"] = prompt_logprobs(
                 chat.service.engine.tokenizer, chat.prompt, delta.prompt_logprobs
@@ -81,7 +81,7 @@ def _finished(chat: Chat, index: int, parts: Parts) -> dict[str, Any]:
 
 
 def events(chat: Chat, stream: OutputStream) -> Frames:
-    """The answer as it comes: role, text, finish reason, usage where asked, end mark."""
+    """Return the answer as events: role, text, finish reason, usage if requested, end mark."""
     telling = _Telling(chat)
     if chat.body.prompt_logprobs is not None:
         return Frames([stream], telling.scores, telling.end, straight=False)
@@ -89,7 +89,7 @@ def events(chat: Chat, stream: OutputStream) -> Frames:
 
 
 class _Telling:
-    """One answer as events."""
+    """Encoder of one answer as events."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
@@ -110,14 +110,14 @@ class _Telling:
         self._greeted: set[int] = set()
 
     def scores(self, _: int, delta: OutputDelta) -> bytes | Large:
-        """`news` for an answer that begins with the scores of its prompt."""
+        """Make the events of one delta, for an answer that begins with its prompt's logprobs."""
         if delta.index in self._greeted:
             return self.news(_, delta)
         self._greeted.add(delta.index)
         return Large(_opening(self._chat, self._head, delta), self.news(_, delta))
 
     def news(self, _: int, delta: OutputDelta) -> bytes:
-        """Make the events of one delta; none where it brings no text."""
+        """Make the events of one delta; empty if it has no text."""
         chat, index = self._chat, delta.index
         chat.usage.count(0, delta)
         opening = b""
@@ -125,15 +125,14 @@ class _Telling:
             self._greeted.add(index)
             opening = frame(_opening(chat, self._head, delta))
         if self._plain and delta.finish_reason is None:
-            # The hot path: one of these per token. Everything but the text is made beforehand.
+            # Hot path, once per token. Everything but the text is prepared beforehand.
             if not delta.text:
                 return opening
             return b"%b%b%b%b" % (opening, self._starts[index], encode(delta.text), _END)
         parts = self._choices[index]
         chunks = parts.take(delta)
         chat.usage.reasoning = sum(parts.reasoning_tokens for parts in self._choices)
-        # What belongs to the tokens goes with the first chunk; the end has a chunk of its own, as
-        # clients expect.
+        # Per-token data goes with the first chunk; the end has its own chunk, as clients expect.
         last = delta.finish_reason is not None
         if last or not (chunks or self._plain):
             chunks = [*chunks, {}]
@@ -159,7 +158,7 @@ class _Telling:
 
 
 def _opening(chat: Chat, head: dict[str, Any], delta: OutputDelta) -> dict[str, Any]:
-    """The first chunk of a choice: who speaks, and what is known of the prompt."""
+    """Build the first chunk of a choice: the role, and the data about the prompt."""
     choice: dict[str, Any] = {
         "index": delta.index,
         "delta": {"role": "assistant", "content": chat.echoed},

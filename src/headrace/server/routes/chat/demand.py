@@ -1,4 +1,5 @@
-"""What a chat request says of its answer: tools and formats, as one grammar, and a prediction."""
+"""Constraints that a chat request puts on its answer: tools and formats as one grammar; a
+prediction."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from ...speech import Speech
 
 CHARACTERS = 16
-"""Characters a token that are read of an expected answer: few texts have longer tokens."""
+"""Characters per token that are read of an expected answer: few texts have longer tokens."""
 
 
 def tools_of(body: ChatBody) -> tuple[list[Tool], ToolChoice]:
-    """The tools on offer and the choice; a choice of none offers none."""
+    """Return the offered tools and the tool choice; the choice "none" offers none."""
     tools = read_tools([tool.model_dump(exclude_none=True) for tool in body.tools or ()])
     given: Any = body.tool_choice
     if isinstance(given, AllowedChoice):
@@ -35,8 +36,10 @@ def tools_of(body: ChatBody) -> tuple[list[Tool], ToolChoice]:
 def grammar_of(
     body: ChatBody, speech: Speech, tools: list[Tool], choice: ToolChoice, opened: bool
 ) -> str | None:
-    """One grammar for everything that is demanded, or None; `opened`: the prompt ends inside
-    reasoning. Raises `InvalidRequest`."""
+    """Combine all constraints in one grammar, or None.
+
+    `opened`: the prompt ends inside reasoning. Raises `InvalidRequest`.
+    """
     source = body.form()
     if source is not None and speech.dialect is not None:
         source = headed(source, speech.dialect, speech.special)
@@ -55,8 +58,8 @@ def grammar_of(
 
 
 async def expected_of(service: Service, body: ChatBody, prompt: int) -> list[int]:
-    """Ids of the answer that the client expects, as many as an answer behind so many tokens of
-    prompt may have."""
+    """Return the token ids of the client's expected answer, as many as fit after `prompt`
+    tokens."""
     if body.prediction is None:
         return []
     most = body.limit or service.engine.max_context - prompt

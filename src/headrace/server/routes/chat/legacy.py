@@ -1,20 +1,20 @@
-"""The older form of tools, `functions` and `function_call`, as the newer one."""
+"""Conversion of the older tool fields `functions` and `function_call` to the newer ones."""
 
 from __future__ import annotations
 
 from .schema import ChatBody, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
 
 CALL_ID = "call_function"
-"""The older form has no ids; a call is followed by its result at once."""
+"""Id for all calls: the older form has no ids, and a call is followed by its result at once."""
 
 
 def is_legacy(body: ChatBody) -> bool:
-    """Is the answer wanted in the older form?"""
+    """Whether the answer must have the older form."""
     return bool(body.functions) and not body.tools
 
 
 def modern(body: ChatBody) -> ChatBody:
-    """The same request in the newer form."""
+    """Convert a request to the newer form."""
     if not is_legacy(body):
         return body
     chosen = body.function_call
@@ -28,5 +28,5 @@ def modern(body: ChatBody) -> ChatBody:
 
 
 def tool_calls(call: FunctionCall) -> list[ToolCall]:
-    """An earlier call as a template reads it."""
+    """Convert an earlier call to the form that templates read."""
     return [ToolCall(id=CALL_ID, type="function", function=call)]

@@ -12,7 +12,7 @@ from ....text.events import ContentDelta, Event, ReasoningDelta, ToolCallArgumen
 
 
 class Parts:
-    """What one choice has come to so far; `take` gives the fields of its next chunks."""
+    """State of one choice; `take` returns the fields of its next chunks."""
 
     __slots__ = (
         "_legacy", "_most_calls", "_router", "_show_reasoning", "calls", "content", "finish",
@@ -28,8 +28,9 @@ class Parts:
         legacy: bool = False,
         parallel: bool = True,
     ) -> None:
-        """`echoed`: what the content begins with; `legacy`: a call is told as `function_call`;
-        `parallel`: False keeps the first call alone, whatever the model writes behind it."""
+        """Begin a choice. `echoed`: the beginning of its content; `legacy`: a call is sent as
+        `function_call`; `parallel`: False keeps only the first call, even if the model writes
+        more."""
         self._router = router
         self._show_reasoning = show_reasoning
         self._legacy = legacy
@@ -39,14 +40,14 @@ class Parts:
         self.calls: list[dict[str, Any]] = []
         self.tokens: list[int] = []
         self.logprobs: list[msgspec.Raw] = []
-        """In the form that is sent: as objects they would be hundreds of thousands, which end all
-        at once, and the loop does nothing else meanwhile."""
+        """In encoded form: as objects they would number hundreds of thousands, and freeing them all
+        at once would block the event loop."""
         self.finish: str | None = None
         self.stop: str | int | None = None
 
     @property
     def plain(self) -> bool:
-        """Is all text content?"""
+        """Whether all text is content."""
         return self._router is None
 
     @property
@@ -54,7 +55,7 @@ class Parts:
         return 0 if self._router is None else self._router.reasoning_tokens
 
     def take(self, delta: OutputDelta) -> list[dict[str, Any]]:
-        """The `delta` objects that this news makes, in order."""
+        """Return the `delta` objects for this delta, in order."""
         if delta.finish_reason is not None:
             self.finish, self.stop = delta.finish_reason, delta.stop_reason
         if self._router is None:

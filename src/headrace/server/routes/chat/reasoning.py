@@ -1,4 +1,4 @@
-"""What requests and histories say of reasoning in other services' words."""
+"""Reasoning fields of other services, in requests and in earlier answers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .schema import ChatBody, ContentPart
 
 
 def with_wishes(body: ChatBody, *, counts_reasoning: bool) -> ChatBody:
-    """The same request with `thinking` and `reasoning` as the fields that stand for them here.
+    """Translate `thinking` and `reasoning` to the corresponding fields.
 
-    A field that is set itself is left as it is. `counts_reasoning`: the model's reasoning can be
-    limited to a number of tokens; where it cannot, a number is without effect.
+    A field that is set explicitly is kept. `counts_reasoning`: the model's reasoning can be limited
+    to a number of tokens; otherwise a number has no effect.
     """
     wishes: dict[str, Any] = {}
     if (thinking := body.thinking) is not None:
@@ -33,10 +33,10 @@ def with_wishes(body: ChatBody, *, counts_reasoning: bool) -> ChatBody:
 
 
 def is_thought(part: ContentPart) -> bool:
-    """Is this part of an earlier answer its reasoning?"""
+    """Whether this part of an earlier answer is reasoning."""
     return part.type in ("thinking", "redacted_thinking", "reasoning")
 
 
 def thoughts(parts: list[ContentPart]) -> str:
-    """The reasoning among the parts of an earlier answer; "" where there is none to read."""
+    """Join the readable reasoning among the parts of an earlier answer."""
     return "".join(part.thinking or part.text or "" for part in parts if is_thought(part))

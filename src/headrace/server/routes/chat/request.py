@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from ...service import Service
 
 SHORT = 256
-"""Messages and parts of messages up to which a conversation is gone through in the event loop."""
+"""Messages and parts up to which a conversation is processed in the event loop."""
 
 
 class Chat:
-    """One chat request on its way: what every part of its answer needs."""
+    """State of one chat request that all parts of its answer need."""
 
     def __init__(self, service: Service, body: ChatBody, request_id: str) -> None:
         self.service = service
@@ -50,9 +50,9 @@ class Chat:
         self.text = ""
         """The rendered prompt."""
         self.echoed = ""
-        """What the answer repeats of the prompt (`echo`)."""
+        """Text of the prompt that the answer repeats (`echo`)."""
         self.opened = False
-        """Does the prompt end inside reasoning?"""
+        """Whether the prompt ends inside reasoning."""
         self.legacy = is_legacy(body)
         self.hidden = self.speech.hidden(tools=bool(self.tools))
         self.grammar: str | None = None
@@ -79,8 +79,8 @@ class Chat:
         )
 
     async def tokenise(self, *, counts: bool = False) -> None:
-        """Render the messages and fill `prompt`; `counts`: it is not to be answered, so it need
-        not fit."""
+        """Render the messages and fill `prompt`; `counts`: it is only counted, so it need not
+        fit."""
         body = self.body
         self.service.check_generates()
         template = self.service.engine.template
@@ -145,7 +145,7 @@ class Chat:
         return self.speech.foreign.cut(_plain_messages(self.body.messages, hears))
 
     async def demand(self) -> None:
-        """Set `grammar`; compiling it may take long, so it is done in a thread."""
+        """Set `grammar`; compiling it may take long, so a thread does it."""
         body = self.body
         if not (self.tools or body.form_wanted):
             return
@@ -165,11 +165,11 @@ class Chat:
         ]
 
     def parts(self) -> list[Parts]:
-        """One per choice."""
+        """Create the state of each choice."""
         return [self.part() for _ in range(self.n)]
 
     def part(self) -> Parts:
-        """What one choice begins as."""
+        """Create the initial state of a choice."""
         router = self.speech.router(
             opened=self.opened,
             tools={tool.name: tool for tool in self.tools} if self.tools else None,
@@ -185,7 +185,8 @@ class Chat:
         )
 
     def submit(self, sampling: SamplingParams, *, whole: bool) -> OutputStream:
-        """`whole`: nothing of the answer is sent before its end."""
+        """Submit the request to the engine. `whole`: nothing of the answer is sent before its
+        end."""
         stream = self.service.engine.submit(
             self.prompt,
             sampling,
@@ -195,7 +196,7 @@ class Chat:
             cache_salt=CALLER.get().salt(self.body.cache_salt),
             adapter=self.adapter,
             grammar=self.grammar,
-            # Marks that are special tokens must reach the router, which keeps them from the user.
+            # Markers that are special tokens must reach the router, which hides them from the user.
             keep_ids=self.speech.ids(self.hidden),
             expected=self.usage.expected,
             retained=self.retained,
@@ -229,7 +230,8 @@ def _plain_messages(messages: list[Message], hears: bool = False) -> list[dict[s
 
 
 def _plain(index: int, message: Message, hears: bool) -> dict[str, Any]:
-    """The message as templates read it; parts that the model does not take are refused by name."""
+    """Convert a message to the form that templates read; refuse parts that the model does not
+    take."""
     allowed = ("text", "refusal", "input_audio") if hears else ("text", "refusal")
     for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if part.type not in allowed and not (is_thought(part) and message.role == "assistant"):
@@ -275,9 +277,11 @@ async def begin(
     where: str = "messages",
     tokenised: Callable[[Chat], Awaitable[None]] | None = None,
 ) -> tuple[Chat, OutputStream]:
-    """Everything up to the first token: check, render, tokenise, submit. `whole`: nothing of the
-    answer is sent before its end. `where`: the field from which the conversation came.
-    `tokenised`: what a protocol has to say once the prompt is tokens."""
+    """Do everything up to the first token: check, render, tokenise, submit.
+
+    `whole`: nothing of the answer is sent before its end. `where`: the field that held the
+    conversation. `tokenised`: callback of a protocol once the prompt is tokenised.
+    """
     service.check_model(body.model, adapters=True)
     chat = Chat(service, body, request_id)
     sampling = chat.sampling()

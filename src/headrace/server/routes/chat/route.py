@@ -15,6 +15,6 @@ router = APIRouter(tags=["OpenAI"])
 @router.post("/v1/chat/completions", responses=replies(ChatReply, stream=True))
 @takes(ChatBody)
 async def chat_completions(request: Request) -> Response:
-    """Answer a conversation."""
+    """Generate the next message of a conversation."""
     service, body = await entered(request, ChatBody)
     return await serve(service, request, body)

@@ -37,14 +37,14 @@ class ContentPart(Loose):
 
 
 class Thinking(Loose):
-    """Reasoning as DeepSeek and GLM ask for it."""
+    """Reasoning settings in the format of DeepSeek and GLM."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Integer | None = Field(None, ge=1, lt=2**31)
 
 
 class Reasoning(Loose):
-    """Reasoning as OpenRouter asks for it."""
+    """Reasoning settings in OpenRouter's format."""
 
     enabled: bool | None = None
     effort: Effort | None = None
@@ -71,7 +71,7 @@ class Message(Loose):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None, description="An earlier turn's reasoning.")
-    reasoning: str | None = Field(None, description="The same, as some clients name it.")
+    reasoning: str | None = Field(None, description="Other name of reasoning_content.")
     refusal: Any = inert("part of answers that clients send back")
     annotations: Any = inert("part of answers that clients send back")
     audio: Any = unsupported()
@@ -105,14 +105,14 @@ class AllowedTools(Loose):
 
 
 class AllowedChoice(Loose):
-    """Some of the tools: the others are not offered."""
+    """A choice of some tools: the others are not offered."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
 class Prediction(Loose):
-    """What the client expects to read: a file as it was before an edit."""
+    """Text that the client expects in the answer, such as a file before an edit."""
 
     type: Literal["content"]
     content: str | list[ContentPart]
@@ -127,34 +127,34 @@ class Prediction(Loose):
 class ChatBody(FormFields):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: Integer | None = Field(
-        None, description="Absent: to the end of the context."
+        None, description="Maximum tokens of the answer; absent: up to the end of the context."
     )
     max_tokens: Integer | None = Field(
-        None, description="Older name of max_completion_tokens; -1: to the end of the context."
+        None, description="Older name of max_completion_tokens; -1: up to the end of the context."
     )
     logprobs: bool | None = None
     top_logprobs: Integer | None = Field(None, description="0 to 20; needs logprobs: true.")
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Effort | None = Field(None, description="Given to the chat template.")
+    reasoning_effort: Effort | None = Field(None, description="Passed to the chat template.")
     thinking: Thinking | None = Field(
-        None, description="DeepSeek's enable_thinking and thinking_token_budget."
+        None, description="DeepSeek's form of enable_thinking and thinking_token_budget."
     )
     reasoning: Reasoning | None = Field(
-        None, description="OpenRouter's reasoning_effort, thinking_token_budget, include_reasoning."
+        None, description="OpenRouter's form of the reasoning fields."
     )
     include_reasoning: bool | None = Field(None, description="false: drop the reasoning.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(
-        None, description="The answer continues the last message, an assistant's."
+        None, description="Continue the last message, which must be the assistant's."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further variables of the chat template."
     )
 
     enable_thinking: bool | None = Field(
-        None, description="The template's variable of that name, as chat_template_kwargs sets it."
+        None, description="Template variable of this name, as in chat_template_kwargs."
     )
     ttl: Any = inert("the one model stays for as long as the server runs")
     keep_alive: Any = inert("the one model stays for as long as the server runs")
@@ -169,7 +169,7 @@ class ChatBody(FormFields):
     audio: Any = unsupported()
     modalities: Any = unsupported(["text"])
     prediction: Prediction | None = Field(
-        None, description="An answer that is expected; where it comes, it comes sooner."
+        None, description="Expected answer; where it is right, the answer is generated faster."
     )
     web_search_options: Any = unsupported()
     functions: list[FunctionSpec] | None = Field(
@@ -182,18 +182,18 @@ class ChatBody(FormFields):
     moderation: Any = unsupported()
     best_of: Any = unsupported(1)
     echo: bool | None = Field(
-        None, description="With continue_final_message: the answer begins with that message."
+        None, description="With continue_final_message: begin the answer with that message."
     )
     add_special_tokens: bool | None = Field(
-        None, description="true: the model's begin-of-text before what the template wrote."
+        None, description="true: put the model's begin-of-text token before the template's text."
     )
     chat_template: Any = unsupported()
-    documents: list[dict[str, Any]] | None = Field(None, description="Given to the template.")
+    documents: list[dict[str, Any]] | None = Field(None, description="Passed to the template.")
     mm_processor_kwargs: Any = unsupported({})
 
     @property
     def limit(self) -> int | None:
-        """Tokens of the answer at most; None: to the end of the context."""
+        """Maximum tokens of the answer; None: up to the end of the context."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return None if self.max_tokens == -1 else self.max_tokens

@@ -1,4 +1,4 @@
-"""A chat request served: its stream as JSON or events."""
+"""Serving of a chat request: its stream as JSON or events."""
 
 from __future__ import annotations
 

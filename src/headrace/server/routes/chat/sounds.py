@@ -1,4 +1,4 @@
-"""Sounds in a conversation: what a client sent of them, and where they stand in the prompt."""
+"""Sounds in a conversation: the client's files, and their positions in the prompt."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from .schema import Message
 
 MOST_SOUNDS = 16
-"""Sounds of one conversation, at most."""
+"""Maximum sounds of one conversation."""
 PART = {"type": "audio", "audio_url": ""}
-"""The part of a message by which templates know that here is a sound."""
+"""Message part by which templates recognise a sound."""
 
 
 def sounds_of(messages: list[Message]) -> list[tuple[str, bytes]]:
-    """(field, bytes of the file) of each sound, in order. Raises `InvalidRequest`, `TooLarge`."""
+    """List (field, bytes of the file) of each sound, in order. Raises `InvalidRequest`,
+    `TooLarge`."""
     found: list[tuple[str, bytes]] = []
     for index, message in enumerate(messages):
         for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
@@ -51,8 +52,10 @@ def _data(given: Any, where: str) -> bytes:
 async def with_sounds(
     service: Service, listener: SoundListener, messages: list[Message], prompt: list[int]
 ) -> tuple[list[int], list[InputSpan]]:
-    """The prompt with a token for each row of a sound, and what stands there. Raises
-    `InvalidRequest`, `TooLarge`, `PackageAbsent`."""
+    """Return the prompt with one token per embedding row of a sound, and the input embeddings.
+
+    Raises `InvalidRequest`, `TooLarge`, `PackageAbsent`.
+    """
     sounds = sounds_of(messages)
     if prompt.count(listener.place) != len(sounds):
         raise InvalidRequest(

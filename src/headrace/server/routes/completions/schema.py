@@ -1,8 +1,7 @@
-"""Bodies of `/v1/completions`, with fields of front ends that send all of their settings to any
-server.
+"""Bodies of `/v1/completions`, with fields of front ends that send all their settings.
 
-SillyTavern's text completion is the model: what it has switched off must not be an error, what it
-has switched on and is not done here must be one.
+SillyTavern's text completion is the model. A setting that it has switched off must not be an error.
+A setting that it has switched on and that is not implemented here must be one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ OTHER_NAMES = {
     "num_predict": "max_tokens",
     "add_bos_token": "add_special_tokens",
 }
-"""Field → the field that it is another name of."""
+"""Field → the field for which it is another name."""
 
 
 def _other(name: str) -> Any:
@@ -109,21 +108,21 @@ class CompletionBody(FrontendFields):
         description="Text, token ids, or a list of either."
     )
     max_tokens: Integer | None = Field(
-        None, description="16 where absent, as OpenAI has it; -1: to the end of the context."
+        None, description="Absent: 16, as in OpenAI's API; -1: up to the end of the context."
     )
     logprobs: Integer | None = Field(None, description="Alternatives per token, 0 to 20.")
-    echo: bool | None = Field(None, description="The prompt precedes the answer.")
-    best_of: Integer | None = Field(None, description="Only equal to n.")
+    echo: bool | None = Field(None, description="Begin the answer with the prompt.")
+    best_of: Integer | None = Field(None, description="Must equal n.")
     add_special_tokens: bool | None = Field(
-        None, description="false: do not put the model's begin-of-text before a text."
+        None, description="false: do not put the model's begin-of-text token before a text."
     )
     suffix: str | None = Field(
-        None, description="Text after the gap: the answer is what is missing between the two."
+        None, description="Text after the gap: the answer fills the gap between prompt and suffix."
     )
 
     @property
     def limit(self) -> int | None:
-        """Tokens of the answer at most; None: to the end of the context."""
+        """Maximum tokens of the answer; None: up to the end of the context."""
         limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         return None if limit == -1 else limit
 
@@ -148,7 +147,7 @@ class UsageReply(TypedDict):
 
 class MetricsReply(TypedDict):
     speculative_decoding: dict[str, Any]
-    """What `base.drafted.Drafted.told` says; seconds are predicted."""
+    """Result of `base.drafted.Drafted.told`; seconds are predicted."""
 
 
 class CompletionLogprobsReply(TypedDict):

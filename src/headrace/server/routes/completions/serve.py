@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ...service import Service
 
 MAX_PROMPTS = 512
-"""Prompts of one request."""
+"""Maximum prompts of one request."""
 
 
 class Completion:
-    """One request on its way: what every chunk of its answer needs."""
+    """State of one request that every chunk of its answer needs."""
 
     def __init__(self, service: Service, body: CompletionBody, request_id: str) -> None:
         self.service = service
@@ -45,14 +45,15 @@ class Completion:
         self.n = 1 if body.n is None else body.n
         self.echo = bool(body.echo)
         self.only_prompt = self.echo and body.max_tokens == 0
-        """`echo` without a token: scores of the prompt, as evaluation harnesses ask for them."""
+        """Whether only the prompt is scored (`echo` without new tokens), as evaluation harnesses
+        request."""
         scored = body.prompt_logprobs is not None
         self.large = scored or (self.echo and body.logprobs is not None)
-        """Does the answer score the prompt? Then it is written bit by bit."""
+        """Whether the answer has the prompt's logprobs; then it is encoded piece by piece."""
         self.prompts: list[list[int]] = []
         self.texts: list[str] = []
         self.ends: tuple[int, ...] = ()
-        """Further tokens that end an answer."""
+        """Additional tokens that end an answer."""
         self.grammar: str | None = None
         self.usage = Usage()
 
@@ -74,7 +75,7 @@ class Completion:
         return params
 
     async def tokenise(self) -> None:
-        """Fill `prompts` and, where the answer repeats them, `texts`."""
+        """Fill `prompts` and, if the answer repeats them, `texts`."""
         given = self.body.prompt
         items: list[Any] = [given] if isinstance(given, str) or _is_ids(given) else list(given)
         if not items:
@@ -97,7 +98,7 @@ class Completion:
                     continue
             else:
                 ids, most = self._cut(item), self.service.engine.max_context
-                if len(ids) > most:  # Before each of them is looked at.
+                if len(ids) > most:  # Checked before each id is examined.
                     raise ContextOverflow(
                         f"the prompt has {len(ids)} tokens; at most {most} fit in the context",
                         param="prompt",
@@ -130,13 +131,13 @@ class Completion:
         return self.body.cut(prompt, self.service.engine.max_context - (self.body.limit or 1))
 
     async def demand(self) -> None:
-        """Set `grammar`; compiling it may take long, so it is done in a thread."""
+        """Set `grammar`; compiling it may take long, so a thread does it."""
         if self.body.form_wanted:
             self.grammar = await self.service.hands.run(self.body.form)
             self.service.check_grammar(self.grammar)
 
     async def submit(self, sampling: SamplingParams) -> list[OutputStream]:
-        """One stream per prompt; none stays behind where one is refused."""
+        """Submit one stream per prompt; if one is refused, cancel the others."""
         sampling.stop_token_ids = [*sampling.stop_token_ids, *self.ends]
         streams: list[OutputStream] = []
         try:
@@ -156,7 +157,7 @@ class Completion:
                     )
                 )
                 self.usage.known_prompt(index, len(prompt))
-                if index % 8 == 7:  # Each may have thousands of parameters.
+                if index % 8 == 7:  # Each request may have thousands of parameters.
                     await asyncio.sleep(0)
         except BaseException:
             for stream in streams:
@@ -176,7 +177,7 @@ class Completion:
 
 
 class ChoiceState:
-    """One answer to one prompt: turns deltas into the fields of a choice."""
+    """State of one answer to one prompt: turns deltas into the fields of a choice."""
 
     def __init__(self, work: Completion, prompt: int, choice: int) -> None:
         self._work = work
@@ -249,7 +250,7 @@ def _states(work: Completion) -> dict[tuple[int, int], ChoiceState]:
 def _count(work: Completion, prompt: int, delta: OutputDelta) -> None:
     work.usage.count(prompt, delta)
     if work.only_prompt:
-        work.usage.completion = 0  # the token that the engine had to sample is not the answer's
+        work.usage.completion = 0  # the engine had to sample one token; it is no answer
 
 
 async def _whole(work: Completion, streams: list[OutputStream]) -> Response:
@@ -263,7 +264,7 @@ async def _whole(work: Completion, streams: list[OutputStream]) -> Response:
             parts[state.index] = []
         parts[state.index].append(state.fields(delta))
         if work.body.logprobs is not None:
-            await asyncio.sleep(0)  # All choices may come at once.
+            await asyncio.sleep(0)  # All choices may arrive at once.
     reply = work.reply([_joined(parts[index]) for index in sorted(parts)])
     reply |= work.usage.told()
     if work.large or work.body.logprobs is not None:
@@ -272,7 +273,7 @@ async def _whole(work: Completion, streams: list[OutputStream]) -> Response:
 
 
 def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """One choice from the parts of itself."""
+    """Join the parts of one choice."""
     whole = {**parts[0], **parts[-1]}
     whole["text"] = "".join(part["text"] for part in parts)
     if whole["logprobs"] is not None:

@@ -1,1 +1,1 @@
-"""`/infill` and `/completion` in llama.cpp's shape, for editors that were made for its server."""
+"""Routes `/infill` and `/completion` in llama.cpp's format, for editors made for its server."""

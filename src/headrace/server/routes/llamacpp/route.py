@@ -16,7 +16,7 @@ router = APIRouter(tags=["llama.cpp"])
 @router.post("/infill", responses=replies(NativeReply, stream=True))
 @takes(InfillBody)
 async def infill(request: Request) -> Response:
-    """What is missing between a prefix and a suffix."""
+    """Fill the gap between a prefix and a suffix."""
     service, body = await entered(request, InfillBody)
     work = Native(service, body, request)
     work.prompt, work.ends = await infill_prompt(

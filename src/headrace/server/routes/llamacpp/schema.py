@@ -11,13 +11,15 @@ from ...fields import Body, Integer, TokenId, inert, unsupported
 
 
 class NativeFields(Body):
-    """Its sampling fields and how its slots run."""
+    """Sampling fields and slot options of llama.cpp."""
 
     model: str | None = None
-    n_predict: Integer | None = Field(None, description="-1, -2: to the end of the context.")
-    max_tokens: Integer | None = Field(None, description="The same.")
+    n_predict: Integer | None = Field(
+        None, description="Maximum tokens; -1, -2: up to the end of the context."
+    )
+    max_tokens: Integer | None = Field(None, description="Other name of n_predict.")
     n_indent: Integer | None = Field(
-        None, ge=0, description="The answer ends before a line that is indented less."
+        None, ge=0, description="End the answer before a line with less indentation."
     )
     stream: bool | None = None
     temperature: float | None = None
@@ -26,16 +28,18 @@ class NativeFields(Body):
     min_p: float | None = None
     typical_p: float | None = None
     top_n_sigma: float | None = Field(None, description="0 or -1: off.")
-    repeat_penalty: float | None = Field(None, description="repetition_penalty.")
+    repeat_penalty: float | None = Field(None, description="Same as repetition_penalty.")
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: Integer | None = Field(None, description="-1: none.")
+    seed: Integer | None = Field(None, description="-1: no seed.")
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     json_schema: dict[str, Any] | None = None
     return_tokens: bool | None = None
     response_fields: list[str] | None = Field(
-        None, max_length=64, description="Only these of the answer; a/b takes b out of a."
+        None,
+        max_length=64,
+        description="Return only these fields of the answer; a/b extracts b from a.",
     )
 
     cache_prompt: Any = inert("equal prefixes are always shared")
@@ -80,9 +84,9 @@ class ExtraFile(Body):
 
 class InfillBody(NativeFields):
     input_prefix: str = Field("", description="Text before the gap.")
-    input_suffix: str = Field("", description="Text after it.")
+    input_suffix: str = Field("", description="Text after the gap.")
     input_extra: list[ExtraFile] | None = Field(None, max_length=1024)
-    prompt: str | None = Field(None, description="How what is missing begins.")
+    prompt: str | None = Field(None, description="Beginning of the missing text.")
 
 
 class NativeBody(NativeFields):

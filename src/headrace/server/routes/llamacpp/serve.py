@@ -1,4 +1,4 @@
-"""A native request of llama.cpp's: prompt → one stream → its shape, whole or as events."""
+"""Serving of llama.cpp's native requests: prompt → one stream → its format, whole or as events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAME = (
 
 
 class Native:
-    """One request on its way."""
+    """State of one request."""
 
     def __init__(self, service: Service, body: NativeFields, request: Request) -> None:
         self.service = service
@@ -38,7 +38,7 @@ class Native:
         self.usage = Usage()
         self.prompt: list[int] = []
         self.ends: tuple[int, ...] = ()
-        """Further tokens that end the answer."""
+        """Additional tokens that end the answer."""
         self.indent = Indent(body.n_indent or 0)
         self._request = request
         self._begin = time.perf_counter()
@@ -110,7 +110,7 @@ class Native:
     async def _parts(
         self, stream: OutputStream, anew: Callable[[], None] = lambda: None
     ) -> AsyncIterator[dict[str, Any]]:
-        """`anew`: what came so far counts no longer."""
+        """Yield the parts of the answer. `anew` is called when the parts so far become void."""
         first = 0.0
         finish: OutputDelta | None = None
         async for _, delta in deltas([stream]):
@@ -161,19 +161,19 @@ class Native:
 
 
 class Indent:
-    """Ends a text before the first line that is indented by less than `least` characters.
+    """Filter that ends a text before the first line indented by less than `least` characters.
 
-    The line in which the text begins is not looked at, nor is an empty one.
+    The line in which the text begins and empty lines are not checked.
     """
 
     def __init__(self, least: int) -> None:
         self._least = least
         self._held = ""
-        """A line break and the white space after it, of which it is not known what follows."""
+        """Line break and whitespace after it, held until the next character is known."""
         self.over = False
 
     def take(self, text: str, *, last: bool) -> str:
-        """What of the text so far may be seen."""
+        """Return the text that may be shown now."""
         if not self._least or self.over:
             return "" if self.over else text
         out: list[str] = []
@@ -197,7 +197,7 @@ class Indent:
 
 
 def _only(reply: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-    """The fields that were asked for; one inside another comes out under its own name."""
+    """Select the requested fields; a nested one is returned under its own name."""
     found: dict[str, Any] = {}
     for path in wanted:
         value: Any = reply

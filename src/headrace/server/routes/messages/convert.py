@@ -1,4 +1,4 @@
-"""Anthropic's messages as OpenAI's: one way through templates, tools and sampling for both."""
+"""Conversion of Anthropic's messages to OpenAI's: both share templates, tools and sampling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def to_chat(
 ) -> ChatBody:
     """Convert a conversation into a chat body. Raises `InvalidRequest` naming the block.
 
-    The answer continues a last message of the assistant's. `counts_reasoning`: the model's
+    If the last message is the assistant's, the answer continues it. `counts_reasoning`: the model's
     reasoning can be limited to a number of tokens. `beginning`: the conversation goes on after
     these messages, so no answer follows them.
     """
@@ -69,8 +69,10 @@ def to_chat(
 
 
 def _continued(body: CountBody, messages: list[dict[str, Any]], where: str) -> dict[str, Any]:
-    """Return the chat fields by which the answer continues the last message. Remove that message
-    if it is empty. Raises `InvalidRequest` where it cannot be continued."""
+    """Return the chat fields by which the answer continues the last message.
+
+    Removes that message if it is empty. Raises `InvalidRequest` if it cannot be continued.
+    """
     last = messages[-1]
     text = last["content"] or ""
     if "tool_calls" in last:
@@ -144,7 +146,8 @@ def _turn(turn: Turn, where: str) -> list[dict[str, Any]]:
 
 
 def _user(turn: Turn, where: str) -> list[dict[str, Any]]:
-    """Results of tools become messages of their own, in their place among the texts."""
+    """Convert a user's turn; tool results become messages of their own, in place among the
+    texts."""
     messages: list[dict[str, Any]] = []
     assert isinstance(turn.content, list)
     for place, block in enumerate(turn.content):
@@ -175,7 +178,7 @@ def _texts(blocks: list[Block], where: str) -> str:
 
 
 def _text(block: Block, where: str) -> str:
-    """A text, a plain document or a search result as text. Raises `InvalidRequest`."""
+    """Convert a text, a plain document or a search result to text. Raises `InvalidRequest`."""
     if block.type == "text":
         return needed(block.text, f"{where}.text")
     head = [part for part in (block.title, block.context) if part]

@@ -1,7 +1,8 @@
-"""Anthropic's `cache_control`: up to where a conversation is to stay in the context cache.
+"""Anthropic's `cache_control`: marks up to which a conversation is retained in the context cache.
 
-Prefixes are shared whatever is marked. A mark says for how long what is before it is worth keeping
-(5 minutes or an hour from its last use), and what of the prompt `usage` calls cached.
+Prefixes are shared whether marked or not. A mark says how long the preceding part is worth keeping:
+5 minutes or an hour from its last use. It also says which part of the prompt `usage` reports as
+cached.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _EMPTY = [Turn(role="user", content="")]
 
 
 async def retain(service: Service, body: CountBody, chat: Chat) -> None:
-    """Set what of a tokenised conversation is retained.
+    """Set the retained prefixes of a tokenised conversation.
 
-    Where a mark lies in the tokens is found by rendering the conversation up to there: the tokens
-    that both renderings begin with. Only the last mark of each duration is looked for, since it
-    covers those before it; one behind everything needs no rendering.
+    A mark's position in the tokens is found by rendering the conversation up to the mark and taking
+    the common prefix of both renderings. Only the last mark of each duration counts, since it
+    covers the earlier ones. A mark after the whole prompt needs no rendering.
     """
     marks = {seconds: cut for cut, seconds in marks_of(body)}
     found = []
@@ -38,7 +39,7 @@ async def retain(service: Service, body: CountBody, chat: Chat) -> None:
             try:
                 await part.tokenise(counts=True)
             except HeadraceError:
-                continue  # A template that wants more than this part.
+                continue  # The template needs more than this part.
             same = zip(part.prompt, chat.prompt, strict=False)
             tokens = next(
                 (at for at, (one, other) in enumerate(same) if one != other),
@@ -49,8 +50,10 @@ async def retain(service: Service, body: CountBody, chat: Chat) -> None:
 
 
 def marks_of(body: CountBody) -> list[tuple[CountBody | None, float]]:
-    """(the conversation up to a mark, seconds) in the order of the prompt: tools, system, messages;
-    None is all of it."""
+    """List (conversation up to a mark, seconds) in prompt order: tools, system, messages.
+
+    None stands for the whole conversation.
+    """
     found: list[tuple[CountBody | None, float]] = []
 
     def note(marked: Any, cut: CountBody | None) -> None:

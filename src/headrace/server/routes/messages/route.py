@@ -18,7 +18,7 @@ router = APIRouter(tags=["Anthropic"])
 @router.post("/v1/messages", responses=replies(MessageReply, stream=True, error=AnthropicError))
 @takes(MessagesBody)
 async def messages(request: Request) -> Response:
-    """Answer a conversation, in Anthropic's shapes."""
+    """Generate the next message of a conversation, in Anthropic's format."""
     request.scope["headrace.error_reply"] = error_reply
     service, body = await entered(request, MessagesBody)
     return await serve(service, request, body)
@@ -27,7 +27,7 @@ async def messages(request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", responses=replies(CountReply, error=AnthropicError))
 @takes(CountBody)
 async def count_tokens(request: Request) -> Response:
-    """How many tokens a conversation has, without answering it."""
+    """Count a conversation's tokens without answering it."""
     request.scope["headrace.error_reply"] = error_reply
     service, body = await entered(request, CountBody)
     service.check_model(body.model)

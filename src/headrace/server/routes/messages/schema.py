@@ -10,11 +10,11 @@ from typing_extensions import TypedDict
 from ....base.errors import InvalidRequest
 from ...fields import Body, Integer, Loose, ToolName, inert, unsupported
 
-KEEPS = "What is before it stays in the context cache for 5m or 1h (ttl) from its last use."
+KEEPS = "Keep the preceding prompt in the context cache for 5m or 1h (ttl) after its last use."
 
 
 class Block(Loose):
-    """A part of a message; which fields it has depends on its type."""
+    """A part of a message; its fields depend on its type."""
 
     type: Literal[
         "text",
@@ -51,8 +51,10 @@ class Turn(Loose):
 class MessageTool(Loose):
     name: ToolName
     description: str | None = None
-    input_schema: dict[str, Any] | None = Field(None, description="Needed.")
-    type: str | None = Field(None, description="custom: tools of the service are not there.")
+    input_schema: dict[str, Any] | None = Field(None, description="Required.")
+    type: str | None = Field(
+        None, description="Only custom; the tools of Anthropic's service do not exist here."
+    )
     strict: bool | None = None
     cache_control: Any = Field(None, description=KEEPS)
     defer_loading: Any = inert("all tools are always loaded")
@@ -84,7 +86,7 @@ class OutputFormat(Loose):
 class OutputConfig(Body):
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="Given to the chat template as reasoning_effort (max as xhigh)."
+        None, description="Passed to the chat template as reasoning_effort (max as xhigh)."
     )
     task_budget: Any = inert("a hint that this model was not taught")
 
@@ -101,8 +103,8 @@ class Thinking(Body):
         None,
         ge=1,
         lt=2**31,
-        description="Tokens of reasoning at most, where the model's marks of it are tokens of "
-        "their own; else without effect.",
+        description="Maximum tokens of reasoning, if the model marks it with tokens of "
+        "their own; otherwise no effect.",
     )
     display: Literal["summarized", "omitted"] | None = None
 
@@ -116,9 +118,12 @@ class CountBody(Body):
     thinking: Thinking | None = None
     cache_control: Any = Field(None, description=KEEPS)
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = Field(None, description="Older output_config.format.")
+    output_format: OutputFormat | None = Field(
+        None, description="Older form of output_config.format."
+    )
     context_management: dict[str, Any] | None = Field(
-        None, description="Nothing is ever edited away, as the answer's applied_edits say."
+        None,
+        description="Accepted, but nothing is ever removed; the answer's applied_edits show it.",
     )
     mcp_servers: Any = unsupported([])
 

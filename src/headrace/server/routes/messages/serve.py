@@ -1,4 +1,4 @@
-"""The answer to a messages request, whole or as Anthropic's events."""
+"""Answers to messages requests, whole or as Anthropic's events."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ def error_value(error: HeadraceError) -> dict[str, Any]:
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else _TYPES[400])
     detail: dict[str, Any] = {"type": kind, "message": error.message}
     if error.param == "thread":
-        # Anthropic's clients then go on without: they send the whole conversation each time.
+        # Anthropic's clients then continue without threads: they send the whole conversation each
+        # time.
         detail["details"] = {"error_code": "thread_unsupported_request", "unsupported": []}
     return {"type": "error", "error": detail}
 
 
 def error_reply(error: HeadraceError) -> Response:
-    """The error as Anthropic's clients expect it."""
+    """Return the error in Anthropic's format."""
     return json_response(error_value(error), status=error.status, headers=error_headers(error))
 
 
@@ -65,7 +66,7 @@ async def serve(service: Service, request: Request, body: MessagesBody) -> Respo
         whole=not body.stream,
         tokenised=lambda chat: retain(service, body, chat),
     )
-    # What was asked to be edited away was not, in the protocol's own words.
+    # Reports in the protocol's own way that none of the requested context edits were made.
     told: dict[str, Any] = (
         {} if body.context_management is None else {"context_management": {"applied_edits": []}}
     )
@@ -82,7 +83,8 @@ async def serve(service: Service, request: Request, body: MessagesBody) -> Respo
 
 
 def _usage(chat: Chat) -> MessageUsage:
-    """What was marked and had not been there is created; the rest was neither."""
+    """Return the usage: marked tokens that were not cached count as created, unmarked ones as
+    input."""
     cached = chat.usage.cached
     created, upto = {300.0: 0, 3600.0: 0}, cached
     for tokens, seconds, _ in sorted(chat.retained):
@@ -148,13 +150,13 @@ async def _whole(chat: Chat, stream: OutputStream, told: dict[str, Any]) -> Resp
 
 
 def _tool_id(call_id: str) -> str:
-    """An id that begins as Anthropic's do, where the dialect leaves the choice."""
+    """Return an id with Anthropic's prefix, if the model's dialect leaves the choice."""
     own = call_id.removeprefix("call_")
     return call_id if own == call_id else "toolu_" + own
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Arguments as an object; those that broke off are empty, as the stop reason tells."""
+    """Parse arguments as an object; incomplete ones become empty, as the stop reason shows."""
     try:
         value = any_json(arguments)
     except Undecodable:
@@ -163,14 +165,14 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 class _Blocks:
-    """The numbered content blocks of a stream: one is open at a time."""
+    """Numbered content blocks of a stream; only one is open at a time."""
 
     def __init__(self) -> None:
         self._index = -1
         self._kind = ""
 
     def frames(self, fields: dict[str, Any]) -> list[bytes]:
-        """The events that one `delta` of a chat answer becomes."""
+        """Return the events for one `delta` of a chat answer."""
         out: list[bytes] = []
         if "reasoning_content" in fields:
             self._enter("thinking", {"type": "thinking", "thinking": "", "signature": ""}, out)

@@ -1,1 +1,2 @@
-"""`/api/*`: Ollama's interface, for its clients and editors, over the same chat and vectors."""
+"""Routes `/api/*`: Ollama's interface, for its clients and editors, over the same chat and
+vectors."""

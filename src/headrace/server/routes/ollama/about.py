@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about models: true values, under its names."""
+"""Information about models for Ollama's clients: true values, under its names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ...service import Service
 
 INTERFACE = "0.13.0"
-"""The version of Ollama whose interface these routes follow; clients compare it."""
+"""Version of Ollama whose interface these routes follow; clients compare it."""
 _LEVEL = re.compile(r"(?i)(?<![a-z0-9])(i?q\d+_[a-z0-9_]+|bf16|f16|f32)(?![a-z0-9])")
 
 
 def names(service: Service) -> list[str]:
-    """The model and its adapters, with a tag: some clients put one behind every name."""
+    """List the model and its adapters, with a tag: some clients append one to every name."""
     adapters = sorted(adapter.name for adapter in getattr(service.engine, "adapters", ()))
     return [name if ":" in name else name + TAG for name in (service.name, *adapters)]
 
@@ -45,7 +45,7 @@ def details(service: Service) -> Details:
 
 @lru_cache(maxsize=4)
 def _count(arch: ModelArch) -> int:
-    """Numbers in the weights; 0 where nobody has described the family."""
+    """Count the parameters; 0 for a family without a description."""
     try:
         return int(sum(parameters(arch).values()))
     except UnsupportedModel:

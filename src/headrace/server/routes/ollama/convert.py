@@ -1,4 +1,4 @@
-"""Ollama's bodies as chat bodies: one meaning of every field, whichever interface says it."""
+"""Conversion of Ollama's bodies to chat bodies, so that every field has one meaning."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SAME = (
 
 
 def plain_name(name: str) -> str:
-    """Without the tag that Ollama's clients put behind every name."""
+    """Remove the tag that Ollama's clients append to every name."""
     return name.removesuffix(TAG)
 
 
 def chat_of(service: Service, body: OllamaChatBody) -> ChatBody:
-    """Raises `InvalidRequest`."""
+    """Convert a chat. Raises `InvalidRequest`."""
     _no_images(message.images for message in body.messages)
     given: dict[str, Any] = {**_shared(service, body), "messages": _messages(body.messages)}
     if body.tools:
@@ -36,7 +36,7 @@ def chat_of(service: Service, body: OllamaChatBody) -> ChatBody:
 
 
 def generate_of(service: Service, body: GenerateBody) -> ChatBody:
-    """The prompt as a message. Raises `InvalidRequest`."""
+    """Convert a prompt to a message. Raises `InvalidRequest`."""
     _no_images([body.images])
     messages = [{"role": "user", "content": body.prompt or ""}]
     if body.system:
@@ -84,7 +84,8 @@ def _sampling(options: Options | None) -> dict[str, Any]:
 
 
 def _messages(given: list[OllamaMessage]) -> list[dict[str, Any]]:
-    """With an id for every call, and results matched to them: by id, by name, by order."""
+    """Convert messages: give every call an id, and match results to calls by id, by name, by
+    order."""
     found: list[dict[str, Any]] = []
     waiting: deque[tuple[str, str]] = deque()
     for place, message in enumerate(given):

@@ -1,4 +1,4 @@
-"""The shapes of Ollama's answers: lines of JSON, errors, times in nanoseconds."""
+"""Formats of Ollama's answers: lines of JSON, errors, times in nanoseconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ YEAR = 365 * 86_400.0
 
 
 def now() -> str:
-    """The time as Go writes it."""
+    """Return the time in Go's format."""
     return stamp(time.time())
 
 
@@ -30,7 +30,7 @@ def line(value: Any) -> bytes:
 
 
 def error_reply(error: HeadraceError) -> Response:
-    """The error as Ollama's clients expect it."""
+    """Return the error in Ollama's format."""
     return json_response(
         {"error": error.message}, status=error.status, headers=error_headers(error)
     )
@@ -41,7 +41,8 @@ def error_line(error: HeadraceError) -> bytes:
 
 
 class LineStream(EventStream):
-    """Lines of JSON. Silence is not filled: a line that is no object would break a client."""
+    """Stream of JSON lines. No keep-alive comments are sent: a line that is not an object would
+    break a client."""
 
     media_type = "application/x-ndjson"
 
@@ -50,14 +51,14 @@ class LineStream(EventStream):
 
 
 class Clock:
-    """What an answer took, in nanoseconds, by Ollama's names."""
+    """Durations of an answer, in nanoseconds, under Ollama's names."""
 
     def __init__(self) -> None:
         self._begin = time.perf_counter_ns()
         self._first = 0
 
     def token(self) -> None:
-        """The first call is the end of the prompt's work."""
+        """Mark a token; the first call ends the prompt's evaluation."""
         self._first = self._first or time.perf_counter_ns()
 
     def durations(self, prompt: int, output: int) -> dict[str, int]:

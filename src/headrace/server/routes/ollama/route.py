@@ -38,8 +38,8 @@ router = APIRouter(tags=["Ollama"])
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 UNTYPED = ("", "application/x-www-form-urlencoded")
-"""What LiteLLM and plain curl send as the type of their JSON. Pages of other sites are kept off
-by `origin`, whatever type they send."""
+"""Content types that LiteLLM and plain curl send for JSON. `origin` keeps out pages of other sites,
+whatever type they send."""
 
 
 def _answers(model: Any, *, lines: bool = False, body: bool = True) -> dict[int | str, Any]:
@@ -51,7 +51,7 @@ def _answers(model: Any, *, lines: bool = False, body: bool = True) -> dict[int 
 
 
 def _own_errors(endpoint: Endpoint) -> Endpoint:
-    """Errors of this endpoint have Ollama's shape."""
+    """Give the endpoint's errors Ollama's format."""
 
     @wraps(endpoint)
     async def wrapper(request: Request) -> Response:
@@ -65,14 +65,14 @@ def _own_errors(endpoint: Endpoint) -> Endpoint:
 @router.get("/api/version", responses=_answers(VersionReply, body=False))
 @_own_errors
 async def version(request: Request) -> Response:
-    """The version of Ollama whose interface this is."""
+    """Return the version of Ollama whose interface this is."""
     return json_response({"version": about.INTERFACE})
 
 
 @router.get("/api/tags", responses=_answers(TagsReply, body=False))
 @_own_errors
 async def tags(request: Request) -> Response:
-    """The model and its adapters."""
+    """List the model and its adapters."""
     service = of(request)
     models = [about.listed(service, name) for name in about.names(service)]
     return json_response({"models": models})
@@ -81,7 +81,7 @@ async def tags(request: Request) -> Response:
 @router.get("/api/ps", responses=_answers(PsReply, body=False))
 @_own_errors
 async def ps(request: Request) -> Response:
-    """Loaded models: all that are served."""
+    """List the loaded models: all that are served."""
     service = of(request)
     models = [about.loaded(service, name) for name in about.names(service)]
     return json_response({"models": models})
@@ -91,7 +91,7 @@ async def ps(request: Request) -> Response:
 @takes(ShowBody)
 @_own_errors
 async def show(request: Request) -> Response:
-    """What is known of the model."""
+    """Describe the model."""
     service, body = await entered(request, ShowBody)
     name = body.model or body.name
     if not name:
@@ -104,7 +104,7 @@ async def show(request: Request) -> Response:
 @takes(OllamaChatBody)
 @_own_errors
 async def chat(request: Request) -> Response:
-    """Answer a conversation."""
+    """Generate the next message of a conversation."""
     service, body = await entered(request, OllamaChatBody)
     return await serve.chat(service, request, body)
 
@@ -122,7 +122,7 @@ async def generate(request: Request) -> Response:
 @takes(EmbedBody)
 @_own_errors
 async def embed(request: Request) -> Response:
-    """The vectors of one or more texts."""
+    """Return the embedding vectors of one or more texts."""
     service, body = await entered(request, EmbedBody)
     texts = [body.input] if isinstance(body.input, str) else list(body.input or ())
     if not texts:
@@ -139,7 +139,7 @@ async def embed(request: Request) -> Response:
 @takes(EmbeddingsBody)
 @_own_errors
 async def embeddings(request: Request) -> Response:
-    """The vector of one text (older than `/api/embed`)."""
+    """Return the embedding vector of one text (older than `/api/embed`)."""
     service, body = await entered(request, EmbeddingsBody)
     if not body.prompt:
         service.check_model(plain_name(body.model))

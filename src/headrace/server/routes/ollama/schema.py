@@ -1,4 +1,4 @@
-"""Bodies of Ollama's `/api/*` and what of them has no effect here."""
+"""Bodies of Ollama's `/api/*`, and their fields without effect here."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ class Options(Body):
     top_k: Integer | None = None
     min_p: float | None = None
     seed: Integer | None = None
-    num_predict: Integer | None = Field(None, description="-1, -2: to the end of the context.")
+    num_predict: Integer | None = Field(
+        None, description="Maximum tokens; -1, -2: up to the end of the context."
+    )
     stop: str | list[str] | None = None
     typical_p: float | None = None
-    repeat_penalty: float | None = Field(None, description="repetition_penalty.")
+    repeat_penalty: float | None = Field(None, description="Same as repetition_penalty.")
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
@@ -51,7 +53,7 @@ class Options(Body):
 
 
 class Asked(Body):
-    """What every request names."""
+    """Fields common to all requests."""
 
     model: str = Field(min_length=1, max_length=512)
     keep_alive: Any = inert("the one model stays for as long as the server runs")
@@ -74,7 +76,7 @@ class OllamaMessage(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = Field(None, description="Refused by name where not empty.")
+    images: list[Any] | None = Field(None, description="Refused unless empty.")
     tool_calls: list[Called] | None = None
     tool_name: str | None = None
     name: str | None = None
@@ -82,9 +84,11 @@ class OllamaMessage(Body):
 
 
 class Spoken(Asked):
-    """What chat and generate share."""
+    """Fields common to chat and generate."""
 
-    stream: bool | None = Field(None, description="Lines of JSON as it comes (default true).")
+    stream: bool | None = Field(
+        None, description="JSON lines while it is generated (default true)."
+    )
     format: str | dict[str, Any] | None = Field(None, description='"json", or a JSON schema.')
     options: Options | None = None
     think: Think | None = None
@@ -103,15 +107,15 @@ class GenerateBody(Spoken):
     prompt: str | None = None
     suffix: str | None = Field(None, description="Text after the gap; the answer fills it.")
     system: str | None = None
-    raw: bool | None = Field(None, description="true: the prompt goes in as it is.")
+    raw: bool | None = Field(None, description="true: use the prompt without a template.")
     context: list[TokenId] | None = Field(None, description="The `context` of an earlier answer.")
-    images: list[Any] | None = Field(None, description="Refused by name where not empty.")
+    images: list[Any] | None = Field(None, description="Refused unless empty.")
     template: Any = unsupported("")
 
 
 class EmbedBody(Asked):
     input: str | list[str] | None = None
-    truncate: bool | None = Field(None, description="Cut what is too long (default true).")
+    truncate: bool | None = Field(None, description="Cut inputs that are too long (default true).")
     dimensions: Integer | None = None
     options: Options | None = None
 
@@ -220,6 +224,6 @@ class EmbeddingsReply(TypedDict):
 
 
 class OllamaError(TypedDict):
-    """The body of an answer whose status is 400 or more, under `/api`."""
+    """Body of an answer with status 400 or more, under `/api`."""
 
     error: str

@@ -1,4 +1,4 @@
-"""Chat, generate and embed of Ollama's interface: the server's own work, in its shapes."""
+"""Chat, generate and embed of Ollama's interface: the server's own functions, in its formats."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class Talk:
-    """One chat or generate on its way. `kind`: "chat" or "generate"."""
+    """One chat or generate request in work. `kind`: "chat" or "generate"."""
 
     def __init__(self, service: Service, request: Request, kind: str, model: str) -> None:
         self.service = service
         self.kind = kind
         self.model = model
-        """The client's name for the model."""
+        """Model name as the client wrote it."""
         self.clock = Clock()
         self._request = request
         self.chat: Chat
@@ -48,7 +48,7 @@ class Talk:
         self._request.scope["headrace.usage"] = self.chat.usage
 
     async def finish(self, stream: bool, sampling: SamplingParams) -> Response:
-        """Submit what is prepared and answer, as lines or as one object."""
+        """Submit the prepared prompt and answer, as lines or as one object."""
         await self.chat.demand()
         output = self.chat.submit(sampling, whole=not stream)
         if stream:
@@ -56,7 +56,7 @@ class Talk:
         return await while_connected(self._request.receive, self._whole(output))
 
     def opened(self) -> Response:
-        """The answer to a request without a message, which asks for the model to be loaded."""
+        """Answer a request without a message, which asks to load the model."""
         return json_response({**self._part("", ""), "done": True, "done_reason": "load"})
 
     async def _lines(self, output: OutputStream) -> AsyncIterator[bytes]:
@@ -85,7 +85,7 @@ class Talk:
     async def _parts(
         self, output: OutputStream, anew: Callable[[], None] = lambda: None
     ) -> AsyncIterator[dict[str, Any]]:
-        """`anew`: what came so far counts no longer."""
+        """Yield the parts of the answer. `anew` is called when the parts so far become void."""
         parts = self.chat.part()
         tokens: list[int] = []
         async for _, delta in deltas([output]):
@@ -131,7 +131,7 @@ class Talk:
 
 
 def _calls(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With arguments as objects; a call that was cut in their middle is left out."""
+    """Parse the calls' arguments to objects; drop a call whose arguments were cut off."""
     found = []
     for index, call in enumerate(given):
         try:
@@ -182,7 +182,7 @@ async def generate(service: Service, request: Request, body: GenerateBody) -> Re
 async def embed(
     service: Service, request: Request, body: EmbedBody | EmbeddingsBody, texts: list[str]
 ) -> tuple[list[list[float]], dict[str, int]]:
-    """The vectors of the texts, and what they took."""
+    """Embed the texts; return (vectors, durations)."""
     service.check_model(plain_name(body.model))
     check_vectors(service, pairs=False)
     clock = Clock()
@@ -192,7 +192,7 @@ async def embed(
     usage = Usage()
     request.scope["headrace.usage"] = usage
     encode = service.engine.tokenizer.encode_with_specials
-    # In a thread: a long list would hold up the streams.
+    # In a thread: a long list would delay the streams.
     inputs = await service.hands.run(lambda: [(encode(text, limit=limit), 0) for text in texts])
     found = await while_connected(
         request.receive,

@@ -1,4 +1,4 @@
-"""A response while it grows: the events that tell of it, and the object that they add up to."""
+"""State of a growing response: its events, and the object that they add up to."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ResponseBuilder:
         self._usage = usage
         self._sequence = self._begun = 0
         self._text = ""
-        """Text of the item that is open."""
+        """Text of the open item."""
         self._logprobs: list[dict[str, Any]] = []
-        """Log-probabilities of its tokens, where they are wanted."""
+        """Log-probabilities of its tokens, if requested."""
         self._open: dict[str, Any] | None = None
         choice = body.tool_choice
         form = body.text.format if body.text else None
@@ -71,14 +71,14 @@ class ResponseBuilder:
         return events
 
     def again(self) -> None:
-        """Nothing of what was taken counts; for a reader who has seen no event but the first
-        ones."""
+        """Discard everything taken so far; only allowed if the reader saw nothing but the first
+        events."""
         self._text, self._logprobs, self._open = "", [], None
         self._sequence = self._begun
         self.response["output"] = []
 
     def take(self, fields: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """One `delta` of a chat answer; `logprobs` of the tokens of its content."""
+        """Add one `delta` of a chat answer, with the `logprobs` of its content's tokens."""
         events: list[Event] = []
         if "reasoning_content" in fields:
             events += self._enter("reasoning")
@@ -158,7 +158,7 @@ class ResponseBuilder:
                 "arguments": "",
                 "status": "in_progress",
             }
-            return events  # told once its name is known
+            return events  # sent once its name is known
         self._open = {**item, "status": "in_progress", "content": []}
         if kind == "message":
             self._open["role"] = "assistant"
@@ -198,7 +198,7 @@ class ResponseBuilder:
         return [self._event(kind, **self._place(), **more, delta=text)]
 
     def _close(self) -> list[Event]:
-        """The open item is complete."""
+        """Complete the open item."""
         item = self._open
         if item is None:
             return []

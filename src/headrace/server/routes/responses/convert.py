@@ -1,4 +1,4 @@
-"""Items of the Responses interface as chat messages."""
+"""Conversion of Responses items to chat messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .schema import InputItem, InputPart, NamedChoice, ResponseBody
 
 
 def items_of(body: ResponseBody) -> list[dict[str, Any]]:
-    """The input as plain items, as they are stored."""
+    """Return the input as plain items, as they are stored."""
     if isinstance(body.input, str):
         return [_stored(InputItem(role="user", content=body.input))]
     if not body.input:
@@ -21,7 +21,7 @@ def items_of(body: ResponseBody) -> list[dict[str, Any]]:
 
 
 def _stored(item: InputItem) -> dict[str, Any]:
-    """The item as it is stored and told: with its type, an id, and content in parts."""
+    """Return the item as it is stored and sent: with its type, an id, and content in parts."""
     plain = item.model_dump(exclude_none=True)
     kind = plain.setdefault("type", "message")
     prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(kind, "fco")
@@ -36,7 +36,10 @@ def _stored(item: InputItem) -> dict[str, Any]:
 
 
 def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
-    """`items`: the whole conversation, earlier turns first. Raises `InvalidRequest`."""
+    """Convert a conversation to a chat body. `items`: all turns, earliest first.
+
+    Raises `InvalidRequest`.
+    """
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
@@ -81,11 +84,11 @@ _SAME = (
     "ignore_eos", "min_tokens", "skip_special_tokens", "include_stop_str_in_output", "cache_salt",
     "request_id", "chat_template_kwargs", "structured_outputs",
 )  # fmt: skip
-"""vLLM's further fields, which are the same in chat."""
+"""vLLM's additional fields, which chat has too."""
 
 
 def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:
-    """Consecutive parts of one turn of the assistant's become one message."""
+    """Append an item; consecutive assistant items become one message."""
     match item.type or "message":
         case "message":
             if item.role is None:

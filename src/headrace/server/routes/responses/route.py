@@ -23,7 +23,7 @@ def _responses(request: Request) -> Responses:
 
 
 def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter for the API's document."""
+    """Describe a query parameter for the OpenAPI document."""
     return {"name": name, "in": "query", "required": False, "schema": schema}
 
 
@@ -46,7 +46,7 @@ def _integer(request: Request, name: str, default: int, least: int, most: int) -
 @router.post("/v1/responses", responses=replies(ResponseReply, stream=True))
 @takes(ResponseBody)
 async def create(request: Request) -> Response:
-    """Answer, with stored conversations, events and background work."""
+    """Generate a response, with stored conversations, events and background work."""
     _, body = await entered(request, ResponseBody)
     return await _responses(request).serve(request, body)
 
@@ -54,7 +54,7 @@ async def create(request: Request) -> Response:
 @router.post("/v1/responses/input_tokens", responses=replies(InputTokens))
 @takes(ResponseBody)
 async def input_tokens(request: Request) -> Response:
-    """How many tokens a conversation has, without answering it."""
+    """Count a conversation's tokens without answering it."""
     _, body = await entered(request, ResponseBody)
     count = await _responses(request).count(body, owner_of(request))
     return json_response({"object": "response.input_tokens", "input_tokens": count})
@@ -63,7 +63,7 @@ async def input_tokens(request: Request) -> Response:
 @router.post("/v1/responses/compact", include_in_schema=False)
 @refuses("404: no model that is served was taught to compact a conversation")
 async def compact(request: Request) -> Response:
-    """Not here: no model that is served was taught to."""
+    """Refuse: no served model was trained to compact conversations."""
     raise NotFound("there is no /v1/responses/compact")
 
 
@@ -78,7 +78,7 @@ async def compact(request: Request) -> Response:
     },
 )
 async def retrieve(request: Request, response_id: str) -> Response:
-    """A stored response, also one that is still being made, then with its events."""
+    """Return a stored response. One that is still being generated can be streamed."""
     if _flag(request, "stream"):
         after = _integer(request, "starting_after", -1, 0, 2**31)
         return await _responses(request).watch(response_id, owner_of(request), after)
@@ -98,7 +98,7 @@ async def retrieve(request: Request, response_id: str) -> Response:
     },
 )
 async def input_items(request: Request, response_id: str) -> Response:
-    """What was asked in the turn of a stored response, the latest first."""
+    """List the input items of a stored response's turn, latest first."""
     limit = _integer(request, "limit", 20, 1, 100)
     order, after = request.query_params.get("order", "desc"), request.query_params.get("after")
     if order not in ("asc", "desc"):
@@ -115,13 +115,13 @@ async def input_items(request: Request, response_id: str) -> Response:
 
 @router.post("/v1/responses/{response_id}/cancel", responses=replies(ResponseReply))
 async def cancel(request: Request, response_id: str) -> Response:
-    """Stop a response that is made in the background."""
+    """Cancel a background response."""
     return json_response(await _responses(request).cancel(response_id, owner_of(request)))
 
 
 @router.delete("/v1/responses/{response_id}", responses=replies(DeletedReply, body=False))
 async def delete(request: Request, response_id: str) -> Response:
-    """Forget a stored response."""
+    """Delete a stored response."""
     if not await _responses(request).store.delete(response_id, owner_of(request)):
         raise NotFound(f"there is no response {response_id[:128]!r}", param="response_id")
     return json_response({"id": response_id, "object": "response", "deleted": True})

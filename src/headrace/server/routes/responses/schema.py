@@ -34,7 +34,7 @@ class InputPart(Loose):
 
 
 class InputItem(Loose):
-    """A message, a call, the output of one, or earlier reasoning."""
+    """A message, a call, a call's output, or earlier reasoning."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -51,7 +51,7 @@ class InputItem(Loose):
 
 
 class FunctionTool(Loose):
-    type: Literal["function"] = Field(description="Tools of the service are not there.")
+    type: Literal["function"] = Field(description="OpenAI's hosted tools do not exist here.")
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -98,8 +98,8 @@ Included = Literal[
     "message.input_image.image_url",
     "computer_call_output.output.image_url",
 ]
-"""All but the first may be asked for without effect: there is no such content, and reasoning is not
-encrypted."""
+"""Values of `include`. All but the first are accepted without effect: there is no such content, and
+reasoning is not encrypted."""
 
 
 class ResponseBody(Body):
@@ -111,8 +111,12 @@ class ResponseBody(Body):
     top_p: float | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    store: bool | None = Field(None, description="Keep it for later turns (default true).")
-    background: bool | None = Field(None, description="Answer at once, work on; needs store.")
+    store: bool | None = Field(
+        None, description="Keep the response for later turns (default true)."
+    )
+    background: bool | None = Field(
+        None, description="Return at once and generate in the background; needs store."
+    )
     previous_response_id: str | None = Field(None, max_length=128)
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
@@ -140,10 +144,13 @@ class ResponseBody(Body):
     structured_outputs: StructuredOutputs | None = None
 
     include: list[Included] | None = Field(
-        None, description="message.output_text.logprobs; else all is always included."
+        None, description="Only message.output_text.logprobs has an effect."
     )
     top_logprobs: Integer | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="Alternatives per token; more than 0 asks for all."
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Alternatives per token; above 0 it turns logprobs on.",
     )
     truncation: Any = inert("a conversation that does not fit is an error, never cut in silence")
     conversation: Any = unsupported()

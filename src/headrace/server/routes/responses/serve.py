@@ -1,4 +1,5 @@
-"""A responses request: conversation from the store, one stream, events, the result stored."""
+"""Serving of a responses request: stored conversation, one stream, events, storage of the
+result."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class Trail:
-    """Tokens that have come and whose text has not been shown yet.
+    """Tokens that have arrived and whose text has not been shown yet.
 
-    Text is held back (the beginning of a marker) and divided (reasoning, content, calls), so the
-    tokens of a delta are not those of its text. What is shown is looked for in the text of the
-    tokens that wait; those before it made a marker, those behind it are still held.
+    Text is held back (the beginning of a marker) and divided (reasoning, content, calls), so a
+    delta's tokens do not match its text. Shown text is located in the text of the waiting tokens.
+    Tokens before it formed a marker; tokens after it are still held.
     """
 
     def __init__(self, chat: Chat) -> None:
@@ -52,14 +53,14 @@ class Trail:
             )
 
     def of(self, fields: dict[str, Any]) -> list[dict[str, Any]]:
-        """The tokens of the content in these fields; those of other text are forgotten."""
+        """Return the tokens of the content in these fields; drop those of other text."""
         text = fields.get("content") or fields.get("reasoning_content")
         if not text or not self._waiting:
             return []
         pieces = [bytes(entry["bytes"]) for entry in self._waiting]
         first = b"".join(pieces).find(text.encode())
         last = first + len(text.encode())
-        if first < 0:  # A character that no token has whole, or a special token that is not shown.
+        if first < 0:  # No token holds the whole character, or it is a hidden special token.
             first, last = 0, sum(map(len, pieces))
         found, place, used = [], 0, 0
         for entry, piece in zip(self._waiting, pieces, strict=True):
@@ -73,11 +74,11 @@ class Trail:
 
 
 MAX_TURNS = 1000
-"""Earlier responses that one conversation may have."""
+"""Maximum earlier responses in one conversation."""
 
 
 class Responses:
-    """The responses of one application: its store, and what runs in the background."""
+    """Responses of one application: its store, and its background work."""
 
     def __init__(self, service: Service, store: ResponseStore) -> None:
         self.service = service
@@ -85,7 +86,7 @@ class Responses:
         self.running: dict[str, asyncio.Task[None]] = {}
         """Background work by response id."""
         self.turns: dict[str, _Turn] = {}
-        """What is made there."""
+        """Background turns by response id."""
 
     async def find(self, response_id: str, owner: str) -> Stored:
         in_work = response_id in self.running
@@ -93,14 +94,14 @@ class Responses:
         if stored is None:
             raise NotFound(f"there is no response {response_id[:128]!r}", param="response_id")
         if stored.response["status"] == "in_progress" and not in_work:
-            # The process that made it has ended, or its end could not be stored.
+            # Its process has ended, or its end could not be stored.
             message = "the server that made it has ended: ask again"
             stored.response["status"] = "failed"
             stored.response["error"] = {"code": "server_error", "message": message}
         return stored
 
     async def history(self, response_id: str | None, owner: str) -> list[dict[str, Any]]:
-        """Items of all earlier turns, oldest first."""
+        """List the items of all earlier turns, oldest first."""
         turns: list[list[dict[str, Any]]] = []
         while response_id is not None:
             if len(turns) >= MAX_TURNS:
@@ -125,7 +126,7 @@ class Responses:
         past = await self.history(body.previous_response_id, owner)
         chat_body = await self._to_chat(body, [*past, *items])
         name = request.scope["headrace.request_id"]
-        # What is made in the background is seen by nobody until somebody watches it (`_Turn.told`).
+        # Nobody sees a background answer until a client watches it (`_Turn.told`).
         whole = bool(body.background) or not body.stream
         chat, stream = await begin(self.service, chat_body, name, whole=whole, where="input")
         builder = ResponseBuilder(body, chat.model, f"resp_{secrets.token_hex(16)}", chat.usage)
@@ -149,8 +150,8 @@ class Responses:
         task = self.service.tasks.errand("response", turn.run())
         self.running[response["id"]] = task
         self.turns[response["id"]] = turn
-        # It goes on when its exchange has ended, and takes over the exchange's place in work: a
-        # drain waits for it, and its key pays at its end.
+        # The task outlives its exchange and takes over the exchange's place in work. So a drain
+        # waits for it, and its key is charged at its end.
         work: dict[str, Any] = {
             "headrace.entered": request.scope.pop("headrace.entered"),
             "headrace.account": request.scope.get("headrace.account"),
@@ -175,8 +176,8 @@ class Responses:
         return reply
 
     async def watch(self, response_id: str, owner: str, after: int) -> Response:
-        """The events of a response that is being made in the background, from the one behind the
-        number `after` on; of one that is complete, the last alone."""
+        """Stream a background response's events after the number `after`; if complete, only the
+        last."""
         stored = await self.find(response_id, owner)
         turn = self.turns.get(response_id)
         if turn is None:
@@ -186,14 +187,15 @@ class Responses:
         return EventStream(turn.told(after), keep_alive=self.service.keep_alive)
 
     async def _to_chat(self, body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
-        """A short body may continue a conversation of thousands of items."""
+        """Convert a conversation, in a thread if it has thousands of items, as even a short body
+        may."""
         hands = self.service.hands
         if len(items) > SHORT:
             return await hands.run(to_chat, body, items)
         return await hands.beside(to_chat, body, items)
 
     async def count(self, body: ResponseBody, owner: str) -> int:
-        """The tokens of the conversation, without answering it."""
+        """Count the conversation's tokens without answering it."""
         self.service.check_model(body.model, adapters=True)
         past = await self.history(body.previous_response_id, owner)
         items = await self.service.hands.beside(items_of, body)
@@ -202,7 +204,7 @@ class Responses:
         return len(chat.prompt)
 
     async def cancel(self, response_id: str, owner: str) -> dict[str, Any]:
-        """Stop background work; what is complete stays as it is."""
+        """Cancel background work; a completed response is unchanged."""
         stored = await self.find(response_id, owner)
         if not stored.response["background"]:
             raise InvalidRequest("only background responses can be cancelled", param="response_id")
@@ -214,7 +216,7 @@ class Responses:
 
 
 class _Turn:
-    """One response being made."""
+    """One response in work."""
 
     def __init__(
         self,
@@ -232,19 +234,19 @@ class _Turn:
         self._items = items
         self._owner = owner
         self._log: list[bytes] = []
-        """The events so far, by their number; kept of background work alone."""
+        """Events so far, by number; kept only for background work."""
         self._opening = 0
-        """How many of them tell nothing of the answer."""
+        """Number of initial events that say nothing of the answer."""
         self._ended = False
         self._grown = asyncio.Event()
 
     async def told(self, after: int) -> AsyncIterator[bytes]:
-        """The events behind the number `after`, also those to come."""
+        """Yield the events after the number `after`, including future ones."""
         place = after + 1
         while True:
             grown, news = self._grown, self._log[place:]
             if news and place + len(news) > self._opening and not self._stream.show():
-                news = news[: max(self._opening - place, 0)]  # The rest comes anew.
+                news = news[: max(self._opening - place, 0)]  # The rest is regenerated.
             place += len(news)
             if news:
                 yield b"".join(news)
@@ -266,7 +268,7 @@ class _Turn:
         previous = response["previous_response_id"]
         stored = Stored(response["id"], previous, self._items, response)
         if not await self._responses.store.put(stored, self._owner, response["created_at"]):
-            response["store"] = False  # the answer is given; that it is not kept is told
+            response["store"] = False  # the client gets the answer, marked as not stored
 
     async def _events(self) -> AsyncIterator[list[dict[str, Any]]]:
         parts = self._chat.part()
@@ -294,7 +296,8 @@ class _Turn:
         yield ending
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """`begin` waits for the first token, so that an early error keeps its status."""
+        """Yield the event frames. The first ones wait for the first token, so that an early error
+        keeps its HTTP status."""
         head: list[dict[str, Any]] = []
         async for events in self._events():
             if not head and events[0]["type"] == "response.created":
@@ -313,7 +316,7 @@ class _Turn:
         return json_response(self.builder.response)
 
     async def run(self) -> None:
-        """In the background: whatever happens is in the store afterwards."""
+        """Run in the background; the outcome is stored in any case."""
         try:
             async for events in self._events():
                 self._tell(events)

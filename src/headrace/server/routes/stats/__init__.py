@@ -1,1 +1,1 @@
-"""`/v1/stats`: the last seconds of this server, for the page at `/` and `headrace top`."""
+"""Route `/v1/stats`: the last minutes of this server, for the page at `/` and `headrace top`."""

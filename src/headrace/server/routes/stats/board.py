@@ -1,8 +1,8 @@
-"""Step statistics summed up once a second, and only while somebody looks.
+"""Step statistics, summed once a second, and only while clients watch.
 
-The engine reports after every step; whoever draws a chart needs one point a second. The board
-subscribes on the first question, keeps the last two minutes, and leaves when nobody has asked
-for a while. A watcher waits for the next point: one that is slow misses points and holds nothing.
+The engine reports after every step; a chart needs one point a second. The board subscribes at the
+first request, keeps the last two minutes, and unsubscribes when no request has come for a while. A
+watcher waits for the next point: a slow one misses points and blocks nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 SECONDS = 1.0
 HISTORY = 120
-"""Points kept: two minutes."""
+"""Number of points kept: two minutes."""
 LATENCY_SECONDS = 30
-"""Length of the window over which latencies are ranked: shorter ones jump."""
+"""Seconds over which latency quantiles are computed: shorter windows fluctuate."""
 IDLE_SECONDS = 60.0
-"""After so long without a question the board lets go of the engine."""
+"""Seconds without a request after which the board leaves the engine."""
 MOST_REQUESTS = 50
 SHARES = (0.5, 0.9, 0.99)
 
 
 class Board:
-    """Belongs to the event loop of its engine."""
+    """Statistics of one engine; belongs to the engine's event loop."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class Board:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tasks`: of the service, which begin again what fails; None: watched by itself."""
+        """Subscribe to the engine. `tasks`: the service's watch, which restarts failed tasks; None:
+        an own one."""
         self.points: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self.closed = False
         self._engine = engine
@@ -61,16 +62,16 @@ class Board:
         self._task = (tasks or TaskWatch()).keep("statistics", self._run)
 
     async def next(self) -> dict[str, Any]:
-        """The next point. Raises `asyncio.CancelledError` where the board is closed."""
+        """Wait for the next point. Raises `asyncio.CancelledError` if the board is closed."""
         self._asked = self._clock()
         return await asyncio.shield(self._next)
 
     def asked(self) -> None:
-        """Somebody looks: stay."""
+        """Note a request, so that the board stays."""
         self._asked = self._clock()
 
     def close(self) -> None:
-        """Leave the engine; who waits for a point is told by `CancelledError`."""
+        """Unsubscribe from the engine; waiting watchers get `CancelledError`."""
         if not self.closed:
             self.closed = True
             self._unsubscribe()
@@ -87,7 +88,7 @@ class Board:
         self.close()
 
     def point(self) -> dict[str, Any]:
-        """Close the window that is open and say what was in it."""
+        """Close the current window and return its point."""
         now = self._clock()
         window, self._begin = max(now - self._begin, 1e-6), now
         sums = self._sums
@@ -120,7 +121,7 @@ class Board:
         return point
 
     def requests(self) -> list[dict[str, Any]]:
-        """The oldest requests in work: ids, ages and counts; nothing of what they say."""
+        """List the oldest requests in work: ids, ages and counts, no content."""
         in_work = getattr(self._engine, "in_work", None)
         if in_work is None:
             return []
@@ -144,7 +145,7 @@ class Board:
         before = self._prefix or now
         self._prefix = now
         if now[0] < before[0]:
-            return now  # The engine was started again and counts from 0.
+            return now  # The engine was restarted and counts from 0.
         return now[0] - before[0], now[1] - before[1]
 
     def _snapshot(self) -> None:
@@ -168,7 +169,7 @@ class Board:
 
 
 class _Sums:
-    """What the steps of one window add up to."""
+    """Sums over the steps of one window."""
 
     __slots__ = ("compared", "device", "entries", "predicted", "prefill", "sampled", "steps")
 

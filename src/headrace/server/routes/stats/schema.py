@@ -1,4 +1,4 @@
-"""What `/v1/stats` answers."""
+"""Answers of `/v1/stats`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 
 class Quantiles(TypedDict):
-    """Seconds, over the last half minute."""
+    """Latency in seconds, over the last half minute."""
 
     p50: float
     p90: float
@@ -16,7 +16,7 @@ class Quantiles(TypedDict):
 
 
 class Point(TypedDict):
-    """One second of the engine."""
+    """Statistics of one second of the engine."""
 
     time: float
     seconds: float

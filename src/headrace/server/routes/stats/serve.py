@@ -1,4 +1,4 @@
-"""The board of an application, and what is said of it."""
+"""Statistics board of an application, and its answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_WATCHERS = 32
 
 
 class Watchers:
-    """The board of one application, made when somebody looks."""
+    """Statistics board of one application, made at the first request."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -25,7 +25,7 @@ class Watchers:
         self._watching = 0
 
     def board(self) -> Board:
-        """Raises `Overloaded` while the model loads."""
+        """Return the board; make it if needed. Raises `Overloaded` while the model loads."""
         engine = self._service.engine
         if self._board is None or self._board.closed:
             self._board = Board(engine, self._service.tasks)
@@ -41,7 +41,7 @@ class Watchers:
         }
 
     async def events(self) -> AsyncIterator[bytes]:
-        """A `snapshot` event, then a `point` event each second, until the server drains."""
+        """Yield a `snapshot` event, then a `point` event each second, until the server drains."""
         if self._watching >= MOST_WATCHERS:
             raise Overloaded(f"{MOST_WATCHERS} watchers are served already", retry_after=30.0)
         self._watching += 1
@@ -69,7 +69,7 @@ class Watchers:
 
 
 def facts(service: Service) -> dict[str, Any]:
-    """What does not change from second to second."""
+    """Return the facts that do not change every second."""
     engine = service.engine
     ready, _, reason, _ = service.health()
     return {
@@ -90,7 +90,7 @@ def facts(service: Service) -> dict[str, Any]:
 
 
 def watchers(app: Any) -> Watchers:
-    """The watchers of this application."""
+    """Return the watchers of this application."""
     if not hasattr(app.state, "watchers"):
         app.state.watchers = Watchers(app.state.service)
     found: Watchers = app.state.watchers
