@@ -103,7 +103,7 @@ class Replica:
 
     @property
     def may_be_chosen(self) -> bool:
-        """Whether it is ready and its circuit closed; after a pause, one request at a time is a
+        """Whether a request may be sent: ready, and its circuit closed; after a pause, one request at a time is a
         trial."""
         if not self.ready:
             return False

@@ -34,9 +34,9 @@ LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""
 FILE = Path(__file__).parent / "_headrace_cpu.so"
 SOURCES = Path(__file__).parent / "csrc"
-"""What it is built from, in a source checkout."""
+"""Its sources, in a source checkout."""
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
-"""Where an editable install put it."""
+"""Its place in an editable install."""
 LEVELS_OF = {"x86_64": ("avx2", "avx512", "vnni", "bf16"), "aarch64": ("neon", "dotprod")}
 """By processor, from the least to the most that is asked of it; each contains those before it. All
 give the same bits."""
@@ -47,7 +47,7 @@ LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
 """Levels of this processor; none where there are no kernels for it."""
 BUILD = "`python -m headrace.kernels.cpu.build`"
 BUILD_ALL = "`python -m headrace.kernels.cpu.build --levels all`"
-"""What builds in place, in a source checkout. An editable install has the level of its machine."""
+"""Command that builds in place, in a source checkout. An editable install has the level of its machine."""
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_version": (c_int32, []),
