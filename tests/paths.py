@@ -205,8 +205,6 @@ PATHS: dict[str, tuple[str, ...]] = {
     ),
     "other processors": (
         "kernels_cpu/test_frozen_records.py",
-        "kernels_cpu/test_levels_and_machines.py",
-        "kernels_cpu/test_sanitizers.py::test_kernels_and_team[avx2-thread]",
         "kernels_cpu/test_sanitizers.py::test_kernels_and_team[avx2-address,undefined]",
     ),
 }
