@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.base.config import DEFAULT_MODEL
-from headrace.base.groups import layer_groups
+from headrace.base.groups import graph_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
@@ -37,6 +37,7 @@ from headrace.kernels.cpu.backend import CpuBackend
 from headrace.kernels.cpu.library import LEVELS, level
 from headrace.kernels.program import want
 from headrace.loader.open import open_model
+from headrace.models.registry import describe
 from headrace.text.load import load_tokenizer
 from headrace.worker.batch import make_batch
 from headrace.worker.options import WorkerOptions
@@ -74,7 +75,7 @@ def started(model: str, kernels: str, kv_dtype: str, room: int = TOKENS) -> Work
         kernels=kernels, rows=1, step_tokens=room, max_context=room, kv_dtype=kv_dtype
     )
     worker = Worker(files, options)
-    groups = layer_groups(files.arch, kv_dtype, blocks + 1)
+    groups = graph_groups(describe(files.arch), kv_dtype, blocks + 1)
     worker.allocate(PoolShape(BLOCK, groups))
     mine = list(range(1, blocks + 1))
     worker._tables.write([BlockWrite(0, group, 0, mine) for group in range(len(groups))])
