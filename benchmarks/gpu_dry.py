@@ -129,12 +129,12 @@ E4M3 = ("product_fp8._product_kernel", "moe_products._fp8_kernel")
 SPILLS_EXPLAINED = {
     "product_skinny._product_kernel": (
         9,
-        "sm_90, 16 rows with a gate, Triton 3.7: registers put away before the loop and taken back "
-        "behind it, none in it",
+        "sm_90, 16 rows with a gate, Triton 3.7: registers stored before the loop and loaded after "
+        "it, none in it",
     ),
     "attention_prefill._prefill_kernel": (
         218,
-        "Triton 3.7: 6 for heads of 128, three registers before both loops and behind them; up to "
+        "Triton 3.7: 6 for heads of 128, three registers before both loops and after them; up to "
         "57 on sm_80 and sm_90 for latents, heads of 512 and tiles of 64 rows on four warps; "
         "124 on sm_90 and 218 on sm_100 where int8 keys lack biases, in few layers of few models",
     ),

@@ -488,6 +488,15 @@ def test_the_page_says_what_the_record_of_the_device_says() -> None:
     record = json.loads(gpu_measured.FILE.read_text())
     page = (ROOT / "docs/gpu-measured.md").read_text()
     said = page.partition(gpu_measured.BEGIN)[2].partition(gpu_measured.END)[0]
-    assert said.strip() == gpu_measured.tables(record), "benchmarks/gpu_measured.py --page"
+    assert said.strip() == gpu_measured.summary(record), "benchmarks/gpu_measured.py --page"
+    printed = gpu_measured.tables(record)
     for name in ("llama-3.1-8b fp8", "qwen3-30b-a3b bf16"):
-        assert f"| {name} | 256 x 1,024 |" in said
+        assert f"| {name} | " in said
+        assert f"| {name} | 256 x 1,024 |" in printed
+
+
+def test_a_record_has_a_line_for_each_row() -> None:
+    record = {"parts": {"a": [{"x": 1.5, "y": "{"}, {"x": 2}], "b": {"c": [], "d": None}}, "e": [1]}
+    text = gpu_bench.by_rows(record)
+    assert json.loads(text) == record
+    assert len(text.splitlines()) == 13
