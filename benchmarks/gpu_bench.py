@@ -97,6 +97,18 @@ TINY_CHECKS = (
 )
 
 
+def by_rows(value: Any, indent: str = "\n ") -> str:
+    """Write JSON with a line for each row: what holds no lists and tables is one line."""
+    table = isinstance(value, dict)
+    each = value.values() if table else value if isinstance(value, list) else ()
+    if not any(isinstance(one, dict | list) for one in each):
+        return json.dumps(value, default=str)
+    names = [f"{json.dumps(str(name))}: " for name in value] if table else [""] * len(value)
+    lines = [name + by_rows(one, indent + " ") for name, one in zip(names, each, strict=True)]
+    first, last = "{}" if table else "[]"
+    return f"{first}{indent}{f',{indent}'.join(lines)}{indent[:-1]}{last}"
+
+
 class Bench:
     """The record being made, and the clock."""
 
@@ -161,7 +173,7 @@ class Bench:
 
     def save(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(self.record, indent=1, default=str) + "\n")
+        self._path.write_text(by_rows(self.record) + "\n")
 
     def finish(self) -> int:
         """Say what is amiss; → the exit status."""

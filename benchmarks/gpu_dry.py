@@ -7,7 +7,10 @@ Reads registers, spills, shared memory and instructions from the machine code, p
 table next to what the roofline predicts for the same steps on H100, H200 and B200, and fails where
 a kernel would not run or is not what it should be.
 
-    python benchmarks/gpu_dry.py [--quick] [--json FILE] [--table FILE]
+    python benchmarks/gpu_dry.py [--quick] [--json FILE] [--table FILE] [--record FILE --page FILE]
+
+`--json` and `--table` have everything, in megabytes; `--record` and `--page` have a summary by
+architecture, which the repository keeps.
 
 The kernels' results are the business of `tests/kernels_triton` (the interpreter). Nothing here is
 a measurement.
@@ -25,6 +28,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from gpu_aot import Compiled, compiling, read_all, triton_version
@@ -125,12 +129,12 @@ E4M3 = ("product_fp8._product_kernel", "moe_products._fp8_kernel")
 SPILLS_EXPLAINED = {
     "product_skinny._product_kernel": (
         9,
-        "sm_90, 16 rows with a gate, Triton 3.7: registers put away before the loop and taken back "
-        "behind it, none in it",
+        "sm_90, 16 rows with a gate, Triton 3.7: registers stored before the loop and loaded after "
+        "it, none in it",
     ),
     "attention_prefill._prefill_kernel": (
         218,
-        "Triton 3.7: 6 for heads of 128, three registers before both loops and behind them; up to "
+        "Triton 3.7: 6 for heads of 128, three registers before both loops and after them; up to "
         "57 on sm_80 and sm_90 for latents, heads of 512 and tiles of 64 rows on four warps; "
         "124 on sm_90 and 218 on sm_100 where int8 keys lack biases, in few layers of few models",
     ),
@@ -140,6 +144,9 @@ SPILLS_EXPLAINED = {
     ),
 }
 """Kernel → up to how many spills, and why they do no harm."""
+BEGIN, END = "<!-- gpu-dry begins -->", "<!-- gpu-dry ends -->"
+WORST = 5
+"""Kernels of an architecture that the summary names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +200,9 @@ def main() -> int:
     parser.add_argument("--model", type=int, help="the model of this number only")
     parser.add_argument("--json", type=Path, help="write everything there")
     parser.add_argument("--brief", action="store_true", help="print no tables")
-    parser.add_argument("--table", type=Path, help="replace the tables of this page")
+    parser.add_argument("--table", type=Path, help="write the tables there")
+    parser.add_argument("--record", type=Path, help="write the summary there, as JSON")
+    parser.add_argument("--page", type=Path, help="put the summary between the marks of this page")
     arguments = parser.parse_args()
     begin = time.perf_counter()
     models = QUICK if arguments.quick else MODELS
@@ -212,6 +221,7 @@ def main() -> int:
     kernels = [asdict(row) for row in rows]
     # Of one model or one architecture the kernels alone are asked for.
     whole = len(models) == len(MODELS) and len(wanted) == len(ARCHITECTURES)
+    assert whole or not (arguments.record or arguments.page), "a summary is of everything"
     layers = nodes() if whole else []
     driven = driven_rows() if whole else []
     text = "\n\n".join(
@@ -224,20 +234,24 @@ def main() -> int:
     )
     if not arguments.brief:
         print(text)
+    facts = {
+        "what": "ahead-of-time compilation and prediction; nothing was measured on a GPU",
+        "triton": triton_version(),
+        "torch": torch.__version__,
+        "seconds": round(time.perf_counter() - begin, 1),
+        "kernels": kernels,
+        "predicted": predicted,
+        "kernels_per_layer": layers,
+        "launches": driven,
+    }
     if arguments.json:
-        facts = {
-            "what": "ahead-of-time compilation and prediction; nothing was measured on a GPU",
-            "triton": triton_version(),
-            "torch": torch.__version__,
-            "seconds": round(time.perf_counter() - begin, 1),
-            "kernels": kernels,
-            "predicted": predicted,
-            "kernels_per_layer": layers,
-            "launches": driven,
-        }
         arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
     if arguments.table:
-        replace_tables(arguments.table, text)
+        arguments.table.write_text(text)
+    if arguments.record:
+        arguments.record.write_text(json.dumps(summarised(facts), indent=1) + "\n")
+    if arguments.page:
+        replace_summary(arguments.page, summary_text(summarised(facts)))
     faults = [f"{row.architecture} {row.kernel}: {fault}" for row in rows for fault in row.faults]
     faults += [
         f"{row['model']}, {row['step']}: {fault}" for row in driven for fault in row["faults"]
@@ -478,13 +492,100 @@ def prediction_table(rows: list[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def replace_tables(page: Path, text: str) -> None:
+def summarised(facts: dict[str, Any]) -> dict[str, Any]:
+    """Reduce what `--json` writes to what the repository keeps."""
+    checks: dict[str, dict[str, float]] = {}
+    for row in facts["kernels"]:
+        if row["model"].startswith(CHECK):
+            check = checks.setdefault(
+                row["model"].removeprefix(CHECK), {"kernels": 0, "seconds": 0}
+            )
+            check["kernels"] += 1
+            check["seconds"] = round(check["seconds"] + row["seconds"], 2)
+    return {
+        **{key: facts[key] for key in ("what", "triton", "torch", "seconds")},
+        "architectures": {
+            name: _summarised([row for row in facts["kernels"] if row["architecture"] == name])
+            for name in ARCHITECTURES
+        },
+        "launches": sum(row["launches"] for row in facts["launches"]),
+        "launch_faults": sum(len(row["faults"]) for row in facts["launches"]),
+        "kernels_per_layer": [
+            {key: row[key] for key in ("model", "weights", "kv", "batch", "library", "ours")}
+            for row in facts["kernels_per_layer"]
+        ],
+        "checks": checks,
+    }
+
+
+def _summarised(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    ours = [row for row in rows if not row["model"].startswith(CHECK)]
+    lowest: dict[str, dict[str, Any]] = {}
+    for row in sorted(ours, key=lambda row: row["possible"][-1][0] if row["possible"] else 1.0):
+        if row["possible"] and row["possible"][-1][0] < 1:
+            share, bound = row["possible"][-1]
+            found = {key: row[key] for key in ("model", "step", "registers")}
+            lowest.setdefault(row["kernel"], {**found, "share": round(share, 3), "bound": bound})
+    spills: dict[str, dict[str, Any]] = {}
+    for row in ours:
+        if row["spills"]:
+            _, reason = SPILLS_EXPLAINED.get(row["kernel"], (0, ""))
+            found = spills.setdefault(row["kernel"], {"of": 0, "most": 0, "reason": reason})
+            found["of"] += 1
+            found["most"] = max(found["most"], row["spills"])
+    return {
+        "kernels": len(ours),
+        "of_checks": len(rows) - len(ours),
+        "faults": sum(len(row["faults"]) for row in rows),
+        "most_registers": max(row["registers"] for row in ours),
+        "most_shared": max(row["shared"] for row in ours),
+        "spills": spills,
+        "lowest": dict(list(lowest.items())[:WORST]),
+    }
+
+
+def summary_text(record: dict[str, Any]) -> str:
+    """Write what `summarised` kept as the tables of a page."""
+    lines = [
+        f"Triton {record['triton']}, torch {record['torch']}; {record['launches']:,} launches "
+        f"reach the driver with {record['launch_faults']} faults.",
+        "",
+        "| architecture | kernels | of checks alone | faults | most registers "
+        "| most shared KiB (limit) |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    spills: dict[tuple[str, str], list[str]] = {}
+    lowest = [
+        "| lowest share of what should bind | architecture | first used by | share | bound |",
+        "|---|---|---|---:|---|",
+    ]
+    for name, found in record["architectures"].items():
+        limit = SHARED_LIMIT[name] / 1024
+        lines.append(
+            f"| {name} | {found['kernels']} | {found['of_checks']} | {found['faults']} "
+            f"| {found['most_registers']} | {found['most_shared'] / 1024:.0f} ({limit:.0f}) |"
+        )
+        for kernel, row in found["spills"].items():
+            counted = f"{name}: {row['most']} ({row['of']})"
+            spills.setdefault((kernel, row["reason"]), []).append(counted)
+        for kernel, row in found["lowest"].items():
+            lowest.append(
+                f"| `{kernel}` | {name} | {row['model']}; {row['step']} | {row['share']:.0%} "
+                f"| {row['bound']} |"
+            )
+    layers = node_table(record["kernels_per_layer"])
+    spilled = ["| most spills (kernels) | | reason |", "|---|---|---|"]
+    for (kernel, reason), said in spills.items():
+        spilled.append(f"| `{kernel}` | {', '.join(said)} | {reason} |")
+    return "\n".join((*lines, "", *spilled, "", *lowest, "", layers))
+
+
+def replace_summary(page: Path, text: str) -> None:
     """Put `text` between the marks of a page."""
-    first, last = "<!-- gpu-dry begins -->", "<!-- gpu-dry ends -->"
-    before, _, rest = page.read_text().partition(first)
-    _, found, after = rest.partition(last)
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, found, after = rest.partition(END)
     assert found, f"{page} lacks the marks"
-    page.write_text(f"{before}{first}\n\n{text}\n{last}{after}")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

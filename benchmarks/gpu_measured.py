@@ -5,8 +5,8 @@
 FILE is the record of a bench (`results/gpu_bench.json`). *Limit* is every byte once at the
 bandwidth and every operation at the rate that the same run measured; *roofline* is what
 `headrace roofline` predicts for the device from curves of others' kernels, with the gap between
-steps that was measured in place of its assumed overhead. `--page` puts the tables between the
-page's marks.
+steps that was measured in place of its assumed overhead. `--page` puts a summary between the page's
+marks; every step is printed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 
 FILE = Path(__file__).parent / "results/gpu_bench.json"
 BEGIN, END = "<!-- gpu-measured begins -->", "<!-- gpu-measured ends -->"
+STEPS = ("1 x 1,024", "32 x 1,024", "256 x 1,024", "32 x 8,192", "prompt 512", "prompt 8,192")
+"""Steps that the page shows, as `model_rows` calls them."""
 PUBLISHED = 17_600
 """Output tokens per second of the 8B in FP8 at 1,000 / 1,000 on one H200, by TensorRT-LLM."""
 ASKED_KERNELS = (
@@ -104,12 +106,42 @@ def line(name: str, step: str, milliseconds: float, limit: float, said: float) -
     )
 
 
+def summary(record: dict[str, Any]) -> str:
+    """Write what the page shows: a row for each model, with the most telling steps."""
+    device = device_of(record)
+    cells: dict[str, dict[str, str]] = {}
+    for row in model_rows(record, device):
+        _, name, step, milliseconds, _, share, _, ratio, _ = (
+            each.strip() for each in row.split("|")
+        )
+        cells.setdefault(name, {})[step] = f"{milliseconds}, {share}, {ratio}"
+    lines = [f"| model | {' | '.join(STEPS)} |", f"|---|{'---:|' * len(STEPS)}"]
+    for name, found in cells.items():
+        lines.append(f"| {name} | {' | '.join(found.get(step, '-') for step in STEPS)} |")
+    return "\n".join((*facts_lines(record, device), *lines))
+
+
+def device_of(record: dict[str, Any]) -> str:
+    facts = record["parts"]["kernels"]["facts"]
+    return str(facts["device"].removeprefix("NVIDIA ").split()[0])
+
+
 def tables(record: dict[str, Any]) -> str:
+    device = device_of(record)
+    lines = [
+        *facts_lines(record, device),
+        "| model | step | ms | limit | share | roofline's ms | roofline over measured |",
+        "|---|---|---:|---:|---:|---:|---:|",
+        *model_rows(record, device),
+    ]
+    return "\n".join(lines)
+
+
+def facts_lines(record: dict[str, Any], device: str) -> list[str]:
     ceilings = record["parts"]["kernels"]["ceilings"]
     facts = record["parts"]["kernels"]["facts"]
-    device = facts["device"].removeprefix("NVIDIA ").split()[0]
     right = [row["right"] for row in record["parts"]["checks"]]
-    lines = [
+    return [
         f"One {device}, torch {facts['torch']}, Triton {facts['triton']}, {record['began']}, "
         f"commit {record['commit']}: {sum(right)} of {len(right)} checks right. Ceilings of the "
         f"run: {ceilings['bandwidth'] / 1e9:,.0f} GB/s copied, "
@@ -119,11 +151,7 @@ def tables(record: dict[str, Any]) -> str:
         "|---|---:|---:|",
         *asked_rows(record, device),
         "",
-        "| model | step | ms | limit | share | roofline's ms | roofline over measured |",
-        "|---|---|---:|---:|---:|---:|---:|",
-        *model_rows(record, device),
     ]
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -133,13 +161,13 @@ def main() -> None:
     parser.add_argument("file", type=Path, nargs="?", default=FILE)
     parser.add_argument("--page", type=Path, help="put the tables between this page's marks")
     arguments = parser.parse_args()
-    text = tables(json.loads(arguments.file.read_text()))
-    print(text)
+    record = json.loads(arguments.file.read_text())
+    print(tables(record))
     if arguments.page:
         page = arguments.page.read_text()
         before, _, rest = page.partition(BEGIN)
         _, _, after = rest.partition(END)
-        arguments.page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        arguments.page.write_text(f"{before}{BEGIN}\n\n{summary(record)}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

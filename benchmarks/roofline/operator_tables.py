@@ -408,7 +408,8 @@ def main() -> None:
                     f"{one[q]:.0%}" if one["shapes"] else "–" for q in ("median", "p90", "worst")
                 ]
             print(f"| {' | '.join(texts)} | {entry['all_sizes']['median']:.0%} |", flush=True)
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    rows = ",\n ".join(map(json.dumps, result))
+    given.out.write_text(f"[\n {rows}\n]\n")
     for name, found_curves in curves.items():
         for class_, curve in found_curves.items():
             shares = [f"{getattr(curve, key):g}" for key in SHARES[:3]]

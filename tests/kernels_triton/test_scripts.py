@@ -20,6 +20,7 @@ import gpu_absent  # noqa: E402
 import gpu_ahead  # noqa: E402
 import gpu_bench  # noqa: E402
 import gpu_checks  # noqa: E402
+import gpu_dry  # noqa: E402
 import gpu_kernels  # noqa: E402
 import gpu_measured  # noqa: E402
 
@@ -143,18 +144,15 @@ def test_a_wrong_result_and_a_process_that_dies_are_failures_of_their_own(tmp_pa
 def longest_shard(delay: float) -> float:
     """Seconds of the process of `gpu_ahead --checks` that compiles longest, with `delay` more for
     each kernel, by the seconds of the last dry run on its busy machine; a core for each."""
-    rows = json.loads((ROOT / "benchmarks/results/gpu_dry.json").read_text())["kernels"]
-    checks = [row for row in rows if row["model"].startswith("check: ")]
+    record = json.loads((ROOT / "benchmarks/results/gpu_dry.json").read_text())["checks"]
     shards = [
-        [
-            row["seconds"] + delay
-            for row in checks
-            if row["model"].removeprefix("check: ") in gpu_checks.SMOKE[number :: gpu_ahead.SHARDS]
-        ]
+        [record[name] for name in gpu_checks.SMOKE[number :: gpu_ahead.SHARDS] if name in record]
         for number in range(gpu_ahead.SHARDS)
     ]
-    assert sum(map(len, shards)) > 100
-    return max(map(sum, shards))
+    assert sum(check["kernels"] for shard in shards for check in shard) > 100
+    return max(
+        sum(check["seconds"] + delay * check["kernels"] for check in shard) for shard in shards
+    )
 
 
 def test_half_a_second_more_for_each_kernel_is_within_the_limit() -> None:
@@ -442,10 +440,63 @@ def test_the_scripts_need_no_more_than_a_gpu_machine_has() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_the_page_says_what_the_dry_run_recorded() -> None:
+    record = json.loads((ROOT / "benchmarks/results/gpu_dry.json").read_text())
+    page = (ROOT / "docs/gpu-tables.md").read_text()
+    said = page.partition(gpu_dry.BEGIN)[2].partition(gpu_dry.END)[0]
+    assert said.strip() == gpu_dry.summary_text(record), "make gpu-dry"
+
+
+def test_a_summary_keeps_faults_spills_and_the_worst() -> None:
+    row = {
+        "kernel": "product_skinny._product_kernel",
+        "architecture": "sm_90",
+        "model": "a model",
+        "step": "a step",
+        "registers": 64,
+        "shared": 1024,
+        "spills": 0,
+        "faults": [],
+        "seconds": 0.25,
+        "possible": [[1.0, "memory"], [1.0, "memory"]],
+    }
+    rows = [
+        *({**row, "architecture": name} for name in gpu_dry.ARCHITECTURES),
+        {**row, "spills": 7, "faults": ["7 spills"]},
+        {**row, "possible": [[0.9, "memory"], [0.4, "conversions"]], "registers": 200},
+        {**row, "model": gpu_dry.CHECK + "norms", "spills": 3},
+        {**row, "model": gpu_dry.CHECK + "norms"},
+    ]
+    facts = dict.fromkeys(("what", "triton", "torch", "seconds"), "") | {
+        "kernels": rows,
+        "launches": [{"launches": 5, "faults": ["lost"]}],
+        "kernels_per_layer": [],
+    }
+    found = gpu_dry.summarised(facts)
+    assert found["checks"] == {"norms": {"kernels": 2, "seconds": 0.5}}
+    assert (found["launches"], found["launch_faults"]) == (5, 1)
+    sm_90 = found["architectures"]["sm_90"]
+    assert (sm_90["kernels"], sm_90["of_checks"], sm_90["faults"]) == (3, 2, 1)
+    (spilled,) = sm_90["spills"].values()
+    assert (spilled["of"], spilled["most"]) == (1, 7)
+    (lowest,) = sm_90["lowest"].values()
+    assert (lowest["share"], lowest["bound"], lowest["registers"]) == (0.4, "conversions", 200)
+    assert not found["architectures"]["sm_80"]["lowest"]
+
+
 def test_the_page_says_what_the_record_of_the_device_says() -> None:
     record = json.loads(gpu_measured.FILE.read_text())
     page = (ROOT / "docs/gpu-measured.md").read_text()
     said = page.partition(gpu_measured.BEGIN)[2].partition(gpu_measured.END)[0]
-    assert said.strip() == gpu_measured.tables(record), "benchmarks/gpu_measured.py --page"
+    assert said.strip() == gpu_measured.summary(record), "benchmarks/gpu_measured.py --page"
+    printed = gpu_measured.tables(record)
     for name in ("llama-3.1-8b fp8", "qwen3-30b-a3b bf16"):
-        assert f"| {name} | 256 x 1,024 |" in said
+        assert f"| {name} | " in said
+        assert f"| {name} | 256 x 1,024 |" in printed
+
+
+def test_a_record_has_a_line_for_each_row() -> None:
+    record = {"parts": {"a": [{"x": 1.5, "y": "{"}, {"x": 2}], "b": {"c": [], "d": None}}, "e": [1]}
+    text = gpu_bench.by_rows(record)
+    assert json.loads(text) == record
+    assert len(text.splitlines()) == 13

@@ -175,3 +175,10 @@ class DoesNotFit(HeadraceError):
 
     type = "does_not_fit_error"
     exit_code = 5
+
+
+class Undecodable(ValueError):
+    """Bytes that are not in the expected format; names the fault."""
+
+    well_formed = False
+    """Whether they are valid JSON or MessagePack of another type than expected."""

@@ -7,16 +7,11 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from .errors import Undecodable as Undecodable
+
 Kind = TypeVar("Kind")
 Encoded = bytes | bytearray | memoryview | str
 Read = Callable[[Encoded], Kind]
-
-
-class Undecodable(ValueError):
-    """Bytes that are not in the expected format; names the fault."""
-
-    well_formed = False
-    """Whether they are valid JSON or MessagePack of another type than expected."""
 
 
 @overload

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..base.foreign import Undecodable
+from ..base.errors import Undecodable
 from .tasks import FIRST_PAUSE, LONGEST_PAUSE
 
 log = logging.getLogger("headrace.threads")
