@@ -103,8 +103,8 @@ class Replica:
 
     @property
     def may_be_chosen(self) -> bool:
-        """Whether a request may be sent: ready, and its circuit closed; after a pause, one request at a time is a
-        trial."""
+        """Whether it may get a request: ready, and its circuit closed; after a pause, one at a time
+        is a trial."""
         if not self.ready:
             return False
         if self._failures < FAILURES:

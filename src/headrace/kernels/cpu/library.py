@@ -47,7 +47,8 @@ LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
 """Levels of this processor; none where there are no kernels for it."""
 BUILD = "`python -m headrace.kernels.cpu.build`"
 BUILD_ALL = "`python -m headrace.kernels.cpu.build --levels all`"
-"""Command that builds in place, in a source checkout. An editable install has the level of its machine."""
+"""Commands that build in place, in a source checkout. An editable install has its machine's level.
+"""
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_version": (c_int32, []),
