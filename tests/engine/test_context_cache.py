@@ -26,7 +26,7 @@ from headrace.engine.controls import Controls
 from headrace.engine.messages import Operate
 from headrace.engine.start import explain
 from headrace.kernels.cpu import operators
-from headrace.kernels.cpu.library import LEVELS, Team, level
+from headrace.kernels.cpu.library import BUILD_ALL, LEVELS, Team, level, unbuilt
 from headrace.loader import open_model
 from headrace.roofline.tiers import read_trace, savings
 from headrace.worker.seal import forget_keys
@@ -167,7 +167,8 @@ def test_every_level_and_chunking_keeps_the_same_bytes(
     shutil.copytree(tiny if family is None else kept(families.make, family), model)
     shutil.copy(tiny / "tokenizer.json", model)
     levels = [name for name in LEVELS if level(name)]
-    assert len(levels) >= 2
+    if len(levels) < 2:
+        pytest.skip(f"{', '.join(unbuilt())} not built: {BUILD_ALL}")
     for name, step_tokens in [(levels[-1], 256), *((name, 24) for name in levels)]:
         monkeypatch.setattr(operators, "Team", lambda threads, _, at=name: Team(threads, at))
         folder = tmp_path / f"{name}-{step_tokens}"

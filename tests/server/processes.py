@@ -147,8 +147,9 @@ def ended(pid: int) -> bool:
 
 
 def kill(pid: int) -> None:
-    """End it at once: what connects from now on meets it no more."""
-    os.kill(pid, signal.SIGKILL)
+    """End a process at once, unless it has ended with another one that was killed."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
     while not ended(pid):
         time.sleep(0.005)
 

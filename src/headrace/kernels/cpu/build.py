@@ -16,10 +16,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TEXT = HERE.parents[1] / "text"
 ROOT = HERE.parents[3]
-SECONDS = 55
+SECONDS = {"avx2": 85, "avx512": 55, "vnni": 55, "bf16": 55, "neon": 100, "dotprod": 100}
 """Time of one core to compile a level (GCC 12, Zen 4)."""
-ALL = 4
-"""Levels of x86-64 that are compiled whole."""
 _BUILDING = re.compile(r"(\[.*?\]) Building CXX object (?:.*/)?(\w+)\.dir/.*/(\w+)\.cpp\.o")
 _SILENT = re.compile(r"\[.*?\] |Consolidate compiler|Scanning dependencies|ninja: no work to do")
 
@@ -52,9 +50,13 @@ def build(folder: Path, *, sanitize: str = "", output: Path = HERE, levels: str 
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    count = {"host": 1, "all": ALL}.get(levels, levels.count(";") + 1)
-    seconds = max(10, (count * SECONDS + 10) // cores)
-    say(f"compiling the CPU kernels: about {seconds} s on {cores} cores, unless they are kept")
+    found = re.search(r"Levels of the CPU kernels: (\S+)", configured.stdout)
+    names = found.group(1).split(";") if found else []
+    seconds = max(10, (sum(SECONDS.get(name, 2) for name in names) + 8) // cores)
+    say(
+        f"compiling the CPU kernels ({', '.join(names) or 'none'}): about {seconds} s on {cores} "
+        "cores, and no time for what an earlier build has kept"
+    )
     command = [cmake, "--build", str(folder), "--parallel", str(cores)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None

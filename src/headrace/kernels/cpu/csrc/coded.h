@@ -9,17 +9,17 @@ namespace {
 template <class Q>
 void quantised_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first,
                       int64_t last) {
-  alignas(64) float sums[kWide * HR_PANEL * kGroup];
+  alignas(64) float sums[kWide * kSums];
   const int passes = passes_of(rows);
   for (int64_t panel = first; panel < last; panel += kGroup) {
     const int count = static_cast<int>(last - panel < kGroup ? last - panel : kGroup);
     int64_t row = 0;
     for (int pass = 0; pass < passes; ++pass) {
       const int m = rows_of_pass(rows - row);
-      pass_rows<Q>(op.x, part, panel, count, row, m, pass, passes, sums, HR_PANEL * kGroup);
+      pass_rows<Q>(op.x, part, panel, count, row, m, pass, passes, sums);
       for (int i = 0; i < m; ++i, ++row)
         for (int p = 0; p < count; ++p)
-          finish(target_of(part, row, panel + p), f_load(sums + (i * kGroup + p) * HR_PANEL));
+          finish(target_of(part, row, panel + p), f_load(sums + i * kSums + p * HR_PANEL));
     }
   }
 }
@@ -38,6 +38,6 @@ void quantised_panels(const HrLinear& op, const HrPart& part, int64_t rows, int6
   namespace hr::HR_NAME {                                                                      \
   void unit_##Q(const HrQuantised& x, const HrPart& part, int64_t unit, int64_t row, int m,    \
                 int pass, int passes, float* sums) {                                           \
-    pass_rows<Q>(x, part, 2 * unit, 2, row, m, pass, passes, sums, 32);                        \
+    pass_rows<Q>(x, part, 2 * unit, 2, row, m, pass, passes, sums);                            \
   }                                                                                            \
   }

@@ -22,7 +22,7 @@ namespace hr::HR_NAME {
 using PanelsOf = void(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first,
                       int64_t last);
 
-// Two panels, which are 32 outputs, for m rows from `row` on: sums[m][32].
+// Two panels, which are 32 outputs, for m rows from `row` on: the first 32 of sums[m][kSums].
 using UnitOf = void(const HrQuantised& x, const HrPart& part, int64_t unit, int64_t row, int m,
                     int pass, int passes, float* sums);
 

@@ -10,7 +10,7 @@
 
 namespace {
 
-// sums[32 · i + 16 · p + lane] of one unit of 32 outputs, rows [row, row + m).
+// sums[kSums · i + 16 · p + lane] of one unit of 32 outputs, rows [row, row + m).
 void unit_sums(const HrQuantised& x, const HrPart& part, int64_t unit, int64_t row, int m,
                int pass, int passes, float* sums) {
 #define HR_EACH(Q) \
@@ -21,17 +21,19 @@ void unit_sums(const HrQuantised& x, const HrPart& part, int64_t unit, int64_t r
 #undef HR_EACH
 }
 
-// gate: overwritten with the products.
 template <int kActivation>
-void gate_rows(const HrGateUp& op, int64_t row, int m, int64_t unit, float* gate,
+void gate_rows(const HrGateUp& op, int64_t row, int m, int64_t unit, const float* gate,
                const float* up) {
-  for (int i = 0, n; i < m; i += n, gate += 32 * n, up += 32 * n) {
+  alignas(64) float v[32 * kUnitsAtOnce];
+  for (int i = 0, n; i < m; i += n) {
     HrLane* lanes[kUnitsAtOnce];
     n = m - i < kUnitsAtOnce ? m - i : kUnitsAtOnce;
-    for (int at = 0; at < 32 * n; at += 16)
-      f_store(gate + at, f_mul(activate<kActivation>(f_load(gate + at)), f_load(up + at)));
-    for (int j = 0; j < n; ++j) lanes[j] = lane_of(op.q, row + i + j, unit);
-    quantise_units(gate, lanes, n);
+    for (int j = 0; j < n; ++j, gate += kSums, up += kSums) {
+      for (int h = 0; h < 32; h += 16)
+        f_store(v + 32 * j + h, f_mul(activate<kActivation>(f_load(gate + h)), f_load(up + h)));
+      lanes[j] = lane_of(op.q, row + i + j, unit);
+    }
+    quantise_units(v, lanes, n);
   }
 }
 
@@ -39,7 +41,7 @@ void op_gate_up(const HrGateUp& op, const hr::Work& work) {
   const int64_t rows = work.rows(op.rows), units = op.gate.out / 32;
   if (rows == 0) return;
   const int passes = passes_of(rows);
-  alignas(64) float gate[32 * kWide], up[32 * kWide];
+  alignas(64) float gate[kSums * kWide], up[kSums * kWide];
   int victim = 0;
   int64_t unit;
   while (work.next_in_line(units, &victim, &unit)) {

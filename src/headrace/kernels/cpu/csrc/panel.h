@@ -33,6 +33,7 @@ constexpr int kWide = 6;   // sixteen half as wide: the float sums are spilled, 
 #endif
 constexpr int kFew = 3;        // rows of which decoding is a good part of the work
 constexpr int kGroup = 8;      // panels of a group, at most: what later passes find in L2
+constexpr int kSums = kGroup * HR_PANEL;  // floats from the sums of a row to those of the next
 constexpr int kAhead = 8192;   // bytes
 static_assert(sizeof(HrLane) == 64, "a lane is a cache line: with one or two rows lines count");
 static_assert(kWide % HR_SIX == 0, "a pass begins at the first lane of a block of six");
@@ -171,14 +172,14 @@ HR_INLINE void panel_rows(Panel panel, int blocks, Rows x, Ahead ahead, F* acc) 
   }
 }
 
-// M rows by `panels` panels; sums[m · stride + 16 p + lane].
+// M rows by `panels` panels, kGroup at most; sums[m][kGroup][16].
 template <class Q, int M, Fetch kFetch>
 __attribute__((noinline)) void group_rows(Panel panel, int panels, int blocks, Rows x, Ahead ahead,
-                                          float* sums, int64_t stride) {
+                                          float* sums) {
   for (int p = 0; p < panels; ++p, sums += HR_PANEL) {
     F acc[M];
     panel_rows<Q, M, kFetch>(panel, blocks, x, ahead, acc);
-    for (int m = 0; m < M; ++m) f_store(sums + m * stride, acc[m]);
+    for (int m = 0; m < M; ++m) f_store(sums + m * kSums, acc[m]);
     panel.data += static_cast<int64_t>(blocks) * Q::format.block_bytes();
     panel.low += static_cast<int64_t>(blocks) * Q::format.units() * Q::format.low_bytes;
   }
@@ -199,8 +200,7 @@ HR_INLINE Panel panel_of(const HrPart& part, int64_t panel) {
 // zero: later ones find the panels in L2 and fetch as many of the next.
 template <class Q>
 HR_INLINE void pass_rows(const HrQuantised& activations, const HrPart& part, int64_t panel,
-                         int panels, int64_t row, int m, int pass, int passes, float* sums,
-                         int64_t stride) {
+                         int panels, int64_t row, int m, int pass, int passes, float* sums) {
   constexpr hr::Format f = Q::format;
   const int blocks = part.in / f.span;
   const int64_t all = static_cast<int64_t>(panels) * blocks;
@@ -211,10 +211,10 @@ HR_INLINE void pass_rows(const HrQuantised& activations, const HrPart& part, int
   case M:                                                                               \
     if (M < kFew && !hr::fetching.few)                                           \
       return group_rows<Q, M < kFew ? M : 1, kHardware>(data, panels, blocks, x, ahead, \
-                                                        sums, stride);                  \
+                                                        sums);                          \
     if (pass == 0 || M < 6)                                                             \
-      return group_rows<Q, M, kOwn>(data, panels, blocks, x, ahead, sums, stride);      \
-    return group_rows<Q, M < 6 ? 6 : M, kNext>(data, panels, blocks, x, ahead, sums, stride);
+      return group_rows<Q, M, kOwn>(data, panels, blocks, x, ahead, sums);              \
+    return group_rows<Q, M < 6 ? 6 : M, kNext>(data, panels, blocks, x, ahead, sums);
   switch (m) {
     HR_CASE(1) HR_CASE(2) HR_CASE(3) HR_CASE(4) HR_CASE(5) HR_CASE(6)
 #if HR_LEVEL >= 3
