@@ -67,7 +67,6 @@ PATHS: dict[str, tuple[str, ...]] = {
         "server/test_server_ranks.py::test_two_hosts_answer_as_one_process",
     ),
     "tiers of the context cache": (
-        "engine/test_context_cache.py::test_every_level_and_chunking_keeps_the_same_bytes[None-bfloat16]",
         "worker/test_disk.py::test_another_process_reads_what_one_wrote",
         "worker/test_disk.py::test_what_is_damaged_is_dropped",
         "worker/test_remote.py::test_another_machine_finds_what_one_wrote",
