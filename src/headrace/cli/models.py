@@ -12,8 +12,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..base.extras import install
-from ..base.hardware import torch_build
 from ..loader import open_model
 from ..loader.cache import cached_models
 from ..loader.cache import remove as remove_model
@@ -56,11 +54,9 @@ def models(
     if any(model.what for model in found):
         console.print()
     for model in found:
-        known = CATALOG.get(model.name)
-        more = "; needs PyTorch" if known is not None and known.needs_torch else ""
         default = "; the default" if model.default else ""
         if model.what:
-            console.print(f"{model.what}{default}{more}", soft_wrap=True)
+            console.print(f"{model.what}{default}", soft_wrap=True)
 
 
 @command.command()
@@ -70,10 +66,6 @@ def pull(
 ) -> None:
     """Download a model, resuming where an earlier download stopped, and verify it."""
     known = CATALOG.get(name)
-    if known is not None and known.needs_torch and not torch_build()[0]:
-        sys.stderr.write(
-            f"note: {name} needs PyTorch to be served, which is not installed: {install('torch')}\n"
-        )
     with DownloadBars(sys.stderr) as bars:
         if known is not None and known.speech:
             path = fetch_catalog(known, cache_dir=cache_dir, progress=bars)

@@ -67,11 +67,6 @@ class CatalogModel:
         """Return the `.gguf` file's path if the model is one; None for a folder."""
         return next((file.path for file in self.files if file.path.endswith(".gguf")), None)
 
-    @property
-    def needs_torch(self) -> bool:
-        """Tell whether the model needs torch: on any device it reads and computes safetensors."""
-        return self.gguf is None and not self.speech
-
 
 def _numbered(
     package: str, version: str, member: str, parts: list[tuple[int, str]], first: int
