@@ -156,7 +156,7 @@ gpu-dry: $(VENV)/.tested .venv36/.installed
 
 # Every kernel compiled for sm_80, sm_90 and sm_100 and read, and launched at a driver that runs
 # nothing; those of two models also by Triton 3.6, which a GPU machine may have (`make gpu-dry`: of
-# all). `make test` interprets them.
+# all). `make test` interprets some, `make test-all` every one.
 gpu-compile: $(VENV)/.tested .venv36/.installed
 	$(BIN)/python benchmarks/gpu_dry.py --brief
 	PYTHONPATH=src .venv36/bin/python benchmarks/gpu_dry.py --brief --quick
