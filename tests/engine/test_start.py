@@ -227,34 +227,6 @@ def test_a_containers_limit_bounds_the_memory(
     assert facts.available == 2**28 - 2**27 + 2**26
 
 
-@pytest.mark.parametrize(
-    ("wanted", "names"),
-    [
-        (None, ["a", "b"]),
-        ("1", ["b"]),
-        ("1,0", ["b", "a"]),
-        ("GPU-bb", ["b"]),
-        ("0,7,1", ["a"]),
-        ("", []),
-        ("-1", []),
-    ],
-)
-def test_visible_devices_are_numbered_as_cuda_does(
-    monkeypatch: pytest.MonkeyPatch, wanted: str | None, names: list[str]
-) -> None:
-    found = [
-        ("GPU-aa", GpuFacts(0, "a", (9, 0), 1, 1)),
-        ("GPU-bb", GpuFacts(1, "b", (9, 0), 1, 1)),
-    ]
-    if wanted is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
-    visible = hardware_module._visible(found)
-    assert [gpu.name for gpu in visible] == names
-    assert [gpu.index for gpu in visible] == list(range(len(names)))
-
-
 def test_default_sampling_is_the_authors(files: ModelFiles) -> None:
     own = replace(files, generation={"temperature": 0.6, "top_k": 20, "unknown": 1})
     assert default_sampling(own) == SamplingParams(temperature=0.6, top_k=20)

@@ -62,11 +62,6 @@ def with_packages(path: Iterable[str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-def visible_gpus() -> str | None:
-    """Return CUDA's own choice of GPUs: indices or UUIDs between commas; None for all."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
 
 

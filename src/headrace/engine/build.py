@@ -14,7 +14,7 @@ from ..base import environment
 from ..base.config import Decision, EngineOptions
 from ..base.errors import EngineFault, ModelFileError
 from ..base.facts import WorkerFacts
-from ..base.hardware import cpu, hardware
+from ..base.hardware import Hardware, cpu, hardware
 from ..base.identity import Identity
 from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
@@ -99,8 +99,8 @@ def build(
     with phase("plan"):
         found = hardware()
         resolved = resolve(options, files, found)
-        if found.gpus and resolved.options.device == "cpu" and options.device == "auto":
-            log.warning("%s is left alone: %s", found.gpus[0].name, resolved.decisions[0].reason)
+        if resolved.options.device == "cpu" and options.device == "auto":
+            _warn_of_gpus(found, resolved)
         if options.kernels == "ref":
             log.warning("the reference kernels serve, as asked: over ten times slower than others")
         wish = plan(resolved, files, weight_bytes_on_disk(resolved, files))
@@ -157,6 +157,15 @@ def build(
     return Built(core, memory, facts, decisions, identity, kv.holdings, context, lender)
 
 
+def _warn_of_gpus(found: Hardware, resolved: Resolved) -> None:
+    """Log why a GPU that is there does not serve."""
+    why = next(one.reason for one in resolved.decisions if one.name == "device")
+    if found.gpus:
+        log.warning("%s is left alone: %s", found.gpus[0].name, why)
+    elif found.broken_driver:
+        log.warning("a GPU, if there is one, is left alone: %s", why)
+
+
 def _warn(options: EngineOptions, kernels: list[Decision]) -> None:
     """Log surprising choices of the kernels that serve."""
     decided = {one.name: one for one in kernels}
@@ -181,7 +190,7 @@ def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: s
         tiers = has_tiers(_decided(resolved), resolved.options)
         return in_processes(files, settings, worker, resolved.options, share_pool=tiers)
     return InlineExecutor(
-        lambda: worker_loader(worker)(files, settings), threaded=resolved.options.depth > 1
+        lambda: worker_loader(worker)(files, settings), threaded=(resolved.options.depth or 1) > 1
     )
 
 
@@ -199,7 +208,7 @@ def _core(
         files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
     )
     stages = Layout.parse(options.layout).pp
-    depth = max(options.depth, stages)
+    depth = max(options.depth or 1, stages)
     limits = Limits(
         rows=memory.rows,
         step_tokens=memory.step_tokens,

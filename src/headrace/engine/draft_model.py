@@ -124,7 +124,7 @@ def _divided(
             param="draft_model",
         )
     context = min(context, tokens // block * block)
-    slots = max(1, min(SLOTS, options.max_sequences, tokens // context))
+    slots = max(1, min(SLOTS, options.max_sequences or 1, tokens // context))
     return DraftPlan(
         path,
         size,
