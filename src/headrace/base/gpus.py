@@ -36,7 +36,7 @@ class GpuFacts:
     free: int
     """Bytes free now; all of them where the driver does not say."""
     uuid: str = ""
-    """Of the GPU, or of the instance of a partitioned one."""
+    """UUID of the GPU, or of the instance of a partitioned one."""
     multiprocessors: int = 132
     block_memory: int = 232_448
     """Bytes of shared memory that a thread block may have."""

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +14,7 @@ from ..base import environment
 from ..base.config import Decision, EngineOptions
 from ..base.errors import EngineFault, ModelFileError
 from ..base.facts import WorkerFacts
-from ..base.hardware import Hardware, cpu, hardware
+from ..base.hardware import Hardware, cpu, gpus, hardware
 from ..base.identity import Identity
 from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
@@ -36,6 +36,7 @@ from .calibration import calibrate_quickly, needs_calibration
 from .context import ContextCache, has_tiers, open_context_cache
 from .core import EngineCore
 from .executor import Executor, InlineExecutor
+from .gpu_start import alone_on
 from .grammar import GrammarResource
 from .prediction import computing, draft_prices, step_predictor
 from .real import REAL_WORKER, worker_loader
@@ -89,6 +90,21 @@ def build(
     The memory plan is made twice. The first, with the size of the files, gives the worker's
     settings; the second, with the actual size of the weights, gives the memory left for KV.
     """
+    with ExitStack() as stack:
+        if options.device != "cpu" and (there := gpus()):
+            stack.enter_context(alone_on(there[0]))
+        return _build(options, files, worker, flight, on_phase, stack.close)
+
+
+def _build(
+    options: EngineOptions,
+    files: ModelFiles,
+    worker: str,
+    flight: FlightRecorder | None,
+    on_phase: OnPhase,
+    on_memory: Callable[[], None],
+) -> Built:
+    """Start as `build` does; `on_memory` is called when nothing more will be allocated."""
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
@@ -134,6 +150,7 @@ def build(
                 calibrate_quickly(cpu().cores)
         with phase("kv_pool"):
             executor.allocate(memory.pool)
+            on_memory()
             decided = [*resolved.decisions, *wish.decisions, *memory.decisions, *facts.kernels]
             decisions = list({decision.name: decision for decision in decided}.values())
             options = resolved.options

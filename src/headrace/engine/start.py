@@ -264,16 +264,14 @@ def plan(
     options = resolved.options
     if options.max_sequences is not None:
         return _plan(resolved, files, weight_bytes, options.max_sequences, step_bytes, graph_bytes)
-    few = _plan(resolved, files, weight_bytes, ROWS, step_bytes, graph_bytes)
-    rows = min(MOST_ROWS, few.kv_tokens // ROW_TOKENS)
-    if rows <= ROWS:
-        return few
-    many = _plan(resolved, files, weight_bytes, rows, step_bytes, graph_bytes)
-    why = (
-        f"the KV of {few.kv_tokens} tokens holds so many with {ROW_TOKENS} each, up to {MOST_ROWS}"
-    )
-    decision = Decision("max_sequences", str(many.rows), why)
-    return replace(many, decisions=(decision, *many.decisions))
+    found = _plan(resolved, files, weight_bytes, MOST_ROWS, step_bytes, graph_bytes)
+    each = min(ROW_TOKENS, found.max_context)
+    held = found.kv_tokens // each
+    if held < found.rows:
+        found = _plan(resolved, files, weight_bytes, max(ROWS, held), step_bytes, graph_bytes)
+    why = f"the pool holds {held} sequences of {each} tokens; {ROWS} to {MOST_ROWS} run at once"
+    decision = Decision("max_sequences", str(found.rows), why)
+    return replace(found, decisions=(decision, *found.decisions))
 
 
 def _plan(
