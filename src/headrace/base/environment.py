@@ -75,6 +75,11 @@ def launcher_variables() -> dict[str, str]:
     }
 
 
+def fuse_multiply_adds() -> None:
+    """Keep Triton's default of fused multiply-adds, which release 3.10 changes: it decides bits."""
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+
 def triton_interpreted() -> bool:
     """Return Triton's own switch: its kernels run in Python, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
