@@ -4,8 +4,8 @@ Compiles every kernel that a step of real models launches, ahead of time, for fi
 and for sm_90 those that the checks of `gpu_checks.py` launch (`gpu_absent.py`): the
 model's own forward pass runs on tensors without memory while each launch is turned into a
 compilation. Reads registers, spills, shared memory and instructions from the machine code, prints
-them as a table next to what the roofline predicts for the same steps on H100, H200 and B200, and fails where
-a kernel would not run or is not what it should be.
+them as a table next to what the roofline predicts for the same steps on H100, H200 and B200,
+and fails where a kernel would not run or is not what it should be.
 
     python benchmarks/gpu_dry.py [--quick] [--json FILE] [--table FILE] [--record FILE --page FILE]
 
