@@ -24,7 +24,7 @@ PER_MULTIPROCESSOR = 8
 """Pieces times KV heads that each multiprocessor gets in addition to one piece per entry; four of
 the eight run at a time."""
 PROGRAMS = 132 * PER_MULTIPROCESSOR
-"""The same for a whole device, where nothing is known of it."""
+"""Pieces times KV heads of a device of unknown size."""
 SHORTEST = 128
 """Fewest tokens of a piece: shorter ones are mostly start-up, end and a partial result to add. Cuts
 fall at multiples of it; it is a multiple of every tile."""
