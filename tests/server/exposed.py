@@ -1,4 +1,4 @@
-"""What a server's `/metrics` says, read for benchmarks."""
+"""Samples of a server's `/metrics`, read for the soaks."""
 
 from __future__ import annotations
 

@@ -1,20 +1,14 @@
-"""`benchmarks/exposed.py`: what benchmarks read from a server's metrics."""
+"""Samples of a server's metrics, read for the soaks."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from exposed import metric
 from prometheus_client import generate_latest
 
 from headrace.base.request import StepStats
 from headrace.base.split import SplitStats
 from headrace.obs.metrics import EngineMetrics
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from exposed import metric
 
 
 def exposed() -> str:

@@ -1,6 +1,6 @@
 """Random traffic for a long time against a real server: is the memory flat, is everything free?
 
-    python benchmarks/soak.py --minutes 30 [--clients 16] [--json FILE] [--plot FILE]
+    python tests/server/soak.py --minutes 30 [--clients 16] [--json FILE] [--plot FILE]
 
 A server process with its engine process on a tiny model (random weights, a real tokenizer), and
 clients that draw at random: chats, completions, responses and messages, streamed or not, several
@@ -30,8 +30,7 @@ from typing import Any
 import httpx
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "server"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from exposed import metric
 from processes import headrace, running

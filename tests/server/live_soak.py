@@ -1,6 +1,6 @@
 """Sessions over a websocket for a long time, most of their clients bad: does anything stay behind?
 
-    python benchmarks/live_soak.py [--minutes 10] [--good 3] [--bad 24] [--json FILE]
+    python tests/server/live_soak.py [--minutes 10] [--good 3] [--bad 24] [--json FILE]
 
 A real server on a small Moonshine (random weights; `--model` takes another). Good clients speak
 three stretches with pauses and must be told the same text each time. Beside them, all the time, bad
@@ -38,8 +38,7 @@ import numpy as np
 import psutil
 import websockets
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "server"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from exposed import metric
 from processes import api_pid, headrace, running
