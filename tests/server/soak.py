@@ -33,7 +33,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from exposed import metric
-from processes import headrace, running
+from processes import serving
 
 from tiny import talker
 
@@ -312,27 +312,14 @@ def main() -> int:
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = talker.make(Path(folder) / "tiny")
-        command = headrace(
-            "serve",
-            str(model),
-            "--port",
-            "0",
-            "--threads",
-            "1",
-            "--max-sequences",
-            "16",
-            "--kv-memory",
-            "2MiB",
+        with serving(
+            model,
+            "--max-sequences 16 --kv-memory 2MiB --log-level error --operator-port 0",
             "--store",
             str(Path(folder) / "store.db"),
-            "--log-level",
-            "error",
             "--files",
             str(Path(folder) / "files"),
-            "--operator-port",
-            "0",
-        )
-        with running(command) as server:
+        ) as server:
             boss = server.await_line(r"operator: (https?://\S+)").group(1)
             record = asyncio.run(drive(server.url, boss, server.process.pid, given))
     if given.json:
