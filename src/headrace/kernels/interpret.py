@@ -26,9 +26,10 @@ from ..base.graph import (
     Value,
     WeightRef,
 )
+from ..base.joins import AroundSpec, CodesSpec
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from .arrays import Array
-from .fuse import AroundSpec, CodesSpec, Joining, Norm
+from .fuse import Joining, Norm
 from .operators import KvCache, KvLayer, Operators, StepBatch
 from .timing import OperatorTimes
 
