@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,8 +34,15 @@ class StageSteps:
     """Flag: verify every plan."""
     adapters: RowFeature | None
     """Adapters of its layers' products."""
+    inference: Callable[[], AbstractContextManager[object]]
+    """Context in which a step with tensors runs."""
 
     def launch(self, plan: StepPlan, begin: float) -> StepResult:
+        """Do a step that began at `begin`."""
+        with self.inference():
+            return self._launch(plan, begin)
+
+    def _launch(self, plan: StepPlan, begin: float) -> StepResult:
         if self.check:
             plan.verify(rows=len(self.rows.held))
         self.rows.release(plan.released)

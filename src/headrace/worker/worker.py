@@ -14,16 +14,17 @@ from .. import speculate
 from ..base import hardware
 from ..base.config import Decision
 from ..base.environment import check_plans
-from ..base.errors import EngineFault, OptionError
+from ..base.errors import EngineFault
 from ..base.facts import WorkerFacts
 from ..base.groups import graph_groups, pool_bytes, pool_of_rank
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.commons import Commons
-from ..kernels.cpu.library import meet
+from ..kernels.cpu.meeting import meeting_of
 from ..kernels.model import Model
 from ..kernels.operators import StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, CallByCall, Program
+from ..kernels.ranks import Ranks
 from ..kernels.timing import OperatorTimes, operator_times
 from ..loader.adapters import open_adapter
 from ..loader.heads import HeadFiles
@@ -124,7 +125,8 @@ class Worker:
             whole = self._model
             if options.ranks > 1:
                 commons = Commons(options.commons, options.ranks, options.rank, options.stages)
-                self._model = self._model.part(commons, dealt=options.dealt)
+                ranks = Ranks(commons, meeting_of(commons), options.step_tokens)
+                self._model = self._model.part(ranks, dealt=options.dealt)
             decisions += getattr(self._operators, "told", ())
             self._adapters: Adapters | None = None
             if options.adapters and whole.generates:
@@ -225,8 +227,8 @@ class Worker:
         assert planned == ours, f"the pool is of another model: {planned}, not {ours}"
         with self._inference():
             self._pool = pool
-            if self._model.commons is not None:
-                self._model.commons.begin_anew()  # The program that had its rooms is gone.
+            if self._model.ranks is not None:
+                self._model.ranks.begin_anew()  # The program that had its rooms is gone.
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
             if self._adapters is not None:
                 self._adapters.bind(self._rows)
@@ -246,12 +248,6 @@ class Worker:
                 None if self._adapters is None else self._adapters.additions,
             )
             program: Program = self._operators.compile(plain, limits) or plain
-            if self._model.commons is not None and not program.lowered:
-                raise OptionError(
-                    "layout: ranks share a model in a program of the CPU kernels, and this one has "
-                    "a step of which there is none",
-                    param="layout",
-                )
             self._program = program
             typed = "types" in self._model.indices
             host = None
@@ -283,7 +279,7 @@ class Worker:
             self._steps: Steps | StageSteps
             if (commons := self._model.commons) and commons.stage + 1 < commons.stages:
                 given = program, self._rows, self._tables, self.cache, self._batch
-                self._steps = StageSteps(*given, check_plans(), self._adapters)
+                self._steps = StageSteps(*given, check_plans(), self._adapters, self._inference)
                 return
             features = Features(self._listed(program), options.rows)
             self._steps = Steps(
@@ -411,11 +407,11 @@ class Worker:
     def _alike(self, plan: StepPlan, begin: float, result: StepResult) -> StepResult:
         """Return the result of a step after all ranks that share the model have ended it, well or
         not. Otherwise the others would wait at an all-gather for a rank that failed alone."""
-        commons = self._model.commons
-        if commons is not None and commons.ranks > 1:
+        ranks, commons = self._model.ranks, self._model.commons
+        if ranks is not None and ranks.memory.ranks > 1:
             try:
                 sign = 0 if self._model.dealing is None else self._model.dealing.sign
-                meet(commons.fence, commons.ranks, sign + (1 if result.error is None else 2))
+                ranks.meet(sign + (1 if result.error is None else 2))
             except EngineFault as fault:
                 result = _failed(plan, begin, fault)
         if commons is not None and commons.stages > 1 and result.error is not None:
