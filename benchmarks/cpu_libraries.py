@@ -83,7 +83,7 @@ def main() -> None:
     )
     groups = graph_groups(describe(files.arch), worker._resolved.kv_dtype, BLOCKS)
     worker.allocate(PoolShape(BLOCK, groups))
-    program = worker._program
+    program = worker.text.program
     for case in arguments.cases:
         plan = plan_of(worker, case, len(groups))
         batch = worker._batch(plan)

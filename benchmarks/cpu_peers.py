@@ -176,8 +176,8 @@ def child_headrace(sizes: Sizes) -> Values:
     generate([ids(16)], 1)
     values: Values = {}
     worker = llm._engine.core.executor._worker  # type: ignore[attr-defined]
-    team = worker._operators.providers["linear"].team
-    largest = worker._model.vocabulary.head.data
+    team = worker.text.operators.providers["linear"].team
+    largest = worker.text.model.vocabulary.head.data
     arch = llm.files.arch
     layers = (
         arch.layers
@@ -192,8 +192,8 @@ def child_headrace(sizes: Sizes) -> Values:
 
     probes = [probe()]
     values |= single(generate, sizes)
-    vocabulary = worker._model.vocabulary
-    spared = worker._program._head.head.spared() * vocabulary.head.nbytes
+    vocabulary = worker.text.model.vocabulary
+    spared = worker.text.program._head.head.spared() * vocabulary.head.nbytes
     values["token_bytes"] = float(worker.facts.weight_bytes - vocabulary.table.nbytes) - spared
     probes.append(probe())
     values |= concurrent(generate, sizes)

@@ -294,14 +294,14 @@ def speed(place: Path, form: str) -> dict[str, Any]:
         from headrace.kernels.cpu.panels import low_bytes
 
         token, panels = 0, []
-        for (_, role, *_), one in worker._model.weights.by_key.items():
+        for (_, role, *_), one in worker.text.model.weights.by_key.items():
             if role in ("linear", "logits"):
                 panels += parts_of(one)
                 # A greedy step reads next to nothing of the low plane of a head.
                 token += sum(part.nbytes - low_bytes(part) for part in parts_of(one))
             elif role == "moe":  # Four of 32 experts.
                 token += sum(part.nbytes for each in one for part in parts_of(each)) // 8
-        team = worker._operators.providers["linear"].team
+        team = worker.text.operators.providers["linear"].team
         maps = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
         kept = next(one[5] for one in maps if one[-1].endswith(".panels"))
         whole = np.memmap(kept, np.uint8, "r")

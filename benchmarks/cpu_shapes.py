@@ -86,7 +86,7 @@ def child_headrace(model: str, cache: str, kernels: str = "auto") -> Rates:
             assert len(answer.outputs[0].token_ids) == output
 
         generate([1, 2, 3], 1)
-        team = llm._engine.core.executor._worker._operators.providers["linear"].team  # type: ignore[attr-defined]
+        team = llm._engine.core.executor._worker.text.operators.providers["linear"].team  # type: ignore[attr-defined]
         (kept,) = Path(cache).rglob("*.panels")
         panels = np.memmap(kept, np.uint8, "r")
         reads: list[float] = []

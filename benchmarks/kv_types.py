@@ -97,8 +97,8 @@ def surprise(worker: Worker, tokens: list[int]) -> float:
     admit(worker, tokens, 1)
     plan = StepPlan(1, rows=[0], starts=[0], counts=[len(tokens)], samples=[True])
     batch = make_batch(plan, None, worker._rows, worker._tables, worker._pool)
-    hidden = worker._program.step(batch, want(hidden="every")).hidden
-    logits = floats(worker._program.head(hidden))[:-1].astype(np.float64)
+    hidden = worker.text.program.step(batch, want(hidden="every")).hidden
+    logits = floats(worker.text.program.head(hidden))[:-1].astype(np.float64)
     worker._rows.release([0])
     highest = logits.max(1)
     total = highest + np.log(np.exp(logits - highest[:, None]).sum(1))

@@ -108,8 +108,6 @@ def workers(request: pytest.FixtureRequest, kept: Kept):
             max_context=192,
             drafts=DRAFTS if names or makers or model else 0,
             draft_model=str(model) if model else None,
-            draft_slots=6,
-            draft_context=192,
         )
         speculation = Speculation(makers, names=names)
         worker = Worker(files, options, grammar_tokenizer=tokenizer, speculation=speculation)

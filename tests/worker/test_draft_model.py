@@ -61,7 +61,7 @@ def make(target: ModelFiles, draft: ModelFiles | None, **wishes: Any) -> Worker:
     }
     if draft is not None:
         told = {"drafts": DRAFTS, "drafters": "draft", "draft_model": str(draft.path)}
-        options = {**told, "draft_slots": 7, "draft_context": CONTEXT, **options}
+        options = {**told, **options}
     return Worker(target, WorkerOptions(**options))
 
 
@@ -76,10 +76,11 @@ def answers(
     stops: tuple[int, ...] = (11, 12),
     blocks: int = 300,
     depth: Literal[1, 2] = 1,
+    slots: int = 7,
 ) -> tuple[dict[tuple[str, int], Answer], Driver]:
     """Samplings by name, one after the other into a running batch; one prompt is read in parts."""
     drafts = worker.options.drafts
-    driver = Driver(worker, blocks=blocks, step_tokens=400, drafts=drafts, depth=depth)
+    driver = Driver(worker, blocks=blocks, step_tokens=400, drafts=drafts, depth=depth, slots=slots)
     for place, name in enumerate(names):
         length = READ + 2 * NEAR if name == "warm" else 9 + 7 * place
         sampling = replace(SAMPLINGS[name], max_tokens=30)
@@ -106,8 +107,8 @@ def test_no_answer_changes(target: ModelFiles, other: ModelFiles, kernels: str, 
     draft = target if drafter == "itself" else other
     plain, _ = answers(make(target, None, kernels=kernels))
     for slots, blocks, depth in ((7, 300, 1), (2, 300, 2), (7, 30, 2)):
-        worker = make(target, draft, kernels=kernels, draft_slots=slots)
-        found, driver = answers(worker, blocks=blocks, depth=depth)
+        worker = make(target, draft, kernels=kernels)
+        found, driver = answers(worker, blocks=blocks, depth=depth, slots=slots)
         same(found, plain)
         assert sum(plan.drafts for plan in driver.plans) > 20, "drafts were verified"
         if blocks == 30:
@@ -138,8 +139,8 @@ def test_another_model_is_sometimes_wrong(target: ModelFiles, other: ModelFiles)
 
 
 def test_a_row_without_a_slot_gets_none_until_one_is_left(target: ModelFiles) -> None:
-    worker = make(target, target, draft_slots=1)
-    driver = Driver(worker, blocks=300, step_tokens=400, drafts=DRAFTS)
+    worker = make(target, target)
+    driver = Driver(worker, blocks=300, step_tokens=400, drafts=DRAFTS, slots=1)
     driver.add("first", prompt(1, 9), SamplingParams(temperature=0, max_tokens=12))
     driver.add("second", prompt(2, 9), SamplingParams(temperature=0, max_tokens=40))
     driver.run()
@@ -157,7 +158,7 @@ def test_the_next_turn_is_read_once(target: ModelFiles, monkeypatch: pytest.Monk
     driver = Driver(worker, blocks=300, step_tokens=400, drafts=DRAFTS)
     text = prompt(3, READ)
     first = driver.ask(text, SamplingParams(temperature=0, max_tokens=20))
-    model = worker._draft_model
+    model = worker.drafter
     assert model is not None
     read = []
     monkeypatch.setattr(
@@ -203,7 +204,7 @@ def test_a_dear_text_is_read_where_the_answer_is_long_enough(
         DraftModel, "account", lambda model, entries, step: Drafting(entries, 0.0, 0.0)
     )
     worker = make(target, target)
-    model = worker._draft_model
+    model = worker.drafter
     assert model is not None
     model.share, model._reading = share, share / NEAR
     driver = Driver(worker, blocks=300, drafts=DRAFTS)

@@ -1,4 +1,4 @@
-"""A draft model or a head before a start: found, checked against the target, its cache planned."""
+"""A draft model or a head before a start: found, checked against the target, its slots planned."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..base.arch import ModelArch
 from ..base.config import Decision, EngineOptions
 from ..base.errors import DoesNotFit, HeadraceError, OptionError, UnsupportedModel
 from ..base.graph import Graph
-from ..base.groups import graph_groups, pool_bytes
+from ..base.groups import block_bytes, slot_groups
 from ..base.modelfiles import ModelFiles
-from ..base.step import PoolShape
+from ..base.step import GroupShape
 from ..loader import open_model
 from ..loader.heads import HeadFiles, open_head
 from ..models.heads import describe_head
@@ -25,9 +25,9 @@ SLOTS = 8
 """Sequences that it drafts for at the same time. With more of them only almost certain drafts pay
 to be verified, and a model's are not."""
 SHARE = 0.0625
-"""Share of the available memory for its cache."""
+"""Share of the available memory for its slots."""
 LEAST = 256
-"""Least tokens of a cache; with less room the draft model does not fit."""
+"""Least tokens of a slot; with less room the draft model does not fit."""
 FOREIGN = 0.02
 """Share of the longer vocabulary that the other may lack at its end: files list unused rows, or
 leave them out."""
@@ -41,10 +41,8 @@ class DraftPlan:
     """Path from which the worker opens it again."""
     file_bytes: int
     """Size of its weights as they are stored."""
-    slots: int
-    context: int
-    """Tokens of each slot."""
-    kv_bytes: int
+    slots: tuple[GroupShape, ...]
+    """KV groups of its part."""
     decision: Decision
 
 
@@ -114,7 +112,7 @@ def _divided(
             param="draft_model",
         )
     block = options.block_size
-    each = pool_bytes(PoolShape(1, graph_groups(graph, options.kv_dtype, 1)))
+    each = sum(block_bytes(one, 1) for one in slot_groups(graph, options.kv_dtype, 1, 1))
     context = min(options.max_context or target.arch.max_context, arch.max_context)
     tokens = int(available * SHARE) // each
     if tokens < min(LEAST, context):
@@ -128,9 +126,7 @@ def _divided(
     return DraftPlan(
         path,
         size,
-        slots,
-        context,
-        slots * context * each,
+        slot_groups(graph, options.kv_dtype, slots, context),
         Decision(
             "draft_model",
             name,

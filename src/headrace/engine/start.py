@@ -231,7 +231,7 @@ def plan(
     assert options.step_tokens is not None
     return plan_memory(
         files.arch,
-        weight_bytes=weight_bytes + (0 if draft is None else layout.devices * draft.kv_bytes),
+        weight_bytes=weight_bytes,
         available=resolved.available,
         rows=options.max_sequences,
         step_tokens=options.step_tokens,
@@ -245,6 +245,7 @@ def plan(
         step_bytes=step_bytes,
         graph_bytes=graph_bytes,
         ranks=rank_groups(layout, files.arch, options.kv_dtype),
+        slots=() if draft is None else draft.slots,
     )
 
 
@@ -267,8 +268,6 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "drafts": drafts_of(options),
         "drafters": options.speculate if drafts_of(options) else "auto",
         "draft_model": None if resolved.draft is None else resolved.draft.path,
-        "draft_slots": 0 if resolved.draft is None else resolved.draft.slots,
-        "draft_context": 0 if resolved.draft is None else resolved.draft.context,
         "lends": Role.parse(options.role).kind == "prefill",
         "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
     }

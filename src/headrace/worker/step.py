@@ -13,22 +13,31 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..base.step import StepPlan, StepResult
 from ..kernels.arrays import Array, host
 from ..kernels.draws import Drawing
 from ..kernels.operators import KvCache, StepBatch
-from ..kernels.program import BEST, RULES, Outputs, Program, Tokens, choose, want
+from ..kernels.program import BEST, RULES, Outputs, Program, Tokens, Want, choose, want
 from .arrays import like
-from .features import Asked, Features
+from .features import Asked, Features, Indices
 from .host_batch import HostBatches
 from .kv_tensors import copy_blocks
 from .rows import BlockTables, Rows
 from .transfer import Stopwatch, to_host
 from .verification import Verification
+
+
+class _Drawn(NamedTuple):
+    """Tokens [R] that a step draws, in the order of its sampled rows."""
+
+    entries: list[int]
+    rows: Indices
+    places: Indices
+    """Place of each in its sequence."""
 
 
 @dataclass(slots=True)
@@ -109,58 +118,34 @@ class Steps:
 
     def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         plan, drafted = self._prepare(plan)
-        asked = self.features.of(plan.rows)
-        entries = sampling = self._sampling(plan)
+        asked, drawn = self.features.of(plan.rows), self._drawn(plan, drafted)
         batch = self.batch(plan, drafted)
-        depths = [0] * len(sampling)
-        if drafted is not None:
-            depths = [depth for entry in sampling for depth in range(min(0, -drafted[entry]), 1)]
-            entries = [entry for entry in sampling for _ in range(min(0, -drafted[entry]), 1)]
         stop = None if self.stopwatch is None else self.stopwatch.start()
-        masked, hidden = asked.wants(plan)
-        if self.verification is not None and self.verification.hidden:
-            hidden = "every"
-        drawn = batch.rules is not None or batch.draws is not None
-        tokens: Tokens = "none" if masked or not entries else "rules" if drawn else "best"
-        outputs = self.program.step(batch, want(tokens, logits=masked, hidden=hidden))
+        outputs = self.program.step(batch, self._wanted(plan, asked, batch, drawn))
         result = StepResult(plan.number, tokens=[[] for _ in plan.rows])
-        arrived: Callable[[], list[int]] | None = None
-        rows = np.array([plan.rows[entry] for entry in entries], np.int64)
-        if entries:
-            places = np.array([plan.starts[entry] + plan.counts[entry] for entry in entries])
-            places += depths
-            chosen, targets = self._chosen(outputs, batch, asked, rows, places), batch.targets
+        arrived: Callable[[], list[int]] = list
+        if drawn.entries:
+            chosen, targets = self._chosen(outputs, batch, asked, drawn), batch.targets
             # The program may return the same object again.
             outputs = Outputs(chosen, outputs.logits, outputs.hidden, outputs.states)
             if drafted is not None:
-                assert self.verification is not None
-                news = self.verification.accept(plan, drafted, sampling, chosen.tolist())
-                entries = [entry for entry, new in zip(sampling, news, strict=True) for _ in new]
-                rows = np.array([plan.rows[entry] for entry in entries])
-                places = self.rows.computed[rows]
-                places += np.array([left for new in news for left in range(1 - len(new), 1)])
-                chosen, targets = like(np.concatenate(news), chosen), None
-            self.rows.append(rows, places, chosen, targets)
+                (drawn, chosen), targets = self._accepted(plan, drafted, drawn, chosen), None
+            self.rows.append(drawn.rows, drawn.places, chosen, targets)
             arrived = to_host(chosen)
         asked.collect(plan, outputs, result)
-        if arrived is not None:
-            for place, fault in asked.advance(rows, arrived).items():
-                result.failures[entries[place]] = fault
+        if drawn.entries:
+            for place, fault in asked.advance(drawn.rows, arrived).items():
+                result.failures[drawn.entries[place]] = fault
         read = None if stop is None else stop()
 
         def deliver() -> None:
-            if arrived is not None:
-                for entry, token in zip(entries, arrived(), strict=True):
-                    if entry not in result.failures:
-                        result.tokens[entry].append(token)
+            for entry, token in zip(drawn.entries, arrived(), strict=True):
+                if entry not in result.failures:
+                    result.tokens[entry].append(token)
 
-        if self.verification is not None:
-            # At once: the next step's drafts follow from these tokens.
+        if self.verification is not None:  # At once: the next step's drafts follow from the tokens.
             deliver()
             self.verification.propose(plan, result, outputs.states)
-            if result.logprobs is not None:  # Without those after a refused draft.
-                pairs = zip(result.logprobs, result.tokens, strict=True)
-                result.logprobs = [found[: len(new)] for found, new in pairs]
 
         def finish() -> StepResult:
             if self.verification is None:
@@ -171,21 +156,50 @@ class Steps:
 
         return finish
 
-    def _chosen(
-        self,
-        outputs: Outputs,
-        batch: StepBatch,
-        asked: Asked,
-        rows: npt.NDArray[np.int64],
-        places: npt.NDArray[np.int64],
-    ) -> Array:
+    def _drawn(self, plan: StepPlan, drafted: list[int] | None) -> _Drawn:
+        """List what the step draws: a token after each entry that samples and wants no vector, and
+        one before each of its drafts that is not granted."""
+        pooling = self.rows.columns["pooling"][plan.rows].tolist()
+        entries, depths = list[int](), list[int]()
+        for entry, (samples, pools) in enumerate(zip(plan.samples, pooling, strict=True)):
+            if samples and not pools:
+                some = range(min(0, 0 if drafted is None else -drafted[entry]), 1)
+                entries += [entry] * len(some)
+                depths += some
+        ends = np.add(plan.starts, plan.counts)[entries]
+        rows = np.array(plan.rows, np.int64)[entries]
+        return _Drawn(entries, rows, ends + np.array(depths, np.int64))
+
+    def _wanted(self, plan: StepPlan, asked: Asked, batch: StepBatch, drawn: _Drawn) -> Want:
+        """Name the outputs that a step needs."""
+        masked, hidden = asked.wants(plan)
+        if self.verification is not None and self.verification.hidden:
+            hidden = "every"
+        ruled = batch.rules is not None or batch.draws is not None
+        tokens: Tokens = "none" if masked or not drawn.entries else "rules" if ruled else "best"
+        return want(tokens, logits=masked, hidden=hidden)
+
+    def _chosen(self, outputs: Outputs, batch: StepBatch, asked: Asked, drawn: _Drawn) -> Array:
         """Return the tokens [R] of a step: the program's, or a choice from its masked logits."""
         tokens = outputs.tokens
         if tokens is None:
-            asked.mask(outputs.logits, rows, places)
+            asked.mask(outputs.logits, drawn.rows, drawn.places)
         elif not isinstance(tokens, np.ndarray) or not (tokens < 0).any():
             return tokens
         return choose(self.drawing, outputs.logits, batch)
+
+    def _accepted(
+        self, plan: StepPlan, drafted: list[int], drawn: _Drawn, chosen: Array
+    ) -> tuple[_Drawn, Array]:
+        """Return the tokens that follow from accepted drafts, and where they belong."""
+        assert self.verification is not None
+        sampling = list(dict.fromkeys(drawn.entries))
+        news = self.verification.accept(plan, drafted, sampling, chosen.tolist())
+        entries = [entry for entry, new in zip(sampling, news, strict=True) for _ in new]
+        rows = np.array([plan.rows[entry] for entry in entries])
+        left = np.array([left for new in news for left in range(1 - len(new), 1)])
+        kept = _Drawn(entries, rows, self.rows.computed[rows] + left)
+        return kept, like(np.concatenate(news), chosen)
 
     def _prepare(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
         """Bring the tables to the state that the plan assumes; return the plan as computed, and the
@@ -212,12 +226,3 @@ class Steps:
         if plan.copies:
             copy_blocks(self.cache, plan.copies)
         return plan, drafted
-
-    def _sampling(self, plan: StepPlan) -> list[int]:
-        """List the entries that get a token: those that sample and want no vector."""
-        pooling = self.rows.columns["pooling"][plan.rows].tolist()
-        return [
-            entry
-            for entry, (samples, pools) in enumerate(zip(plan.samples, pooling, strict=True))
-            if samples and not pools
-        ]

@@ -124,6 +124,8 @@ class Verification:
         """
         starts, counts, drafted = plan.starts, plan.counts, [0] * len(plan.rows)
         if self._model is not None:
+            for write in plan.slots:
+                self._model.take(write)
             if self._follows and plan.draft_costs is not None:
                 self._model.follow(plan.draft_costs)
             self._draft(self._model, plan)
@@ -254,6 +256,9 @@ class Verification:
             if alive:
                 proposed[entry] = bytes([round(255 * one) for one in alive])
         result.proposed = proposed
+        if result.logprobs is not None:  # Without those after a refused draft.
+            pairs = zip(result.logprobs, result.tokens, strict=True)
+            result.logprobs = [found[: len(new)] for found, new in pairs]
         if self._verified:
             result.verified, self._verified = self._verified, {}
         if model is not None:
