@@ -29,8 +29,9 @@ def pool_of(
     of a whole context, unless told otherwise."""
     kv_dtype, options = worker._resolved.kv_dtype, worker.options
     groups = graph_groups(describe(worker.arch), kv_dtype, blocks)
-    if worker.drafter is None:
+    if options.draft_model is None:
         return PoolShape(block_size, groups)
+    assert worker.drafter is not None
     graph, count = worker.drafter.part.model.graph, slots or options.rows
     drafting = slot_groups(graph, kv_dtype, count, span or options.max_context)
     return PoolShape(block_size, groups, drafting)

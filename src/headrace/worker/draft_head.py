@@ -76,9 +76,11 @@ class DraftHead(DraftPart[_HeadSlot]):
         """Rows of `_states` that a step's tokens read."""
 
     def room(self, known: int) -> int:
+        """Return the number of drafts possible after `known` tokens."""
         return min(AHEAD, max(0, self._options.max_context - known))
 
     def ready(self, row: int, known: int, saves: float) -> bool:
+        """Tell whether it could draft at once for this row with `known` tokens."""
         slot = self._held.get(row)
         return slot is not None and slot.waiting > 0 and slot.end == known - 1
 
@@ -126,6 +128,7 @@ class DraftHead(DraftPart[_HeadSlot]):
             self._read += len(some)
 
     def draft(self, wishes: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:
+        """Draft for rows that are ready: row → (tokens known, drafts wanted) → its drafts."""
         begin = time.perf_counter()
         drafts: dict[int, list[int]] = {row: [] for row in wishes}
         most = max(count for _, count in wishes.values())

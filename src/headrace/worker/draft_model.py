@@ -41,6 +41,7 @@ class DraftModel(DraftPart[Slot]):
         """Slot, row and known tokens of the rows that were asked for and not ready."""
 
     def room(self, known: int) -> int:
+        """Return the number of drafts possible after `known` tokens."""
         return max(0, self._context - known)
 
     def ready(self, row: int, known: int, saves: float) -> bool:
@@ -83,6 +84,7 @@ class DraftModel(DraftPart[Slot]):
             self._read += plan.tokens
 
     def draft(self, wishes: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:
+        """Draft for rows that are ready: row → (tokens known, drafts wanted) → its drafts."""
         begin = time.perf_counter()
         drafts: dict[int, list[int]] = {row: [] for row in wishes}
         most = max(count for _, count in wishes.values())

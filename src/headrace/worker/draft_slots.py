@@ -7,7 +7,6 @@ sampling parameters are copies of its row's. A row without a slot is not drafted
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -39,7 +38,8 @@ class DraftPart(DraftCosts, ABC, Generic[T]):
     """A part that drafts.
 
     Load it, `bind` it to the tables of an allocated worker and `take` the slots of each plan. Then
-    ask of each row whether it is `ready`, and `draft`. Calls come from the worker's thread.
+    ask of each row whether it is `ready`, `draft`, and `read` what was not ready. Calls come from
+    the worker's thread.
     """
 
     together: int
@@ -88,25 +88,7 @@ class DraftPart(DraftCosts, ABC, Generic[T]):
             self._end(slot, row, known)
 
     @abstractmethod
-    def room(self, known: int) -> int:
-        """Return the number of drafts possible after `known` tokens."""
-
-    @abstractmethod
-    def ready(self, row: int, known: int, saves: float) -> bool:
-        """Tell whether it could draft at once for this row with `known` tokens. Drafts save
-        `saves` steps, so reading may cost as many."""
-
-    @abstractmethod
-    def read(self) -> None:
-        """Compute some of the texts that were not ready."""
-
-    @abstractmethod
-    def draft(self, wishes: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:
-        """Draft for rows that are ready: row → (tokens known, drafts wanted) → its drafts."""
-
-    @abstractmethod
-    def _slot(self, number: int) -> T:
-        """Make an empty slot."""
+    def _slot(self, number: int) -> T: ...
 
     @abstractmethod
     def _begin(self, slot: T, tokens: int) -> None:
@@ -117,8 +99,7 @@ class DraftPart(DraftCosts, ABC, Generic[T]):
         """Prepare a slot for whatever begins like its row."""
 
     @abstractmethod
-    def _warm_up(self, plan: StepPlan) -> None:
-        """Run a step of slot 0."""
+    def _warm_up(self, plan: StepPlan) -> None: ...
 
     def _copy(self, slot: T, row: int, first: int, count: int, *, shift: int = 0) -> None:
         """Copy `count` tokens of a row from index `first` on; index i has the place i + `shift`."""

@@ -53,6 +53,12 @@ class Part:
                 shared=shared,
             )
 
+    @property
+    def headless(self) -> bool:
+        """Whether the model's head is on a later pipeline stage."""
+        commons = self.model.commons
+        return commons is not None and commons.stage + 1 < commons.stages
+
     def allocate(
         self,
         pool: PoolShape,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +61,8 @@ class Steps:
     """Context in which a step with tensors runs."""
     verification: Verification | None = None
     """Verification of drafts, if rows draft."""
+    silent: bool = False
+    """Flag: a pipeline stage without the head, which yields no tokens; it learns them later."""
     _tokens: Array | None = None
     _values: memoryview | None = None
     """Memory of `_tokens`; steps return the same array again and again."""
@@ -173,7 +175,7 @@ class Steps:
     def _wanted(self, plan: StepPlan, asked: Asked, batch: StepBatch, drawn: _Drawn) -> Want:
         """Name the outputs that a step needs."""
         masked, hidden = asked.wants(plan)
-        if self.verification is not None and self.verification.hidden:
+        if self.silent or (self.verification is not None and self.verification.hidden):
             hidden = "every"
         ruled = batch.rules is not None or batch.draws is not None
         tokens: Tokens = "none" if masked or not drawn.entries else "rules" if ruled else "best"
@@ -225,4 +227,6 @@ class Steps:
         self.rows.note_computed(plan)
         if plan.copies:
             copy_blocks(self.cache, plan.copies)
+        if self.silent:
+            plan = replace(plan, samples=[False] * len(plan.rows))
         return plan, drafted

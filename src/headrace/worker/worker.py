@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from .. import speculate
 from ..base import hardware
 from ..base.config import Decision
@@ -49,7 +51,6 @@ from .pooling import Pooler
 from .prompt_scores import PromptScores
 from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
-from .stage import StageSteps
 from .step import Steps
 from .transfer import Stopwatch
 from .verification import Verification
@@ -233,13 +234,13 @@ class Worker:
             additions = None if self._adapters is None else self._adapters.additions
             text.allocate(self._kept(pool), limits, memory=self.pool_memory, additions=additions)
             program = text.program
-            if self.text.model.commons is not None and not program.lowered:
+            if text.model.commons is not None and not program.lowered:
                 raise OptionError(
                     "layout: ranks share a model in a program of the CPU kernels, and this one has "
                     "a step of which there is none",
                     param="layout",
                 )
-            typed = "types" in self.text.model.indices
+            typed = "types" in text.model.indices
             host = None
             if device == "cpu":
                 host = HostBatches(
@@ -266,25 +267,20 @@ class Worker:
             if program.lowered:
                 # Torch's remaining work in a step is small, and waking its threads costs more.
                 _set_torch_threads(1)
-            self._steps: Steps | StageSteps
-            if (commons := self.text.model.commons) and commons.stage + 1 < commons.stages:
-                given = program, self._rows, self._tables, text.cache, self._batch
-                self._steps = StageSteps(*given, check_plans(), self._adapters)
-                return
-            features = Features(self._listed(program), options.rows)
             self._steps = Steps(
                 program=program,
-                drawing=self.text.operators.drawing,
+                drawing=text.operators.drawing,
                 rows=self._rows,
                 tables=self._tables,
                 cache=text.cache,
-                features=features,
+                features=Features(self._listed(program), options.rows),
                 batch=self._batch,
                 stopwatch=Stopwatch() if device == "cuda" else None,
                 check=check_plans(),
-                host=host if program.host else None,
-                inference=self.text.inference,
+                host=host if program.host and not text.headless else None,
+                inference=text.inference,
                 verification=self._verification(),
+                silent=text.headless,
             )
         self._phases["allocate"] = time.perf_counter() - begin
 
@@ -306,7 +302,10 @@ class Worker:
         )
 
     def _listed(self, program: Program) -> list[RowFeature]:
-        """List the row features in the order of `features`, for a table without a held row."""
+        """List the row features in the order of `features`, for a table without a held row. A stage
+        without the head has adapters alone."""
+        if self.text.headless:
+            return [] if self._adapters is None else [self._adapters]
         listed: list[RowFeature] = [Logprobs()]
         if self._masks is not None:
             self._masks.close()
@@ -413,8 +412,9 @@ class Worker:
     def learn(self, rows: list[int], places: list[int], tokens: list[list[int]]) -> None:
         """Take the tokens that the last stage sampled in a step of this one, which lacks the
         head."""
-        assert isinstance(self._steps, StageSteps)
-        self._steps.learn(rows, places, tokens)
+        for row, place, new in zip(rows, places, tokens, strict=True):
+            if new:
+                self._rows.append(np.array([row]), np.array([place]), np.array(new))
 
     def prepare_grammar(
         self, source: str, owner: str = "", done: Callable[[], None] | None = None
