@@ -28,10 +28,11 @@ from speculation_speed import MIXED, prompts
 from headrace import LLM, SamplingParams
 from headrace.base.arch import ModelArch
 from headrace.base.config import DEFAULT_MODEL
+from headrace.base.step import DraftCosts
 from headrace.engine import prediction
 from headrace.loader import open_model
 from headrace.sched import StepPrices
-from headrace.worker.draft_costs import DraftCosts
+from headrace.worker.draft_slots import DraftPart
 
 BY_MODEL = ("draft model", "head")
 PREDICTED = "auto and a prediction"
@@ -89,7 +90,8 @@ def told_of(way: str, folder: Path) -> dict[str, Any]:
     if way not in BY_MODEL:
         return {"speculate": way.partition(" ")[0]}
     prediction.StepPrices = Free  # type: ignore[misc]
-    DraftCosts.share = property(lambda _: 0.0, lambda _, share: None)  # type: ignore[assignment]
+    free = property(lambda _: DraftCosts(0.0, 0.0), lambda _, told: None)
+    DraftPart.costs = free  # type: ignore[assignment]
     if way == "head":
         save_head(folder, open_model(DEFAULT_MODEL).arch)
     return {"speculate": "draft", "draft_model": str(folder) if way == "head" else DEFAULT_MODEL}

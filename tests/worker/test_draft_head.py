@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from headrace.base.sampling import SamplingParams
+from headrace.base.step import DraftCosts
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
 from headrace.worker.draft_head import KEPT, READ, DraftHead
@@ -37,8 +38,8 @@ SAMPLINGS = {
 @pytest.fixture(autouse=True)
 def for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random heads are never worth what they take: here it is given away."""
-    given = property(lambda model: 0.0, lambda model, share: None)
-    monkeypatch.setattr(DraftHead, "share", given, raising=False)
+    given = property(lambda part: DraftCosts(0.0, 0.0), lambda part, told: None)
+    monkeypatch.setattr(DraftHead, "costs", given, raising=False)
 
 
 class Pair:

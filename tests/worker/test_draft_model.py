@@ -9,11 +9,11 @@ import pytest
 
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
-from headrace.base.step import Drafting, StepPlan
+from headrace.base.step import DraftCosts, StepPlan
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions, draft_model
-from headrace.worker.draft_costs import enter
 from headrace.worker.draft_model import NEAR, READ, DraftModel
+from headrace.worker.draft_slots import enter
 from oracle.driving import Answer, Driver
 from tiny import families
 from tiny.kept import Kept
@@ -35,8 +35,8 @@ PLAIN = ("greedy", "warm", "hot")
 def for_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model takes as long to draft as its target takes to verify: here it is given away."""
     if "dear" not in request.node.name:
-        given = property(lambda model: 0.0, lambda model, share: None)
-        monkeypatch.setattr(DraftModel, "share", given, raising=False)
+        given = property(lambda part: DraftCosts(0.0, 0.0), lambda part, told: None)
+        monkeypatch.setattr(DraftModel, "costs", given, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -197,17 +197,14 @@ def test_it_sleeps_and_wakes_with_the_worker(target: ModelFiles) -> None:
 
 @pytest.mark.parametrize(("tokens", "share"), [(3, 0.02), (300, 0.02), (300, 2.0)])
 def test_a_dear_text_is_read_where_the_answer_is_long_enough(
-    target: ModelFiles, monkeypatch: pytest.MonkeyPatch, tokens: int, share: float
+    target: ModelFiles, tokens: int, share: float
 ) -> None:
     """Reading 300 tokens at a sixteenth of a draft each, for so many tokens of an answer."""
-    monkeypatch.setattr(
-        DraftModel, "account", lambda model, entries, step: Drafting(entries, 0.0, 0.0)
-    )
     worker = make(target, target)
-    model = worker.drafter
-    assert model is not None
-    model.share, model._reading = share, share / NEAR
+    assert worker.drafter is not None
+    worker.drafter.costs = DraftCosts(share, share / NEAR)
     driver = Driver(worker, blocks=300, drafts=DRAFTS)
+    driver.scheduler._drafts.learn = lambda *_, **__: 0.0  # type: ignore[method-assign]
     driver.ask(prompt(5, 300), SamplingParams(temperature=0, max_tokens=tokens))
     drafted = sum(plan.drafts for plan in driver.plans)
     assert (drafted > 0) == (tokens == 300 and share < 1)

@@ -125,6 +125,15 @@ class StateKeep(NamedTuple):
     """Block of the state group that gets the copy."""
 
 
+class DraftCosts(NamedTuple):
+    """Costs of the part that drafts, in steps without it."""
+
+    draft: float
+    """Cost of one more draft of each row."""
+    read: float
+    """Cost of reading one token."""
+
+
 class SlotWrite(NamedTuple):
     """A slot that a row gets until it is released."""
 
@@ -161,8 +170,8 @@ class StepPlan:
     keeps: list[StateKeep] = field(default_factory=list)
     """At most `MOST_KEEPS` of a row."""
     slots: list[SlotWrite] = field(default_factory=list)
-    draft_costs: tuple[float, float] | None = None
-    """The latest `Drafting.costs`: ranks have different clocks and must draft alike."""
+    draft_costs: DraftCosts | None = None
+    """None before the first step with a part that drafts."""
 
     @property
     def tokens(self) -> int:
@@ -197,17 +206,21 @@ class TokenLogprobs(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """Costs of a draft model. It drafts at the start of the step that verifies; before that only
-    the probabilities of its drafts are known."""
+    """Work of the part that drafts. It drafts at the start of the step that verifies; before that
+    only the probabilities of its drafts are known."""
 
     entries: list[int]
     """Sequences whose drafts it would make."""
-    each: float
-    """Seconds of one more draft of each of these."""
-    seconds: float
+    estimate: DraftCosts
+    """Costs before any step was timed, by the bytes read."""
+    seconds: float = 0.0
     """Its part of this step's seconds."""
-    costs: tuple[float, float] = (0.0, 0.0)
-    """Fractions of a step's time for one more draft of each row, and for reading a token."""
+    making: float = 0.0
+    """Seconds of these in which it made drafts; it read texts in the others."""
+    depth: int = 0
+    """Drafts that it made of one row, at most."""
+    read: int = 0
+    """Tokens of texts that it read."""
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from ..base.config import (
 )
 from ..base.errors import OptionError
 from ..base.extras import install
+from ..base.groups import group_bytes
 from ..base.hardware import Hardware, torch_build
 from ..base.layout import ONE, Layout
 from ..base.modelfiles import ModelFiles
@@ -229,9 +230,11 @@ def plan(
     options, draft = resolved.options, resolved.draft
     layout = Layout.parse(options.layout)
     assert options.step_tokens is not None
-    return plan_memory(
+    slots = () if draft is None else draft.slots
+    slot_bytes = layout.devices * group_bytes(slots, options.block_size)
+    memory = plan_memory(
         files.arch,
-        weight_bytes=weight_bytes,
+        weight_bytes=weight_bytes + slot_bytes,
         available=resolved.available,
         rows=options.max_sequences,
         step_tokens=options.step_tokens,
@@ -245,7 +248,12 @@ def plan(
         step_bytes=step_bytes,
         graph_bytes=graph_bytes,
         ranks=rank_groups(layout, files.arch, options.kv_dtype),
-        slots=() if draft is None else draft.slots,
+    )
+    return replace(
+        memory,
+        pool=replace(memory.pool, slots=slots),
+        weight_bytes=weight_bytes,
+        kv_bytes=memory.kv_bytes + slot_bytes,
     )
 
 

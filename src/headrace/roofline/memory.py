@@ -31,7 +31,6 @@ from .memory_parts import (
     one_token,
     pool_of,
     process_bytes,
-    slot_bytes,
     smallest_pool,
     table_bytes,
     window_cap,
@@ -127,7 +126,6 @@ def plan_memory(
     kv_share: int = 1,
     step_bytes: int = 0,
     ranks: tuple[tuple[GroupShape, ...], ...] = (),
-    slots: tuple[GroupShape, ...] = (),
 ) -> MemoryPlan:
     """Divide `available` bytes, weights included (so: measured before they are loaded).
 
@@ -140,8 +138,8 @@ def plan_memory(
     step's tensors; it then replaces the formula of `activation_bytes` (and of graphs on a device:
     `GRAPH_LOGITS`). `kv_share` ranks keep one part each of every token's KV (sizes are then those
     of one rank). `ranks`: KV groups of each rank that shares the model on this host (sizes are then
-    those of all). `slots`: groups of the part that drafts, beside which the pool is sized. Raises
-    `OptionError` for values out of range, `DoesNotFit` with options that help.
+    those of all). Raises `OptionError` for values out of range, `DoesNotFit` with options that
+    help.
     """
     _verify(rows, step_tokens, max_context, block_size, depth)
     check_kv_dtype(kv_dtype)
@@ -169,7 +167,6 @@ def plan_memory(
         kv_share,
         step_bytes,
         ranks,
-        slots,
     )
 
     def room(candidate: Wish) -> int:
@@ -208,14 +205,14 @@ def plan_memory(
     kv_bytes = kept_bytes(fitted, pool)
     decisions.append(_pool_decision(fitted, pool, kv_bytes, per_row))
     plan = MemoryPlan(
-        pool=replace(pool, slots=slots),
+        pool=pool,
         rows=fitted.rows,
         step_tokens=fitted.step_tokens,
         max_context=fitted.max_context,
         kv_dtype=kv_dtype,
         available=available,
         weight_bytes=weight_bytes,
-        kv_bytes=kv_bytes + fitted.processes * slot_bytes(fitted),
+        kv_bytes=kv_bytes,
         activation_bytes=fitted.processes * activation_bytes(fitted),
         table_bytes=fitted.processes * table_bytes(fitted),
         graph_bytes=graph_bytes,

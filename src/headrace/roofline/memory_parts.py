@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..base.arch import ModelArch
-from ..base.groups import block_bytes, graph_groups, group_bytes, pool_bytes, pool_of_rank
+from ..base.groups import block_bytes, graph_groups, pool_bytes, pool_of_rank
 from ..base.step import GroupShape, PoolShape
 from ..models.registry import describe
 from .formats import dtype_bytes
@@ -63,8 +63,6 @@ class Wish:
     step_bytes: int = 0
     ranks: tuple[tuple[GroupShape, ...], ...] = ()
     """KV groups of each process of this host that shares the model; (): of one."""
-    slots: tuple[GroupShape, ...] = ()
-    """Slot groups of the part that drafts, which each process has whole."""
 
     @property
     def processes(self) -> int:
@@ -133,17 +131,13 @@ def process_bytes(wish: Wish) -> int:
 
 
 def fixed_bytes(wish: Wish) -> int:
-    """Return everything but the margin and the blocks of the KV pool."""
+    """Return everything but the KV pool and the margin."""
     return (
         wish.weight_bytes
-        + wish.processes * (activation_bytes(wish) + table_bytes(wish) + slot_bytes(wish))
+        + wish.processes * (activation_bytes(wish) + table_bytes(wish))
         + wish.graph_bytes
         + process_bytes(wish)
     )
-
-
-def slot_bytes(wish: Wish) -> int:
-    return group_bytes(wish.slots, wish.block_size)
 
 
 def kept_bytes(wish: Wish, pool: PoolShape) -> int:

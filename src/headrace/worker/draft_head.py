@@ -24,12 +24,11 @@ from ..base.step import StepPlan
 from ..kernels.arrays import Array, floats, host, tensor
 from ..kernels.draws import by_rules
 from ..kernels.model import Model
-from ..kernels.program import BEST, LOGITS, Outputs, want
+from ..kernels.program import LOGITS
 from ..kernels.weights import DenseWeight
 from ..loader.heads import HeadFiles, said_ids
 from ..models.heads import STATES
-from .draft_costs import enter
-from .draft_slots import DraftPart, Slot
+from .draft_slots import DraftPart, Slot, enter
 from .loading import READ
 from .options import WorkerOptions
 from .part import Part
@@ -58,7 +57,7 @@ class _HeadSlot(Slot):
 class DraftHead(DraftPart[_HeadSlot]):
     """A drafter that reads the target's hidden states: `note` what each step computed."""
 
-    together = KEPT
+    together, drawn = KEPT, LOGITS
 
     def __init__(self, part: Part, files: HeadFiles, options: WorkerOptions, target: Model) -> None:
         """`part`: the loaded head of `files`, which drafts for `target`."""
@@ -72,8 +71,8 @@ class DraftHead(DraftPart[_HeadSlot]):
         self._states: npt.NDArray[np.float32] = host(cast(DenseWeight, weights.weight(table)).data)
         """States [tokens of a step, D]: the table that the graph reads."""
         numbers = np.arange(READ)
-        self._numbers = numbers if part.operators.host else tensor(numbers)
-        """Rows of `_states` that a step's tokens read."""
+        # A step's tokens read the rows of `_states` in their order.
+        self._types = numbers if part.operators.host else tensor(numbers)
 
     def room(self, known: int) -> int:
         """Return the number of drafts possible after `known` tokens."""
@@ -113,7 +112,7 @@ class DraftHead(DraftPart[_HeadSlot]):
             # The last state is read with the first draft.
             self._read_all(row, slot, states[:-1])
             slot.states[0], slot.waiting = states[-1], 1
-            self._seconds += time.perf_counter() - begin
+            self._reading += time.perf_counter() - begin
         else:
             slot.states[slot.waiting : slot.waiting + len(states)] = states
             slot.waiting += len(states)
@@ -155,34 +154,24 @@ class DraftHead(DraftPart[_HeadSlot]):
                 slot, last[row] = self._held[row], state
                 drafts[row].append(token)
                 self._own.host_tokens[slot.number, slot.computed + depth] = token
-        passed = time.perf_counter() - begin
-        self._seconds += passed
-        self._drafted = passed, most
+        self._making, self._depth = time.perf_counter() - begin, most
         return drafts
 
     def _draw(self, plan: StepPlan, firsts: list[int]) -> tuple[list[int], npt.NDArray[np.float32]]:
         """Return the token that the head predicts after each entry, by the rules of its row, and
         its own state [R, D] there. `firsts`: the place of index 0 of each."""
-        outputs, rules = self._run(plan)
-        if rules is None:
+        outputs, batch = self._run(plan)
+        if batch.rules is None:
             tokens = host(outputs.tokens)
         else:
             places = np.array(plan.starts) + plan.counts + np.array(firsts) + 1
             with self.part.inference():
                 drawing = self.part.operators.drawing
-                tokens = host(by_rules(drawing, outputs.logits, rules, places))
+                tokens = host(by_rules(drawing, outputs.logits, batch.rules, places))
         if self._ids is not None:
             tokens = self._ids[tokens]
         said: list[int] = tokens.tolist()
         return said, floats(outputs.hidden).copy()
-
-    def _run(self, plan: StepPlan) -> tuple[Outputs, npt.NDArray[np.void] | None]:
-        """Run a step; return its outputs, and the rules of its rows if some are not greedy."""
-        with self.part.inference():
-            batch = self._batches.make(plan)
-            batch.types = self._numbers[: len(batch.tokens)]
-            asked = want() if not plan.samples[0] else BEST if batch.rules is None else LOGITS
-            return self.part.program.step(batch, asked), batch.rules
 
     def _tell(self, row: int, slot: _HeadSlot, count: int) -> None:
         """Copy the tokens that belong to the next `count` states, which are all known."""
@@ -201,6 +190,3 @@ class DraftHead(DraftPart[_HeadSlot]):
         left = min(slot.waiting, known - 1 - slot.first - slot.computed)
         self._read_all(row, slot, slot.states[: max(0, left)])
         slot.waiting = 0
-
-    def _warm_up(self, plan: StepPlan) -> None:
-        self._run(plan)

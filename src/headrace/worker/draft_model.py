@@ -16,9 +16,8 @@ from ..base.arch import ModelArch
 from ..base.step import StepPlan
 from ..kernels.arrays import host
 from ..kernels.model import Model
-from ..kernels.program import BEST, RULES, choose, want
-from .draft_costs import enter
-from .draft_slots import DraftPart, Slot
+from ..kernels.program import RULES, choose
+from .draft_slots import DraftPart, Slot, enter
 from .loading import READ
 from .options import WorkerOptions
 from .part import Part
@@ -30,7 +29,7 @@ NEAR = 16
 class DraftModel(DraftPart[Slot]):
     """A drafter that is a model of its own; index i of a slot is place i of its row."""
 
-    together = NEAR
+    together, drawn = NEAR, RULES
 
     def __init__(self, part: Part, arch: ModelArch, options: WorkerOptions, target: Model) -> None:
         """`part`: the loaded model of `arch`, which drafts for `target`."""
@@ -59,7 +58,7 @@ class DraftModel(DraftPart[Slot]):
         if int(fresh.max()) >= self._arch.vocab_size:
             return False  # The target's vocabulary has rows without a token.
         if len(fresh) > NEAR:
-            if len(fresh) * self._reading < saves:
+            if len(fresh) * self.costs.read < saves:
                 self._behind.append((slot, row, known))
             return False
         return True
@@ -78,9 +77,8 @@ class DraftModel(DraftPart[Slot]):
                 slot.computed += count
         if plan.rows:
             begin = time.perf_counter()
-            with self.part.inference():
-                self.part.program.step(self._batches.make(plan), want())
-            self._seconds += time.perf_counter() - begin
+            self._run(plan)
+            self._reading += time.perf_counter() - begin
             self._read += plan.tokens
 
     def draft(self, wishes: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:
@@ -103,18 +101,15 @@ class DraftModel(DraftPart[Slot]):
                 slot = self._held[row]
                 drafts[row].append(token)
                 self._own.host_tokens[slot.number, slot.computed] = token
-        passed = time.perf_counter() - begin
-        self._seconds += passed
-        self._drafted = passed, most
+        self._making, self._depth = time.perf_counter() - begin, most
         return {row: _known(said, self._vocabulary) for row, said in drafts.items()}
 
     def _draw(self, plan: StepPlan) -> list[int]:
         """Return the token that the model predicts after each entry, by the rules of its row."""
-        with self.part.inference():
-            batch = self._batches.make(plan)
-            outputs = self.part.program.step(batch, BEST if batch.rules is None else RULES)
-            tokens = host(outputs.tokens)
-            if batch.rules is not None and (tokens < 0).any():
+        outputs, batch = self._run(plan)
+        tokens = host(outputs.tokens)
+        if batch.rules is not None and (tokens < 0).any():
+            with self.part.inference():
                 drawing = self.part.operators.drawing
                 tokens = host(choose(drawing, outputs.logits, batch))
         drawn: list[int] = tokens.tolist()
@@ -128,9 +123,6 @@ class DraftModel(DraftPart[Slot]):
 
     def _end(self, slot: Slot, row: int, known: int) -> None:
         slot.computed = min(slot.computed, known - 1)
-
-    def _warm_up(self, plan: StepPlan) -> None:
-        self._draw(plan)
 
 
 def _known(drafts: list[int], vocabulary: int) -> list[int]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..base.groups import graph_groups, slot_groups
-from ..base.step import BlockWrite, GroupShape, PoolShape, SlotWrite, StepPlan
-from ..kernels.operators import StepLimits
-from .draft_costs import DraftCosts
+from ..base.step import BlockWrite, DraftCosts, Drafting, GroupShape, PoolShape, SlotWrite, StepPlan
+from ..kernels.arrays import Array
+from ..kernels.operators import StepBatch, StepLimits
+from ..kernels.program import BEST, Outputs, Want, want
 from .host_batch import HostBatches
 from .loading import READ
 from .options import WorkerOptions
@@ -34,7 +35,7 @@ class Slot:
 T = TypeVar("T", bound=Slot)
 
 
-class DraftPart(DraftCosts, ABC, Generic[T]):
+class DraftPart(ABC, Generic[T]):
     """A part that drafts.
 
     Load it, `bind` it to the tables of an allocated worker and `take` the slots of each plan. Then
@@ -44,11 +45,18 @@ class DraftPart(DraftCosts, ABC, Generic[T]):
 
     together: int
     """Tokens of a row that are read with its first draft, at most."""
+    drawn: Want
+    """Outputs from which tokens are drawn by the rules of rows."""
+    _types: Array | None = None
+    """`StepBatch.types` of the largest step, if its graph reads them."""
 
     def __init__(self, part: Part, options: WorkerOptions, share: float) -> None:
-        """`share`: see `DraftCosts`."""
-        super().__init__(share, self.together)
+        """`share`: cost of one more draft of each row as a share of a step, by the bytes read."""
         self.part, self._options = part, options
+        self._estimate = self.costs = DraftCosts(share, share / self.together)
+        """Costs by which it drafts: the latest that a plan told, so that all ranks draft alike."""
+        self._making, self._depth, self._reading, self._read = 0.0, 0, 0.0, 0
+        """Seconds of drafts, their depth, seconds of reading and tokens read since `account`."""
 
     def bind(self, rows: Rows, kv_dtype: str, groups: tuple[GroupShape, ...]) -> None:
         """Make the empty KV of a pool's slot groups, for the sequences in these tables."""
@@ -71,7 +79,15 @@ class DraftPart(DraftCosts, ABC, Generic[T]):
         self._held: dict[int, T] = {}
         """Slots by row."""
         for some in (1, self.together):  # Warm up: the first step's time must not count.
-            self._warm_up(StepPlan(0, [0], [0], [some], [True]))
+            self._run(StepPlan(0, [0], [0], [some], [True]))
+
+    def account(self, entries: list[int]) -> Drafting:
+        """Return the time spent since the last call. `entries`: those of the next plan that it
+        could draft for."""
+        spent = self._making + self._reading
+        told = Drafting(entries, self._estimate, spent, self._making, self._depth, self._read)
+        self._making, self._depth, self._reading, self._read = 0.0, 0, 0.0, 0
+        return told
 
     def take(self, write: SlotWrite) -> None:
         """Give a slot to a row, until it is released."""
@@ -98,11 +114,25 @@ class DraftPart(DraftCosts, ABC, Generic[T]):
     def _end(self, slot: T, row: int, known: int) -> None:
         """Prepare a slot for whatever begins like its row."""
 
-    @abstractmethod
-    def _warm_up(self, plan: StepPlan) -> None: ...
+    def _run(self, plan: StepPlan) -> tuple[Outputs, StepBatch]:
+        """Run a step of slots, whose entries all sample or none."""
+        with self.part.inference():
+            batch = self._batches.make(plan)
+            if self._types is not None:
+                batch.types = self._types[: len(batch.tokens)]
+            asked = want() if not plan.samples[0] else BEST if batch.rules is None else self.drawn
+            return self.part.program.step(batch, asked), batch
 
     def _copy(self, slot: T, row: int, first: int, count: int, *, shift: int = 0) -> None:
         """Copy `count` tokens of a row from index `first` on; index i has the place i + `shift`."""
         places = slice(first + shift, first + shift + count)
         tokens = self._rows.host_tokens[row, places]
         self._own.host_tokens[slot.number, first : first + count] = tokens
+
+
+def enter(plan: StepPlan, row: int, start: int, count: int, *, samples: bool) -> None:
+    """Add an entry to a plan in the making."""
+    plan.rows.append(row)
+    plan.starts.append(start)
+    plan.counts.append(count)
+    plan.samples.append(samples)

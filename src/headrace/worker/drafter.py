@@ -16,9 +16,9 @@ from .part import Part
 
 
 def load_drafter(
-    opened: OpenPart, options: WorkerOptions, resolved: Resolved, text: Part, whole: Model
+    opened: OpenPart, options: WorkerOptions, resolved: Resolved, text: Part, target: Model
 ) -> DraftModel | DraftHead:
-    """Load the part that drafts for `text`, whose model of all ranks is `whole`.
+    """Load the part that drafts for `text`; `target` is its model before ranks share it.
 
     Every rank drafts with all of it. It uses the threads of `text`, and a head its embedding and
     output head if it has none.
@@ -26,8 +26,8 @@ def load_drafter(
     files, graph, source = opened
     if isinstance(files, HeadFiles):
         context = min(options.max_context, files.arch.arch.max_context)
-        part = Part(graph, source, options, resolved, context, beside=text, shared=whole.weights)
-        return DraftHead(part, files, options, whole)
+        part = Part(graph, source, options, resolved, context, beside=text, shared=target.weights)
+        return DraftHead(part, files, options, target)
     shelf = None
     if options.panels is not None and options.kernels in ("auto", "cpu"):
         shelf = PanelShelf(files, Path(options.panels), LAYOUT)
@@ -35,4 +35,4 @@ def load_drafter(
     part = Part(graph, source, options, resolved, context, shelf=shelf, beside=text)
     if shelf is not None:
         shelf.finish()
-    return DraftModel(part, files.arch, options, whole)
+    return DraftModel(part, files.arch, options, target)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,22 +21,12 @@ from ..kernels.arrays import Array, host
 from ..kernels.draws import Drawing
 from ..kernels.operators import KvCache, StepBatch
 from ..kernels.program import BEST, RULES, Outputs, Program, Tokens, Want, choose, want
-from .arrays import like
-from .features import Asked, Features, Indices
+from .features import Arrived, Asked, Features, Indices
 from .host_batch import HostBatches
 from .kv_tensors import copy_blocks
 from .rows import BlockTables, Rows
 from .transfer import Stopwatch, to_host
 from .verification import Verification
-
-
-class _Drawn(NamedTuple):
-    """Tokens [R] that a step draws, in the order of its sampled rows."""
-
-    entries: list[int]
-    rows: Indices
-    places: Indices
-    """Place of each in its sequence."""
 
 
 @dataclass(slots=True)
@@ -107,7 +96,8 @@ class Steps:
             result = StepResult(plan.number, [[token] for token in values])
         if verification is not None:
             if drafted is not None:
-                result = StepResult(plan.number, verification.take(plan, drafted, values))
+                news = verification.accept(plan, drafted, range(len(plan.rows)), values)
+                result = StepResult(plan.number, news)
             verification.propose(plan, result, outputs.states)
         result.seconds = time.perf_counter() - begin
         return result
@@ -120,28 +110,29 @@ class Steps:
 
     def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         plan, drafted = self._prepare(plan)
-        asked, drawn = self.features.of(plan.rows), self._drawn(plan, drafted)
+        asked = self.features.of(plan.rows)
+        entries, rows, places = self._drawn(plan, drafted)
         batch = self.batch(plan, drafted)
         stop = None if self.stopwatch is None else self.stopwatch.start()
-        outputs = self.program.step(batch, self._wanted(plan, asked, batch, drawn))
+        outputs = self.program.step(batch, self._wanted(plan, asked, batch, draws=bool(entries)))
         result = StepResult(plan.number, tokens=[[] for _ in plan.rows])
-        arrived: Callable[[], list[int]] = list
-        if drawn.entries:
-            chosen, targets = self._chosen(outputs, batch, asked, drawn), batch.targets
-            # The program may return the same object again.
-            outputs = Outputs(chosen, outputs.logits, outputs.hidden, outputs.states)
-            if drafted is not None:
-                (drawn, chosen), targets = self._accepted(plan, drafted, drawn, chosen), None
-            self.rows.append(drawn.rows, drawn.places, chosen, targets)
-            arrived = to_host(chosen)
+        arrived: Arrived = list
+        if entries:
+            outputs = self._chosen(outputs, batch, asked, rows, places)
+            chosen = outputs.tokens
+            if drafted is None:
+                self.rows.append(rows, places, chosen, batch.targets)
+                arrived = to_host(chosen)
+            else:
+                entries, rows, arrived = self._accepted(plan, drafted, entries, chosen)
         asked.collect(plan, outputs, result)
-        if drawn.entries:
-            for place, fault in asked.advance(drawn.rows, arrived).items():
-                result.failures[drawn.entries[place]] = fault
+        if entries:
+            for place, fault in asked.advance(rows, arrived).items():
+                result.failures[entries[place]] = fault
         read = None if stop is None else stop()
 
         def deliver() -> None:
-            for entry, token in zip(drawn.entries, arrived(), strict=True):
+            for entry, token in zip(entries, arrived(), strict=True):
                 if entry not in result.failures:
                     result.tokens[entry].append(token)
 
@@ -158,9 +149,11 @@ class Steps:
 
         return finish
 
-    def _drawn(self, plan: StepPlan, drafted: list[int] | None) -> _Drawn:
-        """List what the step draws: a token after each entry that samples and wants no vector, and
-        one before each of its drafts that is not granted."""
+    def _drawn(
+        self, plan: StepPlan, drafted: list[int] | None
+    ) -> tuple[list[int], Indices, Indices]:
+        """Return the entry, row and place of each token [R] that the step draws: one after each
+        entry that samples and wants no vector, and one before each draft that is not granted."""
         pooling = self.rows.columns["pooling"][plan.rows].tolist()
         entries, depths = list[int](), list[int]()
         for entry, (samples, pools) in enumerate(zip(plan.samples, pooling, strict=True)):
@@ -168,40 +161,41 @@ class Steps:
                 some = range(min(0, 0 if drafted is None else -drafted[entry]), 1)
                 entries += [entry] * len(some)
                 depths += some
-        ends = np.add(plan.starts, plan.counts)[entries]
-        rows = np.array(plan.rows, np.int64)[entries]
-        return _Drawn(entries, rows, ends + np.array(depths, np.int64))
+        rows, ends = np.array(plan.rows, np.int64), np.add(plan.starts, plan.counts)
+        return entries, rows[entries], ends[entries] + np.array(depths, np.int64)
 
-    def _wanted(self, plan: StepPlan, asked: Asked, batch: StepBatch, drawn: _Drawn) -> Want:
-        """Name the outputs that a step needs."""
+    def _wanted(self, plan: StepPlan, asked: Asked, batch: StepBatch, *, draws: bool) -> Want:
+        """Name the outputs that a step needs; `draws`: tokens are among them."""
         masked, hidden = asked.wants(plan)
         if self.silent or (self.verification is not None and self.verification.hidden):
             hidden = "every"
         ruled = batch.rules is not None or batch.draws is not None
-        tokens: Tokens = "none" if masked or not drawn.entries else "rules" if ruled else "best"
+        tokens: Tokens = "none" if masked or not draws else "rules" if ruled else "best"
         return want(tokens, logits=masked, hidden=hidden)
 
-    def _chosen(self, outputs: Outputs, batch: StepBatch, asked: Asked, drawn: _Drawn) -> Array:
-        """Return the tokens [R] of a step: the program's, or a choice from its masked logits."""
+    def _chosen(
+        self, outputs: Outputs, batch: StepBatch, asked: Asked, rows: Indices, places: Indices
+    ) -> Outputs:
+        """Return the outputs of a step with its tokens [R]: the program's, or a choice from its
+        masked logits. The object is new: the program may return its own again."""
         tokens = outputs.tokens
         if tokens is None:
-            asked.mask(outputs.logits, drawn.rows, drawn.places)
-        elif not isinstance(tokens, np.ndarray) or not (tokens < 0).any():
-            return tokens
-        return choose(self.drawing, outputs.logits, batch)
+            asked.mask(outputs.logits, rows, places)
+        if tokens is None or (isinstance(tokens, np.ndarray) and (tokens < 0).any()):
+            tokens = choose(self.drawing, outputs.logits, batch)
+        return Outputs(tokens, outputs.logits, outputs.hidden, outputs.states)
 
     def _accepted(
-        self, plan: StepPlan, drafted: list[int], drawn: _Drawn, chosen: Array
-    ) -> tuple[_Drawn, Array]:
-        """Return the tokens that follow from accepted drafts, and where they belong."""
+        self, plan: StepPlan, drafted: list[int], drawn: list[int], chosen: Array
+    ) -> tuple[list[int], Indices, Arrived]:
+        """Return the entry and row of each new token, those of accepted drafts among them, and the
+        tokens. `drawn`: the entries of the `chosen` ones."""
         assert self.verification is not None
-        sampling = list(dict.fromkeys(drawn.entries))
+        sampling = list(dict.fromkeys(drawn))
         news = self.verification.accept(plan, drafted, sampling, chosen.tolist())
         entries = [entry for entry, new in zip(sampling, news, strict=True) for _ in new]
-        rows = np.array([plan.rows[entry] for entry in entries])
-        left = np.array([left for new in news for left in range(1 - len(new), 1)])
-        kept = _Drawn(entries, rows, self.rows.computed[rows] + left)
-        return kept, like(np.concatenate(news), chosen)
+        tokens = [token for new in news for token in new]
+        return entries, np.array(plan.rows, np.int64)[entries], lambda: tokens
 
     def _prepare(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
         """Bring the tables to the state that the plan assumes; return the plan as computed, and the

@@ -296,10 +296,8 @@ class Worker:
         drafter = self.drafter
         if drafter is not None:
             drafter.bind(self._rows, self._resolved.kv_dtype, self._pool.slots)
-        most, follows = self.options.drafts, self.options.ranks > 1
-        return Verification(
-            self._rows, self._speculation, most, self._masks, drafter, follows=follows
-        )
+        most = self.options.drafts
+        return Verification(self._rows, self._speculation, most, self._masks, drafter)
 
     def _listed(self, program: Program) -> list[RowFeature]:
         """List the row features in the order of `features`, for a table without a held row. A stage
