@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from kernel_cases import attention_by_definition
 
 from headrace.kernels import reference_attention
 from headrace.kernels.attention_lists import plan_step
-from headrace.kernels.attention_plan import PROGRAMS, AttentionPlan, Planner
+from headrace.kernels.attention_plan import PER_MULTIPROCESSOR, PROGRAMS, AttentionPlan, Planner
 from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
 from headrace.kernels.triton import attention_prefill as attention_prefill_module
 from headrace.kernels.triton.attention_decode import DecodeConfig, attention_decode
@@ -293,6 +294,17 @@ def test_hardly_a_program_has_nothing_to_do() -> None:
         assert work <= (len(lengths) * gpu_waves.KV_HEADS) + PROGRAMS
         assert idle <= PROGRAMS, name
     assert gpu_waves.programs_before(gpu_waves.MIXES["255 x 1,000, one of 10,000"])[1] > 60_000
+
+
+def test_a_small_device_gets_fewer_pieces() -> None:
+    """One sequence of 100,000 tokens over two heads, on 40 multiprocessors and on 132."""
+    counts, lengths = np.array([1]), np.array([100_000])
+    pieces = {
+        programs: len(Planner(2, [None], programs=programs).lists(counts, lengths)[0])
+        for programs in (40 * PER_MULTIPROCESSOR, None)
+    }
+    assert 120 < pieces[40 * PER_MULTIPROCESSOR] <= 161
+    assert 380 < pieces[None] <= 529
 
 
 def test_shorter_pieces_give_the_same() -> None:

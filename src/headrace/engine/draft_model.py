@@ -79,7 +79,7 @@ def plan_draft(options: EngineOptions, target: ModelFiles, available: int) -> Dr
             param="draft_model",
         )
     context = min(context, tokens // options.block_size * options.block_size)
-    slots = max(1, min(SLOTS, options.max_sequences, tokens // context))
+    slots = max(1, min(SLOTS, options.max_sequences or 1, tokens // context))
     reason = (
         f"{what}drafts for {slots} sequences at once, each up to {context} tokens of {each} bytes "
         "in its cache"
