@@ -18,6 +18,7 @@ from ..base.config import (
 from ..base.errors import OptionError
 from ..base.extras import install
 from ..base.gpus import GpuFacts
+from ..base.groups import group_bytes
 from ..base.hardware import Hardware, torch_build
 from ..base.layout import ONE, Layout
 from ..base.modelfiles import ModelFiles
@@ -286,9 +287,11 @@ def _plan(
     layout = Layout.parse(options.layout)
     assert options.step_tokens is not None
     assert options.depth is not None
-    return plan_memory(
+    slots = () if draft is None else draft.slots
+    slot_bytes = layout.devices * group_bytes(slots, options.block_size)
+    memory = plan_memory(
         files.arch,
-        weight_bytes=weight_bytes + (0 if draft is None else layout.devices * draft.kv_bytes),
+        weight_bytes=weight_bytes + slot_bytes,
         available=resolved.available,
         rows=rows,
         step_tokens=options.step_tokens,
@@ -302,6 +305,12 @@ def _plan(
         step_bytes=step_bytes,
         graph_bytes=graph_bytes,
         ranks=rank_groups(layout, files.arch, options.kv_dtype),
+    )
+    return replace(
+        memory,
+        pool=replace(memory.pool, slots=slots),
+        weight_bytes=weight_bytes,
+        kv_bytes=memory.kv_bytes + slot_bytes,
     )
 
 
@@ -324,8 +333,6 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "drafts": drafts_of(options),
         "drafters": options.speculate if drafts_of(options) else "auto",
         "draft_model": None if resolved.draft is None else resolved.draft.path,
-        "draft_slots": 0 if resolved.draft is None else resolved.draft.slots,
-        "draft_context": 0 if resolved.draft is None else resolved.draft.context,
         "lends": Role.parse(options.role).kind == "prefill",
         "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
     }
