@@ -200,7 +200,7 @@ def traits(
     if family == "gemma2":
         window = window or 4096
     given: dict[str, Any] = {}
-    if window and window < max_context and any(slides):
+    if window and any(slides) and (window < max_context or family in ("gemma3", "olmo3")):
         given["windows"] = tuple(window if slide else None for slide in slides)
     match family:
         case "gemma2" | "gemma3":

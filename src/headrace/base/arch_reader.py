@@ -108,6 +108,8 @@ _UNWINDOWED = frozenset(
 )
 _PATTERNED = {"gemma2", "gemma3", "gemma4", "cohere2", "exaone4", "gpt_oss", "olmo3"}
 """Families in which every n-th layer has full attention."""
+TWO_ROPES = ("gemma3", "olmo3")
+"""Families whose windowed layers have a rope of their own, whatever the window."""
 _UNBIASED = ("mistral", "mixtral", "phi3", "exaone4", "minimax_m2")
 _MULTIMODAL = ("gemma3", "gemma4", "llama4", "qwen2_audio", "qwen3_5", "qwen3_5_moe")
 """Types whose text model has a nested config."""
@@ -294,7 +296,7 @@ def _windows(
         unrotated = tuple(not slide for slide in slides)
     if family == "gemma4":
         slides[-1] = False
-    elif window is None or window >= max_context or not any(slides):
+    elif window is None or not any(slides) or (window >= max_context and family not in TWO_ROPES):
         return (), unrotated
     return tuple(window if slide else None for slide in slides), unrotated
 
@@ -351,7 +353,7 @@ def _ropes(
         return two_ropes(fields)
     new = fields.mapping("rope_parameters")
     old = fields.mapping("rope_scaling")
-    if family.family not in ("gemma3", "olmo3"):
+    if family.family not in TWO_ROPES:
         given = dict(new or old or {})
         if family.family.startswith("qwen3_5"):
             # Positions of a text are the same along all three axes.
