@@ -23,15 +23,19 @@ def bert(arch: ModelArch) -> Graph:
         at = f"encoder.layer.{layer}"
         mixed = _attention(to, layer, x, f"{at}.attention")
         x = to.layer_norm(to.add(x, mixed), f"{at}.attention.output.LayerNorm")
-        inner = to.linear(x, f"{at}.intermediate.dense", outputs=arch.intermediate, bias=True)
+        inner = to.linear(
+            x, f"{at}.intermediate.dense", outputs=arch.intermediate, bias=True, purpose="up"
+        )
         inner = to.activate(inner, ActivationSpec(arch.activation))
-        inner = to.linear(inner, f"{at}.output.dense", outputs=arch.hidden, bias=True)
+        inner = to.linear(
+            inner, f"{at}.output.dense", outputs=arch.hidden, bias=True, purpose="down"
+        )
         x = to.layer_norm(to.add(x, inner), f"{at}.output.LayerNorm")
     if not encoder.labels:
         return to.graph(hidden=x)
-    pooled = to.linear(x, "pooler.dense", outputs=arch.hidden, bias=True)
+    pooled = to.linear(x, "pooler.dense", outputs=arch.hidden, bias=True, purpose="head")
     pooled = to.activate(pooled, ActivationSpec("tanh"))
-    labels = to.linear(pooled, "classifier", outputs=encoder.labels, bias=True)
+    labels = to.linear(pooled, "classifier", outputs=encoder.labels, bias=True, purpose="head")
     return to.graph(hidden=x, labels=labels)
 
 
@@ -45,6 +49,6 @@ def _attention(to: Description, layer: int, x: Value, at: str) -> Value:
         layer, arch.heads, arch.heads, arch.head_dim, arch.scale, bidirectional=True
     )
     names = [f"{at}.self.{part}" for part in ("query", "key", "value")]
-    qkv = to.linear(x, *names, outputs=[arch.hidden] * 3, bias=True)
+    qkv = to.linear(x, *names, outputs=[arch.hidden] * 3, bias=True, purpose="qkv")
     mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
-    return to.linear(mixed, f"{at}.output.dense", outputs=arch.hidden, bias=True)
+    return to.linear(mixed, f"{at}.output.dense", outputs=arch.hidden, bias=True, purpose="output")

@@ -44,10 +44,14 @@ def gemma4(arch: ModelArch) -> Graph:
             inner = to.add(inner, _mixture(to, x, at, arch.moe))
         x = to.add(x, to.rms_norm(inner, f"{at}.post_feedforward_layernorm"))
         if own:
-            gate = to.linear(x, f"{at}.per_layer_input_gate", outputs=uneven.embedded)
+            gate = to.linear(
+                x, f"{at}.per_layer_input_gate", outputs=uneven.embedded, purpose="per_layer"
+            )
             act = ActivationSpec(arch.activation)
             gated = to.node("multiply", (own[layer], gate), uneven.embedded, spec=act)
-            wide = to.linear(gated, f"{at}.per_layer_projection", outputs=arch.hidden)
+            wide = to.linear(
+                gated, f"{at}.per_layer_projection", outputs=arch.hidden, purpose="per_layer"
+            )
             x = to.add(x, to.rms_norm(wide, f"{at}.post_per_layer_input_norm"))
         x = _scaled(to, x, 1.0, f"{at}.layer_scalar")
     hidden = to.rms_norm(x, "model.norm")
@@ -63,10 +67,14 @@ def _own_numbers(to: Description, x: Value, size: int) -> list[Value]:
     the token's embedding."""
     arch = to.arch
     all_layers = arch.layers * size
-    table = matrix(["model.embed_tokens_per_layer"], [arch.vocab_size], all_layers, "embed")
+    table = matrix(
+        ["model.embed_tokens_per_layer"], [arch.vocab_size], all_layers, "embed", purpose="embed"
+    )
     spec = EmbedSpec(scale=math.sqrt(size) * _HALF)
     looked_up = to.parts(to.node("embed", (), all_layers, [table], spec), [size] * arch.layers)
-    product = to.linear(x, "model.per_layer_model_projection", outputs=all_layers)
+    product = to.linear(
+        x, "model.per_layer_model_projection", outputs=all_layers, purpose="per_layer"
+    )
     # Scaled by hidden ** -0.5 before the norm: as good as a larger epsilon in it.
     norm = NormSpec("rms", arch.norm_eps * arch.hidden, arch.norm_offset)
     gain = vector(["model.per_layer_projection_norm.weight"], [size])
@@ -92,11 +100,11 @@ def _attention(to: Description, layer: int, x: Value, at: str) -> Value:
         spec = spec._replace(values="elsewhere")
     names = [f"{at}.{part}_proj" for part in "qkv"[: 1 + spec.kept]]
     outputs = [spec.queries, *[kv_heads * size] * spec.kept]
-    qkv = to.linear(x, *names, outputs=outputs)
+    qkv = to.linear(x, *names, outputs=outputs, purpose="qkv")
     norms = [vector([f"{at}.{part}_norm.weight"], [size]) for part in "qk"[: 1 + (spec.kept > 0)]]
     q = to.node("write", (qkv,), spec.queries, norms, spec)
     mixed = to.node("attend", (q,), spec.queries, spec=spec)
-    return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden)
+    return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden, purpose="output")
 
 
 def _mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
@@ -105,7 +113,7 @@ def _mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
     gain = vector([f"{at}.router.scale"], [x.width])
     norm = NormSpec("rms", to.arch.norm_eps)
     routed = to.node("norm", (x,), x.width, [gain], norm)
-    logits = to.linear(routed, f"{at}.router.proj", outputs=moe.experts)
+    logits = to.linear(routed, f"{at}.router.proj", outputs=moe.experts, purpose="router")
     logits = _scaled(to, logits, to.arch.hidden**-0.5)
     route = RouteSpec(moe.active, gained=True)
     gains = [f"{at}.router.per_expert_scale"]

@@ -27,7 +27,7 @@ def describe_head(wanted: HeadArch, rows: int) -> Graph:
     given = to.embed(STATES, rows, EmbedSpec("types"))
     hidden, said = _KINDS[wanted.kind](to, wanted, tokens, given)
     if wanted.own_head:
-        logits = to.linear(said, HEAD, outputs=wanted.vocab, role="logits")
+        logits = to.linear(said, HEAD, outputs=wanted.vocab, role="logits", purpose="head")
     else:
         logits = head(to, said)
     graph = to.graph(hidden=hidden, logits=logits)

@@ -22,9 +22,9 @@ def nemotron_h(arch: ModelArch) -> Graph:
         if layer in arch.recurrence.layers:
             mixed = state_space(to, layer, normed, at)
         elif layer in arch.recurrence.bare:
-            inner = to.linear(normed, f"{at}.up_proj", outputs=arch.intermediate)
+            inner = to.linear(normed, f"{at}.up_proj", outputs=arch.intermediate, purpose="up")
             inner = to.activate(inner, ActivationSpec(arch.activation))
-            mixed = to.linear(inner, f"{at}.down_proj", outputs=arch.hidden)
+            mixed = to.linear(inner, f"{at}.down_proj", outputs=arch.hidden, purpose="down")
         else:
             mixed = attention(to, layer, normed, at)
         x = to.add(x, mixed)

@@ -20,9 +20,11 @@ def starcoder2(arch: ModelArch) -> Graph:
         normed = to.layer_norm(x, f"{at}.input_layernorm")
         x = to.add(x, attention(to, layer, normed, f"{at}.self_attn"))
         normed = to.layer_norm(x, f"{at}.post_attention_layernorm")
-        inner = to.linear(normed, f"{at}.mlp.c_fc", outputs=arch.intermediate, bias=bias)
+        inner = to.linear(
+            normed, f"{at}.mlp.c_fc", outputs=arch.intermediate, bias=bias, purpose="up"
+        )
         inner = to.activate(inner, ActivationSpec(arch.activation))
-        inner = to.linear(inner, f"{at}.mlp.c_proj", outputs=arch.hidden, bias=bias)
+        inner = to.linear(inner, f"{at}.mlp.c_proj", outputs=arch.hidden, bias=bias, purpose="down")
         x = to.add(x, inner)
     hidden = to.layer_norm(x, "model.norm")
     return to.graph(hidden=hidden, logits=head(to, hidden))
