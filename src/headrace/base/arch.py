@@ -1,6 +1,6 @@
 """The architecture of a model, as numbers: input of the layers, the KV pool and the roofline.
 
-`base.arch_reader` turns foreign configs (a Hugging Face `config.json`, GGUF metadata) into this,
+`models.reader` turns foreign configs (a Hugging Face `config.json`, GGUF metadata) into this,
 with explicit keys. No later code sees a foreign key.
 """
 
