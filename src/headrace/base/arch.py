@@ -256,12 +256,6 @@ class ModelArch:
     chunks: Chunks | None = None
 
     @property
-    def attention_gate(self) -> bool:
-        """Whether a sigmoid of `gate_proj` multiplies attention's output, as in models with the
-        delta rule (Qwen3-Next)."""
-        return self.recurrence is not None and self.recurrence.kind == "delta"
-
-    @property
     def task(self) -> Literal["tokens", "vector", "score"]:
         """The purpose of the model: to generate, or to compute an input once, whole, for its vector
         or the score of a pair. A model that generates makes vectors too."""

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from ..base.arch import Chunks, Mla
-from ..base.graph import ActivationSpec, AttentionSpec, LatentSpec, Value, WeightRef
+from ..base.graph import AttentionSpec, LatentSpec, Value, WeightRef
 from .description import Description, matrix, vector
 
 
 def attention(to: Description, layer: int, x: Value, at: str, beside: Value | None = None) -> Value:
     """Describe grouped-query attention (Ainslie et al. 2023) with rotary positions:
-    `{at}.{q,k,v,o}_proj`, with biases and norms on the heads if the architecture has them.
-    `beside`: a second input (EAGLE-3), by which the matrices `{at}.{q,k,v}_proj.tokens` multiply.
-    """
+    `{at}.{q,k,v,o}_proj`, see `attended`."""
+    return output(to, attended(to, layer, x, at, beside), at)
+
+
+def output(to: Description, mixed: Value, at: str) -> Value:
+    arch = to.arch
+    bias = arch.output_bias
+    return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden, bias=bias, purpose="output")
+
+
+def attended(to: Description, layer: int, x: Value, at: str, beside: Value | None = None) -> Value:
+    """Describe attention up to its output product, with biases and norms on the heads if the
+    architecture has them. `beside`: a second input (EAGLE-3), by which the matrices
+    `{at}.{q,k,v}_proj.tokens` multiply."""
     arch = to.arch
     window = arch.window(layer)
     local = arch.local_rope if window is not None else None
@@ -46,13 +57,7 @@ def attention(to: Description, layer: int, x: Value, at: str, beside: Value | No
         ]
     q = to.node("write", (qkv,), spec.queries, norms, spec)
     sinks = [vector([f"{at}.sinks"], [arch.heads])] if arch.sinks else []
-    mixed = to.node("attend", (q,), spec.queries, sinks, spec)
-    if arch.attention_gate:
-        gate = to.linear(x, f"{at}.gate_proj", outputs=spec.queries, purpose="qkv")
-        mixed = to.node("multiply", (mixed, gate), spec.queries, spec=ActivationSpec("sigmoid"))
-    return to.linear(
-        mixed, f"{at}.o_proj", outputs=arch.hidden, bias=arch.output_bias, purpose="output"
-    )
+    return to.node("attend", (q,), spec.queries, sinks, spec)
 
 
 def _chunked(spec: AttentionSpec, chunks: Chunks) -> AttentionSpec:

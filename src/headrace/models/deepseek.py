@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import math
 
+from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
+from ..base.graph import Graph, Value
+from ..layers.attention import latent_attention
+from ..layers.description import Description
 from .common import MIXTURE, SCORED_NAMES, SHARED_NAMES, UNBIASED, choice_bias, even
 from .family import REQUIRED, Config, Family, Field, Names, flag, integer, number, word
 from .llama import llama
 from .ropes import FACTOR, GGUF_KIND, parameters, yarn_growth
+
+
+def deepseek(arch: ModelArch) -> Graph:
+    """Describe the pre-norm decoder with attention over latents."""
+
+    def mixing(to: Description, layer: int, x: Value, at: str) -> Value:
+        assert arch.mla is not None
+        return latent_attention(to, layer, x, f"{at}.self_attn", arch.mla)
+
+    return llama(arch, mixing)
+
 
 GROUPED_KEYS = (
     "n_routed_experts",
@@ -202,7 +217,7 @@ _V2 = {
 FAMILIES = (
     Family(
         "deepseek_v2",
-        llama,
+        deepseek,
         {"deepseek_v2": ("DeepseekV2ForCausalLM",)},
         "deepseek2",
         defaults=_V2,
@@ -225,7 +240,7 @@ FAMILIES = (
     ),
     Family(
         "deepseek_v3",
-        llama,
+        deepseek,
         {"deepseek_v3": ("DeepseekV3ForCausalLM",), "kimi_k2": ("DeepseekV3ForCausalLM",)},
         "deepseek2",
         lambda fields: fields.raw("expert_gating_func") == 2,

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+from ..base.arch import ModelArch
 from ..base.errors import ModelFileError
+from ..base.graph import Graph, Value
+from ..base.recurrent import ConvSpec
+from ..layers.attention import attention
+from ..layers.description import Description
+from ..layers.states import taps
 from .common import NO_WINDOW, UNBIASED
 from .family import Config, Family, Names, flag, integer, number
 from .llama import llama
 from .states import without_attention
 from .windows import layer_kinds, no_windows
+
+
+def lfm2(arch: ModelArch) -> Graph:
+    """Describe the pre-norm decoder with convolutions in place of attention in most layers."""
+    assert arch.recurrence is not None, "the architecture says nothing of states"
+    own = arch.recurrence.layers
+
+    def mixing(to: Description, layer: int, x: Value, at: str) -> Value:
+        if layer in own:
+            return _convolution(to, layer, x, f"{at}.conv")
+        return attention(to, layer, x, f"{at}.self_attn")
+
+    return llama(arch, mixing)
+
+
+def _convolution(to: Description, layer: int, x: Value, at: str) -> Value:
+    """Describe LFM2's convolution (Liquid AI 2025): c · conv(b · x) between two products,
+    `{at}.{in,out}_proj`."""
+    arch = to.arch
+    assert arch.recurrence is not None
+    bias, width = arch.recurrence.bias, arch.hidden
+    spec = ConvSpec(layer, arch.recurrence.taps, gated=True)
+    three = to.linear(x, f"{at}.in_proj", outputs=3 * width, bias=bias, purpose="state_in")
+    mixed = to.node("short_conv", (three,), width, taps(to, f"{at}.conv", width), spec)
+    return to.linear(mixed, f"{at}.out_proj", outputs=width, bias=bias, purpose="state_out")
+
 
 _INNER = integer(("block_ff_dim", "intermediate_size"), "feed_forward_length", 1, 2**20)
 _ADJUSTED = flag("block_auto_adjust_ff_dim", "", True)
@@ -44,7 +76,7 @@ def _layers(config: Config) -> tuple[int, ...]:
 FAMILIES = (
     Family(
         "lfm2",
-        llama,
+        lfm2,
         {"lfm2": ("Lfm2ForCausalLM",)},
         "lfm2",
         defaults={

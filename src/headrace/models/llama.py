@@ -6,18 +6,27 @@ layers without positions (SmolLM3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..base.arch import ModelArch
-from ..base.graph import Graph
+from ..base.graph import Graph, Value
+from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.embedding import embedding, head
 from ..layers.feed_forward import feed_forward
-from ..layers.mixing import mixing
 from .common import LOCAL, UNBIASED
 from .family import Config, Family, Names, flag
 from .windows import WINDOW, no_window, stated_window, unrotated
 
+Mixing = Callable[[Description, int, Value, str], Value]
+"""Description of a layer's mixing of a sequence's rows: (to, layer, x, names of the layer)."""
 
-def llama(arch: ModelArch) -> Graph:
+
+def _attention(to: Description, layer: int, x: Value, at: str) -> Value:
+    return attention(to, layer, x, f"{at}.self_attn")
+
+
+def llama(arch: ModelArch, mixing: Mixing = _attention) -> Graph:
     """Describe x + mixing(norm(x)), then x + feed_forward(norm(x))."""
     to = Description(arch)
     x = embedding(to)

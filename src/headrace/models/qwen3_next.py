@@ -3,8 +3,13 @@ place of attention, and attention has a gate."""
 
 from __future__ import annotations
 
-from ..base.arch import Rope
+from ..base.arch import ModelArch, Rope
 from ..base.errors import ModelFileError
+from ..base.graph import ActivationSpec, Graph, Value
+from ..base.recurrent import ConvSpec, DeltaSpec
+from ..layers.attention import attended, output
+from ..layers.description import Description, vector
+from ..layers.states import taps
 from .common import MIXTURE, NO_WINDOW, UNBIASED
 from .family import Config, Family, Names, integer
 from .llama import llama
@@ -12,6 +17,48 @@ from .qwen import GATED_NAMES, SHARED_EXPERT, SPARSE, dense_layers
 from .ropes import gguf_rope, hf_rope, parameters, share
 from .states import LINEAR, multiple, state_fields, state_names
 from .windows import layer_kinds, no_windows
+
+
+def qwen3_next(arch: ModelArch) -> Graph:
+    """Describe the pre-norm decoder with the delta rule in most layers."""
+    assert arch.recurrence is not None, "the architecture says nothing of states"
+    own = arch.recurrence.layers
+
+    def mixing(to: Description, layer: int, x: Value, at: str) -> Value:
+        if layer in own:
+            return _delta_net(to, layer, x, f"{at}.linear_attn")
+        return _gated_attention(to, layer, x, f"{at}.self_attn")
+
+    return llama(arch, mixing)
+
+
+def _gated_attention(to: Description, layer: int, x: Value, at: str) -> Value:
+    """Describe attention whose result a sigmoid of `{at}.gate_proj` multiplies."""
+    mixed = attended(to, layer, x, at)
+    gate = to.linear(x, f"{at}.gate_proj", outputs=mixed.width, purpose="qkv")
+    gated = to.node("multiply", (mixed, gate), mixed.width, spec=ActivationSpec("sigmoid"))
+    return output(to, gated, at)
+
+
+def _delta_net(to: Description, layer: int, x: Value, at: str) -> Value:
+    """Describe a Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024): `{at}.in_proj_{qkv,z,b,a}`, a
+    convolution over q, k and v, the delta rule, and `{at}.out_proj`."""
+    arch, of = to.arch, to.arch.recurrence
+    assert of is not None
+    sizes = of.key_heads, of.value_heads, of.key_size, of.value_size
+    spec = DeltaSpec(layer, *sizes, arch.norm_eps, of.tiled)
+    widths = [spec.mixed, spec.values, of.value_heads, of.value_heads]
+    names = [f"{at}.in_proj_{part}" for part in ("qkv", "z", "b", "a")]
+    all_four = to.linear(x, *names, outputs=widths, purpose="state_in")
+    mixed, *gates = to.parts(all_four, widths)
+    kernels, conv = taps(to, f"{at}.conv1d", spec.mixed), ConvSpec(layer, of.taps, "silu")
+    mixed = to.node("short_conv", (mixed,), spec.mixed, kernels, conv)
+    heads = of.value_heads
+    vectors = [vector([f"{at}.{name}"], [heads]) for name in ("A_log", "dt_bias")]
+    vectors.append(vector([f"{at}.norm.weight"], [of.value_size]))
+    out = to.node("delta_rule", (mixed, *gates), spec.values, vectors, spec)
+    return to.linear(out, f"{at}.out_proj", outputs=arch.hidden, purpose="state_out")
+
 
 _DEFAULTS = {
     "head_dim": 256,
@@ -122,7 +169,7 @@ _MOE_CLASSES = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
 FAMILIES = (
     Family(
         "qwen3_next",
-        llama,
+        qwen3_next,
         {"qwen3_next": ("Qwen3NextForCausalLM",)},
         "qwen3next",
         defaults={
@@ -140,7 +187,7 @@ FAMILIES = (
     ),
     Family(
         "qwen3_5",
-        llama,
+        qwen3_next,
         {"qwen3_5": _CLASSES, "qwen3_5_text": _CLASSES},
         "qwen35",
         defaults={**_DEFAULTS, "num_key_value_heads": 4},
@@ -151,7 +198,7 @@ FAMILIES = (
     ),
     Family(
         "qwen3_5_moe",
-        llama,
+        qwen3_next,
         {"qwen3_5_moe": _MOE_CLASSES, "qwen3_5_moe_text": _MOE_CLASSES},
         "qwen35moe",
         defaults={
