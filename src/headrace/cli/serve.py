@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..base.config import EngineOptions, ServerOptions
+from ..base.errors import OptionError
 from ..engine.context import served_size
 from ..obs.logs import configure_logs
 from ..server.kept import Life, keep
@@ -21,7 +23,35 @@ from .start import hearing, started
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command.command(cls=BriefHelp)
+class Serve(BriefHelp):
+    """The command, which also takes another engine's line (`--from`)."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = args[: args.index("--")] if "--" in args else args
+        place = next((n for n, word in enumerate(own) if word.split("=")[0] == "--from"), None)
+        if place is None:
+            return super().parse_args(ctx, args)
+        name, _, engine = own[place].partition("=")
+        rest = own[place + 1 :]
+        if not engine and rest:
+            engine, *rest = rest
+        if own is args or not engine:
+            raise OptionError(
+                f"{name} needs an engine, then -- and its line, as in "
+                "headrace serve --from vllm -- MODEL --max-model-len 4096",
+                param="from",
+            )
+        from .translate import translate  # Local: other runs do without its imports.
+
+        line = translate(engine, args[len(own) + 1 :])
+        mine = [*line.arguments, *own[:place], *rest]
+        announce(shlex.join(["headrace", "serve", *mine]))
+        for note in line.notes:
+            announce(f"left out {note}")
+        return super().parse_args(ctx, mine)
+
+
+@command.command(cls=Serve)
 @configured
 def serve(
     engine: EngineOptions,
@@ -31,6 +61,15 @@ def serve(
         typer.Option(
             help="Signed profile (headrace factory build): ring, file, name or digest. "
             "It sets the options; what does not match is refused."
+        ),
+    ] = None,
+    from_engine: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="ENGINE",
+            help="Take the line of vllm, sglang, llama.cpp or ollama that follows --, and print "
+            "ours: headrace serve --from vllm -- MODEL --max-model-len 4096.",
         ),
     ] = None,
     dry_run: Annotated[
