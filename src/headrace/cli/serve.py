@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ..base.config import EngineOptions, ServerOptions
+from ..base.config import DEFAULT_MODEL, EngineOptions, ServerOptions
 from ..base.errors import OptionError
+from ..base.hardware import hardware
 from ..engine.context import served_size
+from ..loader.catalog import proposed
 from ..obs.logs import configure_logs
 from ..server.kept import Life, keep
 from ..server.run import ServerProcess, StartEngine, import_routes, take_ports
@@ -49,6 +51,25 @@ class Serve(BriefHelp):
         for note in line.notes:
             announce(f"left out {note}")
         return super().parse_args(ctx, mine)
+
+    def invoke(self, ctx: Any) -> Any:
+        given = ctx.params
+        if not any(given.get(name) for name in ("model", "config", "profile", "dry_run")):
+            announce(proposal())
+        return super().invoke(ctx)
+
+
+def proposal() -> str:
+    """Return a line about the default model, and a better one if it fits this machine."""
+    here = hardware()
+    better = proposed("cuda" if here.gpus else "cpu", here.free)
+    line = f"serving {DEFAULT_MODEL}, the default: small, for code; headrace models lists others"
+    if better is not None:
+        line += (
+            f"\nfor chat, {better.name} ({better.size / 1e9:.1f} GB) fits the "
+            f"{here.free / 1e9:.1f} GB that are free: headrace serve {better.name}"
+        )
+    return line
 
 
 @command.command(cls=Serve)
