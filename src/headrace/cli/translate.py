@@ -368,6 +368,10 @@ def _order(line: Line, word: Word, values: list[str]) -> None:
         line.notes.append(f"{word.names[0]}: the order is fcfs or priority")
 
 
+def _adapter(line: Line, word: Word, values: list[str]) -> None:
+    line.options.setdefault(word.ours, "1")
+
+
 def _set(line: Line, name: str, value: str | bool) -> None:
     line.options[name] = value
 
@@ -394,7 +398,7 @@ TURNS: Mapping[str, Turn] = {
     "off": lambda line, word, values: _set(line, word.ours, False),
     "two": lambda line, word, values: _set(line, word.ours, "1" if values == ["off"] else "2"),
     "urgent": lambda line, word, values: _set(line, word.ours, "priority"),
-    "adapter": lambda line, word, values: line.options.setdefault(word.ours, "1") and None,
+    "adapter": _adapter,
     "debug": lambda line, word, values: _set(line, word.ours, "debug"),
     "unified": lambda line, word, values: setattr(line, "unified", True),
     "file": lambda line, word, values: setattr(line, "file", values[0]),

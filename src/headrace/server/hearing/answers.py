@@ -21,9 +21,9 @@ POSITIONS_A_SECOND = 50
 ledger."""
 
 
-def used(seconds: float, pieces: Sequence[HeardSegment]) -> Usage:
+def used(seconds: float, pieces: Sequence[HeardSegment], model: str) -> Usage:
     """Return the usage that a key is charged."""
-    found = Usage()
+    found = Usage(model)
     found.known_prompt(0, round(seconds * POSITIONS_A_SECOND))
     found.completion = sum(len(piece.tokens) for piece in pieces)
     return found

@@ -58,7 +58,7 @@ class HearingRoutes:
             return EventStream(events, keep_alive=self.service.keep_alive)
         work = self._whole(data, options, name)
         pieces, end = await while_connected(request.receive, work)
-        request.scope["headrace.usage"] = answers.used(end.seconds, pieces)
+        request.scope["headrace.usage"] = answers.used(end.seconds, pieces, self.service.name)
         return answers.answer(form, task, pieces, end)
 
     def live(self, request: Request) -> Response:
@@ -85,7 +85,8 @@ class HearingRoutes:
                 if news.pieces:
                     yield frame(answers.delta(form, news.pieces))
                 if news.end is not None:
-                    scope["headrace.usage"] = answers.used(news.end.seconds, pieces)
+                    used = answers.used(news.end.seconds, pieces, self.service.name)
+                    scope["headrace.usage"] = used
                     yield frame(answers.done(form, pieces, news.end))
         finally:
             hearing.cancel()
