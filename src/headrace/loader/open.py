@@ -42,7 +42,8 @@ def open_model(
         model = CATALOG[name]
         if model.speech:
             raise UnsupportedModel(
-                f"{name} hears and does not write: headrace serve and headrace transcribe take it"
+                f"{name} is for speech to text: headrace transcribe and headrace serve take it, "
+                "headrace roofline shows its memory and its limits"
             )
         local = fetch_catalog(model, cache_dir=cache_dir, offline=offline, progress=progress)
         return open_local(local, name, model.licence)

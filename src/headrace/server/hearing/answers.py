@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from ...engine.hearing.messages import HeardSegment, SoundEnd
 from ...speech.captions import srt, vtt
+from ...speech.languages import name_of
 from ..generation import Usage
 from ..transcription_form import HeardToken, SecondsUsage
 from ..wire import json_response
 from .form import AudioForm
-from .languages import name_of
 
 POSITIONS_A_SECOND = 50
 """Encoder positions per second of sound: each counts as a prompt token in a key's limits and in the

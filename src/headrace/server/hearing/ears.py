@@ -15,6 +15,7 @@ from ...base.shares import Shares
 from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.messages import HeardSegment, HearOptions, SoundEnd
 from ...media import RATE, REFUSALS, AudioLimits, declared, decode_into
+from ...speech.languages import code_of
 from ...speech.voice import USUAL_PAUSES, Pauses
 from ..caller import CALLER, engine_id
 from ..connection import EventStream, while_connected
@@ -22,7 +23,6 @@ from ..wire import frame
 from . import answers
 from .form import AudioForm, VadFields, read_form
 from .handshake import Live
-from .languages import code_of
 
 if TYPE_CHECKING:
     from ..service import Service
