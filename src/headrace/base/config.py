@@ -16,6 +16,8 @@ from .errors import OptionError
 from .names import hinted
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
+ROWS = 64
+"""Sequences that run at the same time, unless a device's KV holds more."""
 MOST_THREADS = 256
 """Threads of the CPU kernels' pool, at most (`csrc/library.cpp`)."""
 
@@ -87,7 +89,12 @@ class EngineOptions:
     max_context: int | None = option(
         None, "Longest prompt plus output, in tokens; none: the model's, as memory allows.", low=8
     )
-    max_sequences: int = option(64, "Sequences that run at the same time.", low=1, high=4096)
+    max_sequences: int | None = option(
+        None,
+        "Sequences that run at the same time; none: 64, and on a GPU up to 1024 as its KV holds.",
+        low=1,
+        high=4096,
+    )
     step_tokens: int | None = option(
         None, "Token budget of one step: bounds how long a prompt delays others.", low=16
     )
@@ -100,7 +107,12 @@ class EngineOptions:
     )
     prefix_cache: bool = option(True, "Share the KV of equal prefixes between requests.")
     policy: str = option("fcfs", "Order of the waiting queue.", choices=("fcfs", "priority"))
-    depth: int = option(1, "Steps in flight; 2 plans the next while one runs.", low=1, high=2)
+    depth: int | None = option(
+        None,
+        "Steps in flight; 2 plans the next while one runs; none: 2 on a GPU, else 1.",
+        low=1,
+        high=2,
+    )
     speculate: str = option(
         "auto",
         "Draft tokens from the text itself, or by a draft model, and verify several at once: the "

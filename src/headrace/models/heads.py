@@ -6,6 +6,7 @@ from __future__ import annotations
 from ..base.arch_head import HeadArch
 from ..base.errors import UnsupportedModel
 from ..base.graph import TOKENS, EmbedSpec, Graph, LinearSpec, Node, Value
+from ..base.verify import verify
 from ..layers.attention import attention
 from ..layers.description import Description, matrix
 from ..layers.embedding import HEAD, embedding, head
@@ -31,7 +32,7 @@ def describe_head(wanted: HeadArch, rows: int) -> Graph:
     else:
         logits = head(to, said)
     graph = to.graph(hidden=hidden, logits=logits)
-    graph.verify()
+    verify(graph)
     return graph
 
 
@@ -108,7 +109,7 @@ def tapped(graph: Graph, layers: tuple[int, ...], name: str) -> Graph:
         nodes[at:at] = new
     assert total is not None
     found = Graph(tuple(nodes), {**graph.outputs, "states": total}, graph.inputs)
-    found.verify()
+    verify(found)
     return found
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from ..base.arch import ModelArch
 from ..base.errors import UnsupportedModel
 from ..base.graph import Graph
+from ..base.verify import verify
 from .bert import bert
 from .cohere2 import cohere2
 from .gemma import gemma, glm4
@@ -51,5 +52,5 @@ def describe(arch: ModelArch) -> Graph:
         named = f"the architecture {arch.family!r} is not supported; supported are: {served}"
         raise UnsupportedModel(named)
     graph = family(arch)
-    graph.verify()
+    verify(graph)
     return graph
