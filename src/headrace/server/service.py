@@ -172,8 +172,13 @@ class Service:
 
     @property
     def name(self) -> str:
-        """Name under which the model is served."""
-        return self.options.served_name or self.served.model_name
+        """Name of the model in answers."""
+        return self.names[0]
+
+    @property
+    def names(self) -> list[str]:
+        """Names under which the model is served."""
+        return self.options.served_names or [self.served.model_name]
 
     @property
     def fingerprint(self) -> str:
@@ -230,19 +235,20 @@ class Service:
     def adapter(self, name: str | None) -> str | None:
         """Return the name if it is that of a loaded adapter and not of the model."""
         loaded = getattr(getattr(self.engine, "adapters", None), "loaded", {})
-        return name if name and name != self.name and name in loaded else None
+        return name if name and name not in self.names and name in loaded else None
 
     def check_new_name(self, name: str) -> None:
         """Raise `InvalidRequest` if a new adapter would have the model's name."""
-        if name == self.name:
+        if name in self.names:
             raise InvalidRequest(f"the name {name[:200]!r} is the model's", param="lora_name")
 
     def check_model(self, name: str | None, *, adapters: bool = False) -> None:
         """Raise `ModelNotFound` unless `name` is absent or the served model's, or with `adapters`
         an adapter's."""
-        if name and name != self.name and not (adapters and self.adapter(name)):
+        if name and name not in self.names and not (adapters and self.adapter(name)):
+            served = ", ".join(map(repr, self.names))
             raise ModelNotFound(
-                f"the model {name[:200]!r} is not served here; this server has {self.name!r}",
+                f"the model {name[:200]!r} is not served here; this server has {served}",
                 param="model",
             )
 

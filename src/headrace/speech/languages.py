@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _TABLE = """
 en english zh chinese de german es spanish ru russian ko korean fr french ja japanese pt portuguese
 tr turkish pl polish ca catalan nl dutch ar arabic sv swedish it italian id indonesian hi hindi
@@ -16,15 +18,27 @@ fo faroese ps pashto tk turkmen nn nynorsk mt maltese sa sanskrit lb luxembourgi
 bo tibetan tl tagalog mg malagasy as assamese tt tatar haw hawaiian ln lingala ha hausa ba bashkir
 jw javanese su sundanese yue cantonese
 """
+_MORE = """
+my burmese ca valencian nl flemish ht haitian lb letzeburgesch ps pushto pa panjabi ro moldovan
+si sinhalese es castilian zh mandarin
+"""
+"""Further names, as OpenAI's command line has them."""
 _WORDS = _TABLE.split()
 NAMES = dict(zip(_WORDS[::2], _WORDS[1::2], strict=True))
 _CODES = {name: code for code, name in NAMES.items()}
+_CODES |= dict(zip(_MORE.split()[1::2], _MORE.split()[::2], strict=True))
 
 
 def code_of(language: str) -> str:
     """Return the code of a language code or English name, in any case; else its part before "-"."""
     plain = language.strip().lower()
     return _CODES.get(plain, plain.partition("-")[0])
+
+
+def language_names(codes: Iterable[str]) -> set[str]:
+    """Return the codes and the English names of these languages."""
+    known = set(codes)
+    return known | {name for name, code in _CODES.items() if code in known}
 
 
 def name_of(code: str) -> str:
