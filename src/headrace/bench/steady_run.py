@@ -30,6 +30,7 @@ import numpy as np
 
 from ..engine.sim import Cluster
 from ..engine.sim_replica import Replica
+from .material import AnyIds
 from .metrics import Limit, Run, request_values
 from .options import RunOptions
 from .record import RequestRecord
@@ -69,6 +70,10 @@ class Capacity:
     """Seconds of a request alone."""
     full: float
     """Seconds of a request while `running` are in work, without its wait."""
+
+    def of(self, count: int) -> Capacity:
+        """Return that of as many such clusters."""
+        return replace(self, rate=count * self.rate, running=count * self.running)
 
     def in_work(self, rate: float) -> int:
         """Return the requests in work at a rate, by Little's law, at most `running`."""
@@ -135,6 +140,7 @@ def steady_run(
     options: RunOptions,
     *,
     most: int = MOST,
+    stays: float = STAYS,
     capacity: Capacity | None = None,
     watch: Callable[[str], None] = lambda _text: None,
 ) -> Steady:
@@ -166,11 +172,12 @@ def steady_run(
         replace(options, requests=max(least, 2 * started, 64)),
         started=started,
         endless=True,
+        material=AnyIds(),
     )
     over = load > 1 + EDGE
     if over:
         least = min(least, LEAST)  # More of a growing queue says no more.
-    watcher = _Watcher(simulation, started, least, max(least, most), decides=not over)
+    watcher = _Watcher(simulation, started, least, max(least, most), stays, decides=not over)
     simulation.play(watcher.enough)
     verdict: Verdict = "steady"
     if over:
@@ -197,20 +204,28 @@ def flood(make: Make, options: RunOptions) -> Capacity:
     The users start at random points of their answers. The window is the second half of the run.
     """
     loaded = replace(options, arrivals=None, slo=None, requests=SAMPLE)
-    probe = Simulation(make(False), replace(loaded, requests=1, concurrency=1))
-    alone = probe.run()[1].records[0]
-    lengths = Simulation(make(False), loaded).mean_lengths()
+    quick = AnyIds()
+    probe = Simulation(make(False), replace(loaded, requests=SAMPLE, concurrency=1), material=quick)
+    lengths = probe.mean_lengths()
+    probe.play(lambda: True)
+    alone = probe.records[0]
     cluster = make(True)
     held = sum(_held(one, sum(lengths)) for one in cluster.replicas if one.role != "prefill")
     users = math.ceil(1.25 * held) + 4
     loaded = replace(loaded, concurrency=users, requests=3 * users)
-    simulation = Simulation(cluster, loaded, started=users, endless=True)
-    ended = 2 * held
-    simulation.play(lambda: len(simulation.records) >= ended)
-    begin, end = (simulation.records[at].end_ns for at in (ended // 2 - 1, -1))
-    late = [one for one in simulation.records if begin < one.end_ns <= end]
-    done = sum(one.asked_tokens for one in late) / lengths[1] / ((end - begin) / NS)
-    fresh = [one for one in late if one.planned_ns > 0 and one.chunk_ns] or late
+    simulation = Simulation(cluster, loaded, started=users, endless=True, material=quick)
+    marks: list[tuple[float, int]] = []
+
+    def enough() -> bool:
+        if len(simulation.records) in (held, 3 * held):
+            marks.append((cluster.clock.now, cluster.tokens))
+        return len(marks) > 1
+
+    simulation.play(enough)
+    (begin, before), (end, after) = marks
+    done = (after - before) / lengths[1] / (end - begin)
+    late = [one for one in simulation.records if one.end_ns > begin * NS and one.chunk_ns]
+    fresh = [one for one in late if one.planned_ns > 0] or late
     each = statistics.fmean((one.end_ns - one.chunk_ns[0]) / NS for one in fresh)
     alone_seconds = (alone.end_ns - alone.planned_ns) / NS
     return Capacity(done, max(1.0, done * each), alone_seconds, max(each, alone_seconds))
@@ -226,13 +241,19 @@ class _Watcher:
     """The window of a running simulation."""
 
     def __init__(
-        self, simulation: Simulation, started: int, least: int, most: int, *, decides: bool
+        self,
+        simulation: Simulation,
+        started: int,
+        least: int,
+        most: int,
+        stays: float,
+        *,
+        decides: bool,
     ) -> None:
         self._simulation, self._least, self._most = simulation, least, most
-        self._started, self._decides = started, decides
+        self._started, self._stays, self._decides = started, stays, decides
         self._begin: float | None = None
         self._wanted, self._highest = least, 1
-        self._parsed = simulation.options
 
     def enough(self) -> bool:
         """Return whether the window that ends here decides."""
@@ -244,7 +265,7 @@ class _Watcher:
             needed = self._started or max(50, 3 * self._highest)
             if ended >= max(20, needed):
                 self._begin = simulation.cluster.clock.now
-                self._wanted = max(self._least, math.ceil(STAYS * self._highest))
+                self._wanted = max(self._least, math.ceil(self._stays * self._highest))
             return False
         if ended % LOOK or ended < self._wanted:
             return False

@@ -77,16 +77,23 @@ class Simulation:
     """Simulated run of a workload against a cluster."""
 
     def __init__(
-        self, cluster: Cluster, options: RunOptions, *, started: int = 0, endless: bool = False
+        self,
+        cluster: Cluster,
+        options: RunOptions,
+        *,
+        started: int = 0,
+        endless: bool = False,
+        material: Material | None = None,
     ) -> None:
         """`started`: the first sessions are in work when it begins, at random points of their
         answers (of a `warm` cluster). `endless`: further sessions follow until the run is told to
-        end."""
+        end. `material`: its prompts; by default those that a real run would send."""
         options.verify()
         self.cluster, self.options = cluster, options
         self._words = WordIds(cluster.spec.case.arch.vocab_size)
         self._started, self._endless = started, endless
-        self._sessions, arrivals = make_sessions(options, Material())
+        self._material = material or Material()
+        self._sessions, arrivals = make_sessions(options, self._material)
         self._offsets: Iterable[float] | None = None
         if arrivals is not None:
             self._offsets = arrivals(random.Random(options.seed + 1))
@@ -148,7 +155,7 @@ class Simulation:
             if not self._endless:
                 return
             more = replace(self.options, requests=2 * done)
-            self._sessions = make_sessions(more, Material())[0]
+            self._sessions = make_sessions(more, self._material)[0]
 
     def _begin(self) -> None:
         """Start the first sessions in the middle of their answers."""

@@ -136,6 +136,8 @@ class Cluster:
         self.spec = spec
         self._pays = handover == "pays"
         self._warm, self._stopped = warm, False
+        self.tokens = 0
+        """Tokens that clients got."""
         self._course = course
         self._random = random.Random(course)
         self.devices = 0
@@ -364,17 +366,23 @@ class Cluster:
 
     def _deliver(self, replica: Replica, deltas: Iterable[SequenceDelta]) -> None:
         """Give clients a step's tokens."""
-        now = self.clock.now
+        now = self.clock.now + replica.spec.hardware.loop.answer_seconds
+        answers, decodes = self._answers, replica.role == "decode"
         for delta in deltas:
-            answer = self._answers.get(delta.request_id)
+            answer = answers.get(delta.request_id)
             if answer is None:
                 continue  # Its client hung up in this very step.
-            again = min(answer.again, len(delta.tokens))
-            answer.again -= again
-            answer.times.extend(
-                [now + replica.spec.hardware.loop.answer_seconds] * (len(delta.tokens) - again)
-            )
-            if replica.role != "decode":
+            new = len(delta.tokens)
+            if answer.again:
+                again = min(answer.again, new)
+                answer.again -= again
+                new -= again
+            self.tokens += new
+            if new == 1:
+                answer.times.append(now)
+            else:
+                answer.times.extend([now] * new)
+            if not decodes and delta.cached:
                 answer.cached = max(answer.cached, delta.cached)
             limit = answer.request.cancel_after
             if limit is not None and len(answer.times) >= limit and delta.finish is None:
