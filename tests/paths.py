@@ -211,6 +211,8 @@ PATHS: dict[str, tuple[str, ...]] = {
         "engine/test_ranks.py",
         "engine/test_seeds.py",
         "engine/test_split.py",
+        "engine/test_split_faults.py",
+        "engine/test_split_hostile.py",
         "factory/test_factory_workflow.py",
         "kernels/test_cuda_graphs.py",
         "kernels_cpu/test_memory_of_a_start.py",

@@ -18,15 +18,14 @@ from headrace import LLM, SamplingParams
 from headrace.base.errors import EngineDead, OptionError
 from headrace.base.request import Request
 from headrace.base.spec import RequestSpec
-from headrace.base.step import Drafting
+from headrace.base.step import DraftCosts, Drafting
 from headrace.engine import group, prediction
 from headrace.engine.build import Built
 from headrace.engine.group import GroupExecutor
 from headrace.kernels.dealing import STEPS, Dealing
 from headrace.sched import Scheduler
-from headrace.sched.price import StepPrices
+from headrace.sched.price import DraftCounts, StepPrices
 from headrace.text.grammar import from_regex
-from headrace.worker.draft_costs import DraftCosts
 from tiny import bytewise, families
 from tiny.kept import Kept
 
@@ -195,13 +194,14 @@ def test_ranks_draft_alike_whatever_their_clocks_say(
         def rising(self, least: int, most: int) -> list[float]:
             return [1.0] * (most - least + 1)
 
-    turns = itertools.cycle([(0.0, 0.0)] * 7 + [(9.0, 9.0)] * 3)
+    turns = itertools.cycle([DraftCosts(0.0, 0.0)] * 7 + [DraftCosts(9.0, 9.0)] * 3)
 
-    def account(costs: DraftCosts, entries: list[int], step: float) -> Drafting:
-        return Drafting(entries, 0.0, 0.0, next(turns))
+    def learn(counts: DraftCounts, told: Drafting | None, seconds: float, **_: bool) -> float:
+        counts.costs = next(turns)
+        return 0.0
 
     monkeypatch.setattr(prediction, "StepPrices", Free)
-    monkeypatch.setattr(DraftCosts, "account", account)
+    monkeypatch.setattr(DraftCounts, "learn", learn)
     with opened(model, cache) as alone:
         wanted = answers(alone)
     told = {"layout": layout, "speculate": "draft", "draft_model": str(model), "threads": 3}

@@ -115,7 +115,7 @@ def test_a_lowered_stage_beside_one_that_interprets(
     alone = answers(worker_of(worker_files))
     with staged(worker_files, 2, wired=wired) as together:
         assert answers(together) == alone
-        assert [worker._program.lowered for worker in together.workers] == [
+        assert [worker.text.program.lowered for worker in together.workers] == [
             stage == lowered for stage in (0, 1)
         ]
 

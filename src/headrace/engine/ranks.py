@@ -28,7 +28,7 @@ def shared_by(
             options.draft_model is None or options.launcher == "local",
             "ranks of a launcher have no draft model",
         ),
-        (options.depth == 1, "ranks have one step in flight (depth 1)"),
+        (options.depth in (None, 1), "ranks have one step in flight (depth 1)"),
         (options.keep_packed, "ranks map the same kept weights (keep_packed)"),
     ):
         if not holds:

@@ -14,7 +14,7 @@ from ...base.graph import AttentionSpec, LatentSpec, Role, RouteSpec
 from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from ..arrays import tensor
 from ..attention_lists import plan_step
-from ..attention_plan import Planner
+from ..attention_plan import PER_MULTIPROCESSOR, Planner
 from ..cuda_graphs import CudaGraphMaker, GraphProgram, null_step
 from ..draws import Drawing, DrawParameters
 from ..fuse import Norm, Way
@@ -106,7 +106,11 @@ class TritonOperators(ReferenceOperators):
         heads = cache.first.k.shape[1]
         if cache.first.k is cache.first.v:
             heads, few = LATENT_SHARE, 1
-        return Planner(heads, cache.windows, 0 if self.deterministic else few)
+        device, programs = cache.first.k.device, None
+        if device.type == "cuda":
+            facts = torch.cuda.get_device_properties(device)
+            programs = PER_MULTIPROCESSOR * facts.multi_processor_count
+        return Planner(heads, cache.windows, 0 if self.deterministic else few, programs)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         """Keep dense weights dense, tile packed ones, and make tables dense."""
