@@ -148,8 +148,13 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
         * (2 * (arch.heads + arch.kv_heads) * arch.head_dim + 3 * arch.intermediate)
     )
     head = arch.vocab_size * arch.hidden
-    read = float(worker.facts.weight_bytes - worker.text.model.vocabulary.table.nbytes)  # type: ignore[attr-defined]
-    largest = worker.text.model.vocabulary.head.data  # type: ignore[attr-defined]
+    ends = {
+        ref.role: worker.text.model.weights.weight(ref)
+        for ref in worker.text.model.graph.weights()
+        if ref.role in ("embed", "logits")
+    }
+    read = float(worker.facts.weight_bytes - ends["embed"].nbytes)
+    largest = ends["logits"].data  # type: ignore[union-attr]
     results = []
     for what, entries in (
         ("decode, context 128", [(127, 1)]),

@@ -211,6 +211,23 @@ def test_ranks_draft_alike_whatever_their_clocks_say(
         assert llm.stats.accepted_tokens > 50
 
 
+def test_the_reference_over_two_processes(kept: Kept, model: Path, cache: Path) -> None:
+    """Without records a rank interprets its part."""
+    ids = [list(range(40, 60)) * 3, list(range(7))]
+    for path, layouts in (
+        (model, ("TP2", "PP2")),
+        (kept(families.make, "deepseek_v2"), ("TP2", "EP2", "PP2")),
+    ):
+        found = []
+        for layout in ("1", *layouts):
+            with opened(path, cache, layout=layout, kernels="ref", speculate="off") as llm:
+                outputs = [one for wish in WISHES for one in llm.generate(ids, wish)]
+                found.append(
+                    [(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs]
+                )
+            assert found[-1] == found[0], layout
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -223,7 +240,8 @@ def test_ranks_draft_alike_whatever_their_clocks_say(
         ({"layout": "two"}, "TP2"),
         ({"layout": "TP2", "depth": 2}, "depth 1"),
         ({"layout": "TP2", "keep_packed": False}, "keep_packed"),
-        ({"layout": "TP2", "kernels": "ref"}, "CPU kernels"),
+        ({"layout": "TP2", "kernels": "triton"}, "no parts of weights"),
+        ({"layout": "TP2", "kernels": "ref", "dtype": "bfloat16"}, "float32"),
     ],
 )
 def test_what_is_not_served_is_refused(

@@ -23,7 +23,8 @@ MOST_THREADS = 256
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:
-    """Make a field with its help text and rules: `choices` (values), `low` and `high` (bounds)."""
+    """Make a field with its help text and rules: `choices` (values), `low` and `high` (bounds),
+    `alias` (another spelling of the flag)."""
     return field(default=default, metadata={"help": help, **rules})
 
 
@@ -78,6 +79,7 @@ class EngineOptions:
         "Weights that come dense: kept as they are (auto), or made smaller while loading: fp8 on a "
         "GPU, int8 or int4 on a CPU.",
         choices=("auto", "fp8", "int8", "int4"),
+        alias="quantize",
     )
     deterministic: bool = option(
         False,
@@ -210,7 +212,10 @@ class ServerOptions:
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
-    served_name: str | None = option(None, "Name under which the model is served.")
+    served_name: str | None = option(
+        None,
+        "Name under which the model is served, or several between commas: the first is in answers.",
+    )
     max_body: int = option(4 * 2**20, "Largest request body, in bytes.", low=1024)
     max_concurrent: int = option(1024, "Requests in work before new ones get 503.", low=1)
     drain_seconds: float = option(30.0, "How long SIGTERM waits for running requests.", low=0)
@@ -262,6 +267,16 @@ class ServerOptions:
 
     def verify(self) -> None:
         verify_options(self)
+        if self.served_name is not None and not all(self.served_names):
+            raise OptionError(
+                f"served_name must be names between commas, not {self.served_name!r:.200}",
+                param="served_name",
+            )
+
+    @property
+    def served_names(self) -> list[str]:
+        """The names of `served_name`; none: the model's own."""
+        return [] if self.served_name is None else self.served_name.split(",")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,11 @@ class Hardware:
     cuda: tuple[int, int] = (99, 0)
     """Newest CUDA version that the driver serves."""
 
+    @property
+    def free(self) -> int:
+        """Bytes free now on the device that serves by default: the first GPU, else the CPU."""
+        return self.gpus[0].free if self.gpus else self.cpu.available
+
 
 def hardware() -> Hardware:
     """Return the current facts: memory and affinity are read on each call."""

@@ -22,7 +22,8 @@ def shared_by(
     for holds, why in (
         (layout.dp == 1, "replicas are servers of their own, behind `headrace route`"),
         (device == "cpu", f"ranks are served on a CPU, not on {device}"),
-        (options.kernels in CPU_KERNELS, "ranks want the CPU kernels"),
+        (options.kernels in (*CPU_KERNELS, "ref"), f"{options.kernels} has no parts of weights"),
+        (options.dtype in ("auto", "float32"), "ranks exchange float32"),
         (
             options.draft_model is None or options.launcher == "local",
             "ranks of a launcher have no draft model",

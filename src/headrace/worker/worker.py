@@ -16,16 +16,17 @@ from .. import speculate
 from ..base import hardware
 from ..base.config import Decision
 from ..base.environment import check_plans
-from ..base.errors import EngineFault, OptionError
+from ..base.errors import EngineFault
 from ..base.facts import WorkerFacts
 from ..base.groups import graph_groups, pool_bytes, pool_of_rank
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.commons import Commons
-from ..kernels.cpu.library import meet
+from ..kernels.cpu.meeting import meeting_of
 from ..kernels.model import Model
 from ..kernels.operators import KvCache, StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, Program
+from ..kernels.ranks import Ranks
 from ..kernels.timing import OperatorTimes, operator_times
 from ..loader.adapters import open_adapter
 from ..loader.panels import PanelShelf
@@ -120,7 +121,8 @@ class Worker:
             weight_bytes = whole.weights.nbytes
             if options.ranks > 1:
                 commons = Commons(options.commons, options.ranks, options.rank, options.stages)
-                text.model = whole.part(commons, dealt=options.dealt)
+                ranks = Ranks(commons, meeting_of(commons), options.step_tokens)
+                text.model = whole.part(ranks, dealt=options.dealt)
             decisions += getattr(text.operators, "told", ())
             self._adapters: Adapters | None = None
             if options.adapters and whole.generates:
@@ -222,8 +224,8 @@ class Worker:
         text = self.text
         with text.inference():
             self._pool = pool
-            if text.model.commons is not None:
-                text.model.commons.begin_anew()  # The program that had its rooms is gone.
+            if text.model.ranks is not None:
+                text.model.ranks.begin_anew()  # The program that had its rooms is gone.
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
             if self._adapters is not None:
                 self._adapters.bind(self._rows)
@@ -234,12 +236,6 @@ class Worker:
             additions = None if self._adapters is None else self._adapters.additions
             text.allocate(self._kept(pool), limits, memory=self.pool_memory, additions=additions)
             program = text.program
-            if text.model.commons is not None and not program.lowered:
-                raise OptionError(
-                    "layout: ranks share a model in a program of the CPU kernels, and this one has "
-                    "a step of which there is none",
-                    param="layout",
-                )
             typed = "types" in text.model.indices
             host = None
             if device == "cpu":
@@ -394,11 +390,11 @@ class Worker:
     def _alike(self, plan: StepPlan, begin: float, result: StepResult) -> StepResult:
         """Return the result of a step after all ranks that share the model have ended it, well or
         not. Otherwise the others would wait at an all-gather for a rank that failed alone."""
-        commons = self.text.model.commons
-        if commons is not None and commons.ranks > 1:
+        ranks, commons = self.text.model.ranks, self.text.model.commons
+        if ranks is not None and ranks.memory.ranks > 1:
             try:
                 sign = 0 if self.text.model.dealing is None else self.text.model.dealing.sign
-                meet(commons.fence, commons.ranks, sign + (1 if result.error is None else 2))
+                ranks.meet(sign + (1 if result.error is None else 2))
             except EngineFault as fault:
                 result = _failed(plan, begin, fault)
         if commons is not None and commons.stages > 1 and result.error is not None:

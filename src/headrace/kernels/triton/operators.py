@@ -21,6 +21,7 @@ from ..fuse import Norm, Way
 from ..operators import Dequantise, KvCache, KvLayer, StateLayer, StepBatch, StepLimits
 from ..prepared import RopeTable
 from ..program import LOGITS, CallByCall, Program
+from ..ranks import ExpertShare
 from ..reference import ReferenceOperators, unpack_rows
 from ..weights import (
     BlockWeight,
@@ -360,7 +361,9 @@ class TritonOperators(ReferenceOperators):
         activation: str,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
         inside: bool = False,
+        share: ExpertShare | None = None,
     ) -> torch.Tensor:
+        assert share is None, "ranks share no model on these kernels"
         experts, table = len(gate_up), self._table(x.device)
         rows = 1 if self.deterministic else -(-chosen.numel() // experts)
         # Tiles of 8 rows as long as hardly an expert has more of them.
