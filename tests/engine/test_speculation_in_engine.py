@@ -182,7 +182,8 @@ def test_a_draft_model_is_refused_by_name(tiny: Path, kept: Kept, tmp_path: Path
     options = EngineOptions(speculate="draft", draft_model=str(tiny))
     with pytest.raises(DoesNotFit, match="needs 65536 bytes of cache for 256 tokens"):
         resolve(options, files, replace(less, cpu=replace(CPU, available=2**19)))
-    resolved = resolve(options, files, less)
+    assert resolve(options, files, less).draft is not None
+    resolved = resolve(options, files, machine)
     assert resolved.draft is not None
     memory = start.plan(resolved, files, weight_bytes=2**18)
     memory.verify()
