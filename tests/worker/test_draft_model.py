@@ -207,7 +207,7 @@ def test_a_dear_text_is_read_where_the_answer_is_long_enough(
     assert worker.drafter is not None
     worker.drafter.costs = DraftCosts(share, share / NEAR)
     driver = Driver(worker, blocks=300, drafts=DRAFTS)
-    driver.scheduler._drafts.learn = lambda *_, **__: 0.0  # type: ignore[method-assign]
+    driver.scheduler._drafts.learn = lambda *_, **__: None  # type: ignore[method-assign]
     driver.ask(prompt(5, 300), SamplingParams(temperature=0, max_tokens=tokens))
     drafted = sum(plan.drafts for plan in driver.plans)
     assert (drafted > 0) == (tokens == 300 and share < 1)

@@ -245,11 +245,13 @@ class Scheduler:
         flight = self._land(plan)
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
-        only = flight.decodes == len(plan.rows)
-        drafting = self._drafts.learn(result.drafting, result.seconds, decodes=only)
+        number, decodes, failures = plan.number, flight.decodes, result.failures
+        only, drafting = decodes == len(plan.rows), 0.0
+        if result.drafting is not None:
+            drafting = result.drafting.seconds
+            self._drafts.learn(result.drafting, result.seconds, decodes=only)
         if self.prices is not None and only:
             self.prices.observe(computed(plan, result), result.seconds - drafting)
-        number, decodes, failures = plan.number, flight.decodes, result.failures
         if result.verified:
             tokens = computed(plan, result)
             self._drafts.note(tokens, decodes, result.verified, self.prices, drafting)
