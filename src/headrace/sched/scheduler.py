@@ -226,8 +226,10 @@ class Scheduler:
             self._draft(plan, entries[:decodes])
         if not entries:
             return None
-        if self.kv.slots is not None:
-            self._give_slots(entries, plan)
+        if (slots := self.kv.slots) is not None and slots.free:
+            for work in entries:
+                if work.table is not None and work.request.spec.generates:
+                    slots.take(work.table, work.row, work.known, plan.slots)
         self._roster.carried = []
         plan.released.extend(self._roster.rows.take_released())
         if self._apart:
@@ -459,14 +461,6 @@ class Scheduler:
             plan.counts[entry] += count
             plan.drafts += count
             work.scheduled += count
-
-    def _give_slots(self, entries: list[Work], plan: StepPlan) -> None:
-        """Give the free slots to entries without one, in their order."""
-        slots = self.kv.slots
-        assert slots is not None
-        for work in entries if slots.free else ():
-            if work.table is not None and work.request.spec.generates:
-                slots.take(work.table, work.row, work.known, plan.slots)
 
     # Books
 
