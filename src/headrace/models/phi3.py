@@ -85,19 +85,11 @@ def _factors(config: Config, length: str, pairs: int) -> tuple[float, ...]:
 
 FAMILIES = (
     Family(
-        "phi3",
-        llama,
-        {"phi3": ("Phi3ForCausalLM",)},
-        "phi3",
+        "phi3", llama, {"phi3": ("Phi3ForCausalLM",)}, "phi3",
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-        fields={
-            "rope": _rope,
-            "rope.share": share,
-            "fused": ("qkv", "gate_up"),
-            "_window": WINDOW,
-        },
+        fields={"rope": _rope, "rope.share": share, "fused": ("qkv", "gate_up"), "_window": WINDOW},
         allowed={"attention_bias": (False,)},
         own=("partial_rotary_factor",),
         names=Names({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
     ),
-)
+)  # fmt: skip
