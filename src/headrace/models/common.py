@@ -24,8 +24,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
         """altup_num_inputs attention_chunk_size attention_multiplier attn_logit_softcapping
         clip_qkv conv_L_cache cross_attention_layers final_logit_softcapping global_head_dim
         index_topk kv_lora_rank linear_num_value_heads mamba_d_state mamba_num_heads
-        no_rope_layers q_lora_rank qk_nope_head_dim qk_norm_type qk_rope_head_dim rotary_dim swiglu_limit
-        v_head_dim"""
+        no_rope_layers q_lora_rank qk_nope_head_dim qk_norm_type qk_rope_head_dim rotary_dim
+        swiglu_limit v_head_dim"""
     ),
     **_alike(
         """add_cross_attention alibi attention_k_eq_v attention_out_bias attn_output_gate
