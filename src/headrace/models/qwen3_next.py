@@ -14,7 +14,7 @@ from .common import MIXTURE, NO_WINDOW, UNBIASED
 from .family import Config, Family, Names, integer
 from .llama import llama
 from .qwen import GATED_NAMES, SHARED_EXPERT, SPARSE, dense_layers
-from .ropes import gguf_rope, hf_rope, parameters, share
+from .ropes import parameters, rope_of, share
 from .states import LINEAR, multiple, state_fields, state_names
 from .windows import layer_kinds, no_windows
 
@@ -107,13 +107,11 @@ def _layers(config: Config) -> tuple[int, ...]:
 
 def _rope(config: Config) -> Rope:
     """Read the rope. Positions of a text are the same along all three axes of an image."""
-    if config.gguf:
-        return gguf_rope(config)
     given = parameters(config)
     given.pop("partial_rotary_factor", None)
     if config.family.name != "qwen3_next":
         given.pop("mrope_section", None)
-    return hf_rope(config, given)
+    return rope_of(config, given)
 
 
 def _tiled(config: Config) -> bool:
