@@ -60,7 +60,7 @@ def logits_of(worker: Worker, tokens: list[int]) -> torch.Tensor:
     """Logits of every position, through prefill in chunks: the program's own, taken on their way
     out."""
     driver = Driver(worker, step_tokens=300)
-    program, seen = worker._program, []
+    program, seen = worker.text.program, []
     inner = program.step
 
     def step(batch, asked):

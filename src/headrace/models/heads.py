@@ -16,6 +16,7 @@ from ..base.arch import Caps, ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.graph import TOKENS, EmbedSpec, Graph, LinearSpec, Node, Value
+from ..base.verify import verify
 from ..layers.attention import attention, latent_attention
 from ..layers.description import Description, matrix
 from ..layers.embedding import HEAD, embedding, head
@@ -163,7 +164,7 @@ def describe_head(wanted: HeadArch, rows: int) -> Graph:
     else:
         logits = head(to, said)
     graph = to.graph(hidden=hidden, logits=logits)
-    graph.verify()
+    verify(graph)
     return graph
 
 
@@ -242,7 +243,7 @@ def tapped(graph: Graph, layers: tuple[int, ...], name: str) -> Graph:
         nodes[at:at] = new
     assert total is not None
     found = Graph(tuple(nodes), {**graph.outputs, "states": total}, graph.inputs)
-    found.verify()
+    verify(found)
     return found
 
 

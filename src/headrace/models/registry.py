@@ -8,6 +8,7 @@ from functools import lru_cache
 from ..base.arch import ModelArch
 from ..base.errors import UnsupportedModel
 from ..base.graph import Graph
+from ..base.verify import verify
 from . import (
     bert,
     cohere2,
@@ -57,5 +58,5 @@ def describe(arch: ModelArch) -> Graph:
         named = f"the architecture {arch.family!r} is not supported; supported are: {served}"
         raise UnsupportedModel(named)
     graph = family.describe(arch)
-    graph.verify()
+    verify(graph)
     return graph
