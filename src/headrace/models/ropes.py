@@ -19,6 +19,7 @@ _HIGH = (4.0, 1.0)
 """Parameters that Llama 3.1, 3.2 and 3.3 share; only `factor` differs (8 or 32). Llama 4 has
 another `high_freq_factor`."""
 
+GROWTH = "llama_4_scaling_beta"
 _SHARE = "partial_rotary_factor"
 THETA = number("rope_theta", "rope.freq_base", 1.0, 1e12, 1e4)
 FACTOR = number("factor", "rope.scaling.factor", 1.0, 1e4)
@@ -77,6 +78,8 @@ def rope_of(config: Config, given: Mapping[str, Any], theta: Field = THETA) -> R
         base, kind = inner.read(THETA, base), inner.read(_KIND)
         inner.fields.expect(_SHARE, 1.0)
         inner.fields.expect("mrope_section")
+        if "growth" not in config.table:
+            inner.fields.expect(GROWTH)
         if kind != "yarn":
             inner.fields.expect("truncate", True)
     if kind == "plain":
