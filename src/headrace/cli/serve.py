@@ -100,7 +100,7 @@ def serve(
 
     A speech model (whisper-base) serves /v1/audio and sessions at /v1/realtime.
     """
-    speech = hears(engine.model)
+    speech = hears(engine.model, cache_dir=engine.cache_dir, offline=engine.offline)
     admitted = None
     if profile is not None:
         from ..factory.admit import admit, certified  # Local: other runs do without its imports.
