@@ -44,7 +44,7 @@ def models(
     console = Console(highlight=False)
     console.print(_table(found, free := hardware().free))
     print(
-        f"\nmemory: an estimate for serving it; {size(free)} are free here\n"
+        f"\nfits: the estimated memory is below the {size(free)} that are free here\n"
         f"default: {DEFAULT_MODEL}\n"
         "headrace serve NAME downloads and serves; headrace explain NAME plans the memory"
     )

@@ -215,6 +215,8 @@ def _tokens(line: Translated, word: OtherOption, values: list[str]) -> None:
 
 
 def _ranks(line: Translated, word: OtherOption, values: list[str]) -> None:
+    if values == ["off"]:
+        return
     size = values[0] if values else "1"
     if not size.isdecimal():
         raise _wrong(line, word, size, "numbers")
@@ -401,7 +403,9 @@ TURNS: Mapping[str, Turn] = {
     "two": lambda line, word, values: _set(line, word.ours, "1" if values == ["off"] else "2"),
     "urgent": lambda line, word, values: _set(line, word.ours, "priority"),
     "adapter": _adapter,
-    "debug": lambda line, word, values: _set(line, word.ours, "debug"),
+    "debug": lambda line, word, values: (
+        None if values[0] in ("0", "false") else _set(line, word.ours, "debug")
+    ),
     "unified": lambda line, word, values: setattr(line, "unified", True),
     "file": lambda line, word, values: setattr(line, "file", values[0]),
     "drafts": _drafts,
