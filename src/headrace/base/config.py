@@ -8,6 +8,7 @@ the reason. An option earns its place here with a measurement; anything for debu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -361,3 +362,30 @@ def parse_size(text: str, param: str) -> int:
     if not 0 <= value < 2**63:
         raise OptionError(f"{param} is out of range: {text!r}", param=param)
     return int(value)
+
+
+TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+"""Units of a time, in seconds."""
+
+
+def parse_seconds(text: str, param: str, *, bare: bool = False) -> float:
+    """Return the seconds of a time such as `80ms`, `1.5s`, `2m` or `1h`.
+
+    Zero needs no unit. Other numbers without one are seconds if `bare`, and refused if not.
+    """
+    number, unit = text.strip(), ""
+    while number and (number[-1].isalpha() or number[-1] == "µ"):
+        number, unit = number[:-1], number[-1] + unit
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0 and unit.lower() in {*TIMES, ""}):
+        raise OptionError(
+            f"{param} must be a time such as 80ms, 1.5s or 2m, not {text!r:.60}", param=param
+        )
+    if value and not unit and not bare:
+        raise OptionError(
+            f"{param} needs a unit: {number}ms or {number}s, not {text!r:.60}", param=param
+        )
+    return value * TIMES[unit.lower() or "s"]

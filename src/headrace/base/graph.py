@@ -49,7 +49,12 @@ from .recurrent import ConvSpec, DeltaSpec, SsmSpec
 
 T = TypeVar("T")
 Role = Literal["embed", "linear", "logits", "moe", "heads", "vector"]
-"""Purpose of a weight: decides the form in which a backend prepares it."""
+"""Kind of a weight: decides the form in which a backend prepares it."""
+Purpose = Literal[
+    "", "embed", "head", "qkv", "output", "up", "down", "state_in", "state_out", "shared",
+    "experts", "router", "per_layer", "gate_up",
+]  # fmt: skip
+"""Place of a matrix in the model, by which its bytes are counted; empty: none of these."""
 Dtype = Literal["act", "f32", "i32", "codes"]
 """A value's type: the model's own, fp32 (logits), int32 (indices), 8-bit codes (joined nodes)."""
 
@@ -97,6 +102,7 @@ class WeightRef(NamedTuple):
     cut: tuple[tuple[int, int, int], ...] = ()
     """The rows that a rank computes: (tensor's index, first row, count), one below the other; ()
     for all."""
+    purpose: Purpose = ""
 
     @property
     def key(self) -> tuple[tuple[str, ...], Role]:
@@ -121,7 +127,7 @@ class WeightRef(NamedTuple):
     def copy(self, number: int) -> WeightRef:
         """Return one of the copies, under its own names."""
         names = tuple(name.replace("*", str(number)) for name in self.names)
-        return WeightRef(names, self.rows, self.width, self.role)
+        return WeightRef(names, self.rows, self.width, self.role, purpose=self.purpose)
 
 
 @dataclass(frozen=True, slots=True)

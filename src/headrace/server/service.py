@@ -44,6 +44,8 @@ UNBROKEN_OF_A_TOKEN = 4
 """Maximum characters without a position where a text may be cut (`text.segments`). It is
 `UNBROKEN`, or this many per token of the context if that is more, so that any fitting text is
 accepted."""
+KEEP_ALIVE = 15.0
+"""Seconds of silence after which a stream begins with a comment, or sends another one."""
 DRAIN_RETRY = 2.0
 """Seconds after which a client of a draining server should retry (elsewhere)."""
 
@@ -73,8 +75,7 @@ class Service:
         self.draining = False
         self.in_work = 0
         """Requests that hold, or wait for, the engine."""
-        self.keep_alive = 15.0
-        """Seconds of silence after which a stream sends a comment."""
+        self.keep_alive = KEEP_ALIVE
         self.tasks = TaskWatch()
         """Background tasks of the server."""
         self.loop = LoopWatch()
