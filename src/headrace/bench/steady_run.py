@@ -343,7 +343,9 @@ def ended_in(simulation: Simulation, window: Run) -> Run:
 
 def decided(window: Run) -> tuple[Decided, ...]:
     """Decide each limit of the SLO."""
-    return tuple(_decide(window.records, limit) for limit in (window.slo.limits if window.slo else ()))
+    return tuple(
+        _decide(window.records, limit) for limit in (window.slo.limits if window.slo else ())
+    )
 
 
 def _decide(records: Sequence[RequestRecord], limit: Limit) -> Decided:

@@ -64,7 +64,9 @@ def plan(
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(help="Instead: what this many requests a second need; none: 10, or a trace's."),
+        typer.Option(
+            help="Instead: what this many requests a second need; none: 10, or a trace's."
+        ),
     ] = None,
     input: Annotated[int, typer.Option(min=1, help="Prompt tokens, mean.")] = 1024,
     output: Annotated[int, typer.Option(min=1, help="Output tokens, mean.")] = 256,
@@ -204,7 +206,9 @@ def parse_devices(text: str) -> dict[str, int]:
 def _hardwares(names: str) -> list[Hardware]:
     if names == "all":
         return list(DEVICES.values())
-    found = {one.name: one for one in (find_hardware(n, calibration_path()) for n in names.split(","))}
+    found = {
+        one.name: one for one in (find_hardware(n, calibration_path()) for n in names.split(","))
+    }
     if len(found) < len(names.split(",")):
         raise InvalidRequest(f"{names!r:.80} names a device twice", param="hardware")
     return list(found.values())
@@ -241,7 +245,9 @@ def checked_rows(
     worth = WORTH * first[-1].candidate.cost_per_million(check.demand)
     seen = {id(one) for one in found.candidates[: len(first)]}
     more = [one for one in rows if named or one.cost_per_million(check.demand) <= worth]
-    more += [one for one in frontier(found.candidates) if one.cost_per_million(check.demand) <= worth]
+    more += [
+        one for one in frontier(found.candidates) if one.cost_per_million(check.demand) <= worth
+    ]
     made = list(reversed(first))
     for one in more:
         if id(one) not in seen and len(made) < ROWS:
@@ -314,5 +320,7 @@ def demand_of(trace: str, rate: float | None) -> Demand:
     return Demand(rate, max(1, given), max(1, wanted), min(shared, max(0, given - 1)))
 
 
-command = typer.Typer(help="The cheapest layout that keeps an SLO, or the most that given devices do.")
+command = typer.Typer(
+    help="The cheapest layout that keeps an SLO, or the most that given devices do."
+)
 command.command()(plan)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..bench.metrics import request_values
 from ..bench.options import RunOptions
 from ..bench.steady_run import Capacity, Steady, flood, interval, steady_run
-from ..bench.metrics import request_values
 from ..engine.draft_law import DraftLaw
 from ..engine.sim import Cluster
 from ..engine.sim_replica import ReplicaSpec

@@ -50,9 +50,15 @@ def script(
         lines.append(f"# Names of the options: {name} {told['version']}, {told['source']}.")
     if (why := _refusal(name, candidate)) is not None:
         return "\n".join([*lines, f"# No command: {why}.", "exit 1", ""])
-    if name == "headrace" and candidate.case.layout.devices > 1 and candidate.hardware.kind != "cpu":
+    if (
+        name == "headrace"
+        and candidate.case.layout.devices > 1
+        and candidate.hardware.kind != "cpu"
+    ):
         lines.append("# This version serves one GPU an engine and refuses the layout at start.")
-    lines.append(f'test -n "$MODEL" || MODEL={shlex.quote(question.model)}  # A folder or a hub id.')
+    lines.append(
+        f'test -n "$MODEL" || MODEL={shlex.quote(question.model)}  # A folder or a hub id.'
+    )
     if name == "dynamo":
         lines.append(f"python -m dynamo.frontend --http-port {PORT} --router-mode kv &")
     number = first = 0
@@ -126,7 +132,12 @@ def _refusal(name: str, candidate: Candidate) -> str | None:
 
 def _headrace(question: Question, pool: Pool) -> Words:
     words = ["headrace", "serve", '"$MODEL"']
-    words += ["--max-sequences", str(pool.state.batch), "--step-tokens", str(pool.state.step_tokens)]
+    words += [
+        "--max-sequences",
+        str(pool.state.batch),
+        "--step-tokens",
+        str(pool.state.step_tokens),
+    ]
     words += ["--max-context", str(_longest(question, pool)), "--kv-dtype", pool.case.kv_dtype]
     if pool.case.layout.devices > 1:
         words += ["--layout", str(pool.case.layout).replace("·", ".")]

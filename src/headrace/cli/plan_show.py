@@ -92,18 +92,25 @@ def show(question: Question, found: Found, checked: list[Checked], *, verbose: b
 
 
 def _table(question: Question, checked: list[Checked]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        title="simulated; latencies are p99",
+        title_justify="left",
+    )
     money = question.source.currency
     table.add_column("layout", overflow="fold", min_width=12)
     for column in (
         "req/s",
-        "tok/s a\ndevice",
-        "tok/s\na user",
-        f"{money}\nan hour",
-        f"{money}\na Mtok",
-        "TTFT\np99 ms",
-        "TPOT\np99 ms",
-        "ITL\np99 ms",
+        "tok/s/\ndevice",
+        "tok/s/\nuser",
+        f"{money}/h",
+        f"{money}/\nMtok",
+        "TTFT\nms",
+        "TPOT\nms",
+        "ITL\nms",
         "SLO",
     ):
         table.add_column(column, justify="right", no_wrap=True)
@@ -116,7 +123,7 @@ def _table(question: Question, checked: list[Checked]) -> Table:
             f"{c.rate:.3g}",
             f"{_per_device(c, question.demand):,.0f}",
             f"{one.per_user:.0f}",
-            f"{c.price_per_hour:,.2f}",
+            f"{c.price_per_hour:,.1f}",
             f"{c.cost_per_million(question.demand):.2f}",
             f"{one.ttft * 1e3:,.0f}",
             f"{one.tpot * 1e3:.1f}",
@@ -133,7 +140,8 @@ def _say_best(say: Any, question: Question, best: Checked) -> None:
     cost = c.cost_per_million(demand)
     most = "the most within the limits" if question.counts is not None else "as asked"
     missed = f", at {best.missed:.3g} they are missed" if best.missed else ""
-    say(f"{c} ({c.devices} devices): {c.rate:.3g} requests/s, {most}{missed}", "bold")
+    plural = "" if c.devices == 1 else "s"
+    say(f"{c} ({c.devices} device{plural}): {c.rate:.3g} requests/s, {most}{missed}", "bold")
     for pool in c.pools:
         role = "" if pool.role == "all" else f"{pool.role}: "
         say(
@@ -158,7 +166,7 @@ def _say_best(say: Any, question: Question, best: Checked) -> None:
 
 def _say_errors(say: Any, question: Question, checked: list[Checked]) -> None:
     """Print the error of each column, by what was measured."""
-    say("simulated; true over predicted, at worst:")
+    say("true over predicted, at worst:")
     for device in dict.fromkeys(one.candidate.hardware.name for one in checked):
         error = question.error(device)
         say(f"  {device}: rates, cost and TPOT {error} ({error.rows} {error.of})")

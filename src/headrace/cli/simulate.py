@@ -86,7 +86,9 @@ def simulate(
     ] = "off",
     failures: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="A replica dies after 1h, say, in the mean; none: never."),
+        typer.Option(
+            metavar="TIME", help="A replica dies after 1h, say, in the mean; none: never."
+        ),
     ] = None,
     restart: Annotated[
         str, typer.Option(metavar="TIME", help="Until it is back, its cache empty.")
