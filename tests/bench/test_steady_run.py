@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from dataclasses import replace
@@ -79,7 +80,7 @@ def test_the_number_in_work_at_the_start_is_the_one_later() -> None:
     thirds = np.linspace(begin, end, 4)
     inside = [
         sum(max(0, min(b, r.end_ns) - max(a, r.planned_ns)) for r in records) / (b - a)
-        for a, b in zip(thirds, thirds[1:], strict=False)
+        for a, b in itertools.pairwise(thirds)
     ]
     assert max(inside) < 1.5 * min(inside)
     assert capacity.in_work(rate) == pytest.approx(np.mean(inside), rel=0.35)

@@ -20,7 +20,7 @@ from headrace.bench.metrics import parse_slo
 from headrace.cli.plan import command, parse_devices
 from headrace.cli.plan_check import Check
 from headrace.cli.plan_launch import ENGINES, FLAGS, write_launch
-from headrace.cli.plan_show import Question, format_words
+from headrace.cli.plan_show import PlanQuestion, format_words
 from headrace.engine.described import describe_model
 from headrace.factory.chart import schema
 from headrace.roofline.accuracy import latency_error, throughput_error
@@ -31,7 +31,8 @@ from headrace.roofline.prices import PRICES, PriceSource
 from headrace.roofline.steady import Demand, Goal, State
 
 DEMAND, GOAL = Demand(10.0, 200, 30), Goal(1.0, 0.05)
-SMALL = "llama-3.1-8b --formats fp8 --input 200 --output 30 --requests 50".split()
+SMALL = ["llama-3.1-8b", "--formats", "fp8", "--input", "200", "--output", "30"]
+SMALL += ["--requests", "50"]
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
@@ -172,7 +173,7 @@ def test_a_device_that_is_dear_has_its_row_if_it_was_named() -> None:
 LAYOUTS = ("1", "TP4", "TP2.PP2", "DP8.EP8", "TP2.DP2.EP4", "TP4.EP4")
 
 
-def planned(layout: str, *, pools: bool = False) -> tuple[Question, Candidate]:
+def planned(layout: str, *, pools: bool = False) -> tuple[PlanQuestion, Candidate]:
     model = "qwen3-235b-a22b"
     described, hardware = describe_model(model), DEVICES["H200"]
     case = make_case(described.arch, "fp8", hardware, Layout.parse(layout))
@@ -180,7 +181,7 @@ def planned(layout: str, *, pools: bool = False) -> tuple[Question, Candidate]:
     roles = ("prefill", "decode") if pools else ("all",)
     found = tuple(Pool(role, case, state, 2) for role in roles)  # type: ignore[arg-type]
     candidate = Candidate(hardware, found, 0.1, 0.02, 0.03, 30.0, 12.0)
-    question = Question(model, described, DEMAND, GOAL, ("fp8",), None, PRICES, PriceSource())
+    question = PlanQuestion(model, described, DEMAND, GOAL, ("fp8",), None, PRICES, PriceSource())
     return question, candidate
 
 

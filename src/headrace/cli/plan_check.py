@@ -99,7 +99,7 @@ class Check:
 
 
 class _Part:
-    """As many engines of a candidate as are simulated, with their share of the load."""
+    """The simulated engines of a candidate, with their share of the load."""
 
     def __init__(self, candidate: Candidate, check: Check) -> None:
         self._candidate, self._check = candidate, check

@@ -20,7 +20,7 @@ from .plan_check import Checked
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanQuestion:
     """The inputs of a plan."""
 
     model: str
@@ -59,7 +59,7 @@ def format_words(weights: WeightBytes) -> str:
     return f"{experts} (experts; the rest {weights.format})"
 
 
-def show(question: Question, found: Found, checked: list[Checked], *, verbose: bool) -> None:
+def show(question: PlanQuestion, found: Found, checked: list[Checked], *, verbose: bool) -> None:
     """Print a plan. Nothing is cut: cells are folded on a narrow terminal."""
     console = Console(highlight=False, markup=False)
 
@@ -91,7 +91,7 @@ def show(question: Question, found: Found, checked: list[Checked], *, verbose: b
         say(f"{found.settings:,} settings; -v shows why {count} layouts are not chosen", "dim")
 
 
-def _table(question: Question, checked: list[Checked]) -> Table:
+def _table(question: PlanQuestion, checked: list[Checked]) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -133,7 +133,7 @@ def _table(question: Question, checked: list[Checked]) -> Table:
     return table
 
 
-def _say_best(say: Any, question: Question, best: Checked) -> None:
+def _say_best(say: Any, question: PlanQuestion, best: Checked) -> None:
     c, demand = best.candidate, question.demand
     error = question.error(c.hardware.name)
     low, high = error.around(c.rate)
@@ -150,8 +150,8 @@ def _say_best(say: Any, question: Question, best: Checked) -> None:
         )
     say(
         f"  {c.rate * demand.output_tokens:,.0f} output tokens/s, {_per_device(c, demand):,.0f} a "
-        f"device, {best.per_user:.0f} a user; {c.price_per_hour:,.2f} {question.source.currency} an "
-        f"hour, {cost:.3f} per million output tokens"
+        f"device, {best.per_user:.0f} a user; {c.price_per_hour:,.2f} {question.source.currency} "
+        f"an hour, {cost:.3f} per million output tokens"
     )
     if question.counts is not None:
         spread = f"{low:.3g} to {high:.3g} requests/s"
@@ -164,7 +164,7 @@ def _say_best(say: Any, question: Question, best: Checked) -> None:
             say(f"  {idle} devices are left over")
 
 
-def _say_errors(say: Any, question: Question, checked: list[Checked]) -> None:
+def _say_errors(say: Any, question: PlanQuestion, checked: list[Checked]) -> None:
     """Print the error of each column, by what was measured."""
     say("true over predicted, at worst:")
     for device in dict.fromkeys(one.candidate.hardware.name for one in checked):
@@ -206,7 +206,7 @@ def rejections(found: Found) -> list[str]:
     return lines
 
 
-def document(question: Question, found: Found, checked: list[Checked]) -> dict[str, Any]:
+def document(question: PlanQuestion, found: Found, checked: list[Checked]) -> dict[str, Any]:
     """Return the inputs, the whole search and the simulations, for other programs."""
     demand = question.demand
 

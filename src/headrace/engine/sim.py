@@ -112,7 +112,9 @@ class Cluster:
         failures: Failures | None = None,
         warm: bool = False,
     ) -> None:
-        """`warm`: it may begin with requests in work (`run`). `course`: 0 gives each request the gateway's mean time. Every other number gives times of
+        """`warm`: it may begin with requests in work (`run`).
+
+        `course`: 0 gives each request the gateway's mean time. Every other number gives times of
         its own, exponential with that mean, and interruptions of its own.
 
         `told_after`: seconds until the router learns the changes of a replica's cache; None: it
