@@ -51,6 +51,8 @@ class Quantised:
 
     names: Mapping[str, str]
     """New name of each file that was replaced, by the old one."""
+    single: bool
+    """Whether it is a file that stands alone: a GGUF."""
     tensors: list[dict[str, Any]]
     """Report of each tensor: its type, the rows of text that its input had, its relative error on
     the text."""
@@ -135,7 +137,7 @@ def _gguf(
             to_gguf.write_gguf(file, out, to, made[name], data_of)
 
         write(_named(name, to), body)
-    return Quantised({name: _named(name, to) for name in files}, tensors)
+    return Quantised({name: _named(name, to) for name in files}, True, tensors)
 
 
 def _compressed(
@@ -163,7 +165,7 @@ def _compressed(
     if INDEX in sources:
         write(INDEX, lambda out: _whole(out, index))
     replaced = [*weights, CONFIG, *([INDEX] if INDEX in sources else [])]
-    return Quantised({name: name for name in replaced}, tensors)
+    return Quantised({name: name for name in replaced}, False, tensors)
 
 
 def _whole(out: BinaryIO, data: bytes) -> None:

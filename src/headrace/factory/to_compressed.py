@@ -61,6 +61,10 @@ class CompressedTensor:
     """Canonical names of its matrices, one below the other."""
 
     @property
+    def nbytes(self) -> int:
+        return sum(math.prod(shape) * SIZES[dtype] for _, dtype, shape in self.parts)
+
+    @property
     def parts(self) -> list[tuple[str, str, list[int]]]:
         """Return (name, type, shape) of each array, in their order."""
         out, width = self.stored.shape
