@@ -281,3 +281,35 @@ def test_the_built_in_text_leaves_the_gate_its_windows() -> None:
     for piece in windows(stdlib_corpus()[0], 1500, 8):
         assert piece not in text.documents[0]
     assert text_of("none") is None
+
+
+def test_an_importance_matrix_is_written_and_read(dense: Path, text: Path, tmp_path: Path) -> None:
+    """As llama.cpp names its parts; read again it needs no pass, and beats no text at all."""
+    matrix, made = tmp_path / "words.imatrix.gguf", {}
+    given = ("--to", "q4_0", "--least-share", 0, "--windows", 1)
+    for name, words in {
+        "text": (text, "--imatrix", matrix),
+        "matrix": (matrix,),
+        "none": ("none",),
+    }.items():
+        out = tmp_path / f"{name}.gguf"
+        done = command(dense, *given, "--out", out, "--text", *words)
+        assert done.exit_code == 0, done.output
+        made[name] = json.loads((tmp_path / f"{name}.gguf.report.json").read_text())
+    read = gguf.GGUFReader(matrix)
+    assert read.fields["general.type"].contents() == "imatrix"
+    assert read.fields["imatrix.chunk_count"].contents() == made["text"]["text"]["windows"]
+    arrays = {one.name: one.data for one in read.tensors}
+    for one in made["text"]["tensors"]:
+        if not one["rows"]:
+            continue
+        sums, counts = (arrays[f"{one['tensor']}.{part}"] for part in ("in_sum2", "counts"))
+        assert counts.reshape(-1).tolist() == [one["rows"]]
+        assert sums.min() >= 0
+    assert made["matrix"]["text"]["name"] == matrix.name
+    found = {name: one["comparison"]["kl"]["mean"] for name, one in made.items()}
+    assert found["text"] < found["none"]
+    (tmp_path / "bad.gguf").write_bytes(dense.read_bytes())
+    done = command(dense, *given, "--out", tmp_path / "x.gguf", "--text", tmp_path / "bad.gguf")
+    assert done.exit_code == 3
+    assert "must be imatrix" in done.output

@@ -33,12 +33,15 @@ def quantise(
     text: Annotated[
         str,
         typer.Option(
-            help="Text to calibrate on: a UTF-8 file, .jsonl with `text` or `messages`, "
-            f"{BUILT_IN}, or {NO_TEXT}."
+            help="Text to calibrate on: a UTF-8 file, .jsonl with `text` or `messages`, an "
+            f"importance matrix of llama.cpp, {BUILT_IN}, or {NO_TEXT}."
         ),
     ] = BUILT_IN,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it, spread evenly.")] = TOKENS,
     out: Annotated[Path | None, typer.Option(help="The result; none: named after both.")] = None,
+    imatrix: Annotated[
+        Path | None, typer.Option(help="Also write llama.cpp's importance matrix here.")
+    ] = None,
     windows: Annotated[int, typer.Option(min=1, help="Windows of text for the gate.")] = 8,
     least_share: Annotated[
         float | None,
@@ -61,7 +64,7 @@ def quantise(
         raise OptionError(f"to must be one of {', '.join(TARGETS)}, not {to!r}", param="to")
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
-    wish = Wish(engine, to, text, tokens, out, windows, least_share)
+    wish = Wish(engine, to, text, tokens, out, windows, imatrix, least_share)
     with DownloadBars(sys.stderr, enabled=not as_json) as bars:
         planned = Shrinking(wish, bars)
         if dry_run:
@@ -80,7 +83,8 @@ def quantise(
 
 def _say_text(console: Console, planned: Shrinking) -> None:
     if planned.text is None or planned.sample is None:
-        console.print("no text: scales minimise the weights' own error")
+        what = "an importance matrix" if planned.text else "no text"
+        console.print(f"{what}: nothing goes through the model")
         return
     said = planned.sample.said()
     console.print(

@@ -63,7 +63,8 @@ class Comparison:
 
     def said(self) -> dict[str, Any]:
         """Return it as plain JSON, rounded."""
-        return _rounded(asdict(self))
+        found: dict[str, Any] = _rounded(asdict(self))
+        return found
 
     def fails(self, least_share: float, least_same: float) -> list[str]:
         """List the figures below their thresholds, a line each."""

@@ -24,7 +24,8 @@ from ..loader.gguf import GgufFile
 from ..loader.open import open_local
 from ..loader.progress import Progress
 from ..loader.shards import INDEX
-from ..quantise.target import Target
+from ..quantise.imatrix import Importance, statistics_of
+from ..quantise.target import Stats, Target
 from ..quantise.text import Sample, Text, read_text, sample
 from ..quantise.work import WorkFolder
 from . import to_compressed, to_gguf
@@ -41,6 +42,8 @@ BUILT_IN, NO_TEXT = "built-in", "none"
 HELD_OUT = 1500, 8
 """Characters and number of the windows, at the beginning of the built-in text, that only the
 accuracy gate reads."""
+Calibration = tuple[ModelFiles, Sample] | Mapping[str, Importance] | None
+"""The opened model and the text that goes through it; an importance matrix; or nothing."""
 Writing = Callable[[str, Callable[[BinaryIO], None]], None]
 """Function that makes a file of this name, with what the given function writes."""
 
@@ -93,14 +96,14 @@ def recipe_of(to: str, text: Text | None, tokens: int) -> dict[str, str]:
 def quantise_files(
     sources: Mapping[str, Path],
     to: str,
-    chosen: tuple[ModelFiles, Sample] | None,
+    chosen: Calibration,
     folder: WorkFolder,
     write: Writing,
     progress: Progress | None = None,
 ) -> Quantised:
     """Make the files of a model in fewer bits.
 
-    `sources`: its files by path; `chosen`: the opened model and the text that goes through it.
+    `sources`: its files by path; `chosen`: the text that goes through it, or an importance matrix.
     Raises `ModelFileError`; `UnsupportedModel` if nothing is dense, or if the target belongs to the
     other format; what `quantise.calibrate` raises.
     """
@@ -120,12 +123,12 @@ def _gguf(
     weights: Mapping[str, Path],
     sources: Mapping[str, Path],
     to: str,
-    chosen: tuple[ModelFiles, Sample] | None,
+    chosen: Calibration,
     folder: WorkFolder,
     write: Writing,
     progress: Progress | None,
 ) -> Quantised:
-    arch = None if chosen is None else chosen[0].arch
+    arch = chosen[0].arch if isinstance(chosen, tuple) else None
     files = {name: GgufFile(path) for name, path in weights.items()}
     made = {name: to_gguf.tensors(file, arch, to) for name, file in files.items()}
     targets = [one for some in made.values() for one in some]
@@ -144,14 +147,14 @@ def _compressed(
     weights: Mapping[str, Path],
     sources: Mapping[str, Path],
     to: str,
-    chosen: tuple[ModelFiles, Sample] | None,
+    chosen: Calibration,
     folder: WorkFolder,
     write: Writing,
     progress: Progress | None,
 ) -> Quantised:
     if CONFIG not in sources:
         raise UnsupportedModel(f"the model has no {CONFIG}", param="to")
-    made = to_compressed.Folder(weights, to, None if chosen is None else chosen[0].arch)
+    made = to_compressed.Folder(weights, to, chosen[0].arch if isinstance(chosen, tuple) else None)
     tensors = _rounded(made.tensors, chosen, folder, progress)
     data_of = _data_of(made.tensors, folder)
     for name in weights:
@@ -174,7 +177,7 @@ def _whole(out: BinaryIO, data: bytes) -> None:
 
 def _rounded(
     targets: list[Any],
-    chosen: tuple[ModelFiles, Sample] | None,
+    chosen: Calibration,
     folder: WorkFolder,
     progress: Progress | None,
 ) -> list[dict[str, Any]]:
@@ -189,8 +192,24 @@ def _rounded(
         )
     if chosen is None:
         return without_text(targets, folder)
+    if isinstance(chosen, Mapping):
+
+        def known(one: Target) -> Stats:
+            return statistics_of(chosen.get(one.file_name), one.names, one.width)
+
+        return without_text(targets, folder, known)
     files, text = chosen
     return calibrate(files, text.windows, targets, folder, progress)
+
+
+def importances(made: Quantised, folder: WorkFolder) -> dict[str, Importance]:
+    """Return the importance of each tensor that a text has reached, before the folder is gone."""
+    found = {}
+    for number, one in enumerate(made.tensors):
+        if counts := one["counts"]:
+            sums = folder.array(f"importance{number}", np.float32).reshape(len(counts), -1)
+            found[one["tensor"]] = Importance(sums, np.array(counts, np.int64))
+    return found
 
 
 def _data_of(targets: list[Any], folder: WorkFolder) -> Callable[[Any], Iterator[npt.NDArray[Any]]]:
@@ -210,10 +229,10 @@ def quantise(work: Work) -> Result:
     text = text_of(place.text)
     if (text and text.digest) != parameters["text"]:
         raise InvalidRequest(f"{place.text} has changed since the plan", param="quantise_text")
-    chosen = None
+    chosen: Calibration = None
     if text is not None:
         opened = open_local(model_path(store.checkout(files), list(files)), place.source.name)
-        chosen = opened, sample(text, opened, parameters["tokens"])
+        chosen = text.importance or (opened, sample(text, opened, parameters["tokens"]))
     model = digest_of(canonical({name: one.digest for name, one in files.items()}))
     about = {"model": model, **recipe_of(to, text, parameters["tokens"])}
     path = store.root / "tmp" / f"quantise-{digest_of(canonical(about))[7:23]}"
@@ -241,8 +260,9 @@ def quantise(work: Work) -> Result:
     shutil.rmtree(path)
     before, after = (sum(one.size for one in each.values()) for each in (files, outputs))
     figures = {"to": to, **found.figures(), "bytes": after, "was": before}
-    if text is not None and chosen is not None:
-        figures["text"] = {"name": text.name, "licence": text.licence, **chosen[1].said()}
+    if text is not None:
+        counts = chosen[1].said() if isinstance(chosen, tuple) else {}
+        figures["text"] = {"name": text.name, "licence": text.licence, **counts}
     kinds = ", ".join(figures["kinds"])
     reason = f"{figures['matrices']} matrices as {kinds}: {after / before:.0%} of the bytes"
     return Result(outputs, reason=reason, figures=figures)

@@ -28,6 +28,7 @@ from ..loader.gguf import GgufFile
 from ..loader.open import open_local, open_model
 from ..loader.partial import check_space, file_sha256
 from ..loader.progress import Progress
+from ..quantise.imatrix import write_imatrix
 from ..quantise.text import TOKENS, Sample, Text, sample
 from ..quantise.work import WorkFolder
 from ..roofline.composition import decode_step, prefill_step
@@ -39,7 +40,15 @@ from ..roofline.weights import WeightBytes, from_tensors, parse_format
 from ..text.load import load_tokenizer
 from . import to_compressed, to_gguf
 from .key import canonical, digest_of, hardware_class
-from .quantise import HELD_OUT, Quantised, quantise_files, recipe_of, text_of
+from .quantise import (
+    HELD_OUT,
+    Calibration,
+    Quantised,
+    importances,
+    quantise_files,
+    recipe_of,
+    text_of,
+)
 from .source import find_source, model_path
 
 PRICED = {"w8a8": "int8", "fp8": "fp8", "w4a16": "int4"}
@@ -58,6 +67,8 @@ class Wish:
     """Place of the result; None: the current folder, named after model and target."""
     windows: int = HELD_OUT[1]
     """Windows of text for the gate."""
+    imatrix: Path | None = None
+    """File for the importance matrix of the text."""
     least_share: float | None = None
     """Share of the original's perplexity; None: as the format usually keeps."""
 
@@ -81,7 +92,7 @@ class Shrinking:
             raise InvalidRequest(f"{self.out} exists; choose another with --out", param="out")
         self.text: Text | None = text_of(wish.text)
         self.sample: Sample | None = None
-        if self.text is not None:
+        if self.text is not None and self.text.importance is None:
             self.sample = sample(self.text, self.files, wish.tokens)
 
     def predict(self, hardware: Hardware) -> dict[str, Any]:
@@ -138,6 +149,7 @@ class Shrinking:
             staged = work / "made"
             shutil.rmtree(staged, ignore_errors=True)
             made = self._made(folder, staged)
+            self._keep_importance(made, folder)
             report = self._report(about, made, staged)
             if report["gate"]["passed"] is not False:
                 self._publish(staged, report)
@@ -161,12 +173,27 @@ class Shrinking:
                     f"{path} cannot be written: {error.strerror}", param="out"
                 ) from None
 
-        chosen = None if self.sample is None else (self.files, self.sample)
+        chosen: Calibration = None if self.text is None else self.text.importance
+        if self.sample is not None:
+            chosen = self.files, self.sample
         made = quantise_files(self._paths, self.wish.to, chosen, folder, write, self._progress)
         for name, path in self._paths.items():
             if name not in made.names and not made.single:
                 write(name, partial(_copied, path))
         return made
+
+    def _keep_importance(self, made: Quantised, folder: WorkFolder) -> None:
+        if self.wish.imatrix is None or self.text is None or self.sample is None:
+            return
+        said = self.sample.said()
+        try:
+            with self.wish.imatrix.open("wb") as out:
+                found = importances(made, folder)
+                write_imatrix(out, found, self.text.name, said["windows"], said["longest"])
+        except OSError as error:
+            raise InvalidRequest(
+                f"{self.wish.imatrix} cannot be written: {error.strerror}", param="imatrix"
+            ) from None
 
     def _report(self, about: dict[str, str], made: Quantised, staged: Path) -> dict[str, Any]:
         # Local: kernels, which a plan does without.
@@ -182,10 +209,9 @@ class Shrinking:
             "files": {name: file_sha256(staged / name) for name in names},
             "tensors": made.tensors,
         }  # fmt: skip
-        if self.text is not None and self.sample is not None:
-            report["text"] = {
-                "name": self.text.name, "licence": self.text.licence, **self.sample.said(),
-            }  # fmt: skip
+        if self.text is not None:
+            counts = {} if self.sample is None else self.sample.said()
+            report["text"] = {"name": self.text.name, "licence": self.text.licence, **counts}
         if self.files.arch.task != "tokens":
             why = "not evaluated: the model makes vectors, and the gate reads text"
             return {**report, "gate": {"passed": None, "why": [why]}}

@@ -61,6 +61,14 @@ class CompressedTensor:
     """Canonical names of its matrices, one below the other."""
 
     @property
+    def matrices(self) -> int:
+        return 1
+
+    @property
+    def width(self) -> int:
+        return self.stored.shape[1]
+
+    @property
     def nbytes(self) -> int:
         return sum(math.prod(shape) * SIZES[dtype] for _, dtype, shape in self.parts)
 

@@ -26,6 +26,16 @@ class Target(Protocol):
         """Canonical names of the matrices that it holds, one below the other."""
         ...
 
+    @property
+    def width(self) -> int:
+        """Columns of a matrix."""
+        ...
+
+    @property
+    def matrices(self) -> int:
+        """Number of its matrices that have a statistic of their own: experts, or 1."""
+        ...
+
     def encode(self, stats: Stats) -> Encoded:
         """Round it by the statistic of each name (None: no text reached it). Returns the bytes to
         write, in order, and what to say of it: plain JSON."""

@@ -13,8 +13,10 @@ import numpy as np
 from ..base.errors import InvalidRequest
 from ..base.foreign import any_json
 from ..base.modelfiles import ModelFiles
+from ..loader.partial import file_sha256
 from ..text.load import load_tokenizer
 from ..text.template import ChatTemplates
+from .imatrix import Importance, is_imatrix, read_imatrix
 from .statistic import Windows
 
 MOST_BYTES = 256 << 20
@@ -38,6 +40,8 @@ class Text:
     """Plain texts, and conversations that go through the model's chat template."""
     digest: str
     """SHA-256 of the file, or of the text."""
+    importance: Mapping[str, Importance] | None = None
+    """Importance matrix in place of documents: no text goes through the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,13 @@ class Sample:
 
 
 def read_text(path: Path) -> Text:
-    """Read a file: plain UTF-8, or `.jsonl` with a `text` or `messages` in each line.
+    """Read a file: plain UTF-8, `.jsonl` with a `text` or `messages` in each line, or an importance
+    matrix of llama.cpp in GGUF.
 
-    Raises `InvalidRequest` naming the file and the line.
+    Raises `InvalidRequest` naming the file and the line; `ModelFileError` for a damaged matrix.
     """
+    if is_imatrix(path):
+        return Text(path.name, "the user's", (), file_sha256(path), read_imatrix(path))
     try:
         size = path.stat().st_size
         data = path.read_bytes() if path.is_file() and size <= MOST_BYTES else None
