@@ -284,7 +284,7 @@ def test_the_built_in_text_leaves_the_gate_its_windows() -> None:
 
 
 def test_an_importance_matrix_is_written_and_read(dense: Path, text: Path, tmp_path: Path) -> None:
-    """As llama.cpp names its parts; read again it needs no pass, and beats no text at all."""
+    """Its parts have llama.cpp's names. Read again, it needs no pass; a text beats none."""
     matrix, made = tmp_path / "words.imatrix.gguf", {}
     given = ("--to", "q4_0", "--least-share", 0, "--windows", 1)
     for name, words in {

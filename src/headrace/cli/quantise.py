@@ -13,7 +13,7 @@ from rich.console import Console
 from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import OptionError
 from ..factory.quantise import BUILT_IN, NO_TEXT, TARGETS
-from ..factory.shrink import Shrinking, Wish, write_report
+from ..factory.shrink import QuantiseWish, Shrinking, write_report
 from ..quantise.text import TOKENS
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
@@ -64,7 +64,7 @@ def quantise(
         raise OptionError(f"to must be one of {', '.join(TARGETS)}, not {to!r}", param="to")
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
-    wish = Wish(engine, to, text, tokens, out, windows, imatrix, least_share)
+    wish = QuantiseWish(engine, to, text, tokens, out, windows, imatrix, least_share)
     with DownloadBars(sys.stderr, enabled=not as_json) as bars:
         planned = Shrinking(wish, bars)
         if dry_run:

@@ -25,8 +25,8 @@ from ..loader.open import open_local
 from ..loader.progress import Progress
 from ..loader.shards import INDEX
 from ..quantise.imatrix import Importance, statistics_of
-from ..quantise.target import Stats, Target
-from ..quantise.text import Sample, Text, read_text, sample
+from ..quantise.target import Quantisable, Stats
+from ..quantise.text import Text, TextSample, read_text, sample
 from ..quantise.work import WorkFolder
 from . import to_compressed, to_gguf
 from .checks import FILE_TYPE, Place, need
@@ -42,7 +42,7 @@ BUILT_IN, NO_TEXT = "built-in", "none"
 HELD_OUT = 1500, 8
 """Characters and number of the windows, at the beginning of the built-in text, that only the
 accuracy gate reads."""
-Calibration = tuple[ModelFiles, Sample] | Mapping[str, Importance] | None
+Calibration = tuple[ModelFiles, TextSample] | Mapping[str, Importance] | None
 """The opened model and the text that goes through it; an importance matrix; or nothing."""
 Writing = Callable[[str, Callable[[BinaryIO], None]], None]
 """Function that makes a file of this name, with what the given function writes."""
@@ -55,7 +55,7 @@ class Quantised:
     names: Mapping[str, str]
     """New name of each file that was replaced, by the old one."""
     single: bool
-    """Whether it is a file that stands alone: a GGUF."""
+    """Flag: it is one file that stands alone, a GGUF."""
     tensors: list[dict[str, Any]]
     """Report of each tensor: its type, the rows of text that its input had, its relative error on
     the text."""
@@ -164,14 +164,14 @@ def _compressed(
 
         write(name, body)
     config, index = made.config(sources[CONFIG]), made.index()
-    write(CONFIG, lambda out: _whole(out, config))
+    write(CONFIG, lambda out: _put(out, config))
     if INDEX in sources:
-        write(INDEX, lambda out: _whole(out, index))
+        write(INDEX, lambda out: _put(out, index))
     replaced = [*weights, CONFIG, *([INDEX] if INDEX in sources else [])]
     return Quantised({name: name for name in replaced}, False, tensors)
 
 
-def _whole(out: BinaryIO, data: bytes) -> None:
+def _put(out: BinaryIO, data: bytes) -> None:
     out.write(data)
 
 
@@ -194,7 +194,7 @@ def _rounded(
         return without_text(targets, folder)
     if isinstance(chosen, Mapping):
 
-        def known(one: Target) -> Stats:
+        def known(one: Quantisable) -> Stats:
             return statistics_of(chosen.get(one.file_name), one.names, one.width)
 
         return without_text(targets, folder, known)
@@ -215,7 +215,7 @@ def importances(made: Quantised, folder: WorkFolder) -> dict[str, Importance]:
 def _data_of(targets: list[Any], folder: WorkFolder) -> Callable[[Any], Iterator[npt.NDArray[Any]]]:
     number = {one.file_name: at for at, one in enumerate(targets)}
 
-    def read(one: Target) -> Iterator[npt.NDArray[Any]]:
+    def read(one: Quantisable) -> Iterator[npt.NDArray[Any]]:
         yield folder.array(f"tensor{number[one.file_name]}", np.uint8)
 
     return read

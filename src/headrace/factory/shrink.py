@@ -29,7 +29,7 @@ from ..loader.open import open_local, open_model
 from ..loader.partial import check_space, file_sha256
 from ..loader.progress import Progress
 from ..quantise.imatrix import write_imatrix
-from ..quantise.text import TOKENS, Sample, Text, sample
+from ..quantise.text import TOKENS, Text, TextSample, sample
 from ..quantise.work import WorkFolder
 from ..roofline.composition import decode_step, prefill_step
 from ..roofline.hardware import Hardware
@@ -51,12 +51,12 @@ from .quantise import (
 )
 from .source import find_source, model_path
 
-PRICED = {"w8a8": "int8", "fp8": "fp8", "w4a16": "int4"}
+PRICED = {"int8": "int8", "int4": "int4", "w8a8": "int8", "fp8": "fp8", "w4a16": "int4"}
 """Beginning of a target → format of the roofline."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class QuantiseWish:
     """Model, target, and what the result is held to."""
 
     engine: EngineOptions
@@ -77,7 +77,7 @@ class Shrinking:
     """One run of the command, planned; `run` does it. Raises the errors of a wrong model, target or
     text."""
 
-    def __init__(self, wish: Wish, progress: Progress | None = None) -> None:
+    def __init__(self, wish: QuantiseWish, progress: Progress | None = None) -> None:
         self.wish, self._progress = wish, progress
         engine = wish.engine
         self.files: ModelFiles = open_model(
@@ -91,7 +91,7 @@ class Shrinking:
         if self.out.exists():
             raise InvalidRequest(f"{self.out} exists; choose another with --out", param="out")
         self.text: Text | None = text_of(wish.text)
-        self.sample: Sample | None = None
+        self.sample: TextSample | None = None
         if self.text is not None and self.text.importance is None:
             self.sample = sample(self.text, self.files, wish.tokens)
 

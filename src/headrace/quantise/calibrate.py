@@ -23,11 +23,11 @@ from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.registry import describe
 from .imatrix import importance_of
-from .passing import Recording, run_segment
+from .passing import RecordingOperators, run_segment
 from .segments import GraphSegment, segments
 from .solve import SLICE, Floats
 from .statistic import Statistic, Windows
-from .target import Stats, Target
+from .target import Quantisable, Stats
 from .work import WorkFolder
 
 CHUNK = 4096
@@ -104,7 +104,7 @@ def _planned(
 def calibrate(
     files: ModelFiles,
     windows: Windows,
-    targets: Sequence[Target],
+    targets: Sequence[Quantisable],
     folder: WorkFolder,
     progress: Progress | None = None,
     *,
@@ -145,9 +145,9 @@ def calibrate(
 
 
 def without_text(
-    targets: Sequence[Target],
+    targets: Sequence[Quantisable],
     folder: WorkFolder,
-    known: Callable[[Target], Stats] = lambda one: [None] * len(one.names),
+    known: Callable[[Quantisable], Stats] = lambda one: [None] * len(one.names),
 ) -> list[dict[str, Any]]:
     """Round the targets that no text has reached; return what was said of each target.
 
@@ -171,7 +171,7 @@ class _Passing:
         self, files: ModelFiles, segment: GraphSegment, plan: CalibrationPlan, longest: int
     ) -> None:
         self._segment, self._plan = segment, plan
-        self._recording = Recording(shared=plan.shared)
+        self._recording = RecordingOperators(shared=plan.shared)
         source = WeightSource(load_weights(files, {*segment.graph.tensors()}))
         self._weights: Prepared = prepare(
             segment.graph, source, self._recording, device="cpu", dtype="float32",
@@ -209,7 +209,7 @@ class _Passing:
         self.statistics = _with_few(self._segment.products, self._recording.found)
         return {**values, **found}
 
-    def reaches(self, target: Target) -> bool:
+    def reaches(self, target: Quantisable) -> bool:
         return any(name in self.statistics for name in target.names)
 
 
@@ -243,7 +243,7 @@ def _with_few(
 def _encoded(
     folder: WorkFolder,
     number: int,
-    target: Target,
+    target: Quantisable,
     statistics: Mapping[str, tuple[Statistic | None, bool]],
 ) -> dict[str, Any]:
     pairs = [statistics.get(name, (None, False)) for name in target.names]
@@ -252,7 +252,7 @@ def _encoded(
     return said | ({"few": few} if few else {})
 
 
-def _written(folder: WorkFolder, number: int, target: Target, stats: Stats) -> dict[str, Any]:
+def _written(folder: WorkFolder, number: int, target: Quantisable, stats: Stats) -> dict[str, Any]:
     """Round a target, and keep the importance of its inputs; return what is said of it."""
     arrays, said = target.encode(stats)
     folder.write(f"tensor{number}", arrays)

@@ -27,7 +27,7 @@ from .solve import Floats
 from .statistic import Statistic, Windows
 
 
-class Recording(ReferenceOperators):
+class RecordingOperators(ReferenceOperators):
     """The reference in fp32, which records the input of every product by its weight.
 
     Products are computed by numpy's library, on whole chunks. A head over the vocabulary is
@@ -95,7 +95,7 @@ class Recording(ReferenceOperators):
 def run_segment(
     segment: GraphSegment,
     weights: Prepared,
-    recording: Recording,
+    recording: RecordingOperators,
     windows: Windows,
     values: Mapping[Value, Floats],
     chunk: int,

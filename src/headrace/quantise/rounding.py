@@ -15,7 +15,7 @@ ROWS = 128
 
 
 @dataclass(slots=True)
-class Errors:
+class ProductErrors:
     """Squared errors of products on the text, summed over matrices."""
 
     exact: float = 0.0
@@ -40,7 +40,7 @@ class Errors:
 class Rounding:
     """Rounding of one tensor's matrices."""
 
-    errors: Errors = field(default_factory=Errors)
+    errors: ProductErrors = field(default_factory=ProductErrors)
 
     def slices(self, w: Floats, statistic: Statistic | None) -> Iterator[tuple[slice, Floats]]:
         """Yield some rows of w [rows, in] after the other, as many as are rounded at once."""

@@ -13,7 +13,7 @@ Stats = Sequence[Statistic | None]
 Encoded = tuple[Iterable[npt.NDArray[Any]], dict[str, Any]]
 
 
-class Target(Protocol):
+class Quantisable(Protocol):
     """One tensor of the file that is made smaller."""
 
     @property

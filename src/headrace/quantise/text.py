@@ -45,7 +45,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TextSample:
     """The windows that a calibration reads, and how many there are."""
 
     windows: Windows
@@ -116,7 +116,7 @@ def _document(line: str, path: Path, at: int) -> str | tuple[Mapping[str, Any], 
     )
 
 
-def sample(text: Text, files: ModelFiles, tokens: int = TOKENS) -> Sample:
+def sample(text: Text, files: ModelFiles, tokens: int = TOKENS) -> TextSample:
     """Cut the documents into windows and choose some, evenly over the text, of about `tokens`
     tokens in all. Raises `InvalidRequest` for a text without two tokens, and what encoding raises.
     """
@@ -140,7 +140,7 @@ def sample(text: Text, files: ModelFiles, tokens: int = TOKENS) -> Sample:
         raise InvalidRequest(
             f"{text.name} has {available} tokens; calibration needs at least 2", param="text"
         )
-    return Sample(windows, len(text.documents), available)
+    return TextSample(windows, len(text.documents), available)
 
 
 def _rendered(documents: Sequence[Any], files: ModelFiles) -> Iterator[tuple[str, bool]]:
