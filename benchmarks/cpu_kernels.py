@@ -141,7 +141,7 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
     worker = Worker(files, options)
     kv_dtype = worker._resolved.kv_dtype
     worker.allocate(PoolShape(16, graph_groups(describe(arch), kv_dtype, 600)))
-    team: Team = worker._operators.providers["linear"].team  # type: ignore[attr-defined]
+    team: Team = worker.text.operators.providers["linear"].team  # type: ignore[attr-defined]
     parameters = (
         arch.layers
         * arch.hidden
@@ -149,8 +149,8 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
     )
     head = arch.vocab_size * arch.hidden
     ends = {
-        ref.role: worker._model.weights.weight(ref)
-        for ref in worker._model.graph.weights()
+        ref.role: worker.text.model.weights.weight(ref)
+        for ref in worker.text.model.graph.weights()
         if ref.role in ("embed", "logits")
     }
     read = float(worker.facts.weight_bytes - ends["embed"].nbytes)
@@ -174,7 +174,7 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
                     team,
                     rounds if tokens < 64 else 3,
                     largest,
-                    partial(worker._program.step, batch, LOGITS),
+                    partial(worker.text.program.step, batch, LOGITS),
                     f"step: {what}",
                     tokens,
                     read,

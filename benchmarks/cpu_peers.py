@@ -176,10 +176,10 @@ def child_headrace(sizes: Sizes) -> Values:
     generate([ids(16)], 1)
     values: Values = {}
     worker = llm._engine.core.executor._worker  # type: ignore[attr-defined]
-    team = worker._operators.providers["linear"].team
+    team = worker.text.operators.providers["linear"].team
     ends = {
-        ref.role: worker._model.weights.weight(ref)
-        for ref in worker._model.graph.weights()
+        ref.role: worker.text.model.weights.weight(ref)
+        for ref in worker.text.model.graph.weights()
         if ref.role in ("embed", "logits")
     }
     largest = ends["logits"].data
@@ -197,7 +197,7 @@ def child_headrace(sizes: Sizes) -> Values:
 
     probes = [probe()]
     values |= single(generate, sizes)
-    spared = worker._program._head.head.spared() * ends["logits"].nbytes
+    spared = worker.text.program._head.head.spared() * ends["logits"].nbytes
     values["token_bytes"] = float(worker.facts.weight_bytes - ends["embed"].nbytes) - spared
     probes.append(probe())
     values |= concurrent(generate, sizes)

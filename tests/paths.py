@@ -63,6 +63,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     ),
     "ranks and stages": (
         "worker/test_ranks_of_workers.py::test_the_bits_of_one_worker",
+        "worker/test_interpreted_ranks.py::test_the_reference_over_ranks[library-qwen3_moe-sparse]",
         "worker/test_stages_of_workers.py::test_the_bits_of_one_worker",
         "server/test_server_ranks.py::test_two_hosts_answer_as_one_process",
     ),

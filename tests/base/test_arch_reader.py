@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.base.arch import Caps, ModelArch, Moe, Rope
-from headrace.base.arch_gguf import llama3_divisor
-from headrace.base.arch_reader import FAMILIES, from_gguf, from_hf
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
+from headrace.models.reader import from_gguf, from_hf
+from headrace.models.registry import TYPES as FAMILIES
+from headrace.models.ropes import llama3_divisor
 
 QWEN25 = {
     "architectures": ["Qwen2ForCausalLM"],

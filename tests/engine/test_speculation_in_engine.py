@@ -18,12 +18,13 @@ from headrace.base.errors import (
     OptionError,
 )
 from headrace.base.hardware import CpuFacts, GpuFacts, Hardware
+from headrace.base.step import DraftCosts
 from headrace.engine import prediction, start
 from headrace.engine.start import DRAFTS, Resolved, drafts_of, resolve
 from headrace.loader import open_model
 from headrace.sched import StepPrices
 from headrace.speculate import DEFAULT
-from headrace.worker.draft_costs import DraftCosts
+from headrace.worker.draft_slots import DraftPart
 from tiny import bytewise, eagle
 from tiny import encoder as encoders
 from tiny.kept import Kept
@@ -64,8 +65,8 @@ def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             return [1.0] * (most - least + 1)
 
     monkeypatch.setattr(prediction, "StepPrices", Free)
-    given = property(lambda model: 0.0, lambda model, share: None)
-    monkeypatch.setattr(DraftCosts, "share", given, raising=False)
+    given = property(lambda part: DraftCosts(0.0, 0.0), lambda part, told: None)
+    monkeypatch.setattr(DraftPart, "costs", given, raising=False)
 
 
 @pytest.mark.parametrize(("depth", "drafters"), [(1, "draft"), (2, "auto")])

@@ -14,7 +14,9 @@ from kernel_cases import make_batch
 
 from headrace.base.arch import ModelArch
 from headrace.base.graph import Graph, Node, Value, WeightRef
-from headrace.kernels.fuse import AroundSpec, fused
+from headrace.base.joins import AroundSpec
+from headrace.base.verify import verify
+from headrace.kernels.fuse import fused
 from headrace.kernels.interpret import Interpreter
 from headrace.kernels.model import Model
 from headrace.kernels.operators import KvCache, KvLayer
@@ -144,7 +146,7 @@ def test_a_part_is_a_view_of_columns() -> None:
     to = Description(ARCH)
     part = to.part(given, 3, 4)
     graph = Graph(to.graph(hidden=part).nodes, {"hidden": part}, (given,))
-    graph.verify()
+    verify(graph)
     x = torch.arange(24.0).view(2, 12)
     (found,) = Interpreter(graph.nodes, Prepared(), (part,)).run(
         ReferenceOperators(torch.float32), None, None, {given: x}

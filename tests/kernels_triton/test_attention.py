@@ -11,7 +11,7 @@ from kernel_cases import attention_by_definition
 
 from headrace.kernels import reference_attention
 from headrace.kernels.attention_lists import plan_step
-from headrace.kernels.attention_plan import PROGRAMS, AttentionPlan, Planner
+from headrace.kernels.attention_plan import PER_MULTIPROCESSOR, PROGRAMS, AttentionPlan, Planner
 from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
 from headrace.kernels.triton import attention_prefill as attention_prefill_module
 from headrace.kernels.triton.attention_decode import DecodeConfig, attention_decode
@@ -326,6 +326,17 @@ def test_hardly_a_program_has_nothing_to_do(lengths: list[int]) -> None:
     pieces, _ = planner.lists(np.ones(len(lengths), np.int64), np.array(lengths))
     assert heads * len(pieces) <= heads * len(lengths) + PROGRAMS
     assert heads * (planner.most_pieces(len(lengths)) - len(pieces)) <= PROGRAMS
+
+
+def test_a_small_device_gets_fewer_pieces() -> None:
+    """One sequence of 100,000 tokens over two heads, on 40 multiprocessors and on 132."""
+    counts, lengths = np.array([1]), np.array([100_000])
+    pieces = {
+        programs: len(Planner(2, [None], programs=programs).lists(counts, lengths)[0])
+        for programs in (40 * PER_MULTIPROCESSOR, None)
+    }
+    assert 120 < pieces[40 * PER_MULTIPROCESSOR] <= 161
+    assert 380 < pieces[None] <= 529
 
 
 def test_shorter_pieces_give_the_same() -> None:

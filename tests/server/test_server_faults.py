@@ -31,7 +31,11 @@ from engine_fakes import OPTIONS
 from headrace.base.config import ServerOptions
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.supervision import Supervision
+from headrace.server import service
 from headrace.server.run import ServerProcess
+
+# A stream begins with its first event, however long a busy machine takes to bury an engine.
+service.KEEP_ALIVE = 365 * 86_400.0
 
 async def start():
     patience = Supervision(hang={hang}, start=600.0, dumps=Path({folder!r}) / "flight")

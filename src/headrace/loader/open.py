@@ -42,7 +42,8 @@ def open_model(
         model = CATALOG[name]
         if model.speech:
             raise UnsupportedModel(
-                f"{name} hears and does not write: headrace serve and headrace transcribe take it"
+                f"{name} is for speech to text: headrace transcribe and headrace serve take it, "
+                "headrace roofline shows its memory and its limits"
             )
         local = fetch_catalog(model, cache_dir=cache_dir, offline=offline, progress=progress)
         return open_local(local, name, model.licence)
@@ -70,8 +71,8 @@ def open_local(path: Path, name: str, licence: str | None = None) -> ModelFiles:
 
 def _unknown(name: str) -> ModelNotFound:
     return ModelNotFound(
-        f"no model {name!r:.200}; a model is a catalog name ({', '.join(CATALOG)}), a folder in "
-        "Hugging Face layout, a .gguf file, or a hub id such as org/name or org/name:q4_k_m"
-        f"{nearest(name, CATALOG)}",
+        f"no model {name!r:.200}{nearest(name.lower().replace(':', '-'), CATALOG)}; a model is a "
+        "catalog name (headrace models lists them), a folder in Hugging Face layout, a .gguf file, "
+        "or a hub id such as org/name or org/name:q4_k_m",
         param="model",
     )

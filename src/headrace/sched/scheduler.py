@@ -226,6 +226,8 @@ class Scheduler:
             self._draft(plan, entries[:decodes])
         if not entries:
             return None
+        if self.kv.slots is not None:
+            self._give_slots(entries, plan)
         self._roster.carried = []
         plan.released.extend(self._roster.rows.take_released())
         if self._apart:
@@ -243,8 +245,9 @@ class Scheduler:
         flight = self._land(plan)
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
-        drafting = self._drafts.drafting(result.drafting)
-        if self.prices is not None and flight.decodes == len(plan.rows):
+        only = flight.decodes == len(plan.rows)
+        drafting = self._drafts.learn(result.drafting, result.seconds, decodes=only)
+        if self.prices is not None and only:
             self.prices.observe(computed(plan, result), result.seconds - drafting)
         number, decodes, failures = plan.number, flight.decodes, result.failures
         if result.verified:
@@ -439,7 +442,8 @@ class Scheduler:
         ready = [work.drafts[: min(most, work.limit - work.scheduled)] for work in decodes]
         if room <= 0 or not any(ready):
             return
-        making = [work.draft_seconds for work in decodes]
+        each = self._drafts.making
+        making = [each if work.promised else 0.0 for work in decodes]
         for entry, count in enumerate(draft_lengths(ready, tokens, room, self.prices, making)):
             work = decodes[entry]
             if not count:
@@ -453,6 +457,14 @@ class Scheduler:
             plan.counts[entry] += count
             plan.drafts += count
             work.scheduled += count
+
+    def _give_slots(self, entries: list[Work], plan: StepPlan) -> None:
+        """Give the free slots to entries without one, in their order."""
+        slots = self.kv.slots
+        assert slots is not None
+        for work in entries if slots.free else ():
+            if work.table is not None and work.request.spec.generates:
+                slots.take(work.table, work.row, work.known, plan.slots)
 
     # Books
 

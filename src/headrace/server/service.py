@@ -44,6 +44,8 @@ UNBROKEN_OF_A_TOKEN = 4
 """Maximum characters without a position where a text may be cut (`text.segments`). It is
 `UNBROKEN`, or this many per token of the context if that is more, so that any fitting text is
 accepted."""
+KEEP_ALIVE = 15.0
+"""Seconds of silence after which a stream begins with a comment, or sends another one."""
 DRAIN_RETRY = 2.0
 """Seconds after which a client of a draining server should retry (elsewhere)."""
 
@@ -73,8 +75,7 @@ class Service:
         self.draining = False
         self.in_work = 0
         """Requests that hold, or wait for, the engine."""
-        self.keep_alive = 15.0
-        """Seconds of silence after which a stream sends a comment."""
+        self.keep_alive = KEEP_ALIVE
         self.tasks = TaskWatch()
         """Background tasks of the server."""
         self.loop = LoopWatch()
@@ -172,8 +173,13 @@ class Service:
 
     @property
     def name(self) -> str:
-        """Name under which the model is served."""
-        return self.options.served_name or self.served.model_name
+        """Name of the model in answers."""
+        return self.names[0]
+
+    @property
+    def names(self) -> list[str]:
+        """Names under which the model is served."""
+        return self.options.served_names or [self.served.model_name]
 
     @property
     def fingerprint(self) -> str:
@@ -230,19 +236,20 @@ class Service:
     def adapter(self, name: str | None) -> str | None:
         """Return the name if it is that of a loaded adapter and not of the model."""
         loaded = getattr(getattr(self.engine, "adapters", None), "loaded", {})
-        return name if name and name != self.name and name in loaded else None
+        return name if name and name not in self.names and name in loaded else None
 
     def check_new_name(self, name: str) -> None:
         """Raise `InvalidRequest` if a new adapter would have the model's name."""
-        if name == self.name:
+        if name in self.names:
             raise InvalidRequest(f"the name {name[:200]!r} is the model's", param="lora_name")
 
     def check_model(self, name: str | None, *, adapters: bool = False) -> None:
         """Raise `ModelNotFound` unless `name` is absent or the served model's, or with `adapters`
         an adapter's."""
-        if name and name != self.name and not (adapters and self.adapter(name)):
+        if name and name not in self.names and not (adapters and self.adapter(name)):
+            served = ", ".join(map(repr, self.names))
             raise ModelNotFound(
-                f"the model {name[:200]!r} is not served here; this server has {self.name!r}",
+                f"the model {name[:200]!r} is not served here; this server has {served}",
                 param="model",
             )
 

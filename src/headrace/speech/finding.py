@@ -20,7 +20,7 @@ def hears(name: str) -> bool:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         return name in CATALOG and CATALOG[name].speech
-    if (folder / "model.bin").exists() and (folder / "vocabulary.txt").exists():
+    if (folder / "model.bin").exists() and any(folder.glob("vocabulary.*")):
         return True
     try:
         return read_json(folder / "config.json").get("model_type") in KINDS

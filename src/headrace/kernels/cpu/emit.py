@@ -18,12 +18,20 @@ import numpy.typing as npt
 from ...base.graph import AttentionSpec
 from ..arrays import Array, address, aligned, contiguous, dtype_name, stride
 from ..key_bias import KeyBias
-from ..model import RankMemory
 from ..operators import KvLayer
 from ..prepared import RopeTable
-from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
+from ..ranks import RankMemory
+from ..weights import (
+    OUTPUTS,
+    BlockWeight,
+    DenseWeight,
+    LoraWeight,
+    PanelWeight,
+    StackedWeight,
+    Weight,
+)
 from . import records
-from .panels import OUTPUTS, kind_of
+from .panels import kind_of
 from .rank_records import HrExchange, HrHandover, HrPiece
 from .records import (
     ACTIVATIONS,
