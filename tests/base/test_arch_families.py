@@ -134,7 +134,7 @@ def test_every_key_of_others_is_flipped() -> None:
     assert set(FLIPS) == set(NEUTRAL)
 
 
-WRAPPERS = {"gemma3", "gemma4", "llama4", "qwen2_audio", "qwen3_5", "qwen3_5_moe"}
+WRAPPERS = {"gemma3", "gemma4", "llama4", "mistral3", "qwen2_audio", "qwen3_5", "qwen3_5_moe"}
 """Configs around a text model's, which is a family of its own."""
 
 
@@ -299,6 +299,15 @@ def test_a_llama_4_that_is_not_run_is_named(values: dict[str, Any], key: str) ->
     with pytest.raises((UnsupportedModel, ModelFileError)) as caught:
         from_hf({**SCOUT, **values})
     assert caught.value.param == key
+
+
+def test_the_text_model_within_mistral3_is_ministral_3() -> None:
+    text = small("ministral3")
+    arch = from_hf({"model_type": "mistral3", "text_config": text})
+    assert (arch.growth, arch.rope.kind, arch.rope.attention_factor) == ((0.1, 16384), "yarn", 1.0)
+    with pytest.raises(UnsupportedModel) as caught:
+        from_hf({"model_type": "mistral3", "text_config": {**text, "model_type": "mistral"}})
+    assert caught.value.param == "model_type"
 
 
 def test_only_full_layers_of_olmo3_are_stretched() -> None:

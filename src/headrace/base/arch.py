@@ -254,6 +254,9 @@ class ModelArch:
     recurrence: Recurrence | None = None
     uneven: Uneven | None = None
     chunks: Chunks | None = None
+    growth: tuple[float, int] | None = None
+    """(growth, every): queries at position p are multiplied by 1 + growth · log(1 + ⌊p / every⌋)
+    (Ministral 3)."""
 
     @property
     def task(self) -> Literal["tokens", "vector", "score"]:

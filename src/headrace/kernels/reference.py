@@ -126,8 +126,8 @@ class ReferenceOperators:
             one = torch.ones_like(turned[0][0, 0])
             turned = [self.rms_norm(each, one, spec.eps, 0.0) for each in turned]
         if spec.growth is not None:
-            growth, every = spec.growth
-            steps = torch.log1p((batch.positions + 1).div(every, rounding_mode="floor").float())
+            growth, every, first = spec.growth
+            steps = torch.log1p((batch.positions + first).div(every, rounding_mode="floor").float())
             turned[0] = turned[0] * (steps * growth + 1).to(qkv.dtype)[:, None, None]
         if spec.kept:
             reference_attention.store(kv, turned[1], v, batch.groups[group].slots)

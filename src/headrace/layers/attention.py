@@ -41,6 +41,8 @@ def attended(to: Description, layer: int, x: Value, at: str, beside: Value | Non
     )
     if arch.chunks is not None:
         spec = _chunked(spec, arch.chunks)
+    if arch.growth is not None:
+        spec = spec._replace(growth=(*arch.growth, 0))
     keys = spec.kv_heads * spec.size
     names, outputs = [f"{at}.{part}_proj" for part in ("q", "k", "v")], [spec.queries, keys, keys]
     if "qkv" in arch.fused:
@@ -64,7 +66,7 @@ def _chunked(spec: AttentionSpec, chunks: Chunks) -> AttentionSpec:
     """Set Llama 4's attention: chunks in layers with positions, growing queries in those
     without."""
     if spec.rope is None:
-        grown = (chunks.growth, chunks.every) if chunks.growth else None
+        grown = (chunks.growth, chunks.every, 1) if chunks.growth else None
         return spec._replace(growth=grown)
     return spec._replace(chunked=spec.window is not None, behind=chunks.normed)
 

@@ -40,21 +40,15 @@ _FIELDS = {
 }
 FAMILIES = (
     Family(
-        "cohere",
-        cohere2,
-        {"cohere": ("CohereForCausalLM",)},
-        "command-r",
+        "cohere", cohere2, {"cohere": ("CohereForCausalLM",)}, "command-r",
         defaults={**_DEFAULTS, "rope_theta": 5e5},
         fields={**_FIELDS, "logits_scale": _SCALE._replace(default=1.0, zero=True)},
         allowed={"use_parallel_block": (True,)},
     ),
     Family(
-        "cohere2",
-        cohere2,
-        {"cohere2": ("Cohere2ForCausalLM",)},
-        "cohere2",
+        "cohere2", cohere2, {"cohere2": ("Cohere2ForCausalLM",)}, "cohere2",
         defaults={**_DEFAULTS, "sliding_window": 4096},
         fields={**_FIELDS, "_window": WINDOW, "_slides": every(4), "nope": unwindowed},
         allowed={"use_parallel_block": (True,)},
     ),
-)
+)  # fmt: skip

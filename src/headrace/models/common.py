@@ -13,93 +13,57 @@ from .windows import no_window, sliding, windowed
 
 DEFAULTS: Mapping[str, Any] = {"rms_norm_eps": 1e-6}
 """Values of absent keys of a `config.json`, whatever the family."""
+
+
+def _alike(keys: str, *allowed: Any) -> dict[str, tuple[Any, ...]]:
+    return dict.fromkeys(keys.split(), allowed)
+
+
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "partial_rotary_factor": (1.0,),
-    "rotary_pct": (1.0,),
-    "clip_qkv": (),
-    "alibi": (False,),
-    "logits_scaling": (1.0,),
-    "logit_scale": (1.0,),
-    "residual_multiplier": (1.0,),
-    "embedding_multiplier": (1.0,),
-    "attention_multiplier": (),
-    "attn_logit_softcapping": (),
-    "final_logit_softcapping": (),
-    "mlp_bias": (False,),
-    "lm_head_bias": (False,),
-    "attn_output_gate": (False,),
-    "use_qk_norm": (False,),
-    "qk_layernorm": (False,),
-    "kv_lora_rank": (),
-    "q_lora_rank": (),
-    "qk_nope_head_dim": (),
-    "qk_rope_head_dim": (),
-    "v_head_dim": (),
-    "n_routed_experts": (0,),
-    "n_shared_experts": (0,),
-    "num_nextn_predict_layers": (0,),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-    "cross_attention_layers": (),
-    "use_parallel_residual": (False,),
-    "no_rope_layers": (),
-    "attention_chunk_size": (),
-    "attn_temperature_tuning": (False, 0),
-    "num_kv_shared_layers": (0,),
-    "use_bidirectional_attention": (False,),
-    "altup_num_inputs": (),
-    "hidden_size_per_layer_input": (0,),
-    "attention_k_eq_v": (False,),
-    "enable_moe_block": (False,),
-    "use_double_wide_mlp": (False,),
-    "per_layer_config": ({},),
-    "global_head_dim": (),
-    "mlp_only_layers": ([],),
+    **_alike(
+        """altup_num_inputs attention_chunk_size attention_multiplier attn_logit_softcapping
+        clip_qkv conv_L_cache cross_attention_layers final_logit_softcapping global_head_dim
+        index_topk kv_lora_rank linear_num_value_heads mamba_d_state mamba_num_heads
+        no_rope_layers q_lora_rank qk_nope_head_dim qk_norm_type qk_rope_head_dim rotary_dim
+        swiglu_limit v_head_dim"""
+    ),
+    **_alike(
+        """add_cross_attention alibi attention_k_eq_v attention_out_bias attn_output_gate
+        attn_temperature_tuning enable_moe_block is_encoder_decoder lm_head_bias mlp_bias
+        qk_layernorm use_bias use_bidirectional_attention use_double_wide_mlp use_parallel_block
+        use_parallel_residual use_qk_norm use_routing_bias""",
+        False,
+    ),
+    **_alike(
+        """first_k_dense_replace hidden_size_per_layer_input n_routed_experts n_shared_experts
+        num_kv_shared_layers num_nextn_predict_layers shared_expert_intermediate_size""",
+        0,
+    ),
+    **_alike(
+        """embedding_multiplier logit_scale logits_scaling partial_rotary_factor
+        residual_multiplier rotary_pct routed_scaling_factor""",
+        1.0,
+    ),
+    **_alike("n_group topk_group", 0, 1),
     "decoder_sparse_step": (1,),
-    "shared_expert_intermediate_size": (0,),
-    "use_bias": (False,),
-    "attention_out_bias": (False,),
-    "use_parallel_block": (False,),
-    "rotary_dim": (),
-    "qk_norm_type": (),
-    "use_routing_bias": (False,),
+    "mlp_only_layers": ([],),
+    "per_layer_config": ({},),
     "scoring_func": ("softmax",),
-    "n_group": (0, 1),
-    "topk_group": (0, 1),
-    "routed_scaling_factor": (1.0,),
-    "first_k_dense_replace": (0,),
-    "swiglu_limit": (),
-    "index_topk": (),
-    "linear_num_value_heads": (),
-    "mamba_d_state": (),
-    "mamba_num_heads": (),
-    "conv_L_cache": (),
 }
 """Keys of a `config.json` that single families read, or that nobody reads, and the values that
 change nothing; other values are refused for all other families."""
 GGUF_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **_alike(
+        """attention.clamp_kqv attention.kv_lora_rank attention.max_alibi_bias attention.q_lora_rank
+        attention.scale attention.shared_kv_layers attention.temperature_scale
+        attn_logit_softcapping embedding_length_per_layer_input expert_shared_count
+        final_logit_softcapping leading_dense_block_count nextn_predict_layers""",
+        0,
+    ),
+    **_alike("embedding_scale expert_weights_scale logit_scale residual_scale", 0.0, 1.0),
+    **_alike("expert_gating_func expert_group_count interleave_moe_layer_step", 0, 1),
     "attention.causal": (True,),
-    "attention.clamp_kqv": (0.0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attention.q_lora_rank": (0,),
-    "attention.kv_lora_rank": (0,),
-    "logit_scale": (0.0, 1.0),
-    "embedding_scale": (0.0, 1.0),
-    "residual_scale": (0.0, 1.0),
-    "attention.scale": (0.0,),
     "use_parallel_residual": (False,),
-    "attn_logit_softcapping": (0.0,),
-    "final_logit_softcapping": (0.0,),
-    "expert_shared_count": (0,),
-    "expert_weights_scale": (0.0, 1.0),
-    "nextn_predict_layers": (0,),
-    "leading_dense_block_count": (0,),
-    "attention.shared_kv_layers": (0,),
-    "embedding_length_per_layer_input": (0,),
-    "attention.temperature_scale": (0.0,),
-    "interleave_moe_layer_step": (0, 1),
-    "expert_group_count": (0, 1),
-    "expert_gating_func": (0, 1),
 }
 """Such keys of GGUF metadata."""
 DENSE: Mapping[str, tuple[Any, ...]] = {"num_experts": (0, 1), "num_local_experts": (0, 1)}

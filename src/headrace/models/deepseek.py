@@ -216,22 +216,14 @@ _V2 = {
 }
 FAMILIES = (
     Family(
-        "deepseek_v2",
-        deepseek,
-        {"deepseek_v2": ("DeepseekV2ForCausalLM",)},
-        "deepseek2",
+        "deepseek_v2", deepseek, {"deepseek_v2": ("DeepseekV2ForCausalLM",)}, "deepseek2",
         defaults=_V2,
         fields={
-            **_FIELDS,
-            "moe.scores": "softmax",
-            "moe.best_of_group": 1,
-            "moe.groups": _limited(_GROUPS),
-            "moe.active_groups": _limited(_ACTIVE_GROUPS),
+            **_FIELDS, "moe.scores": "softmax", "moe.best_of_group": 1,
+            "moe.groups": _limited(_GROUPS), "moe.active_groups": _limited(_ACTIVE_GROUPS),
         },
         allowed={
-            **UNBIASED,
-            "moe_layer_freq": (1,),
-            "scoring_func": ("softmax",),
+            **UNBIASED, "moe_layer_freq": (1,), "scoring_func": ("softmax",),
             "norm_topk_prob": (False,),  # transformers does not read it.
         },
         gguf_allowed={"expert_gating_func": (0, 1)},
@@ -239,25 +231,20 @@ FAMILIES = (
         names=_NAMES,
     ),
     Family(
-        "deepseek_v3",
-        deepseek,
+        "deepseek_v3", deepseek,
         {"deepseek_v3": ("DeepseekV3ForCausalLM",), "kimi_k2": ("DeepseekV3ForCausalLM",)},
-        "deepseek2",
-        lambda fields: fields.raw("expert_gating_func") == 2,
+        "deepseek2", lambda fields: fields.raw("expert_gating_func") == 2,
         defaults=_V3,
         fields={
-            **_FIELDS,
-            "moe.normalise": MIXTURE["moe.normalise"]._replace(default=True),
+            **_FIELDS, "moe.normalise": MIXTURE["moe.normalise"]._replace(default=True),
             "moe.bias": choice_bias,
         },
         allowed={
-            **UNBIASED,
-            "moe_layer_freq": (1,),
-            "scoring_func": ("sigmoid",),
+            **UNBIASED, "moe_layer_freq": (1,), "scoring_func": ("sigmoid",),
             "topk_method": ("noaux_tc",),
         },
         gguf_allowed={"expert_gating_func": (2,)},
         own=_OWN,
         names=_NAMES,
     ),
-)
+)  # fmt: skip

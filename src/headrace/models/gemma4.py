@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ..base.arch import ModelArch, Moe, Rope
@@ -23,10 +23,10 @@ from ..base.graph import (
 from ..layers.description import Description, matrix, vector
 from ..layers.embedding import embedding, head
 from ..layers.feed_forward import experts, gated_linear
-from .common import GELU, MIXTURE, UNBIASED, head_dim, kv_heads
-from .family import Config, Family, Names, flag, integer, number
+from .common import GELU, MIXTURE, UNBIASED
+from .family import Config, Family, Field, Names, flag, integer, number
 from .gemma import NAMES, VISION, cap
-from .ropes import MAX_CONTEXT, ROPE_FACTORS, THETA
+from .ropes import MAX_CONTEXT, ROPE_FACTORS, THETA, parameters, within
 from .windows import Windows, every
 
 _HALF = math.sqrt(0.5)
@@ -134,8 +134,8 @@ def _mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
 _NESTED = "per_layer_config"
 _FAR = 1e10
 """Frequency divisors from which on a pair counts as not rotated."""
-_KV_HEADS = "attention.head_count_kv"
-_INNER = "feed_forward_length"
+_KV_HEADS = integer("num_key_value_heads", "attention.head_count_kv", 1, "heads")
+_INNER = integer("intermediate_size", "feed_forward_length", 1, 2**20)
 _SIZE = integer("head_dim", "attention.key_length_swa", 2, 2**12)
 _GLOBAL_SIZE = integer("global_head_dim", "attention.key_length", 2, 2**12)
 _SHARED = integer("num_kv_shared_layers", "attention.shared_kv_layers", 0, 2**10, 0)
@@ -145,6 +145,7 @@ _MIXES = flag("enable_moe_block", "", False)
 _EXPERTS = integer("num_experts", "expert_count", 1, 2**12, zero=True)
 _LOCAL_THETA = number("rope_theta", "rope.freq_base_swa", 1.0, 1e12, 1e4)
 _GLOBAL_THETA = THETA._replace(default=1e6)
+_SHARE = number("partial_rotary_factor", "", 0.0, 1.0, 0.25)
 
 
 def _slides(config: Config) -> list[bool]:
@@ -156,12 +157,13 @@ def _windows(config: Config) -> Windows:
     return tuple(config["_window"] if slides else None for slides in config["_slides"])
 
 
-def _each(config: Config, key: str, high: int) -> list[int]:
+def _each(config: Config, field: Field) -> list[int]:
     """Read a GGUF's number per layer, or one for all."""
-    fields, layers = config.fields, config["layers"]
+    fields, layers, key = config.fields, config["layers"], config.key(field)
     given = fields.raw(key)
     if not isinstance(given, list):
-        return [fields.integer(key, 1, high)] * layers
+        return [config.read(field)] * layers
+    high: Any = config[field.high] if isinstance(field.high, str) else field.high
     if len(given) != layers or not all(type(one) is int and 1 <= one <= high for one in given):
         raise ModelFileError(
             f"GGUF: {fields.prefix}{key} must be a number or {layers} of them, from 1 to {high}",
@@ -170,52 +172,51 @@ def _each(config: Config, key: str, high: int) -> list[int]:
     return given
 
 
-def _by_kind(config: Config) -> tuple[int, int]:
-    """Return a GGUF's KV heads of (the layers with a window, those without)."""
-    each = _each(config, _KV_HEADS, config["heads"])
-    kinds = [
-        {one for one, slides in zip(each, config["_slides"], strict=True) if slides is wanted}
-        for wanted in (True, False)
-    ]
-    if any(len(kind) > 1 for kind in kinds):
-        raise UnsupportedModel(
-            f"GGUF: {config.fields.prefix}{_KV_HEADS} must be the same in all layers with a "
-            "window, and in all without",
-            param=_KV_HEADS,
-        )
-    some = next(iter(kinds[0] | kinds[1]))
-    return next(iter(kinds[0]), some), next(iter(kinds[1]), some)
+def _kv_heads(config: Config) -> tuple[int, int]:
+    """Return the KV heads of (layers with a window, those without)."""
+    if config.gguf:
+        both = zip(_each(config, _KV_HEADS), config["_slides"], strict=True)
+        kinds = tuple(sorted(set(both), key=lambda one: not one[1]))
+        if len(kinds) != len({slides for _, slides in kinds}):
+            raise UnsupportedModel(
+                f"GGUF: {config.fields.prefix}{_KV_HEADS.gguf} must be the same in all layers with "
+                "a window, and in all without",
+                param=_KV_HEADS.gguf,
+            )
+        counts = kinds[0][0], kinds[-1][0]
+    else:
+        own = int(config.read(_KV_HEADS, config["heads"]))
+        full = config["_full"].integer("num_key_value_heads", 1, config["heads"], own)
+        counts = own, full
+    key = config.key(_KV_HEADS)
+    places = (key, config["head_dim"]), (key if config.gguf else _NESTED, config["uneven.size"])
+    for count, (place, size) in zip(counts, places, strict=True):
+        if config["heads"] % count or size % 2:
+            raise UnsupportedModel(
+                f"{config.fields.where}: {config.fields.prefix}{place} says {count} KV heads of "
+                f"{size} numbers; {config.key(config.table['heads'])} ({config['heads']}) must be "
+                "a multiple, and the size even",
+                param=place,
+            )
+    return counts
 
 
-def _kv_heads(config: Config) -> int:
-    if not config.gguf:
-        return kv_heads(config)
-    return _fits(config, _by_kind(config)[0], config["head_dim"])
+def _sized(field: Field, end: str) -> Callable[[Config], int]:
+    """Make a reader of the size of heads; a GGUF's keys of one kind of layers end in `end`."""
+
+    def read(config: Config) -> int:
+        if not config.gguf:
+            fields: Fields = config.fields if end else config["_full"]
+            return fields.integer("head_dim", 2, 2**12)
+        size = int(config.read(field))
+        for key in ("attention.value_length", "rope.dimension_count"):
+            config.fields.expect(f"{key}{end}", size)
+        return size
+
+    return read
 
 
-def _fits(config: Config, count: int, size: int) -> int:
-    """Return a count of KV heads that divides the heads, and whose size is even."""
-    if config["heads"] % count or size % 2:
-        raise UnsupportedModel(
-            f"{config.fields.where}: some layers have {count} KV heads of {size} numbers; the "
-            f"heads ({config['heads']}) must be a multiple, and the size even",
-            param=_KV_HEADS if config.gguf else _NESTED,
-        )
-    return count
-
-
-def _head_dim(config: Config) -> int:
-    """Read the size of heads of layers with a window."""
-    return _sized(config, "_swa", int(config.read(_SIZE))) if config.gguf else head_dim(config)
-
-
-def _sized(config: Config, end: str, size: int) -> int:
-    for key in ("attention.value_length", "rope.dimension_count"):
-        config.fields.expect(f"{key}{end}", size)
-    return size
-
-
-def _of_full_layers(config: Config) -> Fields:
+def _full(config: Config) -> Fields:
     """Return the values of a `config.json` for layers without a window: transformers 5's entry, the
     same for all, or keys of their own."""
     fields = config.fields
@@ -236,22 +237,6 @@ def _of_full_layers(config: Config) -> Fields:
                 param=_NESTED,
             )
     return Fields(first, f"{fields.where} {_NESTED}", defaults=fields.values)
-
-
-def _size(config: Config) -> int:
-    """Read the size of heads of layers without a window."""
-    if config.gguf:
-        return _sized(config, "", int(config.read(_GLOBAL_SIZE)))
-    return _of_full_layers(config).integer("head_dim", 2, 2**12)
-
-
-def _global_kv_heads(config: Config) -> int:
-    if config.gguf:
-        count = _by_kind(config)[1]
-    else:
-        inner, heads = _of_full_layers(config), config["heads"]
-        count = inner.integer("num_key_value_heads", 1, heads, config["kv_heads"])
-    return _fits(config, count, config["uneven.size"])
 
 
 def _one_product(config: Config) -> bool:
@@ -279,76 +264,21 @@ def _shared(config: Config) -> int:
 
 
 def _inner(config: Config) -> tuple[int, bool]:
-    """Return a GGUF's (width of the feed-forward, whether layers that keep no K and V have twice
-    as much)."""
-    inner = _each(config, _INNER, 2**20)
-    first = config["layers"] - config["uneven.shared"]
-    own, last = set(inner[:first]), set(inner[first:])
+    """Return (width of the feed-forward, whether it is doubled in layers that keep no K and V)."""
+    shared = config["uneven.shared"]
+    if not config.gguf:
+        config.fields.expect("vocab_size_per_layer_input", config["vocab_size"])
+        return config.read(_INNER), config.read(_DOUBLE) and shared > 0
+    inner = _each(config, _INNER)
+    own, last = set(inner[: len(inner) - shared]), set(inner[len(inner) - shared :])
     wide = bool(last) and last == {2 * size for size in own}
     if len(own) != 1 or not (wide or last <= own):
         raise UnsupportedModel(
-            f"GGUF: {config.fields.prefix}{_INNER} must be one number, or twice as much in all "
-            "layers that keep no K and V",
-            param=_INNER,
+            f"GGUF: {config.fields.prefix}{_INNER.gguf} must be one number, or twice as much in "
+            "all layers that keep no K and V",
+            param=_INNER.gguf,
         )
     return own.pop(), wide
-
-
-def _wide(config: Config) -> bool:
-    if config.gguf:
-        return _inner(config)[1]
-    return bool(config.read(_DOUBLE)) and config["uneven.shared"] > 0
-
-
-def _hf_ropes(config: Config) -> tuple[Fields, Fields]:
-    """Return the parameters of (full layers, layers with a window) of a `config.json`."""
-    where = f"{config.fields.where} rope_parameters"
-    given = Fields(config.fields.mapping("rope_parameters") or {}, where)
-    full, local = (
-        Fields(given.mapping(f"{kind}_attention") or {}, f"{where} {kind}_attention")
-        for kind in ("full", "sliding")
-    )
-    return full, local
-
-
-def _rope(config: Config) -> Rope:
-    """Read the rope of layers without a window, which rotates a part of each head."""
-    if config.gguf:
-        if ROPE_FACTORS in config.tensors and ROPE_FACTORS not in config.factors:
-            raise ModelFileError(f"GGUF: the content of {ROPE_FACTORS} was not read")
-        theta = config.read(_GLOBAL_THETA)
-        return _turned(theta, config.factors.get(ROPE_FACTORS), config["uneven.size"])
-    full, _ = _hf_ropes(config)
-    theta = full.number("rope_theta", 1.0, 1e12, 1e6)
-    if full.word("rope_type", ("proportional", "default"), "proportional") == "default":
-        return Rope(theta)
-    full.expect("factor", 1.0)
-    share = full.number("partial_rotary_factor", 0.0, 1.0, 0.25)
-    return Rope(theta, "proportional", share=share)
-
-
-def _local_rope(config: Config) -> Rope:
-    if config.gguf:
-        return Rope(config.read(_LOCAL_THETA))
-    _, local = _hf_ropes(config)
-    local.word("rope_type", ("default",), "default")
-    return Rope(local.number("rope_theta", 1.0, 1e12, 1e4))
-
-
-def _turned(theta: float, factors: Sequence[float] | None, size: int) -> Rope:
-    """Return a rope of the whole head, or of its first pairs: the others have huge divisors."""
-    if factors is None:
-        return Rope(theta)
-    turning = sum(one == 1.0 for one in factors)
-    if len(factors) != size // 2 or any(
-        one != (1.0 if pair < turning else one) or (pair >= turning and one < _FAR)
-        for pair, one in enumerate(factors)
-    ):
-        raise UnsupportedModel(
-            f"GGUF: {ROPE_FACTORS} must hold {size // 2} numbers, ones and then at least {_FAR:g}",
-            param=ROPE_FACTORS,
-        )
-    return Rope(theta, "proportional", share=2 * turning / size)
 
 
 def _experts(config: Config) -> int:
@@ -357,85 +287,92 @@ def _experts(config: Config) -> int:
     return int(config.read(_EXPERTS)) if config.read(_MIXES) else 0
 
 
-def _width(config: Config) -> int:
-    if config.gguf:
-        return _inner(config)[0]
-    config.fields.expect("vocab_size_per_layer_input", config["vocab_size"])
-    return config.fields.integer("intermediate_size", 1, 2**20)
+def _parameters(config: Config, kind: str) -> Config:
+    """Return a reader of the rope of full or sliding layers."""
+    outer = within(config, parameters(config))
+    return within(config, outer.fields.mapping(f"{kind}_attention") or {})
+
+
+def _rope(config: Config) -> Rope:
+    """Read the rope of layers without a window: a part of each head is rotated. GGUF has huge
+    divisors for the other pairs."""
+    full = _parameters(config, "full")
+    theta = full.read(_GLOBAL_THETA)
+    if not config.gguf:
+        kinds = ("proportional", "default")
+        if full.fields.word("rope_type", kinds, "proportional") == "default":
+            return Rope(theta)
+        full.fields.expect("factor", 1.0)
+        return Rope(theta, "proportional", share=full.read(_SHARE))
+    if ROPE_FACTORS in config.tensors and ROPE_FACTORS not in config.factors:
+        raise ModelFileError(f"GGUF: the content of {ROPE_FACTORS} was not read")
+    factors, pairs = config.factors.get(ROPE_FACTORS), config["uneven.size"] // 2
+    if factors is None:
+        return Rope(theta)
+    turning = sum(one == 1.0 for one in factors)
+    ordered = all(one == 1.0 if pair < turning else one >= _FAR for pair, one in enumerate(factors))
+    if len(factors) != pairs or not ordered:
+        raise UnsupportedModel(
+            f"GGUF: {ROPE_FACTORS} must hold {pairs} numbers, ones and then at least {_FAR:g}",
+            param=ROPE_FACTORS,
+        )
+    return Rope(theta, "proportional", share=turning / pairs)
+
+
+def _local_rope(config: Config) -> Rope:
+    local = _parameters(config, "sliding")
+    if not config.gguf:
+        local.fields.word("rope_type", ("default",), "default")
+    return Rope(local.read(_LOCAL_THETA))
 
 
 FAMILIES = (
     Family(
-        "gemma4",
-        gemma4,
-        {
-            "gemma4": ("Gemma4ForConditionalGeneration",),
-            "gemma4_text": ("Gemma4ForCausalLM",),
-        },
+        "gemma4", gemma4,
+        {"gemma4": ("Gemma4ForConditionalGeneration",), "gemma4_text": ("Gemma4ForCausalLM",)},
         "gemma4",
         defaults={
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "global_head_dim": 512,
-            "max_position_embeddings": 131_072,
-            "sliding_window": 512,
-            "hidden_size_per_layer_input": 256,
-            "tie_word_embeddings": True,
+            "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+            "max_position_embeddings": 131_072, "sliding_window": 512,
+            "hidden_size_per_layer_input": 256, "tie_word_embeddings": True,
         },
         fields={
-            "activation": GELU,
-            "embedding_scale": lambda config: math.sqrt(config["hidden"]),
-            "attention_scale": 1.0,
-            "caps.logits": cap("final_logit_softcapping"),
+            "activation": GELU, "embedding_scale": lambda config: math.sqrt(config["hidden"]),
+            "attention_scale": 1.0, "caps.logits": cap("final_logit_softcapping"),
             "_window": integer("sliding_window", "attention.sliding_window", 1, MAX_CONTEXT),
-            "_slides": _slides,
-            "windows": _windows,
-            "head_dim": _head_dim,
-            "kv_heads": _kv_heads,
-            "intermediate": _width,
-            "qk_norm": True,
-            "rope": _rope,
-            "local_rope": _local_rope,
-            "uneven.size": _size,
-            "uneven.kv_heads": _global_kv_heads,
-            "uneven.one_product": _one_product,
-            "uneven.shared": _shared,
-            "uneven.wide": _wide,
+            "_slides": _slides, "windows": _windows, "qk_norm": True,
+            "rope": _rope, "local_rope": _local_rope,
+            "_full": _full, "_kv": _kv_heads, "_inner": _inner,
+            "head_dim": _sized(_SIZE, "_swa"), "uneven.size": _sized(_GLOBAL_SIZE, ""),
+            "kv_heads": lambda config: config["_kv"][0],
+            "uneven.kv_heads": lambda config: config["_kv"][1],
+            "intermediate": lambda config: config["_inner"][0],
+            "uneven.wide": lambda config: config["_inner"][1],
+            "uneven.one_product": _one_product, "uneven.shared": _shared,
             "uneven.embedded": integer(
-                "hidden_size_per_layer_input", "embedding_length_per_layer_input", 0, 2**14, 0
+                "hidden_size_per_layer_input", "embedding_length_per_layer_input", 0, 2**14, 0,
             ),
-            **MIXTURE,
-            "moe.experts": _experts,
+            **MIXTURE, "moe.experts": _experts,
             "moe.active": integer("top_k_experts", "expert_used_count", 1, "moe.experts"),
             "moe.normalise": True,
         },
         allowed={**UNBIASED, "use_bidirectional_attention": ("vision",)},
         own=(
-            "attention_k_eq_v",
-            "enable_moe_block",
-            "global_head_dim",
-            "num_kv_shared_layers",
-            "per_layer_config",
-            "use_double_wide_mlp",
-            "attention.shared_kv_layers",
+            "attention_k_eq_v", "enable_moe_block", "global_head_dim", "num_kv_shared_layers",
+            "per_layer_config", "use_double_wide_mlp", "attention.shared_kv_layers",
             "embedding_length_per_layer_input",
         ),
         names=Names(
             {
-                **NAMES,
-                "inp_gate": "per_layer_input_gate",
-                "proj": "per_layer_projection",
-                "post_norm": "post_per_layer_input_norm",
-                "ffn_gate_inp": "router.proj",
+                **NAMES, "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
+                "post_norm": "post_per_layer_input_norm", "ffn_gate_inp": "router.proj",
                 "ffn_gate_up_exps": "experts.*.gate_up_proj",
-                "ffn_gate_exps": "experts.*.gate_proj",
-                "ffn_up_exps": "experts.*.up_proj",
+                "ffn_gate_exps": "experts.*.gate_proj", "ffn_up_exps": "experts.*.up_proj",
                 "ffn_down_exps": "experts.*.down_proj",
                 "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
                 "post_ffw_norm_1": "post_feedforward_layernorm_1",
                 "post_ffw_norm_2": "post_feedforward_layernorm_2",
-                "layer_output_scale.weight": "layer_scalar",
-                "ffn_gate_inp.scale": "router.scale",
+                "layer_output_scale.weight": "layer_scalar", "ffn_gate_inp.scale": "router.scale",
                 "ffn_down_exps.scale": "router.per_expert_scale",
             },
             {
@@ -445,4 +382,4 @@ FAMILIES = (
             VISION,
         ),
     ),
-)
+)  # fmt: skip

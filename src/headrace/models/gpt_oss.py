@@ -18,36 +18,23 @@ def _truncate(config: Config) -> bool:
 
 FAMILIES = (
     Family(
-        "gpt_oss",
-        llama,
-        {"gpt_oss": ("GptOssForCausalLM",)},
-        "gpt-oss",
+        "gpt_oss", llama, {"gpt_oss": ("GptOssForCausalLM",)}, "gpt-oss",
         defaults={
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 150_000.0,
+            "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5, "rope_theta": 150_000.0,
             "rope_scaling": {
-                "rope_type": "yarn",
-                "factor": 32.0,
-                "truncate": False,
+                "rope_type": "yarn", "factor": 32.0, "truncate": False,
                 "original_max_position_embeddings": 4096,
             },
-            "sliding_window": 128,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
+            "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4,
             "attention_bias": True,
         },
         fields={
             **LOCAL,
             "moe.intermediate": LOCAL["moe.intermediate"]._replace(
-                gguf="expert_feed_forward_length"
+                gguf="expert_feed_forward_length",
             ),
-            "moe.clamped": True,
-            "sinks": True,
-            "rope.truncate": _truncate,
-            "_window": WINDOW,
+            "moe.clamped": True, "sinks": True, "rope.truncate": _truncate, "_window": WINDOW,
             "_slides": every(2),
         },
         allowed={"swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)},
@@ -60,4 +47,4 @@ FAMILIES = (
             transposed="interleaved",
         ),
     ),
-)
+)  # fmt: skip

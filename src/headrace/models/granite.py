@@ -98,52 +98,33 @@ def _nope(config: Config) -> tuple[bool, ...]:
 
 FAMILIES = (
     Family(
-        "granite",
-        llama,
-        {"granite": ("GraniteForCausalLM",)},
-        "granite",
+        "granite", llama, {"granite": ("GraniteForCausalLM",)}, "granite",
         defaults=_DEFAULTS,
         fields=_MULTIPLIERS,
         names=PERMUTED,
     ),
     Family(
-        "granitemoe",
-        llama,
-        {"granitemoe": ("GraniteMoeForCausalLM",)},
-        "granitemoe",
+        "granitemoe", llama, {"granitemoe": ("GraniteMoeForCausalLM",)}, "granitemoe",
         defaults={**_DEFAULTS, **_EXPERTS},
         fields={**_MULTIPLIERS, **LOCAL},
         names=PERMUTED,
     ),
     Family(
-        "granitemoehybrid",
-        granite_hybrid,
-        {"granitemoehybrid": ("GraniteMoeHybridForCausalLM",)},
+        "granitemoehybrid", granite_hybrid, {"granitemoehybrid": ("GraniteMoeHybridForCausalLM",)},
         "granitehybrid",
         defaults={
-            **_DEFAULTS,
-            **_EXPERTS,
-            _SHARED_KEY: 1024,
-            "mamba_n_heads": 128,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
+            **_DEFAULTS, **_EXPERTS, _SHARED_KEY: 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,
+            "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
         },
         fields={
-            **_MULTIPLIERS,
-            **LOCAL,
+            **_MULTIPLIERS, **LOCAL,
             "moe.experts": integer("num_local_experts", "expert_count", 0, 2**12, 0),
-            "moe.shared_intermediate": _SHARED,
-            "intermediate": _inner,
-            "windows": no_windows,
-            "nope": _nope,
-            "fused": lambda config: () if config.gguf else ("gate_up",),
-            "recurrence.kind": "ssm",
-            "recurrence.layers": _kinds,
+            "moe.shared_intermediate": _SHARED, "intermediate": _inner, "windows": no_windows,
+            "nope": _nope, "fused": lambda config: () if config.gguf else ("gate_up",),
+            "recurrence.kind": "ssm", "recurrence.layers": _kinds,
             "recurrence.bias": conv_bias("mamba_conv_bias"),
             **state_fields(
-                "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", _value_size
+                "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", _value_size,
             ),
         },
         allowed={**UNBIASED, **NO_WINDOW, "mamba_proj_bias": (False,)},
@@ -156,4 +137,4 @@ FAMILIES = (
             permuted=True,
         ),
     ),
-)
+)  # fmt: skip

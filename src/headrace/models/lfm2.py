@@ -75,25 +75,15 @@ def _layers(config: Config) -> tuple[int, ...]:
 
 FAMILIES = (
     Family(
-        "lfm2",
-        lfm2,
-        {"lfm2": ("Lfm2ForCausalLM",)},
-        "lfm2",
+        "lfm2", lfm2, {"lfm2": ("Lfm2ForCausalLM",)}, "lfm2",
         defaults={
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 128_000,
-            "norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "conv_L_cache": 3,
-            "tie_word_embeddings": True,
+            "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5,
+            "rope_theta": 1e6, "conv_L_cache": 3, "tie_word_embeddings": True,
         },
         fields={
             "norm_eps": number("norm_eps", "attention.layer_norm_rms_epsilon", 1e-12, 1e-1),
-            "intermediate": _inner,
-            "qk_norm": True,
-            "windows": no_windows,
-            "recurrence.kind": "conv",
-            "recurrence.layers": _layers,
+            "intermediate": _inner, "qk_norm": True, "windows": no_windows,
+            "recurrence.kind": "conv", "recurrence.layers": _layers,
             "recurrence.taps": integer("conv_L_cache", "shortconv.l_cache", 2, 16),
             "recurrence.channels": lambda config: config["hidden"],
             "recurrence.bias": flag("conv_bias", "", False),
@@ -101,21 +91,16 @@ FAMILIES = (
         allowed={**UNBIASED, **NO_WINDOW},
         names=Names(
             {
-                "shortconv.conv": "conv.conv",
-                "shortconv.in_proj": "conv.in_proj",
+                "shortconv.conv": "conv.conv", "shortconv.in_proj": "conv.in_proj",
                 "shortconv.out_proj": "conv.out_proj",
             },
             {
-                "model.embedding_norm.": "model.norm.",
-                ".operator_norm.": ".input_layernorm.",
-                ".ffn_norm.": ".post_attention_layernorm.",
-                ".feed_forward.w1.": ".mlp.gate_proj.",
-                ".feed_forward.w3.": ".mlp.up_proj.",
-                ".feed_forward.w2.": ".mlp.down_proj.",
-                ".self_attn.out_proj.": ".self_attn.o_proj.",
-                ".q_layernorm.": ".q_norm.",
+                "model.embedding_norm.": "model.norm.", ".operator_norm.": ".input_layernorm.",
+                ".ffn_norm.": ".post_attention_layernorm.", ".feed_forward.w1.": ".mlp.gate_proj.",
+                ".feed_forward.w3.": ".mlp.up_proj.", ".feed_forward.w2.": ".mlp.down_proj.",
+                ".self_attn.out_proj.": ".self_attn.o_proj.", ".q_layernorm.": ".q_norm.",
                 ".k_layernorm.": ".k_norm.",
             },
         ),
     ),
-)
+)  # fmt: skip

@@ -61,58 +61,39 @@ def _dense(config: Config) -> tuple[int, ...]:
 
 FAMILIES = (
     Family(
-        "llama4",
-        llama,
-        {
-            "llama4": ("Llama4ForConditionalGeneration",),
-            "llama4_text": ("Llama4ForCausalLM",),
-        },
+        "llama4", llama,
+        {"llama4": ("Llama4ForConditionalGeneration",), "llama4_text": ("Llama4ForCausalLM",)},
         "llama4",
         defaults={
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 5e5,
-            "num_local_experts": 16,
-            "num_experts_per_tok": 1,
-            "intermediate_size_mlp": 16384,
+            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5, "rope_theta": 5e5, "num_local_experts": 16,
+            "num_experts_per_tok": 1, "intermediate_size_mlp": 16384,
         },
         fields={
             **LOCAL,
             "moe.intermediate": LOCAL["moe.intermediate"]._replace(
-                gguf="expert_feed_forward_length"
+                gguf="expert_feed_forward_length",
             ),
             "moe.normalise": False,
             "moe.shared_intermediate": lambda config: config["moe.intermediate"],
-            "moe.dense_at": _dense,
-            "moe.scores": "sigmoid",
-            "moe.inside": True,
+            "moe.dense_at": _dense, "moe.scores": "sigmoid", "moe.inside": True,
             "intermediate": integer("intermediate_size_mlp", "feed_forward_length", 1, 2**20),
-            "rope.interleaved": True,
-            "nope": unrotated,
-            "windows": _chunks,
-            "chunks.normed": _normed,
-            "chunks.growth": _growth,
+            "rope.interleaved": True, "nope": unrotated, "windows": _chunks,
+            "chunks.normed": _normed, "chunks.growth": _growth,
             "chunks.every": integer("floor_scale", "", 1, 2**27, 8192),
         },
         allowed=UNBIASED,
         own=(
-            "no_rope_layers",
-            "attention_chunk_size",
-            "attn_temperature_tuning",
-            "use_qk_norm",
+            "no_rope_layers", "attention_chunk_size", "attn_temperature_tuning", "use_qk_norm",
             "interleave_moe_layer_step",
         ),
         names=Names(
             SHARED_NAMES,
             {
-                ".feed_forward.": ".mlp.",
-                ".mlp.router.": ".mlp.gate.",
+                ".feed_forward.": ".mlp.", ".mlp.router.": ".mlp.gate.",
                 ".mlp.shared_expert.": ".mlp.shared_experts.",
             },
-            VISION,
-            transposed="halves",
+            VISION, transposed="halves",
         ),
     ),
-)
+)  # fmt: skip

@@ -113,20 +113,11 @@ def _head_dim(config: Config) -> int:
 
 FAMILIES = (
     Family(
-        "nemotron_h",
-        nemotron_h,
-        {"nemotron_h": ("NemotronHForCausalLM",)},
-        "nemotron_h",
+        "nemotron_h", nemotron_h, {"nemotron_h": ("NemotronHForCausalLM",)}, "nemotron_h",
         defaults={
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 4096,
-            "layer_norm_epsilon": 1e-5,
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
-            "n_groups": 8,
-            "ssm_state_size": 128,
-            "conv_kernel": 4,
+            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
+            "layer_norm_epsilon": 1e-5, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8,
+            "ssm_state_size": 128, "conv_kernel": 4,
         },
         fields={
             "_kinds": _kinds,
@@ -136,50 +127,34 @@ FAMILIES = (
                 max(_inner_sizes(config)) if config.gguf else config.read(_INNER)
             ),
             "norm_eps": number(
-                "layer_norm_epsilon", "attention.layer_norm_rms_epsilon", 1e-12, 1e-1
+                "layer_norm_epsilon", "attention.layer_norm_rms_epsilon", 1e-12, 1e-1,
             ),
             "activation": word("mlp_hidden_act", "", {"relu2": "relu2"}, "relu2"),
-            "windows": no_windows,
-            "nope": lambda config: (True,) * config["layers"],
-            "recurrence.kind": "ssm",
-            "recurrence.layers": _of(LINEAR),
-            "recurrence.bare": _of("mlp"),
-            "recurrence.bias": conv_bias("use_conv_bias"),
+            "windows": no_windows, "nope": lambda config: (True,) * config["layers"],
+            "recurrence.kind": "ssm", "recurrence.layers": _of(LINEAR),
+            "recurrence.bare": _of("mlp"), "recurrence.bias": conv_bias("use_conv_bias"),
             **state_fields(
-                "mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel", _value_size
+                "mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel", _value_size,
             ),
         },
         allowed={
-            **UNBIASED,
-            **NO_WINDOW,
-            "mamba_hidden_act": ("silu",),
-            "mamba_proj_bias": (False,),
+            **UNBIASED, **NO_WINDOW, "mamba_hidden_act": ("silu",), "mamba_proj_bias": (False,),
         },
         # Its configs have keys of experts, even if no layer has experts.
         own=(
-            "n_routed_experts",
-            "n_shared_experts",
-            "num_nextn_predict_layers",
-            "n_group",
-            "topk_group",
-            "routed_scaling_factor",
+            "n_routed_experts", "n_shared_experts", "num_nextn_predict_layers", "n_group",
+            "topk_group", "routed_scaling_factor",
         ),
         names=Names(
             {
-                **state_names("mixer"),
-                "attn_norm": "norm",
-                "attn_q": "mixer.q_proj",
-                "attn_k": "mixer.k_proj",
-                "attn_v": "mixer.v_proj",
-                "attn_output": "mixer.o_proj",
-                "ffn_up": "mixer.up_proj",
-                "ffn_down": "mixer.down_proj",
+                **state_names("mixer"), "attn_norm": "norm", "attn_q": "mixer.q_proj",
+                "attn_k": "mixer.k_proj", "attn_v": "mixer.v_proj", "attn_output": "mixer.o_proj",
+                "ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj",
             },
             {
-                "backbone.": "model.",
-                "model.embeddings.": "model.embed_tokens.",
+                "backbone.": "model.", "model.embeddings.": "model.embed_tokens.",
                 "model.norm_f.": "model.norm.",
             },
         ),
     ),
-)
+)  # fmt: skip

@@ -61,64 +61,39 @@ _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _WIDTH = integer("intermediate_size", "feed_forward_length", 1, 2**20)
 FAMILIES = (
     Family(
-        "olmoe",
-        llama,
-        {"olmoe": ("OlmoeForCausalLM",)},
-        "olmoe",
+        "olmoe", llama, {"olmoe": ("OlmoeForCausalLM",)}, "olmoe",
         defaults={
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "num_experts": 64,
+            "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts": 64,
             "num_experts_per_tok": 8,
         },
         fields={**_NORMED, **MIXTURE, "moe.intermediate": _WIDTH},
     ),
     Family(
-        "olmo2",
-        olmo2,
-        {"olmo2": ("Olmo2ForCausalLM",)},
-        "olmo2",
+        "olmo2", olmo2, {"olmo2": ("Olmo2ForCausalLM",)}, "olmo2",
         defaults=_DEFAULTS,
         fields=_NORMED,
         names=_AFTER,
     ),
     Family(
-        "olmo3",
-        olmo2,
-        {"olmo3": ("Olmo3ForCausalLM",)},
-        "olmo2",
+        "olmo3", olmo2, {"olmo3": ("Olmo3ForCausalLM",)}, "olmo2",
         lambda fields: bool(fields.raw("attention.sliding_window")),
         defaults={**_DEFAULTS, "rope_theta": 5e5, "sliding_window": 4096},
         fields={
-            **_NORMED,
-            "_window": WINDOW,
-            "_slides": every(4),
-            "_theta": THETA,
+            **_NORMED, "_window": WINDOW, "_slides": every(4), "_theta": THETA,
             "_local_theta": number(
-                "rope_local_base_freq", "rope.freq_base", 1.0, 1e12, lambda c: c.read(THETA)
+                "rope_local_base_freq", "rope.freq_base", 1.0, 1e12, lambda c: c.read(THETA),
             ),
-            "rope": full_rope,
-            "local_rope": local_rope,
+            "rope": full_rope, "local_rope": local_rope,
         },
         names=_AFTER,
     ),
     Family(
-        "exaone4",
-        olmo2,
-        {"exaone4": ("Exaone4ForCausalLM",)},
-        "exaone4",
-        defaults={
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-        },
+        "exaone4", olmo2, {"exaone4": ("Exaone4ForCausalLM",)}, "exaone4",
+        defaults={"num_key_value_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
         fields={
-            "qk_norm": True,
-            "_window": stated_window,
-            "_slides": sliding(_letters),
-            "nope": _nope,
+            "qk_norm": True, "_window": stated_window, "_slides": sliding(_letters), "nope": _nope,
         },
         allowed=UNBIASED,
         names=_AFTER,
     ),
-)
+)  # fmt: skip

@@ -15,9 +15,8 @@ from .ropes import (
     LONG_FACTORS,
     MAX_CONTEXT,
     THETA,
-    gguf_rope,
-    hf_rope,
     parameters,
+    rope_of,
     rotated,
     share,
     within,
@@ -38,7 +37,7 @@ def _rope(config: Config) -> Rope:
     """Read a plain rope, or LongRoPE (Ding et al. 2024)."""
     if config.gguf:
         if LONG_FACTORS[0] not in config.factors:
-            return gguf_rope(config)
+            return rope_of(config, {})
         rotated(config)
         config.fields.expect("rope.scaling.type", "none", "longrope")
         original = config.read(_ORIGINAL, config["max_context"])
@@ -48,7 +47,7 @@ def _rope(config: Config) -> Rope:
     inner = within(config, given)
     key = "rope_type" if inner.fields.raw("rope_type") is not None else "type"
     if inner.fields.word(key, _LONG, "default") == "default":
-        return hf_rope(config, given)
+        return rope_of(config, given)
     own = inner.fields.raw(_ORIGINAL.hf[0]) is not None
     original = (inner if own else config).read(_ORIGINAL)
     stretch = inner.read(FACTOR, max(config["max_context"] / original, 1.0))
@@ -85,19 +84,11 @@ def _factors(config: Config, length: str, pairs: int) -> tuple[float, ...]:
 
 FAMILIES = (
     Family(
-        "phi3",
-        llama,
-        {"phi3": ("Phi3ForCausalLM",)},
-        "phi3",
+        "phi3", llama, {"phi3": ("Phi3ForCausalLM",)}, "phi3",
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-        fields={
-            "rope": _rope,
-            "rope.share": share,
-            "fused": ("qkv", "gate_up"),
-            "_window": WINDOW,
-        },
+        fields={"rope": _rope, "rope.share": share, "fused": ("qkv", "gate_up"), "_window": WINDOW},
         allowed={"attention_bias": (False,)},
         own=("partial_rotary_factor",),
         names=Names({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
     ),
-)
+)  # fmt: skip

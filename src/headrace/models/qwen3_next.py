@@ -14,7 +14,7 @@ from .common import MIXTURE, NO_WINDOW, UNBIASED
 from .family import Config, Family, Names, integer
 from .llama import llama
 from .qwen import GATED_NAMES, SHARED_EXPERT, SPARSE, dense_layers
-from .ropes import gguf_rope, hf_rope, parameters, share
+from .ropes import parameters, rope_of, share
 from .states import LINEAR, multiple, state_fields, state_names
 from .windows import layer_kinds, no_windows
 
@@ -107,13 +107,11 @@ def _layers(config: Config) -> tuple[int, ...]:
 
 def _rope(config: Config) -> Rope:
     """Read the rope. Positions of a text are the same along all three axes of an image."""
-    if config.gguf:
-        return gguf_rope(config)
     given = parameters(config)
     given.pop("partial_rotary_factor", None)
     if config.family.name != "qwen3_next":
         given.pop("mrope_section", None)
-    return hf_rope(config, given)
+    return rope_of(config, given)
 
 
 def _tiled(config: Config) -> bool:
@@ -168,17 +166,10 @@ _CLASSES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
 _MOE_CLASSES = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
 FAMILIES = (
     Family(
-        "qwen3_next",
-        qwen3_next,
-        {"qwen3_next": ("Qwen3NextForCausalLM",)},
-        "qwen3next",
+        "qwen3_next", qwen3_next, {"qwen3_next": ("Qwen3NextForCausalLM",)}, "qwen3next",
         defaults={
-            **_DEFAULTS,
-            **_EXPERTS,
-            "num_key_value_heads": 2,
-            "intermediate_size": 5632,
-            "num_experts": 512,
-            "num_experts_per_tok": 10,
+            **_DEFAULTS, **_EXPERTS, "num_key_value_heads": 2, "intermediate_size": 5632,
+            "num_experts": 512, "num_experts_per_tok": 10,
         },
         fields=_MIXTURE,
         allowed=_ALLOWED,
@@ -186,10 +177,7 @@ FAMILIES = (
         names=Names(_NEXT_NAMES, unread=_UNREAD, predicts=True),
     ),
     Family(
-        "qwen3_5",
-        qwen3_next,
-        {"qwen3_5": _CLASSES, "qwen3_5_text": _CLASSES},
-        "qwen35",
+        "qwen3_5", qwen3_next, {"qwen3_5": _CLASSES, "qwen3_5_text": _CLASSES}, "qwen35",
         defaults={**_DEFAULTS, "num_key_value_heads": 4},
         fields=_FIELDS,
         allowed=_ALLOWED,
@@ -197,21 +185,15 @@ FAMILIES = (
         names=Names(_NAMES, unread=_UNREAD, predicts=True),
     ),
     Family(
-        "qwen3_5_moe",
-        qwen3_next,
-        {"qwen3_5_moe": _MOE_CLASSES, "qwen3_5_moe_text": _MOE_CLASSES},
+        "qwen3_5_moe", qwen3_next, {"qwen3_5_moe": _MOE_CLASSES, "qwen3_5_moe_text": _MOE_CLASSES},
         "qwen35moe",
         defaults={
-            **_DEFAULTS,
-            **_EXPERTS,
-            "num_key_value_heads": 2,
-            "intermediate_size": 512,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
+            **_DEFAULTS, **_EXPERTS, "num_key_value_heads": 2, "intermediate_size": 512,
+            "num_experts": 256, "num_experts_per_tok": 8,
         },
         fields=_MIXTURE,
         allowed=_ALLOWED,
         own=_OWN,
         names=Names({**_NAMES, **GATED_NAMES}, unread=_UNREAD, predicts=True),
     ),
-)
+)  # fmt: skip

@@ -19,6 +19,7 @@ _HIGH = (4.0, 1.0)
 """Parameters that Llama 3.1, 3.2 and 3.3 share; only `factor` differs (8 or 32). Llama 4 has
 another `high_freq_factor`."""
 
+GROWTH = "llama_4_scaling_beta"
 _SHARE = "partial_rotary_factor"
 THETA = number("rope_theta", "rope.freq_base", 1.0, 1e12, 1e4)
 FACTOR = number("factor", "rope.scaling.factor", 1.0, 1e4)
@@ -39,6 +40,8 @@ _TRUNCATE = flag("truncate", "", True)
 
 def parameters(config: Config) -> dict[str, Any]:
     """Return the rope's own object in a `config.json`: of transformers 5, or the earlier one."""
+    if config.gguf:
+        return {}
     fields = config.fields
     new, old = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     return dict(new or old or {})
@@ -46,35 +49,44 @@ def parameters(config: Config) -> dict[str, Any]:
 
 def rope(config: Config) -> Rope:
     """Read the rope of a family whose layers have one and the same."""
-    if config.gguf:
-        return gguf_rope(config)
     given = parameters(config)
     if "rope.share" in config.table:
         given.pop(_SHARE, None)
-    return hf_rope(config, given)
+    return rope_of(config, given)
 
 
 def within(config: Config, given: Mapping[str, Any]) -> Config:
-    """Return a reader of an object within a `config.json`."""
-    fields = Fields(given, "config.json rope_parameters")
-    return Config(config.family, config.table, fields)
+    """Return a reader of a rope's object within a `config.json`; GGUF has none."""
+    if config.gguf:
+        return config
+    return Config(config.family, config.table, Fields(given, "config.json rope_parameters"))
 
 
-def hf_rope(config: Config, given: Mapping[str, Any], theta: Field = THETA) -> Rope:
-    """Read the parameters of one rope; `theta` if they do not state it."""
-    inner = within(config, given)
-    kind = inner.read(_KIND)
-    for key in (_SHARE, "mrope_section"):
-        inner.fields.expect(key, *([1.0] if key == _SHARE else []))
-    if kind != "yarn":
-        inner.fields.expect("truncate", True)
-    base = inner.read(THETA, config.read(theta))
+def rope_of(config: Config, given: Mapping[str, Any], theta: Field = THETA) -> Rope:
+    """Read one rope: its parameters in a `config.json` are `given`, and `theta` if they do not
+    state it. Of Llama 3's scaling a GGUF file has only the divisors."""
+    inner, base = within(config, given), config.read(theta)
+    if config.gguf:
+        size, kind = rotated(config), config.read(GGUF_KIND)
+        if ROPE_FACTORS in config.factors:
+            if kind != "plain":
+                raise UnsupportedModel(
+                    f"GGUF: {ROPE_FACTORS} together with rope.scaling.type {kind}"
+                )
+            return llama3_rope(base, config.factors[ROPE_FACTORS], size)
+    else:
+        base, kind = inner.read(THETA, base), inner.read(_KIND)
+        inner.fields.expect(_SHARE, 1.0)
+        inner.fields.expect("mrope_section")
+        if "growth" not in config.table:
+            inner.fields.expect(GROWTH)
+        if kind != "yarn":
+            inner.fields.expect("truncate", True)
     if kind == "plain":
         return Rope(base)
     factor = inner.read(FACTOR)
     if kind == "linear":
         return Rope(base, "linear", factor)
-    original = inner.read(_ORIGINAL, *([] if kind == "llama3" else [config["max_context"]]))
     if kind == "llama3":
         low, high = inner.read(_LOW), inner.read(_HIGHER)
         if high < low:
@@ -82,29 +94,34 @@ def hf_rope(config: Config, given: Mapping[str, Any], theta: Field = THETA) -> R
                 f"config.json: high_freq_factor ({high:g}) must not be below low_freq_factor "
                 f"({low:g})"
             )
-        return Rope(base, "llama3", factor, low, high, original)
-    grown = inner.read(GROWN)
-    if grown is None:
-        scale, over = (
-            inner.fields.optional_number(key, 0.0, 1e3) for key in ("mscale", "mscale_all_dim")
-        )
-        grown = yarn_growth(factor)
-        if scale and over:
-            grown = yarn_growth(factor, scale) / yarn_growth(factor, over)
-    return _yarn(inner, base, factor, original, grown)
-
-
-def _yarn(config: Config, theta: float, factor: float, original: int, grown: float) -> Rope:
+        return Rope(base, "llama3", factor, low, high, inner.read(_ORIGINAL))
     return Rope(
-        theta,
+        base,
         "yarn",
         factor,
-        original_context=original,
-        beta_fast=config.read(_FAST),
-        beta_slow=config.read(_SLOW),
-        attention_factor=grown,
-        truncate=config.read(_TRUNCATE),
+        original_context=inner.read(_ORIGINAL, config["max_context"]),
+        beta_fast=inner.read(_FAST),
+        beta_slow=inner.read(_SLOW),
+        attention_factor=_grown(inner, factor),
+        truncate=inner.read(_TRUNCATE),
     )
+
+
+def _grown(config: Config, factor: float) -> float:
+    """Return the factor on rotated q and k under YaRN."""
+    fields, stated = config.fields, config.read(GROWN)
+    if not config.gguf:
+        scale, over = (fields.optional_number(k, 0.0, 1e3) for k in ("mscale", "mscale_all_dim"))
+        if stated is None and scale and over:
+            return yarn_growth(factor, scale) / yarn_growth(factor, over)
+        return yarn_growth(factor) if stated is None else float(stated)
+    for end in ("ext", "attn"):
+        fields.expect(f"rope.scaling.yarn_{end}_factor", 1.0, -1.0)
+    if "_log_multiplier" not in config.table:
+        fields.expect("rope.scaling.yarn_log_multiplier", 0.0)
+    elif config["_log_multiplier"]:
+        return 1.0 if stated is None else float(stated)  # The rest is in the attention scale.
+    return (1.0 if stated is None else float(stated)) * yarn_growth(factor)
 
 
 def yarn_growth(factor: float, scale: float | None = None) -> float:
@@ -113,35 +130,12 @@ def yarn_growth(factor: float, scale: float | None = None) -> float:
     return 0.1 * (scale or 1.0) * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
-def gguf_rope(config: Config, theta: Field = THETA) -> Rope:
-    """Read the rope of a GGUF file. Of Llama 3's scaling it has only the divisors."""
-    size = rotated(config)
-    for name in (ROPE_FACTORS, *LONG_FACTORS):
-        if name in config.tensors and name not in config.factors:
-            raise ModelFileError(f"GGUF: the content of {name} was not read")
-    base, kind = config.read(theta), config.read(GGUF_KIND)
-    if ROPE_FACTORS in config.factors:
-        if kind != "plain":
-            raise UnsupportedModel(f"GGUF: {ROPE_FACTORS} together with rope.scaling.type {kind}")
-        return llama3_rope(base, config.factors[ROPE_FACTORS], size)
-    if kind == "plain":
-        return Rope(base)
-    factor = config.read(FACTOR)
-    if kind == "linear":
-        return Rope(base, "linear", factor)
-    for end in ("ext", "attn"):
-        config.fields.expect(f"rope.scaling.yarn_{end}_factor", 1.0, -1.0)
-    grown = config.read(GROWN, 1.0)
-    if "_log_multiplier" not in config.table:
-        config.fields.expect("rope.scaling.yarn_log_multiplier", 0.0)
-    if "_log_multiplier" not in config.table or not config["_log_multiplier"]:
-        grown *= 0.1 * math.log(factor) + 1.0  # Else it is part of the attention scale.
-    return _yarn(config, base, factor, config.read(_ORIGINAL, config["max_context"]), grown)
-
-
 def rotated(config: Config) -> int:
     """Return the numbers of a head that a GGUF says are rotated; all, unless the family has a
     share."""
+    for name in (ROPE_FACTORS, *LONG_FACTORS):
+        if name in config.tensors and name not in config.factors:
+            raise ModelFileError(f"GGUF: the content of {name} was not read")
     size = int(config["mla.rope_dim" if "mla.rope_dim" in config.table else "head_dim"])
     key = "rope.dimension_count"
     if "rope.share" not in config.table:
@@ -176,23 +170,22 @@ def share(config: Config) -> float:
 
 def full_rope(config: Config) -> Rope:
     """Read the rope of layers without a window, where windowed ones have another."""
-    theta = config.table["_theta"]
-    if config.gguf:
-        return gguf_rope(config, theta)
     given = _by_kind(config)
-    return hf_rope(config, parameters(config) if given is None else given[0], theta)
+    full = parameters(config) if given is None else given[0]
+    return rope_of(config, full, config.table["_theta"])
 
 
 def local_rope(config: Config) -> Rope:
     """Read the rope of windowed layers. Without an entry of theirs it is not stretched."""
-    theta = config.table["_local_theta"]
-    given = None if config.gguf else _by_kind(config)
-    return Rope(config.read(theta)) if given is None else hf_rope(config, given[1], theta)
+    theta, given = config.table["_local_theta"], _by_kind(config)
+    return Rope(config.read(theta)) if given is None else rope_of(config, given[1], theta)
 
 
 def _by_kind(config: Config) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
     """Return transformers 5's parameters of (full layers, windowed layers), if it has both."""
-    nested = Fields(config.fields.mapping("rope_parameters") or {}, "config.json rope_parameters")
+    if config.gguf:
+        return None
+    nested = within(config, config.fields.mapping("rope_parameters") or {}).fields
     full, local = (nested.mapping(f"{kind}_attention") for kind in ("full", "sliding"))
     return None if full is None and local is None else (full or {}, local or {})
 

@@ -35,14 +35,9 @@ def starcoder2(arch: ModelArch) -> Graph:
 
 FAMILIES = (
     Family(
-        "starcoder2",
-        starcoder2,
-        {"starcoder2": ("Starcoder2ForCausalLM",)},
-        "starcoder2",
+        "starcoder2", starcoder2, {"starcoder2": ("Starcoder2ForCausalLM",)}, "starcoder2",
         defaults={
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 4096,
-            "norm_epsilon": 1e-5,
+            "num_key_value_heads": 2, "max_position_embeddings": 4096, "norm_epsilon": 1e-5,
             "tie_word_embeddings": True,
         },
         fields={
@@ -54,4 +49,4 @@ FAMILIES = (
         },
         names=Names({"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
     ),
-)
+)  # fmt: skip

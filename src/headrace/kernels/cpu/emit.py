@@ -401,9 +401,9 @@ def rope(
         pairs,
         spec.whole_norm and bool(norms),
         records.VALUES[spec.values],
-        *(spec.growth or (0.0, 1)),
+        *(spec.growth or (0.0, 1))[:2],
         spec.behind,
-        0,
+        spec.growth[2] if spec.growth else 0,
     )
 
 
