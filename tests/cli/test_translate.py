@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +14,7 @@ from headrace.base.config import EngineOptions, ServerOptions
 from headrace.base.errors import OptionError
 from headrace.base.other_engines import ENGINES, FURTHER
 from headrace.base.sampling import SamplingParams
+from headrace.cli.plan_launch import FLAGS
 from headrace.cli.translate import TURNS, translate
 from headrace.server.keys import hash_of, read_keys
 
@@ -37,6 +39,26 @@ def test_every_row_names_one_of_our_fields_and_a_conversion() -> None:
             assert word.ours or word.note, word
 
 
+OLDER = {
+    "vllm": """
+        --speculative-model --disable-log-requests --enable-reasoning --task --swap-space
+        --lora-modules --allowed-origins --ssl-certfile --ssl-keyfile --ssl-ca-certs
+        --uvicorn-log-level --disable-uvicorn-access-log --enable-auto-tool-choice
+        --tool-call-parser --chat-template
+    """,
+    "sglang": "--tp --pp --dp --cuda-graph-max-bs --tool-call-parser --reasoning-parser",
+}
+"""Names that older versions have or had; vLLM's of the front end are fields of a record there."""
+
+
+@pytest.mark.parametrize("engine", OLDER)
+def test_names_are_those_that_the_engine_publishes(engine: str) -> None:
+    published = json.loads(FLAGS.read_text())[engine]["flags"]
+    known = {*" ".join(published).split(), *OLDER[engine].split()}
+    names = {name for word in ENGINES[engine] for name in word.names if name.startswith("--")}
+    assert names <= known
+
+
 def test_the_usual_line_of_vllm() -> None:
     line = translate("vllm", USUAL.split())
     assert shlex.join(line.arguments) == (
@@ -56,6 +78,9 @@ def test_the_usual_line_of_vllm() -> None:
         ("vllm", "m -tp 4 --enable-expert-parallel", "m --layout TP4.EP4"),
         ("vllm", "m -tp 1 -pp 2", "m --layout PP2"),
         ("vllm", "m -dp 1", "m"),
+        ("vllm", "m --spec-method ngram --spec-tokens 4", "m --speculate ngram"),
+        ("vllm", "m --spec-method draft_model --spec-model d", "m --draft-model d"),
+        ("sglang", "--model m --disable-overlap-schedule", "m --depth 1"),
         ("vllm", "m -tp 2 --no-enable-expert-parallel", "m --layout TP2"),
         ("ollama", "OLLAMA_DEBUG=0 ollama serve", ""),
         ("ollama", "OLLAMA_DEBUG=1 ollama serve", "--log-level debug"),

@@ -263,10 +263,10 @@ def _method(line: Translated, word: OtherOption, values: list[str]) -> None:
     method = values[0].lower()
     if method == "ngram":
         line.options["speculate"] = "ngram"
-    elif method == "nextn":
+    elif method in ("nextn", "mtp"):
         line.options["draft_model"] = "mtp"
-    elif method not in ("eagle", "eagle3", "standalone"):
-        raise _wrong(line, word, values[0], "NGRAM, NEXTN, EAGLE, EAGLE3, STANDALONE")
+    elif method not in ("eagle", "eagle3", "standalone", "draft_model"):
+        raise _wrong(line, word, values[0], "ngram, mtp (NEXTN), eagle, eagle3 and draft models")
 
 
 def _drafts(line: Translated, word: OtherOption, values: list[str]) -> None:
@@ -401,6 +401,7 @@ TURNS: Mapping[str, Turn] = {
     "flag": lambda line, word, values: _set(line, word.ours, values != ["off"]),
     "off": lambda line, word, values: _set(line, word.ours, False),
     "two": lambda line, word, values: _set(line, word.ours, "1" if values == ["off"] else "2"),
+    "one": lambda line, word, values: _set(line, word.ours, "1"),
     "urgent": lambda line, word, values: _set(line, word.ours, "priority"),
     "adapter": _adapter,
     "debug": lambda line, word, values: (
