@@ -52,7 +52,7 @@ def test_a_rank_has_its_part_of_every_product(
     graph = whole(name)
     found = [
         node
-        for node in summed(graph, ranks, whole=spread, sent=sent).nodes
+        for node in summed(graph, ranks, spread=spread, sent=sent).nodes
         if node.kind not in ("reduce", "exchange")
     ]
     assert [node.kind for node in found] == [node.kind for node in graph.nodes]
@@ -84,9 +84,9 @@ def test_sums_meet_after_attention_and_after_the_feed_forward(name: str, a_layer
 def test_experts_that_are_sent_for_are_no_partial_sums() -> None:
     """The shared expert of DeepSeek-V3 still is."""
     arch = known("qwen3-30b-a3b")[0]
-    assert kinds(summed(describe(arch), 2, whole=True, sent=True))["reduce"] == arch.layers
+    assert kinds(summed(describe(arch), 2, spread=True, sent=True))["reduce"] == arch.layers
     arch = known("deepseek-v3")[0]
-    assert kinds(summed(describe(arch), 2, whole=True, sent=True))["reduce"] == 2 * arch.layers
+    assert kinds(summed(describe(arch), 2, spread=True, sent=True))["reduce"] == 2 * arch.layers
 
 
 def test_ranks_beyond_the_kv_heads_have_a_whole_one() -> None:

@@ -7,6 +7,7 @@ tests/kernels_cpu/test_frozen_records.py`) and says why; every other leaves this
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from frozen_models import FAMILIES, programs, tiny
 from lowered import lines, summary
 
 from headrace.base.config import DEFAULT_MODEL
+from headrace.kernels.cpu import emit, records
+from headrace.kernels.cpu.library import SOURCES
 
 FROZEN = Path(__file__).with_name("frozen_records.json")
 WHOLE = {"default": DEFAULT_MODEL, "smollm2": "smollm2-135m", "gemma": "gemma-3-270m"}
@@ -64,6 +67,15 @@ def test_the_text_tells_programs_apart() -> None:
     changed = [one != two for one, two in zip(text, lines(program), strict=True)]
     assert changed == [index == 1 for index in range(len(text))]
     assert "buffer" in text[1]
+
+
+def test_a_record_has_the_struct_that_the_library_casts_to() -> None:
+    """Every code of csrc/records.h has one, and no other is taken."""
+    header = (SOURCES / "records.h").read_text()
+    codes = {int(number) for number in re.findall(r"HR_OP_\w+ = (\d+)", header)}
+    assert codes == set(records.STRUCTS)
+    with pytest.raises(AssertionError, match="is no HrNorm"):
+        emit.program([(records.ADD, records.HrNorm())])
 
 
 if __name__ == "__main__":

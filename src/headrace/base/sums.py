@@ -30,27 +30,27 @@ from .verify import verify
 S = TypeVar("S", bound=AttentionSpec | LatentSpec | DeltaSpec | SsmSpec)
 
 
-def summed(graph: Graph, ranks: int, *, whole: bool = False, sent: bool = False) -> Graph:
+def summed(graph: Graph, ranks: int, *, spread: bool = False, sent: bool = False) -> Graph:
     """Return a rank's part of `graph`, as described; all of it for one rank.
 
-    `whole`: experts are whole and spread over ranks, so that this graph has all of them. `sent`:
+    `spread`: whole experts are spread over ranks; this graph has all of them. `sent`:
     their results come back with the tokens, and not as partial sums.
     """
     if ranks == 1:
         return graph
-    made = _Summing(graph, ranks, whole=whole, sent=sent).run()
+    made = _Summing(graph, ranks, spread=spread, sent=sent).run()
     verify(made)
     return made
 
 
 class _Summing:
-    def __init__(self, graph: Graph, ranks: int, *, whole: bool, sent: bool) -> None:
-        self._graph, self._ranks, self._whole, self._sent = graph, ranks, whole, sent
+    def __init__(self, graph: Graph, ranks: int, *, spread: bool, sent: bool) -> None:
+        self._graph, self._ranks, self._spread, self._sent = graph, ranks, spread, sent
         self._nodes: list[Node] = []
         self._mine: dict[Value, Value] = {}
         """Values of the whole graph → this rank's columns, or its partial sums."""
         self._partial: set[Value] = set()
-        """Those of which it has partial sums."""
+        """Values of the whole graph of which it has partial sums."""
         self._full: dict[Value, Value] = {}
         """Values after their collective."""
         ends = [graph.maker(graph.outputs["hidden"])] if "labels" in graph.outputs else []
@@ -184,9 +184,9 @@ class _Summing:
                 norms = spec.queries, spec.kv_heads * spec.size
                 weights = tuple(map(_rows, weights, norms))
         elif isinstance(spec, DeltaSpec | SsmSpec):
-            whole, spec = spec, self._heads(spec)
+            before, spec = spec, self._heads(spec)
             width = spec.values
-            sizes = {whole.value_heads: spec.value_heads, whole.values: width}
+            sizes = {before.value_heads: spec.value_heads, before.values: width}
             weights = tuple(_rows(ref, sizes.get(ref.out, ref.out)) for ref in weights)
         elif isinstance(spec, PartSpec):
             width, spec = self._part(node, spec)
@@ -222,14 +222,14 @@ class _Summing:
     def _experts(self, node: Node) -> None:
         (up, down, *biases), (out,) = node.weights, node.out
         assert isinstance(node.spec, ExpertsSpec)
-        whole = self._whole and up.copies > 1
-        if not whole:
+        spread = self._spread and up.copies > 1
+        if not spread:
             inner = self._share(down.width)
             up, down = _rows(up, 2 * inner), down._replace(width=inner)
             biases = [_rows(bias, 2 * inner) for bias in biases[:1]] + biases[1:]
         reads = tuple(map(self._all, node.reads))
         made = out
-        if not (whole and self._sent):
+        if not (spread and self._sent):
             made = self._mine[out] = Value(out.rows, out.width, out.dtype)
             self._partial.add(out)
         self._nodes.append(Node("experts", reads, (made,), (up, down, *biases), node.spec))

@@ -101,7 +101,7 @@ def linear(
     case: Case,
     label: str,
     weight: WeightRef,
-    whole: WeightRef,
+    model: WeightRef,
     rows: int,
     calls: int,
     weight_bytes: float,
@@ -109,7 +109,7 @@ def linear(
     out_bytes: int | None = None,
 ) -> Count:
     """Count 2 · N · in · out FLOPs; `weight_bytes` of weights, N · in · b read, N · out · b
-    written. `weight`: a rank's part of `whole`."""
+    written. `weight`: a rank's part of that of the model."""
     b, out, inner = dtype_bytes(case.dtype), weight.out, weight.width
     return Count(
         "linear",
@@ -121,7 +121,7 @@ def linear(
         read_bytes=rows * inner * b,
         write_bytes=rows * out * (out_bytes or b),
         rows=rows,
-        shape=(whole.out, whole.width),
+        shape=(model.out, model.width),
         depth=inner,
     )
 

@@ -57,7 +57,7 @@ class Group:
     node: Node
     """One of the nodes, as a rank has it."""
     whole: Node
-    """The same, as the model has it."""
+    """That node as the model has it."""
     label: str
     calls: int
     sampled: bool
@@ -138,7 +138,7 @@ def groups(arch: ModelArch, samples: bool, layout: Layout = ONE) -> tuple[Group,
         marked = [(node, index >= body) for index, node in enumerate(graph.nodes)]
     found: dict[tuple[str, str, object, bool, tuple[int, ...]], list[tuple[Node, Node]]] = {}
     rest = iter(marked)
-    for node in summed(graph, layout.tp, whole=layout.ep, sent=layout.dp > 1).nodes:
+    for node in summed(graph, layout.tp, spread=layout.ep, sent=layout.dp > 1).nodes:
         label: str | None = "ranks"
         whole, sampled = node, node.out[0].rows == SAMPLED
         if node.kind not in MEETINGS:

@@ -480,6 +480,7 @@ def program(emitted: Sequence[Emitted]) -> ctypes.Array[records.HrRecord]:
     """Make of the records the array that `Team.run` takes; it keeps the structs alive."""
     array = (records.HrRecord * max(len(emitted), 1))()
     for slot, (code, op) in zip(array, emitted, strict=False):
+        assert type(op) is records.STRUCTS[code], f"record {code} is no {type(op).__name__}"
         slot.code, slot.op = code, ctypes.addressof(op)
     array.keep = [op for _, op in emitted]  # type: ignore[attr-defined]
     return array

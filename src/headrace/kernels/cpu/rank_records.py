@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import Structure
 
 from . import state_records
-from .records import laid
+from .records import AGREE, EXCHANGE, HANDOVER, STRUCTS, laid
 
 
 class HrPiece(Structure):
@@ -28,6 +28,7 @@ class HrDeal(Structure):
     _fields_ = laid("P owners went own values; L stride; I rank unused")
 
 
+STRUCTS |= {EXCHANGE: HrExchange, HANDOVER: HrHandover, AGREE: HrAgree}
 MIRRORED: list[type[Structure]] = [
     *state_records.MIRRORED, HrPiece, HrExchange, HrHandover, HrAgree, HrDeal,
 ]  # fmt: skip

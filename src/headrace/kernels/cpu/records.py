@@ -231,5 +231,18 @@ MIRRORED: list[type[Structure]] = [globals()[name] for name in _MIRRORED.split()
 """In the order of `hr_sizeof`; `state_records` has the rest."""
 
 
+STRUCTS: dict[int, type[Structure]] = {
+    EMBED: HrEmbed, NORM: HrNorm, QUANTISE: HrQuantise, LINEAR: HrLinear, ROPE: HrRope,
+    ATTENTION: HrAttention, GATED: HrGated, SELECT: HrRowsOp, ADD: HrRowsOp, SOFTCAP: HrRowsOp,
+    GATE_UP: HrGateUp, LAYER_NORM: HrLayerNorm, ACTIVATE: HrGated, BIDIRECTIONAL: HrBidirectional,
+    ROUTE: HrRoute, PLACE: HrExperts, EXPERTS_UP: HrExperts, EXPERTS_DOWN: HrExperts,
+    SCALE: HrRowsOp, LORA_DOWN: HrLora, LORA_UP: HrLora, DRAW: HrDraw, BEST: HrHead, PICK: HrHead,
+    SAMPLE: HrSample, BOUND: HrHead, HEADS: HrHeads, COLUMNS: HrColumns, LOWER: HrHead,
+    EXPERTS_SUM: HrExperts,
+}  # fmt: skip
+"""Struct of each record, which the library casts to; `state_records` and `rank_records` add
+theirs."""
+
+
 def address(structure: Any) -> int:
     return ctypes.addressof(structure)

@@ -30,5 +30,10 @@ class HrMultiply(Structure):
     )
 
 
+records.STRUCTS |= {
+    records.CONV: HrConv,
+    records.RECURRENCE: HrRecurrence,
+    records.MULTIPLY: HrMultiply,
+}
 MIRRORED: list[type[Structure]] = [*records.MIRRORED, HrConv, HrRecurrence, HrMultiply]
 """Structs up to here, in the order of `hr_sizeof`."""
