@@ -13,7 +13,6 @@ from .efficiency import Curve
 from .formats import dtype_bytes
 from .hardware import Hardware
 from .routing import EVEN, busiest
-from .weights import role_of
 
 
 def collectives(case: Case, tokens: int) -> Iterator[Count]:
@@ -78,7 +77,7 @@ def blocks(arch: ModelArch) -> int:
     feed-forward, or nothing else."""
     found = set()
     for ref in describe(arch).weights():
-        role, layer = role_of(ref), re.search(r"\.(\d+)\.", ref.names[0])
+        role, layer = ref.purpose, re.search(r"\.(\d+)\.", ref.names[0])
         if layer is not None and role in ("output", "state_out", "down", "experts"):
             found.add((layer[1], role in ("down", "experts")))
     return len(found)
