@@ -1,9 +1,9 @@
 """The rotated twin of a dense or quantised Llama-like GGUF: the same function, other weights.
 
-Run: `python benchmarks/rotated_twin.py MODEL.gguf TWIN.gguf [--type F16]`. Norm gains are folded into
-the products that read them, and the residual stream is turned by a random orthogonal matrix (QuaRot,
-2404.00456). The twin computes what the model computes, up to the rounding of fp32, but no weight lies
-on the grid of a quantised type: a file whose original is not to be had becomes an original.
+Run: `python benchmarks/rotated_twin.py MODEL.gguf TWIN.gguf [--type F16]`. Norm gains are folded
+into the products that read them, and the residual stream is turned by a random orthogonal matrix
+(QuaRot, 2404.00456). The twin computes what the model computes, up to the rounding of fp32, but no
+weight lies on the grid of a quantised type: a file whose original is not to be had becomes one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def rotation(size: int, seed: int = 0) -> npt.NDArray[np.float64]:
 
 
 def twin(file: GgufFile, seed: int = 0) -> dict[str, Floats]:
-    """All tensors of the twin. A tied table becomes two: the head has the last norm's gain in it."""
+    """All tensors of the twin. A tied table becomes two: the head has the last norm's gain."""
     made = {name: values_of(file, name) for name in file.tensors}
     turn = rotation(made["token_embd.weight"].shape[1], seed)
     made.setdefault("output.weight", made["token_embd.weight"])

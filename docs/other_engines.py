@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.base.other_engines import ENGINES, SOURCES, Word
+from headrace.base.other_engines import ENGINES, SOURCES, OtherOption
 
 PAGE = Path(__file__).with_suffix(".md").with_name("other-engines.md")
 MARK = "## "
@@ -22,7 +22,7 @@ TURNED = {
 }
 
 
-def _ours(word: Word) -> str:
+def _ours(word: OtherOption) -> str:
     if word.turn in TURNED and (word.turn != "request" or not word.ours):
         return TURNED[word.turn]
     if word.turn in TURNED:

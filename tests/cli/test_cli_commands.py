@@ -162,7 +162,7 @@ def test_models_lists_the_catalog(run: Any) -> None:
     assert not any(entry["complete"] for entry in listed)
     for title in ("Chat", "Code", "Embeddings", "Reranking", "Speech to text"):
         assert f"\n{title}" in text
-    assert "are free here" in text
+    assert "that are free here" in text
 
 
 def test_serve_without_a_model_proposes_one(run: Any) -> None:

@@ -37,6 +37,7 @@ RUN = ("roofline MODEL --hardware", "roofline deepseek-v3", "simulate MODEL --re
 KNOWN = "llama-3.1-8b"
 PARSED = {
     "bench": "needs a server; run against the mock by tests/bench",
+    "quantise": "makes a model; tests/quantise on tiny ones",
     "cache": "of what is on the disk; tests/cli",
     "chat": "needs a terminal; tests/cli",
     "explain": "needs the default model; tests/cli on a tiny one",

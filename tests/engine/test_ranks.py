@@ -196,9 +196,8 @@ def test_ranks_draft_alike_whatever_their_clocks_say(
 
     turns = itertools.cycle([DraftCosts(0.0, 0.0)] * 7 + [DraftCosts(9.0, 9.0)] * 3)
 
-    def learn(counts: DraftCounts, told: Drafting | None, seconds: float, **_: bool) -> float:
+    def learn(counts: DraftCounts, told: Drafting, seconds: float, *, decodes: bool) -> None:
         counts.costs = next(turns)
-        return 0.0
 
     monkeypatch.setattr(prediction, "StepPrices", Free)
     monkeypatch.setattr(DraftCounts, "learn", learn)

@@ -13,11 +13,11 @@ import torch
 from kernel_cases import make_batch
 
 from headrace.base.arch import ModelArch
-from headrace.base.graph import Graph, Node, Value, WeightRef
-from headrace.base.joins import AroundSpec
+from headrace.base.graph import KINDS, Graph, Node, Value, WeightRef
+from headrace.base.joins import JOINED, AroundSpec
 from headrace.base.verify import verify
 from headrace.kernels.fuse import fused
-from headrace.kernels.interpret import Interpreter
+from headrace.kernels.interpret import Interpreter, _Run
 from headrace.kernels.model import Model
 from headrace.kernels.operators import KvCache, KvLayer
 from headrace.kernels.prepared import Prepared
@@ -221,3 +221,9 @@ def test_what_is_added_to_products_sees_each_of_them(model: Model) -> None:
     added, _ = model.forward(ops, batch, cache_of(), adding)
     assert seen == [ref.names for ref in model.products()]
     assert not torch.equal(plain, added)
+
+
+def test_every_kind_of_node_is_interpreted() -> None:
+    """`reduce` is priced alone."""
+    runs = {name.removeprefix("_") for name in vars(_Run)}
+    assert (KINDS | JOINED) - runs == {"reduce"}

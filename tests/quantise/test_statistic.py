@@ -50,6 +50,7 @@ class Noted:
 
     def __init__(self, *names: str) -> None:
         self.file_name, self.names = names[0], names
+        self.width, self.matrices = 0, 1
         self.stats: list[Statistic | None] = []
 
     def encode(self, stats: Any) -> tuple[Iterable[np.ndarray[Any, Any]], dict[str, Any]]:

@@ -14,7 +14,7 @@ from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions, draft_model
 from headrace.worker.draft_model import NEAR, READ, DraftModel
 from headrace.worker.draft_slots import enter
-from oracle.driving import Answer, Driver
+from oracle.driving import Answer, Driver, pool_of
 from tiny import families
 from tiny.kept import Kept
 
@@ -190,6 +190,9 @@ def test_it_sleeps_and_wakes_with_the_worker(target: ModelFiles) -> None:
     worker = make(target, target)
     text, greedy = prompt(1, 20), SamplingParams(temperature=0, max_tokens=20)
     first = Driver(worker, blocks=300, drafts=DRAFTS).ask(text, greedy)
+    asleep = pool_of(worker, 2)
+    none = tuple(group._replace(blocks=0) for group in asleep.slots)
+    worker.allocate(replace(asleep, slots=none))
     driver = Driver(worker, blocks=300, drafts=DRAFTS)
     assert driver.ask(text, greedy) == first
     assert driver.scheduler.stats().accepted_tokens > 10
@@ -204,7 +207,7 @@ def test_a_dear_text_is_read_where_the_answer_is_long_enough(
     assert worker.drafter is not None
     worker.drafter.costs = DraftCosts(share, share / NEAR)
     driver = Driver(worker, blocks=300, drafts=DRAFTS)
-    driver.scheduler._drafts.learn = lambda *_, **__: 0.0  # type: ignore[method-assign]
+    driver.scheduler._drafts.learn = lambda *_, **__: None  # type: ignore[method-assign]
     driver.ask(prompt(5, 300), SamplingParams(temperature=0, max_tokens=tokens))
     drafted = sum(plan.drafts for plan in driver.plans)
     assert (drafted > 0) == (tokens == 300 and share < 1)

@@ -61,7 +61,7 @@ def test_the_reference_over_ranks(kept: Kept, name: str, meeting: str) -> None:
     for ranks in (2, 3):
         with sharing(files, ranks, kernels="ref") as together:
             assert answers(together) == alone, ranks
-            assert isinstance(together.workers[1]._program, CallByCall)
+            assert isinstance(together.workers[1].text.program, CallByCall)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -71,7 +71,7 @@ def test_the_cpu_operators_over_ranks(kept: Kept, name: str, unrecorded: None) -
     for wired in (False, True):
         with sharing(files, 2, wired=wired) as together:
             assert answers(together) == alone, wired
-            assert isinstance(together.workers[1]._program, CallByCall)
+            assert isinstance(together.workers[1].text.program, CallByCall)
 
 
 @pytest.mark.parametrize("kernels", ["ref", "cpu"])
@@ -124,7 +124,7 @@ def test_a_step_beyond_the_limits_of_stages_goes_in_parts(worker_files: Any) -> 
     alone = answers(worker_of(worker_files, kernels="ref"))
     with staged(worker_files, 2, kernels="ref") as together:
         for worker in together.workers:
-            worker._model.ranks._most = 7
+            worker.text.model.ranks._most = 7
         assert answers(together) == alone
 
 

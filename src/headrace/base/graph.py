@@ -29,6 +29,7 @@ their identity.
 | `part` | columns of a value | | `PartSpec` |
 | `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
 | `exchange` | this rank's columns → the columns of all ranks; made by `base.cut` alone | | `ExchangeSpec` |
+| `reduce` | this rank's partial sums → the sums of all ranks; made by `base.sums` alone, to be priced | | `ReduceSpec` |
 
 `short_conv`, `delta_rule` and `ssm` read and write the state of the row's sequence, token by token.
 Reserved for future models: `gather` and `scatter` (rows by a named index input: patches, embeddings
@@ -232,7 +233,7 @@ class Node:
 
 ROW_WISE = frozenset(
     ("norm", "add", "linear", "gated", "activate", "multiply", "route", "experts", "part")
-) | {"absorb", "unpack", "exchange", "scale"}
+) | {"absorb", "unpack", "exchange", "reduce", "scale"}
 """Kinds whose output row depends on that row of the inputs alone."""
 RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
 """Kinds that go on from the state of the row's sequence, and leave it for the following tokens."""

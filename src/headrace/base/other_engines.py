@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class OtherOption:
     """One option of another engine."""
 
     names: tuple[str, ...]
@@ -32,9 +32,9 @@ class Word:
         return f"{self.turn}2" if self.turn in ("TP", "PP", "EP") else ""
 
 
-def _read(text: str) -> tuple[dict[str, tuple[Word, ...]], dict[str, str]]:
+def _read(text: str) -> tuple[dict[str, tuple[OtherOption, ...]], dict[str, str]]:
     """Return (engine → options, engine → the published list) of the table."""
-    engines: dict[str, list[Word]] = {}
+    engines: dict[str, list[OtherOption]] = {}
     sources: dict[str, str] = {}
     for row in text.splitlines():
         if row.startswith("["):
@@ -43,7 +43,7 @@ def _read(text: str) -> tuple[dict[str, tuple[Word, ...]], dict[str, str]]:
         elif row and not row.startswith("#"):
             names, *cells = (cell.strip() for cell in row.split("|", 4))
             values, ours, turn, note = [*cells, ""][:4]
-            engines[engine].append(Word(tuple(names.split()), values, ours, turn, note))
+            engines[engine].append(OtherOption(tuple(names.split()), values, ours, turn, note))
     return {engine: tuple(words) for engine, words in engines.items()}, sources
 
 

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from .errors import EngineFault
-from .exchange import ExchangeSpec
+from .exchange import ExchangeSpec, ReduceSpec
 from .graph import (
     KINDS,
     RECURRENT,
@@ -214,6 +214,8 @@ def _form(node: Node) -> Form | None:
             return Form([x], [y], [[]], kept, kept)
         case "select", None:
             return Form([x], [x], [[]], kept, kept)
+        case "reduce", ReduceSpec():
+            return Form([x], [x])
         case "exchange", ExchangeSpec(bounds):
             return Form([node.spec.mine[1]], [bounds[-1]], [[]], kept, kept)
     return _joined_form(node)

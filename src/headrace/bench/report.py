@@ -117,8 +117,8 @@ def steadiness(steady: dict[str, Any]) -> str:
         )
     if steady["verdict"] == "not steady" and most is not None:
         return (
-            f"; NOT STEADY: {offered:g} requests/s are {offered / most:.0%} of the most that can be "
-            f"done ({most:.3g}), where waits depend on how long the run is"
+            f"; NOT STEADY: {offered:g} requests/s are {offered / most:.0%} of the most that can "
+            f"be done ({most:.3g}), where waits depend on how long the run is"
         )
     if steady["verdict"] == "not steady":
         return "; NOT STEADY: the run is mostly its beginning and its end"

@@ -20,6 +20,7 @@ at the same time are alike.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -94,7 +95,7 @@ class Decided:
 
     @property
     def kept(self) -> bool | None:
-        """Whether it is kept; None: the interval has the limit in it."""
+        """Return whether it is kept; None: the interval has the limit in it."""
         if self.value is None or self.low > self.limit.seconds:
             return False
         return True if self.high <= self.limit.seconds else None
@@ -360,7 +361,7 @@ def interval(values: Sequence[Sequence[float]], percentile: float) -> tuple[floa
     edges = np.linspace(0, len(values), PARTS + 1).astype(int)
     parts = [
         np.array([one for each in values[low:high] for one in each])
-        for low, high in zip(edges, edges[1:], strict=False)
+        for low, high in itertools.pairwise(edges)
     ]
     parts = [one for one in parts if one.size]
     if not parts:

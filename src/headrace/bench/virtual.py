@@ -135,8 +135,7 @@ class Simulation:
             _User(session, number, self._words.of(session.system))
             for number, session in enumerate(self._supply())
         )
-        if self._started:
-            self._begin()
+        started = self._begin() if self._started else []
         # If answers bring further users, the first ones come spread over some milliseconds, as from
         # real clients.
         users = self.options.concurrency - self._started
@@ -144,6 +143,7 @@ class Simulation:
         self.cluster.run(
             (self._ask(user, begin) for begin, user in zip(begins, self._queue, strict=False)),
             self._follow,
+            started=started,
         )
 
     def _supply(self) -> Iterator[Session]:
@@ -157,8 +157,8 @@ class Simulation:
             more = replace(self.options, requests=2 * done)
             self._sessions = make_sessions(more, self._material)[0]
 
-    def _begin(self) -> None:
-        """Start the first sessions in the middle of their answers."""
+    def _begin(self) -> list[SimRequest]:
+        """Return the first sessions' requests, in the middle of their answers."""
         draws = random.Random(self.options.seed + 2)
         shares = [(number + 0.5) / self._started for number in range(self._started)]
         draws.shuffle(shares)
@@ -169,7 +169,7 @@ class Simulation:
             request.prompt = [*request.prompt, *([TOKEN] * there)]
             request.output_tokens -= there
             requests.append(request)
-        self.cluster.begin(requests)
+        return requests
 
     def document(self, run: Run, rates: Run | None = None) -> dict[str, Any]:
         """Return the result of a run, or of a part; `rates` counts what ended in its time."""

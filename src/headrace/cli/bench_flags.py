@@ -43,6 +43,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 Keep = Annotated[bool, typer.Option("--history/--no-history", help="Add to the history.")]
 
 
+PANELS = {
+    "Server": "url model endpoint api_key extra temperature stream ignore_eos devices "
+    "price_per_hour metrics_interval metrics_urls",
+    "Prompts and answers": "preset workload trace input output tokenizer prefix_tokens groups zipf "
+    "turns think_seconds seed",
+    "Load": "requests duration arrivals concurrency trace_speed warmup max_concurrency ramp grace "
+    "processes",
+    "Judgement": "slo max_errors stop_saturated timeout stall",
+}
+"""Groups of a run's flags in the help."""
+_PANEL = {name: panel for panel, names in PANELS.items() for name in names.split()}
 NO_HELPS: Mapping[str, str] = MappingProxyType({})
 _SAID: dict[str, Any] = {"seed": int | None, "metrics_urls": list[str] | None, "extra": str | None}
 """Type of a flag that differs from its field's: None for values that `make_options` fills in."""
@@ -94,7 +105,7 @@ def with_flags(
             flag = typer.Option(
                 *spec.metadata.get("flag", ()),
                 help=help,
-                rich_help_panel=spec.metadata.get("panel"),
+                rich_help_panel=_PANEL.get(spec.name) if record is RunOptions else None,
             )
             every.append(
                 inspect.Parameter(

@@ -17,8 +17,8 @@ from ..base.hardware import hardware
 from ..loader import open_model
 from ..loader.cache import CachedModel, cached_models
 from ..loader.cache import remove as remove_model
-from ..loader.catalog import CATALOG, TASKS
-from ..loader.download import fetch_catalog
+from ..loader.catalog import TASKS
+from ..speech.finding import find, hears
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -44,7 +44,7 @@ def models(
     console = Console(highlight=False)
     console.print(_table(found, free := hardware().free))
     print(
-        f"\nmemory: an estimate for serving it; {size(free)} are free here\n"
+        f"\nfits: the estimated memory is below the {size(free)} that are free here\n"
         f"default: {DEFAULT_MODEL}\n"
         "headrace serve NAME downloads and serves; headrace explain NAME plans the memory"
     )
@@ -78,10 +78,9 @@ def pull(
     cache_dir: CacheDir = None,
 ) -> None:
     """Download a model, resuming where an earlier download stopped, and verify it."""
-    known = CATALOG.get(name)
     with DownloadBars(sys.stderr) as bars:
-        if known is not None and known.speech:
-            path = fetch_catalog(known, cache_dir=cache_dir, progress=bars)
+        if hears(name, cache_dir=cache_dir, offline=False):
+            path = find(name, cache_dir=cache_dir, progress=bars)
         else:
             path = open_model(name, cache_dir=cache_dir, progress=bars).path
     print(path)

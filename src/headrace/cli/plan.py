@@ -1,4 +1,4 @@
-"""`headrace plan`: the cheapest layout for a load, or the most that given devices do, within an SLO.
+"""`headrace plan`: within an SLO, the cheapest layout for a load or the most of given devices.
 
 The search computes; the simulator has the last word (`plan_check`).
 """
@@ -40,9 +40,9 @@ from ..roofline.prices import read_prices
 from ..roofline.steady import Demand, Goal
 from .plan_check import Check, Checked
 from .plan_launch import ENGINES, write_launch
-from .plan_show import Question, document, show
+from .plan_show import PlanQuestion, document, show
 from .plan_tiers import print_tiers
-from .progress import Said
+from .progress import StatusLine
 
 TRIES = 6
 """Candidates that are simulated before giving up."""
@@ -159,8 +159,8 @@ def plan(
     )
     table, source = read_prices(prices, hardwares)
     chosen = re.split(",(?![a-z_]+=)", formats) if formats else formats_of(described.weights)
-    question = Question(model, described, demand, goal, tuple(chosen), counts, table, source)
-    with Said(sys.stderr, "planning") as said:
+    question = PlanQuestion(model, described, demand, goal, tuple(chosen), counts, table, source)
+    with StatusLine(sys.stderr, "planning") as said:
         said(f"{len(hardwares)} kinds of device")
         found = search(
             described.arch,
@@ -260,7 +260,7 @@ def checked_rows(
 def _most(
     check: Check, candidates: list[Candidate], device: str, watch: Callable[[str], None]
 ) -> Checked:
-    """Find the most that a device's best layout does, or the next one's if it misses at any rate."""
+    """Find the most that a device's best layout does; the next one's if it misses at any rate."""
     made: list[Checked] = []
     for candidate in [one for one in candidates if one.hardware.name == device][:TRIES]:
         made.append(check.most(candidate, watch))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..bench.metrics import request_values
 from ..bench.options import RunOptions
 from ..bench.steady_run import Capacity, Steady, flood, interval, steady_run
-from ..bench.metrics import request_values
 from ..engine.draft_law import DraftLaw
 from ..engine.sim import Cluster
 from ..engine.sim_replica import ReplicaSpec
@@ -99,7 +99,7 @@ class Check:
 
 
 class _Part:
-    """As many engines of a candidate as are simulated, with their share of the load."""
+    """The simulated engines of a candidate, with their share of the load."""
 
     def __init__(self, candidate: Candidate, check: Check) -> None:
         self._candidate, self._check = candidate, check

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..base.errors import OptionError
 from ..roofline.planner import Candidate, Pool
-from .plan_show import Question, format_words
+from .plan_show import PlanQuestion, format_words
 
 FLAGS = Path(__file__).with_name("engine_flags.json")
 PORT = 8000
@@ -22,7 +22,7 @@ Words = list[str]
 WIDE = ("bfloat16", "float16", "float32")
 
 
-def write_launch(folder: Path, question: Question, candidate: Candidate) -> list[Path]:
+def write_launch(folder: Path, question: PlanQuestion, candidate: Candidate) -> list[Path]:
     """Write the files of a plan; return them. Raises `OptionError` if the folder cannot be
     written."""
     files = {"values.yaml": values(question, candidate)}
@@ -40,7 +40,10 @@ def write_launch(folder: Path, question: Question, candidate: Candidate) -> list
 
 
 def script(
-    name: str, make: Callable[[Question, Pool], Words], question: Question, candidate: Candidate
+    name: str,
+    make: Callable[[PlanQuestion, Pool], Words],
+    question: PlanQuestion,
+    candidate: Candidate,
 ) -> str:
     """Return the shell script that starts an engine's replicas on one node after another."""
     lines = ["#!/bin/sh", *_comment(question, candidate)]
@@ -88,20 +91,20 @@ def _joined(words: Words) -> str:
     return " ".join(word if word == '"$MODEL"' else shlex.quote(word) for word in words)
 
 
-def _comment(question: Question, candidate: Candidate) -> Iterator[str]:
+def _comment(question: PlanQuestion, candidate: Candidate) -> Iterator[str]:
     model = " ".join(question.model.split())
     yield f"# {model} in {format_words(candidate.case.weights)}: {candidate}"
     yield f"# planned for {candidate.rate:.3g} requests/s, {question.lengths}, {question.limits}"
 
 
-def _longest(question: Question, pool: Pool) -> int:
+def _longest(question: PlanQuestion, pool: Pool) -> int:
     """Return the longest request: twice the mean lengths, in whole hundreds of tokens."""
     demand = question.demand
     wanted = -(-2 * (demand.input_tokens + demand.output_tokens) // 256) * 256
     return min(pool.case.arch.max_context, wanted)
 
 
-def _quantised(question: Question, pool: Pool) -> str | None:
+def _quantised(question: PlanQuestion, pool: Pool) -> str | None:
     """Return the format that an engine must make of wide weights while it loads them."""
     published = question.described.weights.format
     planned = pool.case.weights.format
@@ -130,7 +133,7 @@ def _refusal(name: str, candidate: Candidate) -> str | None:
     return None
 
 
-def _headrace(question: Question, pool: Pool) -> Words:
+def _headrace(question: PlanQuestion, pool: Pool) -> Words:
     words = ["headrace", "serve", '"$MODEL"']
     words += [
         "--max-sequences",
@@ -146,12 +149,12 @@ def _headrace(question: Question, pool: Pool) -> Words:
     return words
 
 
-def _vllm(question: Question, pool: Pool) -> Words:
+def _vllm(question: PlanQuestion, pool: Pool) -> Words:
     """vLLM's limit of sequences is of a data-parallel rank, over all its pipeline stages."""
     return ["vllm", "serve", '"$MODEL"', *_vllm_options(question, pool)]
 
 
-def _vllm_options(question: Question, pool: Pool) -> Words:
+def _vllm_options(question: PlanQuestion, pool: Pool) -> Words:
     layout = pool.case.layout
     words = ["--tensor-parallel-size", str(layout.tp)]
     if layout.pp > 1:
@@ -170,7 +173,7 @@ def _vllm_options(question: Question, pool: Pool) -> Words:
     return words
 
 
-def _sglang(question: Question, pool: Pool) -> Words:
+def _sglang(question: PlanQuestion, pool: Pool) -> Words:
     """SGLang's ranks count all devices of a stage, and its limits all attention groups."""
     layout = pool.case.layout
     words = ["python", "-m", "sglang.launch_server", "--model-path", '"$MODEL"']
@@ -191,7 +194,7 @@ def _sglang(question: Question, pool: Pool) -> Words:
     return words
 
 
-def _tensorrt(question: Question, pool: Pool) -> Words:
+def _tensorrt(question: PlanQuestion, pool: Pool) -> Words:
     """TensorRT-LLM takes the KV's type and attention groups from a YAML file, and wants weights
     that are quantised already."""
     layout = pool.case.layout
@@ -218,7 +221,7 @@ def tensorrt_config(candidate: Candidate) -> str:
     return "\n".join([*lines, ""])
 
 
-def _dynamo(question: Question, pool: Pool) -> Words:
+def _dynamo(question: PlanQuestion, pool: Pool) -> Words:
     """Dynamo's worker takes vLLM's options."""
     words = ["python", "-m", "dynamo.vllm", "--model", '"$MODEL"']
     if pool.role != "all":
@@ -226,7 +229,7 @@ def _dynamo(question: Question, pool: Pool) -> Words:
     return words + _vllm_options(question, pool)
 
 
-ENGINES: dict[str, Callable[[Question, Pool], Words]] = {
+ENGINES: dict[str, Callable[[PlanQuestion, Pool], Words]] = {
     "headrace": _headrace,
     "vllm": _vllm,
     "sglang": _sglang,
@@ -236,7 +239,7 @@ ENGINES: dict[str, Callable[[Question, Pool], Words]] = {
 """Engine → the command of one replica, without its port."""
 
 
-def values(question: Question, candidate: Candidate) -> str:
+def values(question: PlanQuestion, candidate: Candidate) -> str:
     """Return values for our chart (`headrace factory chart`), over those that it has."""
     pool = candidate.pools[-1]
     engine = _joined(_headrace(question, pool)[3:])

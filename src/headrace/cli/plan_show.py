@@ -20,7 +20,7 @@ from .plan_check import Checked
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanQuestion:
     """The inputs of a plan."""
 
     model: str
@@ -59,7 +59,7 @@ def format_words(weights: WeightBytes) -> str:
     return f"{experts} (experts; the rest {weights.format})"
 
 
-def show(question: Question, found: Found, checked: list[Checked], *, verbose: bool) -> None:
+def show(question: PlanQuestion, found: Found, checked: list[Checked], *, verbose: bool) -> None:
     """Print a plan. Nothing is cut: cells are folded on a narrow terminal."""
     console = Console(highlight=False, markup=False)
 
@@ -91,19 +91,26 @@ def show(question: Question, found: Found, checked: list[Checked], *, verbose: b
         say(f"{found.settings:,} settings; -v shows why {count} layouts are not chosen", "dim")
 
 
-def _table(question: Question, checked: list[Checked]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+def _table(question: PlanQuestion, checked: list[Checked]) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        title="simulated; latencies are p99",
+        title_justify="left",
+    )
     money = question.source.currency
     table.add_column("layout", overflow="fold", min_width=12)
     for column in (
         "req/s",
-        "tok/s a\ndevice",
-        "tok/s\na user",
-        f"{money}\nan hour",
-        f"{money}\na Mtok",
-        "TTFT\np99 ms",
-        "TPOT\np99 ms",
-        "ITL\np99 ms",
+        "tok/s/\ndevice",
+        "tok/s/\nuser",
+        f"{money}/h",
+        f"{money}/\nMtok",
+        "TTFT\nms",
+        "TPOT\nms",
+        "ITL\nms",
         "SLO",
     ):
         table.add_column(column, justify="right", no_wrap=True)
@@ -116,7 +123,7 @@ def _table(question: Question, checked: list[Checked]) -> Table:
             f"{c.rate:.3g}",
             f"{_per_device(c, question.demand):,.0f}",
             f"{one.per_user:.0f}",
-            f"{c.price_per_hour:,.2f}",
+            f"{c.price_per_hour:,.1f}",
             f"{c.cost_per_million(question.demand):.2f}",
             f"{one.ttft * 1e3:,.0f}",
             f"{one.tpot * 1e3:.1f}",
@@ -126,14 +133,15 @@ def _table(question: Question, checked: list[Checked]) -> Table:
     return table
 
 
-def _say_best(say: Any, question: Question, best: Checked) -> None:
+def _say_best(say: Any, question: PlanQuestion, best: Checked) -> None:
     c, demand = best.candidate, question.demand
     error = question.error(c.hardware.name)
     low, high = error.around(c.rate)
     cost = c.cost_per_million(demand)
     most = "the most within the limits" if question.counts is not None else "as asked"
     missed = f", at {best.missed:.3g} they are missed" if best.missed else ""
-    say(f"{c} ({c.devices} devices): {c.rate:.3g} requests/s, {most}{missed}", "bold")
+    plural = "" if c.devices == 1 else "s"
+    say(f"{c} ({c.devices} device{plural}): {c.rate:.3g} requests/s, {most}{missed}", "bold")
     for pool in c.pools:
         role = "" if pool.role == "all" else f"{pool.role}: "
         say(
@@ -142,8 +150,8 @@ def _say_best(say: Any, question: Question, best: Checked) -> None:
         )
     say(
         f"  {c.rate * demand.output_tokens:,.0f} output tokens/s, {_per_device(c, demand):,.0f} a "
-        f"device, {best.per_user:.0f} a user; {c.price_per_hour:,.2f} {question.source.currency} an "
-        f"hour, {cost:.3f} per million output tokens"
+        f"device, {best.per_user:.0f} a user; {c.price_per_hour:,.2f} {question.source.currency} "
+        f"an hour, {cost:.3f} per million output tokens"
     )
     if question.counts is not None:
         spread = f"{low:.3g} to {high:.3g} requests/s"
@@ -156,9 +164,9 @@ def _say_best(say: Any, question: Question, best: Checked) -> None:
             say(f"  {idle} devices are left over")
 
 
-def _say_errors(say: Any, question: Question, checked: list[Checked]) -> None:
+def _say_errors(say: Any, question: PlanQuestion, checked: list[Checked]) -> None:
     """Print the error of each column, by what was measured."""
-    say("simulated; true over predicted, at worst:")
+    say("true over predicted, at worst:")
     for device in dict.fromkeys(one.candidate.hardware.name for one in checked):
         error = question.error(device)
         say(f"  {device}: rates, cost and TPOT {error} ({error.rows} {error.of})")
@@ -198,7 +206,7 @@ def rejections(found: Found) -> list[str]:
     return lines
 
 
-def document(question: Question, found: Found, checked: list[Checked]) -> dict[str, Any]:
+def document(question: PlanQuestion, found: Found, checked: list[Checked]) -> dict[str, Any]:
     """Return the inputs, the whole search and the simulations, for other programs."""
     demand = question.demand
 

@@ -98,7 +98,7 @@ QUIET_SECONDS = 2.0
 """Seconds of a computation without a terminal before its first line."""
 
 
-class Said:
+class StatusLine:
     """Display of what a computation is at: one changing line on a terminal, else a line for each
     part that takes long. Call it with the part."""
 
@@ -107,7 +107,7 @@ class Said:
         self._live = stream.isatty()
         self._begin = self._last = time.monotonic()
 
-    def __enter__(self) -> Said:
+    def __enter__(self) -> StatusLine:
         return self
 
     def __call__(self, part: str) -> None:

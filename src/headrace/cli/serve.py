@@ -21,6 +21,7 @@ from ..speech.finding import hears
 from .brief import BriefHelp
 from .configured import configured
 from .start import hearing, started
+from .translate import translate
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -43,8 +44,6 @@ class Serve(BriefHelp):
                 "headrace serve --from vllm -- MODEL --max-model-len 4096",
                 param="from",
             )
-        from .translate import translate  # Local: other runs do without its imports.
-
         line = translate(engine, args[len(own) + 1 :])
         mine = [*line.arguments, *own[:place], *rest]
         announce(shlex.join(["headrace", "serve", *mine]))
@@ -101,7 +100,7 @@ def serve(
 
     A speech model (whisper-base) serves /v1/audio and sessions at /v1/realtime.
     """
-    speech = hears(engine.model)
+    speech = hears(engine.model, cache_dir=engine.cache_dir, offline=engine.offline)
     admitted = None
     if profile is not None:
         from ..factory.admit import admit, certified  # Local: other runs do without its imports.

@@ -28,7 +28,7 @@ from ..engine.sim_replica import ReplicaSpec
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
 from .bench_flags import with_run_flags
-from .progress import Said
+from .progress import StatusLine
 
 LOOP = {"gateway": "gateway", "loop": "step", "row": "row", "answer": "answer"}
 """Option → the part of `Loop` that it states."""
@@ -161,7 +161,7 @@ def simulate(
         )
 
     begin = time.perf_counter()
-    with Said(sys.stderr, f"simulating {model}") as said:
+    with StatusLine(sys.stderr, f"simulating {model}") as said:
         found = steady_run(cluster, options, watch=said)
     result = document(found)
     result["server"]["model"] = model

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..base.environment import cache_root
 from ..base.errors import OptionError
 from ..base.names import nearest
-from ..base.other_engines import ENGINES, Word
+from ..base.other_engines import ENGINES, OtherOption
 from ..loader.catalog import CATALOG
 from ..server.keys import Key, hash_of, write_keys
 
@@ -37,7 +37,7 @@ _KV_TYPES = {**_TYPES, "fp8": "fp8", "fp8_e4m3": "fp8", "q8_0": "int8"}
 
 
 @dataclass(slots=True)
-class Line:
+class Translated:
     """A translated line as it grows."""
 
     engine: str
@@ -66,10 +66,10 @@ class Line:
         return written
 
 
-Turn = Callable[[Line, Word, list[str]], None]
+Turn = Callable[[Translated, OtherOption, list[str]], None]
 
 
-def translate(engine: str, words: list[str]) -> Line:
+def translate(engine: str, words: list[str]) -> Translated:
     """Translate the words of another engine's command line.
 
     Raises `OptionError` for an unknown engine or option, and for an option whose absence would
@@ -80,16 +80,16 @@ def translate(engine: str, words: list[str]) -> Line:
             f"from must be one of {', '.join(ENGINES)}, not {engine!r:.40}", param="from"
         )
     known = {name: word for word in ENGINES[engine] for name in word.names}
-    line = Line(engine)
+    line = Translated(engine)
     rest = iter(_without_program(words))
     for name, values in _options(rest, known, line):
         word = known[name]
-        TURNS[word.turn](line, Word((name,), *_rest_of(word)), values)
+        TURNS[word.turn](line, OtherOption((name,), *_rest_of(word)), values)
     _finish(line)
     return line
 
 
-def _rest_of(word: Word) -> tuple[str, str, str, str]:
+def _rest_of(word: OtherOption) -> tuple[str, str, str, str]:
     return word.values, word.ours, word.turn, word.note
 
 
@@ -100,7 +100,7 @@ def _without_program(words: list[str]) -> list[str]:
 
 
 def _options(
-    rest: Iterator[str], known: Mapping[str, Word], line: Line
+    rest: Iterator[str], known: Mapping[str, OtherOption], line: Translated
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield each option as the table spells it, with its values; take the model on the way."""
     ahead: list[str] = []
@@ -143,7 +143,7 @@ def _taken(rest: Iterator[str], ahead: list[str], kind: str) -> list[str]:
     return values
 
 
-def _spelling(name: str, known: Mapping[str, Word]) -> tuple[str, bool]:
+def _spelling(name: str, known: Mapping[str, OtherOption]) -> tuple[str, bool]:
     """Return an option as the table spells it, and whether it is its `--no-` form."""
     if name in known:
         return name, False
@@ -156,7 +156,7 @@ def _spelling(name: str, known: Mapping[str, Word]) -> tuple[str, bool]:
     return name, False
 
 
-def _model(line: Line, name: str) -> None:
+def _model(line: Translated, name: str) -> None:
     if line.engine == "ollama":
         name = re.sub(r"^(hf\.co|huggingface\.co)/", "", name)
         if name.replace(":", "-") in CATALOG:
@@ -164,7 +164,7 @@ def _model(line: Line, name: str) -> None:
     line.model = name
 
 
-def _finish(line: Line) -> None:
+def _finish(line: Translated) -> None:
     """Settle what depends on several options."""
     if "EP" in line.ranks:
         line.ranks["EP"] = max(line.ranks["EP"], line.ranks.get("TP", 1))
@@ -187,21 +187,21 @@ def _finish(line: Line) -> None:
         line.model = f"{(line.model or '').partition(':')[0]}:{line.file}"
 
 
-def _wrong(line: Line, word: Word, value: str, allowed: str) -> OptionError:
+def _wrong(line: Translated, word: OtherOption, value: str, allowed: str) -> OptionError:
     return OptionError(
         f"{line.engine}'s {word.names[0]} {value:.80}: only {allowed} have a counterpart here",
         param="from",
     )
 
 
-def _same(line: Line, word: Word, values: list[str]) -> None:
+def _same(line: Translated, word: OtherOption, values: list[str]) -> None:
     if word.ours == "model":
         _model(line, values[0])
     else:
         line.options[word.ours] = values[0]
 
 
-def _tokens(line: Line, word: Word, values: list[str]) -> None:
+def _tokens(line: Translated, word: OtherOption, values: list[str]) -> None:
     """Take a number, also with vLLM's k (1,000) and K (1,024); none and negative: our default."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", values[0])
     if values[0] == "auto" or values[0].startswith("-"):
@@ -214,7 +214,9 @@ def _tokens(line: Line, word: Word, values: list[str]) -> None:
         line.options[word.ours] = str(count)
 
 
-def _ranks(line: Line, word: Word, values: list[str]) -> None:
+def _ranks(line: Translated, word: OtherOption, values: list[str]) -> None:
+    if values == ["off"]:
+        return
     size = values[0] if values else "1"
     if not size.isdecimal():
         raise _wrong(line, word, size, "numbers")
@@ -222,25 +224,27 @@ def _ranks(line: Line, word: Word, values: list[str]) -> None:
         line.ranks[word.turn] = int(size)
 
 
-def _copies(line: Line, word: Word, values: list[str]) -> None:
+def _copies(line: Translated, word: OtherOption, values: list[str]) -> None:
     if values[0] != "1":
         _refuse(line, word, values)
 
 
-def _refuse(line: Line, word: Word, values: list[str]) -> None:
+def _refuse(line: Translated, word: OtherOption, values: list[str]) -> None:
     raise OptionError(f"{line.engine}'s {word.names[0]}: {word.note}", param="from")
 
 
-def _omit(line: Line, word: Word, values: list[str]) -> None:
+def _omit(line: Translated, word: OtherOption, values: list[str]) -> None:
     line.notes.append(f"{word.names[0]}: {word.note}")
 
 
-def _backend(line: Line, word: Word, values: list[str]) -> None:
+def _backend(line: Translated, word: OtherOption, values: list[str]) -> None:
     launchers = {"ray": "ray", "external_launcher": "env", "mp": None, "uni": None}
     _choose(line, word, values[0], launchers)
 
 
-def _choose(line: Line, word: Word, value: str, choices: Mapping[str, str | None]) -> None:
+def _choose(
+    line: Translated, word: OtherOption, value: str, choices: Mapping[str, str | None]
+) -> None:
     if value not in choices:
         raise _wrong(line, word, value, ", ".join(one for one in choices if one))
     ours = choices[value]
@@ -248,14 +252,14 @@ def _choose(line: Line, word: Word, value: str, choices: Mapping[str, str | None
         line.options[word.ours] = ours
 
 
-def _format(line: Line, word: Word, values: list[str]) -> None:
+def _format(line: Translated, word: OtherOption, values: list[str]) -> None:
     if values[0] == "fp8":
         line.options[word.ours] = "fp8"
     else:
         _omit(line, word, values)
 
 
-def _method(line: Line, word: Word, values: list[str]) -> None:
+def _method(line: Translated, word: OtherOption, values: list[str]) -> None:
     method = values[0].lower()
     if method == "ngram":
         line.options["speculate"] = "ngram"
@@ -265,7 +269,7 @@ def _method(line: Line, word: Word, values: list[str]) -> None:
         raise _wrong(line, word, values[0], "NGRAM, NEXTN, EAGLE, EAGLE3, STANDALONE")
 
 
-def _drafts(line: Line, word: Word, values: list[str]) -> None:
+def _drafts(line: Translated, word: OtherOption, values: list[str]) -> None:
     """Take vLLM's JSON object of speculation."""
     try:
         given = json.loads(values[0])
@@ -282,11 +286,11 @@ def _drafts(line: Line, word: Word, values: list[str]) -> None:
         raise _wrong(line, word, values[0], "a model, and the methods ngram and mtp,")
 
 
-def _secret(line: Line, word: Word, values: list[str]) -> None:
+def _secret(line: Translated, word: OtherOption, values: list[str]) -> None:
     _keep_keys(line, [key for value in values for key in value.split(",")])
 
 
-def _secrets(line: Line, word: Word, values: list[str]) -> None:
+def _secrets(line: Translated, word: OtherOption, values: list[str]) -> None:
     try:
         lines = Path(values[0]).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -295,7 +299,7 @@ def _secrets(line: Line, word: Word, values: list[str]) -> None:
     _keep_keys(line, [one.strip() for one in lines if one.strip() and not one.startswith("#")])
 
 
-def _keep_keys(line: Line, secrets: list[str]) -> None:
+def _keep_keys(line: Translated, secrets: list[str]) -> None:
     """Write the keys' hashes into a file of the cache folder, named after them."""
     hashes = dict.fromkeys(hash_of(secret) for secret in secrets if secret)
     if not hashes:
@@ -310,7 +314,7 @@ def _keep_keys(line: Line, secrets: list[str]) -> None:
     line.options["keys"] = str(path)
 
 
-def _origins(line: Line, word: Word, values: list[str]) -> None:
+def _origins(line: Translated, word: OtherOption, values: list[str]) -> None:
     try:
         given = json.loads(values[0])
     except ValueError:
@@ -318,33 +322,33 @@ def _origins(line: Line, word: Word, values: list[str]) -> None:
     line.options[word.ours] = ",".join(given) if isinstance(given, list) else values[0]
 
 
-def _level(line: Line, word: Word, values: list[str]) -> None:
+def _level(line: Translated, word: OtherOption, values: list[str]) -> None:
     level = {"critical": "error", "trace": "debug"}.get(values[0].lower(), values[0].lower())
     line.options[word.ours] = level
 
 
-def _layers(line: Line, word: Word, values: list[str]) -> None:
+def _layers(line: Translated, word: OtherOption, values: list[str]) -> None:
     if values[0] == "0":
         line.options["device"] = "cpu"
     else:
         _omit(line, word, values)
 
 
-def _none(line: Line, word: Word, values: list[str]) -> None:
+def _none(line: Translated, word: OtherOption, values: list[str]) -> None:
     if values[0] == "none":
         line.options["device"] = "cpu"
     else:
         line.notes.append(f"{word.names[0]}: CUDA_VISIBLE_DEVICES chooses the GPU")
 
 
-def _parts(line: Line, word: Word, values: list[str]) -> None:
+def _parts(line: Translated, word: OtherOption, values: list[str]) -> None:
     parts = values[0].split(",")
     if len(set(parts)) != 1:
         raise _wrong(line, word, values[0], "equal parts")
     line.ranks["TP"] = len(parts)
 
 
-def _address(line: Line, word: Word, values: list[str]) -> None:
+def _address(line: Translated, word: OtherOption, values: list[str]) -> None:
     host, _, port = re.sub(r"^https?://", "", values[0]).rpartition(":")
     if not port.isdecimal():
         host, port = values[0], ""
@@ -354,25 +358,25 @@ def _address(line: Line, word: Word, values: list[str]) -> None:
         line.options["port"] = port
 
 
-def _page(line: Line, word: Word, values: list[str]) -> None:
+def _page(line: Translated, word: OtherOption, values: list[str]) -> None:
     if values[0] in ("8", "16", "32", "64", "128"):
         line.options[word.ours] = values[0]
     else:
         line.notes.append(f"{word.names[0]}: blocks have 8, 16, 32, 64 or 128 tokens")
 
 
-def _order(line: Line, word: Word, values: list[str]) -> None:
+def _order(line: Translated, word: OtherOption, values: list[str]) -> None:
     if values[0] in ("fcfs", "priority"):
         line.options[word.ours] = values[0]
     else:
         line.notes.append(f"{word.names[0]}: the order is fcfs or priority")
 
 
-def _adapter(line: Line, word: Word, values: list[str]) -> None:
+def _adapter(line: Translated, word: OtherOption, values: list[str]) -> None:
     line.options.setdefault(word.ours, "1")
 
 
-def _set(line: Line, name: str, value: str | bool) -> None:
+def _set(line: Translated, name: str, value: str | bool) -> None:
     line.options[name] = value
 
 
@@ -399,7 +403,9 @@ TURNS: Mapping[str, Turn] = {
     "two": lambda line, word, values: _set(line, word.ours, "1" if values == ["off"] else "2"),
     "urgent": lambda line, word, values: _set(line, word.ours, "priority"),
     "adapter": _adapter,
-    "debug": lambda line, word, values: _set(line, word.ours, "debug"),
+    "debug": lambda line, word, values: (
+        None if values[0] in ("0", "false") else _set(line, word.ours, "debug")
+    ),
     "unified": lambda line, word, values: setattr(line, "unified", True),
     "file": lambda line, word, values: setattr(line, "file", values[0]),
     "drafts": _drafts,

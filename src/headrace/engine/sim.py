@@ -112,7 +112,9 @@ class Cluster:
         failures: Failures | None = None,
         warm: bool = False,
     ) -> None:
-        """`warm`: it begins with requests in work (`begin`). `course`: 0 gives each request the gateway's mean time. Every other number gives times of
+        """`warm`: it may begin with requests in work (`run`).
+
+        `course`: 0 gives each request the gateway's mean time. Every other number gives times of
         its own, exponential with that mean, and interruptions of its own.
 
         `told_after`: seconds until the router learns the changes of a replica's cache; None: it
@@ -192,31 +194,26 @@ class Cluster:
         self._prefill = [one for one in self.replicas if one.lives and one.role != "decode"]
         self._decode = [one for one in self.replicas if one.lives and one.role == "decode"]
 
-    def begin(self, started: Iterable[SimRequest]) -> None:
-        """Take requests that came before the start: their prompts, with the tokens that they have
-        of their answers, are in the KV cache, and their next tokens follow.
-
-        Comes before `run`, once, of a `warm` cluster.
-        """
-        for request in started:
-            answer = self._answers[request.id] = SimAnswer(request, self.clock.now)
-            replica = self._second.choose(request, self._decode or self._prefill)
-            self._give(replica, answer, request.prompt, request.output_tokens, seed=RECEIVED)
-        for replica in self.replicas:
-            self._deliver(replica, replica.begin())
-        self._at(self.clock.now, lambda: None)  # The replicas plan their first steps.
-
     def stop(self) -> None:
         """End `run` after the events of this moment; requests in work stay without an answer."""
         self._stopped = True
 
     def run(
-        self, requests: Requests, follow: Follow | None = None, until: float | None = None
+        self,
+        requests: Requests,
+        follow: Follow | None = None,
+        until: float | None = None,
+        started: Iterable[SimRequest] = (),
     ) -> list[SimAnswer]:
         """Run; return all answers in the order of their ends, or none if `follow` takes them. A
         request is asked for when the one before it has come, so no more are kept than are in work.
+
+        `started`: requests that came before the start, to a `warm` cluster. Their prompts, with the
+        tokens that they have of their answers, are in the KV cache, and their next tokens follow.
         """
         self._follow = follow or self._keep
+        if self._warm:
+            self._begin(started)
         self._coming = iter(requests)
         self._next()
         for group in self._groups:
@@ -236,6 +233,15 @@ class Cluster:
                     self._tell(replica, self._told_after)
             self._dirty.clear()
         return self._ended
+
+    def _begin(self, started: Iterable[SimRequest]) -> None:
+        for request in started:
+            answer = self._answers[request.id] = SimAnswer(request, self.clock.now)
+            replica = self._second.choose(request, self._decode or self._prefill)
+            self._give(replica, answer, request.prompt, request.output_tokens, seed=RECEIVED)
+        for replica in self.replicas:
+            self._deliver(replica, replica.begin())
+        self._at(self.clock.now, lambda: None)  # The replicas plan their first steps.
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), action))

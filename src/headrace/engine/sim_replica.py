@@ -165,7 +165,7 @@ class Replica:
         warm: bool = False,
     ) -> None:
         """`budget`: tokens of a step, if they differ from those of `spec`. `warm`: `begin` comes
-        before the first step."""
+        before its first step."""
         self.spec, self.number, self.role = spec, number, role
         self._stages = stages or Stages(1)
         memory = spec.memory()

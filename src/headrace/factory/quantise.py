@@ -24,8 +24,9 @@ from ..loader.gguf import GgufFile
 from ..loader.open import open_local
 from ..loader.progress import Progress
 from ..loader.shards import INDEX
-from ..quantise.target import Target
-from ..quantise.text import Sample, Text, read_text, sample
+from ..quantise.imatrix import Importance, statistics_of
+from ..quantise.target import Quantisable, Stats
+from ..quantise.text import Text, TextSample, read_text, sample
 from ..quantise.work import WorkFolder
 from . import to_compressed, to_gguf
 from .checks import FILE_TYPE, Place, need
@@ -41,6 +42,8 @@ BUILT_IN, NO_TEXT = "built-in", "none"
 HELD_OUT = 1500, 8
 """Characters and number of the windows, at the beginning of the built-in text, that only the
 accuracy gate reads."""
+Calibration = tuple[ModelFiles, TextSample] | Mapping[str, Importance] | None
+"""The opened model and the text that goes through it; an importance matrix; or nothing."""
 Writing = Callable[[str, Callable[[BinaryIO], None]], None]
 """Function that makes a file of this name, with what the given function writes."""
 
@@ -51,6 +54,8 @@ class Quantised:
 
     names: Mapping[str, str]
     """New name of each file that was replaced, by the old one."""
+    single: bool
+    """Flag: it is one file that stands alone, a GGUF."""
     tensors: list[dict[str, Any]]
     """Report of each tensor: its type, the rows of text that its input had, its relative error on
     the text."""
@@ -91,14 +96,14 @@ def recipe_of(to: str, text: Text | None, tokens: int) -> dict[str, str]:
 def quantise_files(
     sources: Mapping[str, Path],
     to: str,
-    chosen: tuple[ModelFiles, Sample] | None,
+    chosen: Calibration,
     folder: WorkFolder,
     write: Writing,
     progress: Progress | None = None,
 ) -> Quantised:
     """Make the files of a model in fewer bits.
 
-    `sources`: its files by path; `chosen`: the opened model and the text that goes through it.
+    `sources`: its files by path; `chosen`: the text that goes through it, or an importance matrix.
     Raises `ModelFileError`; `UnsupportedModel` if nothing is dense, or if the target belongs to the
     other format; what `quantise.calibrate` raises.
     """
@@ -118,12 +123,12 @@ def _gguf(
     weights: Mapping[str, Path],
     sources: Mapping[str, Path],
     to: str,
-    chosen: tuple[ModelFiles, Sample] | None,
+    chosen: Calibration,
     folder: WorkFolder,
     write: Writing,
     progress: Progress | None,
 ) -> Quantised:
-    arch = None if chosen is None else chosen[0].arch
+    arch = chosen[0].arch if isinstance(chosen, tuple) else None
     files = {name: GgufFile(path) for name, path in weights.items()}
     made = {name: to_gguf.tensors(file, arch, to) for name, file in files.items()}
     targets = [one for some in made.values() for one in some]
@@ -135,21 +140,21 @@ def _gguf(
             to_gguf.write_gguf(file, out, to, made[name], data_of)
 
         write(_named(name, to), body)
-    return Quantised({name: _named(name, to) for name in files}, tensors)
+    return Quantised({name: _named(name, to) for name in files}, True, tensors)
 
 
 def _compressed(
     weights: Mapping[str, Path],
     sources: Mapping[str, Path],
     to: str,
-    chosen: tuple[ModelFiles, Sample] | None,
+    chosen: Calibration,
     folder: WorkFolder,
     write: Writing,
     progress: Progress | None,
 ) -> Quantised:
     if CONFIG not in sources:
         raise UnsupportedModel(f"the model has no {CONFIG}", param="to")
-    made = to_compressed.Folder(weights, to, None if chosen is None else chosen[0].arch)
+    made = to_compressed.Folder(weights, to, chosen[0].arch if isinstance(chosen, tuple) else None)
     tensors = _rounded(made.tensors, chosen, folder, progress)
     data_of = _data_of(made.tensors, folder)
     for name in weights:
@@ -159,20 +164,20 @@ def _compressed(
 
         write(name, body)
     config, index = made.config(sources[CONFIG]), made.index()
-    write(CONFIG, lambda out: _whole(out, config))
+    write(CONFIG, lambda out: _put(out, config))
     if INDEX in sources:
-        write(INDEX, lambda out: _whole(out, index))
+        write(INDEX, lambda out: _put(out, index))
     replaced = [*weights, CONFIG, *([INDEX] if INDEX in sources else [])]
-    return Quantised({name: name for name in replaced}, tensors)
+    return Quantised({name: name for name in replaced}, False, tensors)
 
 
-def _whole(out: BinaryIO, data: bytes) -> None:
+def _put(out: BinaryIO, data: bytes) -> None:
     out.write(data)
 
 
 def _rounded(
     targets: list[Any],
-    chosen: tuple[ModelFiles, Sample] | None,
+    chosen: Calibration,
     folder: WorkFolder,
     progress: Progress | None,
 ) -> list[dict[str, Any]]:
@@ -187,14 +192,30 @@ def _rounded(
         )
     if chosen is None:
         return without_text(targets, folder)
+    if isinstance(chosen, Mapping):
+
+        def known(one: Quantisable) -> Stats:
+            return statistics_of(chosen.get(one.file_name), one.names, one.width)
+
+        return without_text(targets, folder, known)
     files, text = chosen
     return calibrate(files, text.windows, targets, folder, progress)
+
+
+def importances(made: Quantised, folder: WorkFolder) -> dict[str, Importance]:
+    """Return the importance of each tensor that a text has reached, before the folder is gone."""
+    found = {}
+    for number, one in enumerate(made.tensors):
+        if counts := one["counts"]:
+            sums = folder.array(f"importance{number}", np.float32).reshape(len(counts), -1)
+            found[one["tensor"]] = Importance(sums, np.array(counts, np.int64))
+    return found
 
 
 def _data_of(targets: list[Any], folder: WorkFolder) -> Callable[[Any], Iterator[npt.NDArray[Any]]]:
     number = {one.file_name: at for at, one in enumerate(targets)}
 
-    def read(one: Target) -> Iterator[npt.NDArray[Any]]:
+    def read(one: Quantisable) -> Iterator[npt.NDArray[Any]]:
         yield folder.array(f"tensor{number[one.file_name]}", np.uint8)
 
     return read
@@ -208,10 +229,10 @@ def quantise(work: Work) -> Result:
     text = text_of(place.text)
     if (text and text.digest) != parameters["text"]:
         raise InvalidRequest(f"{place.text} has changed since the plan", param="quantise_text")
-    chosen = None
+    chosen: Calibration = None
     if text is not None:
         opened = open_local(model_path(store.checkout(files), list(files)), place.source.name)
-        chosen = opened, sample(text, opened, parameters["tokens"])
+        chosen = text.importance or (opened, sample(text, opened, parameters["tokens"]))
     model = digest_of(canonical({name: one.digest for name, one in files.items()}))
     about = {"model": model, **recipe_of(to, text, parameters["tokens"])}
     path = store.root / "tmp" / f"quantise-{digest_of(canonical(about))[7:23]}"
@@ -239,8 +260,9 @@ def quantise(work: Work) -> Result:
     shutil.rmtree(path)
     before, after = (sum(one.size for one in each.values()) for each in (files, outputs))
     figures = {"to": to, **found.figures(), "bytes": after, "was": before}
-    if text is not None and chosen is not None:
-        figures["text"] = {"name": text.name, "licence": text.licence, **chosen[1].said()}
+    if text is not None:
+        counts = chosen[1].said() if isinstance(chosen, tuple) else {}
+        figures["text"] = {"name": text.name, "licence": text.licence, **counts}
     kinds = ", ".join(figures["kinds"])
     reason = f"{figures['matrices']} matrices as {kinds}: {after / before:.0%} of the bytes"
     return Result(outputs, reason=reason, figures=figures)

@@ -33,6 +33,8 @@ from ..quantise.target import Encoded, Stats
 from .to_gguf import ROUTER
 
 TARGETS = {
+    "int8": Coding("int", 8, "channel"),
+    "int4": Coding("int", 4, "group", 128),
     "w8a8": Coding("int", 8, "channel", dynamic="token"),
     "w4a16": Coding("int", 4, "group", 128),
     "w4a16-g64": Coding("int", 4, "group", 64),
@@ -61,6 +63,18 @@ class CompressedTensor:
     """Canonical names of its matrices, one below the other."""
 
     @property
+    def matrices(self) -> int:
+        return 1
+
+    @property
+    def width(self) -> int:
+        return self.stored.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(math.prod(shape) * SIZES[dtype] for _, dtype, shape in self.parts)
+
+    @property
     def parts(self) -> list[tuple[str, str, list[int]]]:
         """Return (name, type, shape) of each array, in their order."""
         out, width = self.stored.shape
@@ -69,7 +83,7 @@ class CompressedTensor:
         return [(module + suffix, dtype, shape) for suffix, dtype, shape in found]
 
     def encode(self, stats: Stats) -> Encoded:
-        """Round it; see `quantise.target.Target`."""
+        """Round it; see `quantise.target.Quantisable`."""
         w = floats(self.stored.read())
         top = float(np.abs(w).max(initial=0))
         bounded(top <= LARGEST)

@@ -69,11 +69,19 @@ class GgufTensor:
         return self.info.name
 
     @property
+    def width(self) -> int:
+        return self.info.shape[-1]
+
+    @property
+    def matrices(self) -> int:
+        return math.prod(self.info.shape[:-2])
+
+    @property
     def nbytes(self) -> int:
         return math.prod(self.info.shape) // self.kind.block * self.kind.nbytes
 
     def encode(self, stats: Stats) -> Encoded:
-        """Round it; see `quantise.calibrate.Target`."""
+        """Round it; see `quantise.calibrate.Quantisable`."""
         data, kind = self.file.view(self.info.name), self.kind.name
         matrices = data.reshape(-1, *data.shape[-2:])
         rounding, found = Rounding(), []
@@ -99,7 +107,8 @@ def tensors(file: GgufFile, arch: ModelArch | None, to: str) -> list[GgufTensor]
         if kind == info.type:
             continue
         canonical = None if arch is None else from_gguf_name(info.name, arch)
-        names: tuple[str, ...] = ()
+        # Without a model a matrix has the tensor's name: an importance matrix knows no other.
+        names = (info.name,) * math.prod(info.shape[:-2]) if arch is None else ()
         if canonical is not None and arch is not None:
             names = tuple(name for name, _ in named(canonical, info.shape, arch))
         found.append(GgufTensor(file, info, kind, names))

@@ -38,23 +38,37 @@ def open_model(
         raise _unknown(name) from None
     if exists:
         return open_local(path, name)
+    known = CATALOG.get(name)
+    if known is not None and known.speech:
+        raise UnsupportedModel(
+            f"{name} is for speech to text: headrace transcribe and headrace serve take it, "
+            "headrace roofline shows its memory and its limits"
+        )
+    local = fetched(name, cache_dir=cache_dir, offline=offline, progress=progress)
+    return open_local(local, name, None if known is None else known.licence)
+
+
+def fetched(
+    name: str,
+    *,
+    cache_dir: str | Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Return the folder or `.gguf` file of a catalog name or a hub id; download it if needed.
+
+    Raises `ModelNotFound` or `DownloadError`.
+    """
     if name in CATALOG:
         model = CATALOG[name]
-        if model.speech:
-            raise UnsupportedModel(
-                f"{name} is for speech to text: headrace transcribe and headrace serve take it, "
-                "headrace roofline shows its memory and its limits"
-            )
-        local = fetch_catalog(model, cache_dir=cache_dir, offline=offline, progress=progress)
-        return open_local(local, name, model.licence)
+        return fetch_catalog(model, cache_dir=cache_dir, offline=offline, progress=progress)
     # Local: 40 ms of imports, useless at a start whose files are here.
     from .hub_model import fetch_hub, split_hub_name
 
     hub = split_hub_name(name)
     # `folder/file.gguf` is a path with a typing error, not a repository.
-    if hub is not None and (":" in name or path.suffix != ".gguf"):
-        local = fetch_hub(*hub, cache_dir=cache_dir, offline=offline, progress=progress)
-        return open_local(local, name)
+    if hub is not None and (":" in name or not name.endswith(".gguf")):
+        return fetch_hub(*hub, cache_dir=cache_dir, offline=offline, progress=progress)
     raise _unknown(name)
 
 

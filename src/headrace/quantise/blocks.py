@@ -135,8 +135,7 @@ def _powers(w: Floats, blocks: Floats) -> tuple[Floats, None, Stored]:
     candidates = np.stack([np.clip(exponent + step, -127, 127) for step in (0, 1, -1)])
     scales = np.ldexp(np.float32(1), candidates).astype(np.float32)
     scale = search.among(w, blocks, scales, fp4)
-    power: Bytes = (np.frexp(scale)[1] + 126).astype(np.uint8)
-    return scale, None, {"e": power}
+    return scale, None, {"e": (np.frexp(scale)[1] + np.int32(126)).astype(np.uint8)}
 
 
 def _sixteenths(w: Floats, blocks: Floats) -> tuple[Floats, None, Stored]:
@@ -148,8 +147,9 @@ def _sixteenths(w: Floats, blocks: Floats) -> tuple[Floats, None, Stored]:
     stored, step = halves(top / np.float32(-128))
     inverse = np.divide(1, step, out=np.zeros_like(step), where=step != 0)
     eighths = np.clip(np.rint(of_block * inverse), -128, 127).astype(np.float32)
-    found = {"d": stored[:, 0], "s": eighths.astype(np.int8)}
-    return (eighths * step).reshape(scale.shape), None, found
+    found: dict[str, npt.NDArray[Any]] = {"d": stored[:, 0], "s": eighths.astype(np.int8)}
+    values: Floats = (eighths * step).reshape(scale.shape)
+    return values, None, found
 
 
 def _lines(last: int) -> Callable[[Floats, Floats], tuple[Floats, Floats, Stored]]:
@@ -188,8 +188,8 @@ def _half_bytes(part: npt.NDArray[Any]) -> Bytes:
 def _nibbles(codes: npt.NDArray[np.uint8], run: int) -> Bytes:
     """Return the low four bits of `run` codes next to those of the following `run`."""
     pairs = codes.reshape(len(codes), -1, 2, run) & 15
-    found: Bytes = pairs[:, :, 0] | pairs[:, :, 1] << 4
-    return found.reshape(len(codes), -1)
+    found = pairs[:, :, 0] | pairs[:, :, 1] << 4
+    return found.astype(np.uint8, copy=False).reshape(len(codes), -1)
 
 
 def _high_bits(codes: npt.NDArray[np.uint8]) -> Bytes:

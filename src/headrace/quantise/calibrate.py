@@ -22,11 +22,12 @@ from ..loader.progress import Progress, Silent
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.registry import describe
-from .passing import Recording, run_segment
+from .imatrix import importance_of
+from .passing import RecordingOperators, run_segment
 from .segments import GraphSegment, segments
 from .solve import SLICE, Floats
 from .statistic import Statistic, Windows
-from .target import Target
+from .target import Quantisable, Stats
 from .work import WorkFolder
 
 CHUNK = 4096
@@ -103,7 +104,7 @@ def _planned(
 def calibrate(
     files: ModelFiles,
     windows: Windows,
-    targets: Sequence[Target],
+    targets: Sequence[Quantisable],
     folder: WorkFolder,
     progress: Progress | None = None,
     *,
@@ -143,10 +144,17 @@ def calibrate(
     return without_text(targets, folder)
 
 
-def without_text(targets: Sequence[Target], folder: WorkFolder) -> list[dict[str, Any]]:
-    """Round the targets that no text has reached; return what was said of each target."""
+def without_text(
+    targets: Sequence[Quantisable],
+    folder: WorkFolder,
+    known: Callable[[Quantisable], Stats] = lambda one: [None] * len(one.names),
+) -> list[dict[str, Any]]:
+    """Round the targets that no text has reached; return what was said of each target.
+
+    `known`: statistics of a target that come from elsewhere.
+    """
     said = [
-        _encoded(folder, at, one, {})
+        _written(folder, at, one, known(one))
         for at, one in enumerate(targets)
         if not folder.has(f"tensor{at}")
     ]
@@ -163,7 +171,7 @@ class _Passing:
         self, files: ModelFiles, segment: GraphSegment, plan: CalibrationPlan, longest: int
     ) -> None:
         self._segment, self._plan = segment, plan
-        self._recording = Recording(shared=plan.shared)
+        self._recording = RecordingOperators(shared=plan.shared)
         source = WeightSource(load_weights(files, {*segment.graph.tensors()}))
         self._weights: Prepared = prepare(
             segment.graph, source, self._recording, device="cpu", dtype="float32",
@@ -201,7 +209,7 @@ class _Passing:
         self.statistics = _with_few(self._segment.products, self._recording.found)
         return {**values, **found}
 
-    def reaches(self, target: Target) -> bool:
+    def reaches(self, target: Quantisable) -> bool:
         return any(name in self.statistics for name in target.names)
 
 
@@ -235,14 +243,24 @@ def _with_few(
 def _encoded(
     folder: WorkFolder,
     number: int,
-    target: Target,
+    target: Quantisable,
     statistics: Mapping[str, tuple[Statistic | None, bool]],
 ) -> dict[str, Any]:
     pairs = [statistics.get(name, (None, False)) for name in target.names]
-    arrays, said = target.encode([one for one, _ in pairs])
-    folder.write(f"tensor{number}", arrays)
+    said = _written(folder, number, target, [one for one, _ in pairs])
     few = [name for name, (_, few) in zip(target.names, pairs, strict=True) if few]
-    return {"tensor": target.file_name, **said} | ({"few": few} if few else {})
+    return said | ({"few": few} if few else {})
+
+
+def _written(folder: WorkFolder, number: int, target: Quantisable, stats: Stats) -> dict[str, Any]:
+    """Round a target, and keep the importance of its inputs; return what is said of it."""
+    arrays, said = target.encode(stats)
+    folder.write(f"tensor{number}", arrays)
+    counts: list[int] = []
+    if importance := importance_of(stats, target.matrices):
+        folder.write(f"importance{number}", [importance.sums])
+        counts = importance.counts.tolist()
+    return {"tensor": target.file_name, **said, "counts": counts}
 
 
 def _names_of(cut: Sequence[GraphSegment], number: int) -> Iterator[tuple[str, Value]]:

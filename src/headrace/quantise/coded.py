@@ -89,8 +89,7 @@ class Coding:
         most = FP8_MOST if self.kind == "float" else 127.0
         nearest = fp8 if self.kind == "float" else integers(-128, 127)
         if self.strategy == "block":
-            tops = _block_tops(w)
-            stored, scale = stored_as(tops / np.float32(most), dtype)
+            stored, scale = stored_as(_block_tops(w) / np.float32(most), dtype)
             each = np.repeat(scale, FP8_BLOCK, 0)[:rows].T
             return Grid(FP8_BLOCK, np.ascontiguousarray(each), None, nearest), {
                 "weight_scale": stored

@@ -15,22 +15,19 @@ import torch
 
 from ..base.errors import InvalidRequest
 from ..base.graph import Role, Value, WeightRef
-from ..base.groups import graph_groups
-from ..base.step import PoolShape
 from ..kernels.interpret import Interpreter
-from ..kernels.operators import Dequantise, GroupBatch, HostStep, StepBatch
+from ..kernels.operators import Dequantise
 from ..kernels.prepared import Prepared
 from ..kernels.reference import ReferenceOperators
 from ..kernels.weights import DenseWeight, Weight
 from ..worker.kv_tensors import allocate_kv
+from .batches import batch_of, pool_of
 from .segments import MATRICES, GraphSegment
 from .solve import Floats
 from .statistic import Statistic, Windows
 
-BLOCK = 16
 
-
-class Recording(ReferenceOperators):
+class RecordingOperators(ReferenceOperators):
     """The reference in fp32, which records the input of every product by its weight.
 
     Products are computed by numpy's library, on whole chunks. A head over the vocabulary is
@@ -98,7 +95,7 @@ class Recording(ReferenceOperators):
 def run_segment(
     segment: GraphSegment,
     weights: Prepared,
-    recording: Recording,
+    recording: RecordingOperators,
     windows: Windows,
     values: Mapping[Value, Floats],
     chunk: int,
@@ -117,12 +114,12 @@ def run_segment(
     for some in _chunks(windows, chunk):
         count = sum(map(len, some))
         rows = slice(first, first + count)
-        pool = _pool(segment, some)
+        pool = pool_of(graph, some, "float32")
         with torch.inference_mode():
             given: dict[Value, Any] = {
                 value: torch.tensor(values[value][rows]) for value in graph.inputs
             }
-            found = nodes.run(recording, _batch(some, pool), allocate_kv(pool, "cpu"), given)
+            found = nodes.run(recording, batch_of(some, pool), allocate_kv(pool, "cpu"), given)
         first += count
         yield first, {value: one.numpy() for value, one in zip(outputs, found, strict=True)}
 
@@ -136,47 +133,3 @@ def _chunks(windows: Windows, chunk: int) -> Iterator[Windows]:
         some.append(window)
     if some:
         yield some
-
-
-def _pool(segment: GraphSegment, windows: Windows) -> PoolShape:
-    """Return blocks for these sequences, each from its beginning."""
-    tokens = 1 + sum(-(-len(window) // BLOCK) for window in windows)
-    groups = (
-        group._replace(blocks=1 + len(windows) if group.state else tokens)
-        for group in graph_groups(segment.graph, "float32")
-    )
-    return PoolShape(BLOCK, tuple(groups))
-
-
-def _batch(windows: Windows, pool: PoolShape) -> StepBatch:
-    """Make the step that computes these sequences whole, block after block."""
-    counts = np.array([len(window) for window in windows], np.int64)
-    places = np.concatenate([np.arange(count) for count in counts])
-    bounds = np.concatenate([[0], counts.cumsum()])
-    blocks = -(-counts // BLOCK)
-    begins = 1 + np.concatenate([[0], blocks.cumsum()[:-1]])
-    width = int(blocks.max())
-    each = np.arange(width)
-    tables = np.where(each < blocks[:, None], begins[:, None] + each, 0).astype(np.int32)
-    slots = np.repeat(begins * BLOCK, counts) + places
-    states = np.arange(1, 1 + len(windows), dtype=np.int32)[:, None]
-    sampled = bounds[1:] - 1
-    return StepBatch(
-        tokens=torch.from_numpy(np.concatenate(windows)),
-        positions=torch.from_numpy(places),
-        query_starts=torch.from_numpy(bounds.astype(np.int32)),
-        lengths=torch.from_numpy(counts.astype(np.int32)),
-        groups=[
-            GroupBatch(
-                torch.from_numpy(states if group.state else tables),
-                torch.from_numpy(slots),
-                group.window,
-            )
-            for group in pool.groups
-        ],
-        sample_rows=torch.from_numpy(sampled),
-        max_count=int(counts.max()),
-        max_length=int(counts.max()),
-        types=torch.zeros(int(bounds[-1]), dtype=torch.int64),
-        host=HostStep(counts, counts, sampled),
-    )

@@ -15,7 +15,7 @@ ROWS = 128
 
 
 @dataclass(slots=True)
-class Errors:
+class ProductErrors:
     """Squared errors of products on the text, summed over matrices."""
 
     exact: float = 0.0
@@ -24,22 +24,23 @@ class Errors:
     """Error of rounding each weight to the nearest."""
     kept: float = 0.0
     """Error of the rounding that was kept."""
-    rows: int = 0
+    rows: int | None = None
     """Rows of the statistic, of the matrix that has the fewest; 0: no text."""
 
     def said(self) -> dict[str, float | int]:
         """Return relative errors, as plain JSON."""
+        rows = self.rows or 0
         if not self.exact:
-            return {"rows": self.rows}
+            return {"rows": rows}
         shares = {"nearest": self.nearest / self.exact, "error": self.kept / self.exact}
-        return {"rows": self.rows, **{name: float(f"{one:.4g}") for name, one in shares.items()}}
+        return {"rows": rows, **{name: float(f"{one:.4g}") for name, one in shares.items()}}
 
 
 @dataclass(slots=True)
 class Rounding:
     """Rounding of one tensor's matrices."""
 
-    errors: Errors = field(default_factory=Errors)
+    errors: ProductErrors = field(default_factory=ProductErrors)
 
     def slices(self, w: Floats, statistic: Statistic | None) -> Iterator[tuple[slice, Floats]]:
         """Yield some rows of w [rows, in] after the other, as many as are rounded at once."""
@@ -48,7 +49,8 @@ class Rounding:
             rows = slice(first, first + step)
             yield rows, np.ascontiguousarray(w[rows], np.float32)
         count = 0 if statistic is None else statistic.count
-        self.errors.rows = min(self.errors.rows, count) if self.errors.exact else count
+        known = self.errors.rows
+        self.errors.rows = count if known is None else min(known, count)
 
     def codes(self, w: Floats, grid: Grid, statistic: Statistic | None) -> Floats:
         """Return codes [rows, in] on the grid: those of GPTQ, unless rounding to the nearest loses

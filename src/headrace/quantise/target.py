@@ -13,7 +13,7 @@ Stats = Sequence[Statistic | None]
 Encoded = tuple[Iterable[npt.NDArray[Any]], dict[str, Any]]
 
 
-class Target(Protocol):
+class Quantisable(Protocol):
     """One tensor of the file that is made smaller."""
 
     @property
@@ -24,6 +24,16 @@ class Target(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """Canonical names of the matrices that it holds, one below the other."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Columns of a matrix."""
+        ...
+
+    @property
+    def matrices(self) -> int:
+        """Number of its matrices that have a statistic of their own: experts, or 1."""
         ...
 
     def encode(self, stats: Stats) -> Encoded:

@@ -13,8 +13,10 @@ import numpy as np
 from ..base.errors import InvalidRequest
 from ..base.foreign import any_json
 from ..base.modelfiles import ModelFiles
+from ..loader.partial import file_sha256
 from ..text.load import load_tokenizer
 from ..text.template import ChatTemplates
+from .imatrix import Importance, is_imatrix, read_imatrix
 from .statistic import Windows
 
 MOST_BYTES = 256 << 20
@@ -38,10 +40,12 @@ class Text:
     """Plain texts, and conversations that go through the model's chat template."""
     digest: str
     """SHA-256 of the file, or of the text."""
+    importance: Mapping[str, Importance] | None = None
+    """Importance matrix in place of documents: no text goes through the model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TextSample:
     """The windows that a calibration reads, and how many there are."""
 
     windows: Windows
@@ -63,10 +67,13 @@ class Sample:
 
 
 def read_text(path: Path) -> Text:
-    """Read a file: plain UTF-8, or `.jsonl` with a `text` or `messages` in each line.
+    """Read a file: plain UTF-8, `.jsonl` with a `text` or `messages` in each line, or an importance
+    matrix of llama.cpp in GGUF.
 
-    Raises `InvalidRequest` naming the file and the line.
+    Raises `InvalidRequest` naming the file and the line; `ModelFileError` for a damaged matrix.
     """
+    if is_imatrix(path):
+        return Text(path.name, "the user's", (), file_sha256(path), read_imatrix(path))
     try:
         size = path.stat().st_size
         data = path.read_bytes() if path.is_file() and size <= MOST_BYTES else None
@@ -109,7 +116,7 @@ def _document(line: str, path: Path, at: int) -> str | tuple[Mapping[str, Any], 
     )
 
 
-def sample(text: Text, files: ModelFiles, tokens: int = TOKENS) -> Sample:
+def sample(text: Text, files: ModelFiles, tokens: int = TOKENS) -> TextSample:
     """Cut the documents into windows and choose some, evenly over the text, of about `tokens`
     tokens in all. Raises `InvalidRequest` for a text without two tokens, and what encoding raises.
     """
@@ -133,7 +140,7 @@ def sample(text: Text, files: ModelFiles, tokens: int = TOKENS) -> Sample:
         raise InvalidRequest(
             f"{text.name} has {available} tokens; calibration needs at least 2", param="text"
         )
-    return Sample(windows, len(text.documents), available)
+    return TextSample(windows, len(text.documents), available)
 
 
 def _rendered(documents: Sequence[Any], files: ModelFiles) -> Iterator[tuple[str, bool]]:

@@ -63,7 +63,7 @@ def throughput_error(model: str, device: str, *, mixture: bool) -> Error:
 
 
 def latency_error(name: str) -> Error:
-    """Return the error of a simulated percentile: `ttft p99`, `itl p50` (also TPOT) or `itl p99`."""
+    """Return the error of a simulated percentile: `ttft p99`, `itl p50` or `itl p99`."""
     ratios = _measured()["latency"][name]
     return _error([1 / ratio for ratio in ratios], "runs of the simulator against our server")
 

@@ -175,11 +175,9 @@ class DraftCounts:
         """Seconds of one more draft of each sequence, if the part that drafts makes it."""
         return 0.0 if self.costs is None else self.costs.draft * self._step
 
-    def learn(self, told: Drafting | None, seconds: float, *, decodes: bool) -> float:
-        """Learn from the part that drafts in a step of `seconds`; return its seconds. `decodes`:
-        the step computed nothing but decodes and drafts."""
-        if told is None:
-            return 0.0
+    def learn(self, told: Drafting, seconds: float, *, decodes: bool) -> None:
+        """Learn from the part that drafts in a step of `seconds`. `decodes`: the step computed
+        nothing but decodes and drafts."""
         draft, read = self.costs or told.estimate
         if decodes:
             passed = seconds - told.seconds
@@ -193,7 +191,6 @@ class DraftCounts:
             reading = told.seconds - told.making
             read += READING * (reading / told.read / self._step - read)
         self.costs = DraftCosts(draft, read)
-        return told.seconds
 
     def note(
         self,

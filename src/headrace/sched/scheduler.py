@@ -226,8 +226,10 @@ class Scheduler:
             self._draft(plan, entries[:decodes])
         if not entries:
             return None
-        if self.kv.slots is not None:
-            self._give_slots(entries, plan)
+        if (slots := self.kv.slots) is not None and slots.free:
+            for work in entries:
+                if work.table is not None and work.request.spec.generates:
+                    slots.take(work.table, work.row, work.known, plan.slots)
         self._roster.carried = []
         plan.released.extend(self._roster.rows.take_released())
         if self._apart:
@@ -245,11 +247,13 @@ class Scheduler:
         flight = self._land(plan)
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
-        only = flight.decodes == len(plan.rows)
-        drafting = self._drafts.learn(result.drafting, result.seconds, decodes=only)
+        number, decodes, failures = plan.number, flight.decodes, result.failures
+        only, drafting = decodes == len(plan.rows), 0.0
+        if result.drafting is not None:
+            drafting = result.drafting.seconds
+            self._drafts.learn(result.drafting, result.seconds, decodes=only)
         if self.prices is not None and only:
             self.prices.observe(computed(plan, result), result.seconds - drafting)
-        number, decodes, failures = plan.number, flight.decodes, result.failures
         if result.verified:
             tokens = computed(plan, result)
             self._drafts.note(tokens, decodes, result.verified, self.prices, drafting)
@@ -457,14 +461,6 @@ class Scheduler:
             plan.counts[entry] += count
             plan.drafts += count
             work.scheduled += count
-
-    def _give_slots(self, entries: list[Work], plan: StepPlan) -> None:
-        """Give the free slots to entries without one, in their order."""
-        slots = self.kv.slots
-        assert slots is not None
-        for work in entries if slots.free else ():
-            if work.table is not None and work.request.spec.generates:
-                slots.take(work.table, work.row, work.known, plan.slots)
 
     # Books
 

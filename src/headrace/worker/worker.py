@@ -361,8 +361,9 @@ class Worker:
         function may be called in any thread, once; launches stay in their own.
         """
         self.gaps.step_begins()
-        if self.text.model.dealing is not None:
-            self.text.model.dealing.begin(plan.number)
+        dealing = self.text.model.dealing
+        if dealing is not None:
+            dealing.begin(plan.number)
         begin = time.perf_counter()
         # The boundary of the data plane: any failure in a step ends that step's sequences and no
         # others.
@@ -390,17 +391,18 @@ class Worker:
     def _alike(self, plan: StepPlan, begin: float, result: StepResult) -> StepResult:
         """Return the result of a step after all ranks that share the model have ended it, well or
         not. Otherwise the others would wait at an all-gather for a rank that failed alone."""
-        ranks, commons = self.text.model.ranks, self.text.model.commons
+        model = self.text.model
+        ranks, commons, dealing = model.ranks, model.commons, model.dealing
         if ranks is not None and ranks.memory.ranks > 1:
             try:
-                sign = 0 if self.text.model.dealing is None else self.text.model.dealing.sign
+                sign = 0 if dealing is None else dealing.sign
                 ranks.meet(sign + (1 if result.error is None else 2))
             except EngineFault as fault:
                 result = _failed(plan, begin, fault)
         if commons is not None and commons.stages > 1 and result.error is not None:
             commons.tear()  # The later stages wait for values that will not come.
-        if self.text.model.dealing is not None and result.error is not None:
-            self.text.model.dealing.forget()
+        if dealing is not None and result.error is not None:
+            dealing.forget()
         return result
 
     def learn(self, rows: list[int], places: list[int], tokens: list[list[int]]) -> None:
