@@ -173,47 +173,25 @@ _OWN = (
 )
 _NAMES = Names(
     {
-        **SCORED_NAMES,
-        **SHARED_NAMES,
-        "attn_q_a": "self_attn.q_a_proj",
-        "attn_q_a_norm": "self_attn.q_a_layernorm",
-        "attn_q_b": "self_attn.q_b_proj",
+        **SCORED_NAMES, **SHARED_NAMES, "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
         "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-        "attn_kv_b": "self_attn.kv_b_proj",
-        "attn_k_b": "self_attn.k_b_proj.*",
-        "attn_v_b": "self_attn.v_b_proj.*",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm", "attn_kv_b": "self_attn.kv_b_proj",
+        "attn_k_b": "self_attn.k_b_proj.*", "attn_v_b": "self_attn.v_b_proj.*",
     },
     predicts=True,
-)
+)  # fmt: skip
 _V3 = {
-    "max_position_embeddings": 4096,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "first_k_dense_replace": 3,
-    "routed_scaling_factor": 2.5,
-    "moe_intermediate_size": 2048,
-    "norm_topk_prob": True,
-}
+    "max_position_embeddings": 4096, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3,
+    "routed_scaling_factor": 2.5, "moe_intermediate_size": 2048, "norm_topk_prob": True,
+}  # fmt: skip
 _V2 = {
-    **_V3,
-    "max_position_embeddings": 2048,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 0,
-    "routed_scaling_factor": 1.0,
-    "moe_intermediate_size": 1407,
-    "norm_topk_prob": False,
-}
+    **_V3, "max_position_embeddings": 2048, "n_routed_experts": 64, "n_shared_experts": 2,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "routed_scaling_factor": 1.0,
+    "moe_intermediate_size": 1407, "norm_topk_prob": False,
+}  # fmt: skip
 FAMILIES = (
     Family(
         "deepseek_v2", deepseek, {"deepseek_v2": ("DeepseekV2ForCausalLM",)}, "deepseek2",

@@ -61,15 +61,10 @@ def _delta_net(to: Description, layer: int, x: Value, at: str) -> Value:
 
 
 _DEFAULTS = {
-    "head_dim": 256,
-    "max_position_embeddings": 32768,
-    "partial_rotary_factor": 0.25,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
+    "head_dim": 256, "max_position_embeddings": 32768, "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+}  # fmt: skip
 _EXPERTS = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
@@ -147,13 +142,10 @@ _MIXTURE = {
 _ALLOWED = {**UNBIASED, **NO_WINDOW, "attn_output_gate": (True,)}
 _OWN = ("partial_rotary_factor", "nextn_predict_layers")
 _NAMES = {
-    **state_names("linear_attn"),
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
-}
+    **state_names("linear_attn"), "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a",
+}  # fmt: skip
 _NEXT_NAMES = {
     **_NAMES,
     **GATED_NAMES,

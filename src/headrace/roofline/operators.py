@@ -37,7 +37,7 @@ from .composition import Composition
 from .counts import Case, Count, Kind, linear, vector
 from .experts import moe
 from .formats import BOUND_BITS, dtype_bytes, kv_token_bytes
-from .weights import Which, numbers_of, role_of
+from .weights import Which, numbers_of
 
 JOINED = "norms"
 """Label of norms that are one operator with the sum before them; and of all in an encoder."""
@@ -72,7 +72,7 @@ class Group:
         others'."""
         if not self.node.weights:
             return False
-        role = role_of(self.node.weights[0])
+        role = self.node.weights[0].purpose
         mean = case.weights.of(role, self.numbers, self.layers)
         return case.weights.last.get(role, mean) != mean
 
@@ -87,7 +87,7 @@ class Group:
 
         If only sampling rows are of the last layer, the other nodes are of the layers before it.
         """
-        role = role_of(self.node.weights[0])
+        role = self.node.weights[0].purpose
         which: Which = "last" if self.sampled else "all"
         if not self.sampled and self.calls == self.layers - 1:
             which = "others"
@@ -151,7 +151,7 @@ def groups(arch: ModelArch, samples: bool, layout: Layout = ONE) -> tuple[Group,
     made = []
     for (_, label, _, sampled, _), nodes in found.items():
         node, whole = nodes[0]
-        role = role_of(whole.weights[0]) if whole.weights else ""
+        role = whole.weights[0].purpose if whole.weights else ""
         numbers, layers = numbers_of(arch, role) if role else (0, 0)
         made.append(Group(node, whole, label, len(nodes), sampled, numbers, layers))
     return tuple(made)
@@ -184,7 +184,7 @@ def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
         return "write" if isinstance(node.spec, AttentionSpec) else None
     if node.kind == "gated":
         maker = graph.nodes[graph.maker(node.reads[0])]
-        return "shared_gated" if role_of(maker.weights[0]) == "shared" else "gated"
+        return "shared_gated" if maker.weights[0].purpose == "shared" else "gated"
     if node.kind == "activate":
         return "pooled" if node.spec == ActivationSpec("tanh") else "inner"
     if node.kind in ("multiply", *RECURRENT):
@@ -210,13 +210,13 @@ def _label_norm(graph: Graph, node: Node) -> str | None:
 
 def _widens(product: Node) -> bool:
     """Return whether its result is added to the residual."""
-    return role_of(product.weights[0]) in ("output", "down")
+    return product.weights[0].purpose in ("output", "down")
 
 
 def product_label(node: Node) -> str:
     """Name a product's purpose: qkv, output, gate_up, down, head …"""
     ref = node.weights[0]
-    role, stem = role_of(ref), ref.names[0].split(".")[-2]
+    role, stem = ref.purpose, ref.names[0].split(".")[-2]
     if role == "shared":
         return "shared_down" if stem == "down_proj" else "shared_gate_up"
     if role == "qkv" and len(ref.names) == 1:
@@ -251,7 +251,7 @@ def _ends(case: Case, step: Composition) -> Iterator[Count]:
 def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """Price a product, see `counts.linear`."""
     whole, label = group.whole.weights[0], group.label
-    mark = "" if role_of(whole) == "head" else mark
+    mark = "" if whole.purpose == "head" else mark
     size, vocabulary = whole.out * whole.width, whole.role == "logits"
     bytes_ = group.weight_bytes(case)
     every = bytes_ if group.numbers == size else size * (bytes_ / group.numbers)

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from ..base.arch import ModelArch
 from ..base.errors import OptionError
-from ..base.graph import Purpose, WeightRef
+from ..base.graph import Purpose
 from ..models.registry import describe
 from .formats import weight_bits
 
@@ -107,7 +107,7 @@ def from_tensors(arch: ModelArch, sizes: Mapping[str, int], format: str) -> Weig
     graph = {name: ref for ref in refs for name in ref.names}
     matrices = sorted(name for name, ref in graph.items() if ref.role != "vector")
 
-    def role_of_name(name: str) -> str:
+    def purpose_of(name: str) -> str:
         if name not in graph:
             at = bisect(matrices, name)
             near = matrices[max(at - 1, 0) : at + 1]
@@ -118,7 +118,7 @@ def from_tensors(arch: ModelArch, sizes: Mapping[str, int], format: str) -> Weig
     def parts() -> Iterator[tuple[str, int | None, float]]:
         for name, size in sizes.items():
             layer = _LAYER.search(name)
-            yield role_of_name(name), int(layer[1]) if layer else None, size
+            yield purpose_of(name), int(layer[1]) if layer else None, size
 
     return from_roles(arch, parts(), format)
 
@@ -143,11 +143,6 @@ def from_roles(
     return WeightBytes(format, found, last)
 
 
-def role_of(ref: WeightRef) -> str:
-    """Return the role of a weight; empty for vectors, and weights without a price."""
-    return ref.purpose
-
-
 @lru_cache(maxsize=64)
 def _numbers(arch: ModelArch) -> dict[str, tuple[int, int]]:
     """Return role → (numbers in all layers together, number of layers that have it)."""
@@ -155,7 +150,7 @@ def _numbers(arch: ModelArch) -> dict[str, tuple[int, int]]:
     layers: dict[str, set[str]] = {}
     seen: set[str] = set()
     for ref in describe(arch).weights():
-        role = role_of(ref)
+        role = ref.purpose
         if ref.role == "vector" or not role:
             continue
         layer = _LAYER.search(ref.names[0])
