@@ -18,7 +18,7 @@ GROWTH = 4
 """Number of times that a candidate which misses gets 15 % more replicas."""
 MAX_SIMULATED = 4
 """Most engines of a simulation; larger layouts are checked by a part with its share of the load."""
-MOST_REQUESTS = 600
+MOST_REQUESTS = 500
 """Most requests of a simulation that does not decide, unless the user asks for more."""
 STAYS = 1.0
 """Length of a simulated window in the mean times that a request stays, at least."""
