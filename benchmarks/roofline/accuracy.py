@@ -1,6 +1,6 @@
 """Write `roofline/accuracy.json` of the package from the results that it stands for.
 
-    python benchmarks/roofline/accuracy.py
+python benchmarks/roofline/accuracy.py
 """
 
 from __future__ import annotations

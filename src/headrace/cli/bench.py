@@ -37,7 +37,6 @@ from ..roofline.page import charts, page
 from ..roofline.plot import write_png
 from .bench_flags import (
     EVERY_GATE,
-    INVALID_RUN,
     UNSAID,
     AsJson,
     AtLeast,
@@ -100,7 +99,7 @@ def run_command(
         raise typer.Exit(1)
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
     if not result["valid"]:
-        raise typer.Exit(INVALID_RUN)
+        raise typer.Exit(comparing.INVALID_RUN)
     _exit_below(console, [result])
 
 

@@ -153,10 +153,6 @@ def default_folder(kind: str) -> Path:
     return Path("bench-results") / f"{kind}-{stamp}-{time.monotonic_ns() % 1000:03d}"
 
 
-MISSED = 3
-"""Exit code where an SLO is missed."""
-INVALID_RUN = 4
-"""Exit code of a run that says nothing about the server."""
 UNSAID = -1
 """Seed of options whose command has still to draw one."""
 

@@ -55,6 +55,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "simulate": ("headrace.cli.simulate:command", "A workload on engines that do not exist yet."),
     "replay": ("headrace.cli.replay:command", "Prove recorded answers again, bit for bit."),
+    "quantise": (
+        "headrace.cli.quantise:command",
+        "A model in fewer bits, calibrated on a text, with its loss measured.",
+    ),
+    "quantize": ("headrace.cli.quantise:command", "The same as quantise."),
     "factory": (
         "headrace.cli.factory:command",
         "From a model to a signed profile of what was tested, and back to its evidence.",

@@ -15,6 +15,7 @@ from rich.console import Console
 from ..base.config import parse_seconds
 from ..base.errors import HeadraceError
 from ..base.layout import Layout
+from ..bench.compare import INVALID_RUN, MISSED
 from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
@@ -26,7 +27,7 @@ from ..engine.sim import Cluster, Failures
 from ..engine.sim_replica import ReplicaSpec
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
-from .bench_flags import INVALID_RUN, MISSED, with_run_flags
+from .bench_flags import with_run_flags
 from .progress import StatusLine
 
 LOOP = {"gateway": "gateway", "loop": "step", "row": "row", "answer": "answer"}
