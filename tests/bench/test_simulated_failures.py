@@ -123,7 +123,7 @@ def test_command() -> None:
     dying = ["--failures", "400ms", "--restart", "0.3"]
     done = CliRunner().invoke(command, [*flags, *dying, "--json"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output)["simulation"]["failures"]
+    told = json.loads(done.stdout)["simulation"]["failures"]
     assert told["deaths"] > 0
     assert 0 < told["down_share"] < 1
     assert "went on elsewhere" in CliRunner().invoke(command, [*flags, *dying]).output

@@ -166,7 +166,7 @@ def test_the_loop_can_be_stated_and_is_kept(tmp_path: Path) -> None:
     def itl(*flags: str) -> float:
         done = CliRunner().invoke(command, [*common, *flags])
         assert done.exit_code == 0, done.output
-        return value(json.loads(done.output), "itl", "p50")
+        return value(json.loads(done.stdout), "itl", "p50")
 
     bare = itl("--hardware", "H200")
     assert itl("--hardware", str(file)) == pytest.approx(bare + 0.0035, rel=1e-6)
@@ -493,7 +493,7 @@ def test_plan_as_json() -> None:
         ["qwen3-30b-a3b", "--rate", "30", "--hardware", "H100,THOR", "--itl", "40ms", "--json"],
     )
     assert done.exit_code == 0, done.output
-    found = json.loads(done.output)
+    found = json.loads(done.stdout)
     kept = found["simulated"][0]
     assert kept["kept"]
     assert kept["p99"]["itl"] <= 0.04

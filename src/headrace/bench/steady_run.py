@@ -49,6 +49,8 @@ NARROW = 0.05
 """Half an interval over its value, at which a figure without a limit is known well enough."""
 EDGE = 0.03
 """Distance from the most that can be done within which latencies take too long to settle."""
+PERIODS = 20
+"""Times of relaxation of its queue that a window must have for a limit to be kept."""
 LOOK = 32
 """Answers between two looks at a window."""
 SAMPLE = 256
@@ -92,13 +94,15 @@ class Decided:
     value: float | None
     low: float
     high: float
+    settled: bool = True
+    """Whether the window is long enough to have seen what is rare."""
 
     @property
     def kept(self) -> bool | None:
         """Return whether it is kept; None: the interval has the limit in it."""
         if self.value is None or self.low > self.limit.seconds:
             return False
-        return True if self.high <= self.limit.seconds else None
+        return True if self.settled and self.high <= self.limit.seconds else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,10 @@ def steady_run(
     over = load > 1 + EDGE
     if over:
         least = min(least, LEAST)  # More of a growing queue says no more.
-    watcher = _Watcher(simulation, started, least, max(least, most), stays, decides=not over)
+    needed = settling(options, load)
+    watcher = _Watcher(
+        simulation, started, least, max(least, most), stays, needed, decides=not over
+    )
     simulation.play(watcher.enough)
     verdict: Verdict = "steady"
     if over:
@@ -192,6 +199,19 @@ def rate_of(options: RunOptions) -> float | None:
     """Return the rate of arrivals that keep theirs; None for others."""
     kind, *numbers = (options.arrivals or "").split(":")
     return float(numbers[0]) if kind in ("constant", "poisson", "gamma") else None
+
+
+def settling(options: RunOptions, load: float) -> float:
+    """Return the requests after which a queue at a load, of the most that can be done, has
+    forgotten its beginning `PERIODS` times.
+
+    The time of relaxation in heavy traffic is (c_a² + c_s²) / (μ (1 - ρ)²), with the squared
+    variations of arrivals and of service (here 1). A short window at a high load misses the long
+    queues that come seldom, and its interval does not show it.
+    """
+    kind, *numbers = (options.arrivals or "constant").split(":")
+    arrivals = {"poisson": 1.0, "gamma": 1 / float(numbers[-1]) if numbers else 1.0}.get(kind, 0.0)
+    return PERIODS * load * (arrivals + 1) / (1 - load) ** 2 if load < 1 else math.inf
 
 
 def _single(options: RunOptions) -> bool:
@@ -248,10 +268,12 @@ class _Watcher:
         least: int,
         most: int,
         stays: float,
+        needed: float,
         *,
         decides: bool,
     ) -> None:
         self._simulation, self._least, self._most = simulation, least, most
+        self._needed = needed
         self._started, self._stays, self._decides = started, stays, decides
         self._begin: float | None = None
         self._wanted, self._highest = least, 1
@@ -275,7 +297,7 @@ class _Watcher:
             return False
         if len(window.records) >= self._most or not self._decides or self._narrow(window):
             return True
-        self._wanted = math.ceil(MORE * len(window.records))
+        self._wanted = min(self._most, math.ceil(MORE * len(window.records)))
         return False
 
     def window(self) -> Run:
@@ -286,7 +308,7 @@ class _Watcher:
         return part(self._simulation, begin, end)
 
     def _narrow(self, window: Run) -> bool:
-        limits = decided(window)
+        limits = decided(window, self._needed)
         if any(one.kept is False for one in limits):
             return True
         if limits or self._simulation.options.arrivals is not None:
@@ -298,7 +320,7 @@ class _Watcher:
         window = self.window()
         if self._begin is None or not window.records:
             verdict, window = "not steady", part(self._simulation, 0.0, math.inf)
-        return of(self._simulation, window, verdict, capacity, offered)
+        return of(self._simulation, window, verdict, capacity, offered, self._needed)
 
 
 def _finite(make: Make, options: RunOptions) -> Steady:
@@ -320,11 +342,11 @@ def of(
     verdict: Verdict,
     capacity: Capacity | None,
     offered: float | None,
+    needed: float = 0.0,
 ) -> Steady:
     rates = ended_in(simulation, window)
-    return Steady(
-        verdict, window, rates, decided(window), throughput(rates), capacity, offered, simulation
-    )
+    limits = decided(window, needed)
+    return Steady(verdict, window, rates, limits, throughput(rates), capacity, offered, simulation)
 
 
 def part(simulation: Simulation, begin: float, end: float) -> Run:
@@ -342,17 +364,19 @@ def ended_in(simulation: Simulation, window: Run) -> Run:
     return simulation.run_of(kept, window.start_ns, window.end_ns)
 
 
-def decided(window: Run) -> tuple[Decided, ...]:
-    """Decide each limit of the SLO."""
+def decided(window: Run, needed: float) -> tuple[Decided, ...]:
+    """Decide each limit of the SLO; a window settles with `needed` requests."""
+    records = window.records
+    settled = len(records) >= needed
     return tuple(
-        _decide(window.records, limit) for limit in (window.slo.limits if window.slo else ())
+        _decide(records, limit, settled) for limit in (window.slo.limits if window.slo else ())
     )
 
 
-def _decide(records: Sequence[RequestRecord], limit: Limit) -> Decided:
+def _decide(records: Sequence[RequestRecord], limit: Limit, settled: bool) -> Decided:
     values = [request_values(limit.metric, one) if one.ok else [math.inf] for one in records]
     low, value, high = interval(values, limit.percentile)
-    return Decided(limit, value if math.isfinite(value) else None, low, high)
+    return Decided(limit, value if math.isfinite(value) else None, low, high, settled)
 
 
 def interval(values: Sequence[Sequence[float]], percentile: float) -> tuple[float, float, float]:

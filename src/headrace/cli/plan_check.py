@@ -18,14 +18,14 @@ GROWTH = 4
 """Number of times that a candidate which misses gets 15 % more replicas."""
 MAX_SIMULATED = 4
 """Most engines of a simulation; larger layouts are checked by a part with its share of the load."""
-MOST_REQUESTS = 400
+MOST_REQUESTS = 500
 """Most requests of a simulation that does not decide, unless the user asks for more."""
 STAYS = 1.0
 """Length of a simulated window in the mean times that a request stays, at least."""
 STEP, CLOSE, TRIES = 1.08, 1.06, 5
 """The search of the most requests per second: growth of the rate, the ratio of missed to kept at
 which it ends, and most simulations."""
-FULLEST = 0.96
+FULLEST = 0.9
 """Share of the most that engines do, above which waits take too long to settle."""
 
 
