@@ -63,6 +63,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     ),
     "ranks and stages": (
         "worker/test_ranks_of_workers.py::test_the_bits_of_one_worker",
+        "worker/test_interpreted_ranks.py::test_the_reference_over_ranks[library-qwen3_moe-sparse]",
         "worker/test_stages_of_workers.py::test_the_bits_of_one_worker",
         "server/test_server_ranks.py::test_two_hosts_answer_as_one_process",
     ),
@@ -213,6 +214,8 @@ PATHS: dict[str, tuple[str, ...]] = {
         "engine/test_ranks.py",
         "engine/test_seeds.py",
         "engine/test_split.py",
+        "engine/test_split_faults.py",
+        "engine/test_split_hostile.py",
         "factory/test_factory_workflow.py",
         "kernels/test_cuda_graphs.py",
         "kernels_cpu/test_memory_of_a_start.py",

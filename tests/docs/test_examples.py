@@ -63,7 +63,7 @@ ELSEWHERE = {
     "export ": "prepares the foreign program",
     "skopeo copy": "a foreign program; the image was tried with it by hand",
     "podman run": "a foreign program; the image was tried with it by hand",
-    "ray start": "a foreign program; benchmarks/factory_fleet.py starts such a cluster by itself",
+    "ray start": "a foreign program; tests/factory/test_factory_cluster.py starts one by itself",
     "helm install": "a foreign program; tests/factory/test_factory_chart.py renders the chart",
     "curl -X POST localhost:8000/v1/load_lora_adapter": "tests/server/test_server_adapters.py",
 }

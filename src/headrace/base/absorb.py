@@ -10,6 +10,7 @@ one is always used if bits may not depend on how a prompt was cut.
 from __future__ import annotations
 
 from .graph import TOKENS, Graph, LatentSpec, Node, Value
+from .verify import verify
 
 
 def absorbed(graph: Graph) -> Graph:
@@ -26,7 +27,7 @@ def absorbed(graph: Graph) -> Graph:
     for node, of_latent in zip(graph.nodes, latent, strict=True):
         nodes += _rewritten(graph, node) if of_latent else [node]
     made = Graph(tuple(nodes), graph.outputs, graph.inputs)
-    made.verify()
+    verify(made)
     return made
 
 

@@ -115,8 +115,9 @@ class LazyGroup(typer.core.TyperGroup):
             sys.exit(INTERRUPTED)
         except USAGE as error:
             name = getattr(error, "option_name", "")
-            known = [one.name for one in error.ctx.command.params] if name and error.ctx else []
-            if words := hint(name, known, lambda ours: "--" + ours.replace("_", "-")):
+            params = error.ctx.command.params if name and error.ctx else []
+            flags = {one.name: max(one.opts, key=len) for one in params}
+            if words := hint(name, list(flags), lambda ours: flags[ours]):
                 error.message, error.possibilities = f"No such option: {name}{words}", None
             raise
         except HeadraceError as error:

@@ -19,12 +19,11 @@ from ..base.errors import InvalidRequest
 from ..base.modelfiles import ModelFiles
 from ..bench.statistics import t_95
 from ..kernels.arrays import floats
-from ..loader.prepare import prepare
-from ..models.registry import describe
 from ..quantise.batches import batch_of, pool_of
 from ..worker.kv_tensors import allocate_kv, leave_biases_out
-from ..worker.loading import choose_operators, inference_of, open_weights
+from ..worker.loading import open_parts
 from ..worker.options import WorkerOptions, resolve
+from ..worker.part import Part
 
 Floats = npt.NDArray[np.float32]
 ROWS = 64
@@ -93,29 +92,27 @@ class Scorer:
         """Load it as a worker on the CPU does."""
         options = WorkerOptions(threads=threads, max_context=longest)
         resolved = resolve(options)
-        graph, source, _ = open_weights(describe(files.arch), files, options)
+        _, graph, source = open_parts(files, options)["text"]
         if "logits" not in graph.outputs:
             raise InvalidRequest("the model makes vectors; the gate reads text", param="model")
         self.kv_dtype = resolved.kv_dtype
-        self._ops, _ = choose_operators(graph, options, resolved, source)
-        self._model = prepare(
-            graph, source, self._ops, device=resolved.device, dtype=resolved.dtype,
-            max_context=longest,
-        )  # fmt: skip
+        self._part = Part(graph, source, options, resolved, longest)
 
     def hidden(self, window: npt.NDArray[np.int64]) -> Any:
         """Return the hidden states [N, D] of a window's tokens."""
-        pool = pool_of(self._model.graph, [window], self.kv_dtype)
-        with inference_of(self._ops)():
-            cache = allocate_kv(pool, "cpu", host=self._ops.host)
-            leave_biases_out(self._model, self._ops.name, cache)
-            batch = batch_of([window], pool, host=self._ops.host)
-            return self._model.forward(self._ops, batch, cache, every=True)[0]
+        model, operators = self._part.model, self._part.operators
+        pool = pool_of(model.graph, [window], self.kv_dtype)
+        with self._part.inference():
+            cache = allocate_kv(pool, "cpu", host=operators.host)
+            leave_biases_out(model, operators.name, cache)
+            batch = batch_of([window], pool, host=operators.host)
+            return model.forward(operators, batch, cache, every=True)[0]
 
     def log_probabilities(self, hidden: Any) -> Floats:
         """Return log-probabilities [R, V] of some hidden states."""
-        with inference_of(self._ops)():
-            logits = floats(self._model.logits(self._ops, hidden)).astype(np.float32)
+        with self._part.inference():
+            logits = floats(self._part.model.logits(self._part.operators, hidden))
+        logits = logits.astype(np.float32)
         logits = logits - logits.max(-1, keepdims=True)
         found: Floats = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         return found

@@ -17,13 +17,12 @@ from ..base.arch import ModelArch
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..kernels.arrays import floats
 from ..kernels.weights import BlockWeight
+from ..models.registry import FAMILIES
 from ..quant.ggml_types import DENSE, SUPPORTED
 from . import latent_heads, row_parts
 from .gguf import GgufFile, TensorInfo
 from .names import Shapes, check, each_expert, from_gguf_name, no_stack
 
-PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "granitemoehybrid", "smollm3")
-"""Families whose q and k are stored with the halves of a rotary pair adjacent."""
 _FLAT = tuple(
     f".{at}.{name}" for at in ("mamba", "mixer") for name in ("A_log", "D", "norm.weight")
 )
@@ -94,7 +93,7 @@ def _load(
     file: GgufFile, info: TensorInfo, name: str, arch: ModelArch
 ) -> Iterator[tuple[str, Host | BlockWeight]]:
     data = file.view(info.name)
-    if arch.family in PERMUTED and (".q_proj." in name or ".k_proj." in name):
+    if FAMILIES[arch.family].names.permuted and (".q_proj." in name or ".k_proj." in name):
         heads = arch.heads if ".q_proj." in name else arch.kv_heads
         data = data[original_rows(heads, arch.head_dim)]
     if name.endswith(".A_log"):

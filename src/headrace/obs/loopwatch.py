@@ -108,9 +108,9 @@ class LoopWatch:
             THREADS.errand("loop-dump", write)
 
     def _watch(self) -> None:
-        while not self._stop.wait(BEAT):
+        while not self._stop.wait(max(BEAT, self._due + NOTED / 2 - time.monotonic())):
             due = self._due
-            if self._seen[0] != due and time.monotonic() - due > NOTED / 2:
+            if self._seen[0] != due and time.monotonic() - due >= NOTED / 2:
                 frame = sys._current_frames().get(self._thread)
                 # Only code, no values: nothing of any request is in it.
                 self._seen = due, "".join(traceback.format_stack(frame)) if frame else ""
