@@ -272,7 +272,7 @@ def test_an_order_that_is_none_is_refused(of_input: np.ndarray, says: str) -> No
         ({"quant_method": "awq", "bits": 3, "group_size": 128}, "bits is 3"),
         ({"quant_method": "gptq", "bits": 6, "group_size": 128}, "bits is 6"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "group_size is 100"),
-        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
+        ({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}, "mxfp4"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "config_groups"),
     ],
 )

@@ -104,7 +104,7 @@ def test_the_same_command_makes_the_same_bytes_and_the_spelling_does_not_matter(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["w8a8", "w4a16-g32", "fp8"])
+@pytest.mark.parametrize("to", ["w8a8", "w4a16-g32", "fp8", "nvfp4"])
 def test_a_folder_keeps_all_its_files(to: str, model: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / to
     done = command(model, "--to", to, "--text", text, "--out", out, "--least-share", 0)

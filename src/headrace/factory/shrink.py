@@ -51,7 +51,14 @@ from .quantise import (
 )
 from .source import find_source, model_path
 
-PRICED = {"int8": "int8", "int4": "int4", "w8a8": "int8", "fp8": "fp8", "w4a16": "int4"}
+PRICED = {
+    "int8": "int8",
+    "int4": "int4",
+    "w8a8": "int8",
+    "fp8": "fp8",
+    "w4a16": "int4",
+    "nvfp4": "nvfp4",
+}
 """Beginning of a target → format of the roofline."""
 
 

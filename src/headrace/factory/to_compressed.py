@@ -27,6 +27,7 @@ from ..loader.latent_heads import shapes as latent_parts
 from ..loader.names import from_hf_name
 from ..loader.row_parts import parts as row_parts
 from ..loader.safetensors_file import SIZES, StoredTensor, read_header
+from ..quant.schemes import NVFP4_GROUP
 from ..quantise.coded import Coding
 from ..quantise.rounding import Rounding
 from ..quantise.target import Encoded, Stats
@@ -43,7 +44,9 @@ TARGETS = {
     "fp8": Coding("float", 8, "channel", dynamic="token"),
     "fp8-tensor": Coding("float", 8, "tensor", dynamic="tensor"),
     "fp8-block": Coding("float", 8, "block", dynamic="group"),
+    "nvfp4": Coding("float", 4, "tensor_group", NVFP4_GROUP),
 }
+GLOBAL = "weight_global_scale"
 GROUPS = (128, 64, 32, 16)
 """Inputs that share a scale of four bits: the largest that divides every row, up to the wished."""
 LAYER = re.compile(r"\blayers?\.\d+\..*\.weight$")
@@ -98,8 +101,9 @@ class CompressedTensor:
             codes = rounding.codes(some, grid, statistic)
             for name, array in {suffixes[0]: self.coding.packed(codes), **arrays}.items():
                 found.setdefault(name, []).append(array)
-        if self.coding.strategy == "tensor":
-            found["weight_scale"] = found["weight_scale"][:1]
+        for name in ("weight_scale",) * (self.coding.strategy == "tensor") + (GLOBAL,):
+            if name in found:
+                found[name] = found[name][:1]  # One for the whole tensor.
         found["weight_shape"] = [np.array(w.shape, "<i8")]
         arrays_ = [array for suffix in suffixes for array in found[suffix]]
         said = {"kind": self.coding.format, "weights": w.size, **rounding.errors.said()}

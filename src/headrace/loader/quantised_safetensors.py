@@ -23,6 +23,7 @@ _CODES = {
     "gptq": ("I32",),
     "packed": ("I32",),
     "int8": ("I8",),
+    "nvfp4": ("U8",),
     "fp8": ("F8_E4M3",),
 }
 """Layout → safetensors' names for the type of its codes."""

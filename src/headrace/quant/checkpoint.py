@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..kernels.arrays import floats
 from ..kernels.weights import Fp8Weight, PackedWeight
+from .fp4 import fp4_weight
 from .fp8 import SCALES, fp8_weight
 from .schemes import Scheme
 
@@ -51,6 +52,8 @@ def load(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight | Fp8Weigh
     together."""
     if scheme.layout == "fp8":
         return fp8_weight(tensors, scheme.strategy, name)
+    if scheme.layout == "nvfp4":
+        return fp4_weight(tensors, name)
     return pack(scheme, tensors, name)
 
 
@@ -201,6 +204,11 @@ def _packed(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, H
     return codes, _fields(zeros.T, scheme.bits).T.astype(np.float32)
 
 
+def _halves_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
+    out, bytes_ = shapes["weight_packed"]
+    return out, 2 * bytes_
+
+
 def _plain_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
     out, width = shapes["weight"]
     return out, width
@@ -221,7 +229,7 @@ def _int8(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, Hos
 
 
 def _never(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[Host, Host]:
-    raise AssertionError("fp8 has no codes with zero points: see `load`")
+    raise AssertionError("fp8 and nvfp4 have loaders of their own: see `load`")
 
 
 def _zeros(t: Tensors, suffix: str, shape: tuple[int, int]) -> Host:
@@ -245,6 +253,14 @@ LAYOUTS: Mapping[str, Layout] = {
     ),
     "int8": Layout(
         "weight", ("weight_scale", "weight_zero_point"), _plain_shape, _int8, "weight_scale", False
+    ),
+    "nvfp4": Layout(
+        "weight_packed",
+        ("weight_scale", "weight_global_scale", "input_global_scale"),
+        _halves_shape,
+        _never,
+        "weight_scale",
+        False,
     ),
     "fp8": Layout("weight", (*SCALES, "input_scale"), _plain_shape, _never, "weight_scale", False),
 }

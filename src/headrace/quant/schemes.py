@@ -2,8 +2,8 @@
 
 Torch-free: `loader.open` refuses here checkpoints that `quant.checkpoint` cannot load. Supported
 are AWQ (4 bits, "gemm" order), GPTQ (4 and 8 bits, with activation order), compressed-tensors INT4
-and INT8 (packed or plain) and FP8, and the plain FP8 of Hugging Face (by tensor, or in blocks of
-128 x 128).
+and INT8 (packed or plain), FP8 and NVFP4, and the plain FP8 of Hugging Face (by tensor, or in
+blocks of 128 x 128).
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from ..base.arch_fields import Fields
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..kernels.weights import FP8_BLOCK
 
+NVFP4_FORMAT = "nvfp4-pack-quantized"
+NVFP4_GROUP = 16
+"""Numbers of NVFP4 that share a scale."""
 GROUPS = (16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -24,7 +27,7 @@ class Scheme:
     """Storage of a checkpoint's quantised matrices."""
 
     layout: str
-    """Key of `quant.checkpoint.LAYOUTS`: "awq", "gptq", "packed", "int8" or "fp8"."""
+    """Key of `quant.checkpoint.LAYOUTS`: "awq", "gptq", "packed", "int8", "nvfp4" or "fp8"."""
     bits: int
     group: int | None
     """Number of inputs that share a scale; None: all of a row."""
@@ -70,7 +73,9 @@ def _gptq(fields: Fields) -> Scheme:
 def _compressed(fields: Fields) -> Scheme | None:
     if fields.raw("kv_cache_scheme") is not None and not fields.raw("config_groups"):
         return None  # Dense weights, with scales of a KV cache: `loader.names.kv_scales`.
-    layout = fields.word("format", ("pack-quantized", "int-quantized", "float-quantized"))
+    layout = fields.word(
+        "format", ("pack-quantized", "int-quantized", "float-quantized", NVFP4_FORMAT)
+    )
     groups = fields.mapping("config_groups")
     if not groups or len(groups) != 1:
         raise UnsupportedModel(
@@ -85,6 +90,8 @@ def _compressed(fields: Fields) -> Scheme | None:
     if weights is None:
         raise ModelFileError("config.json: config_groups lacks weights", param="weights")
     activations = inner.mapping("input_activations")
+    if layout == NVFP4_FORMAT:
+        return _nvfp4(Fields(weights, "config.json weights"))
     if activations is not None and layout != "float-quantized":
         # Activations quantised on the fly are the kernels' own affair; stored scales are not read.
         Fields(activations, "config.json input_activations").expect("dynamic", True)
@@ -104,6 +111,15 @@ def _compressed(fields: Fields) -> Scheme | None:
         )
     size = _group(fields, "group_size") if strategy == "group" else None
     return Scheme("packed" if packed else "int8", bits, size)
+
+
+def _nvfp4(fields: Fields) -> Scheme:
+    fields.word("type", ("float",))
+    fields.integer("num_bits", 4, 4)
+    fields.expect("symmetric", True)
+    fields.word("strategy", ("tensor_group", "group"))
+    fields.integer("group_size", NVFP4_GROUP, NVFP4_GROUP)
+    return Scheme("nvfp4", 8, NVFP4_GROUP)  # Twice a number is whole: a code of eight bits.
 
 
 def _compressed_fp8(fields: Fields, activations: Mapping[str, Any] | None) -> Scheme:

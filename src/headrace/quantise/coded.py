@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from ..kernels.cpu.encode import encoder
 from ..kernels.weights import FP8_BLOCK
+from ..quant.schemes import NVFP4_FORMAT, NVFP4_GROUP
 from . import search
-from .blocks import integers
+from .blocks import fp4, fp4_codes, integers
 from .solve import Floats, Grid
 
 Host = npt.NDArray[Any]
@@ -31,7 +32,7 @@ class Coding:
 
     kind: Literal["int", "float"]
     bits: int
-    strategy: Literal["tensor", "channel", "group", "block"]
+    strategy: Literal["tensor", "channel", "group", "tensor_group", "block"]
     group: int | None = None
     symmetric: bool = True
     dynamic: str | None = None
@@ -41,7 +42,7 @@ class Coding:
     def format(self) -> str:
         """Return the name of `quantization_config.format`."""
         if self.kind == "float":
-            return "float-quantized"
+            return "float-quantized" if self.bits == 8 else NVFP4_FORMAT
         return "int-quantized" if self.bits == 8 else "pack-quantized"
 
     def config(self) -> dict[str, Any]:
@@ -67,8 +68,15 @@ class Coding:
             "tensor": [1],
             "channel": [out, 1],
             "group": [out, width // (self.group or width)],
+            "tensor_group": [out, width // NVFP4_GROUP],
             "block": [-(-out // FP8_BLOCK), -(-width // FP8_BLOCK)],
         }[self.strategy]
+        if self.strategy == "tensor_group":
+            return [
+                ("weight_packed", "U8", [out, width // 2]),
+                ("weight_scale", "F8_E4M3", scales),
+                ("weight_global_scale", "F32", [1]),
+            ]
         if self.kind == "float":
             return [("weight", "F8_E4M3", [out, width]), ("weight_scale", dtype, scales)]
         if self.bits == 8:
@@ -85,6 +93,8 @@ class Coding:
         suffix. `top`: the tensor's largest magnitude."""
         if self.strategy == "group":
             return self._grouped(w, gram, dtype)
+        if self.strategy == "tensor_group":
+            return _nvfp4(w, gram, top)
         rows, width = w.shape
         most = FP8_MOST if self.kind == "float" else 127.0
         nearest = fp8 if self.kind == "float" else integers(-128, 127)
@@ -130,6 +140,9 @@ class Coding:
 
     def packed(self, codes: Floats) -> Host:
         """Return the array of codes [rows, in] as it is stored."""
+        if self.strategy == "tensor_group":
+            pairs = fp4_codes(codes).reshape(len(codes), -1, 2)
+            return pairs[:, :, 0] | pairs[:, :, 1] << 4
         if self.kind == "float":
             return fp8_codes(codes)
         if self.bits == 8:
@@ -171,6 +184,27 @@ def fp8_codes(values: Floats) -> npt.NDArray[np.uint8]:
     found: npt.NDArray[np.uint8] = (biased << 3 | eighths & 7).astype(np.uint8)
     found |= np.signbit(values).astype(np.uint8) << 7
     return found
+
+
+def _nvfp4(w: Floats, gram: Floats | None, top: float) -> tuple[Grid, Mapping[str, Host]]:
+    """Fit scales in e4m3 next to the one that makes a group's largest weight 6; `top`, of the whole
+    matrix, gets the largest scale of all."""
+    grouped = np.ascontiguousarray(w.reshape(len(w), -1, NVFP4_GROUP).transpose(1, 0, 2))
+    if gram is None:
+        eye = np.eye(NVFP4_GROUP, dtype=np.float32)
+        blocks: Floats = np.broadcast_to(eye, (len(grouped), *eye.shape))
+    else:
+        blocks = search.blocks_of(gram, NVFP4_GROUP)
+    divisor = np.float32(FP8_MOST * 6 / top if top > 0 else 1)
+    base: Floats = np.abs(grouped).max(-1) * divisor
+    candidates = np.stack([fp8(base / np.float32(last)) for last in (6, 5.5, 6.5, 7, 5, 4, 8)])
+    scale = search.among(grouped, blocks, candidates / divisor, fp4)
+    stored = fp8_codes(fp8(scale * divisor))
+    arrays: dict[str, Host] = {
+        "weight_scale": np.ascontiguousarray(stored.T),
+        "weight_global_scale": np.array([divisor], np.float32),
+    }
+    return Grid(NVFP4_GROUP, scale, None, fp4), arrays
 
 
 def _block_tops(w: Floats) -> Floats:
