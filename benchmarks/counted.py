@@ -112,7 +112,7 @@ def count(work: dict[str, Any], marks: Marks) -> dict[str, Any]:
             watch.aim(f"prefill {prefill}", prefill, None, 0, 0)
             answer([ids(51, prefill, vocabulary)], 1)
             say(f"counted: a prompt of {prefill}")
-        program = llm._engine.core.executor._worker._program  # type: ignore[attr-defined]
+        program = llm._engine.core.executor._worker.text.program  # type: ignore[attr-defined]
         assert isinstance(program, CpuProgram)
         return {"level": level, "names": program.names, "records": watch.records}
 

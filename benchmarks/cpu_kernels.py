@@ -141,15 +141,20 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
     worker = Worker(files, options)
     kv_dtype = worker._resolved.kv_dtype
     worker.allocate(PoolShape(16, graph_groups(describe(arch), kv_dtype, 600)))
-    team: Team = worker._operators.providers["linear"].team  # type: ignore[attr-defined]
+    team: Team = worker.text.operators.providers["linear"].team  # type: ignore[attr-defined]
     parameters = (
         arch.layers
         * arch.hidden
         * (2 * (arch.heads + arch.kv_heads) * arch.head_dim + 3 * arch.intermediate)
     )
     head = arch.vocab_size * arch.hidden
-    read = float(worker.facts.weight_bytes - worker._model.vocabulary.table.nbytes)  # type: ignore[attr-defined]
-    largest = worker._model.vocabulary.head.data  # type: ignore[attr-defined]
+    ends = {
+        ref.role: worker.text.model.weights.weight(ref)
+        for ref in worker.text.model.graph.weights()
+        if ref.role in ("embed", "logits")
+    }
+    read = float(worker.facts.weight_bytes - ends["embed"].nbytes)
+    largest = ends["logits"].data  # type: ignore[union-attr]
     results = []
     for what, entries in (
         ("decode, context 128", [(127, 1)]),
@@ -169,7 +174,7 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
                     team,
                     rounds if tokens < 64 else 3,
                     largest,
-                    partial(worker._program.step, batch, LOGITS),
+                    partial(worker.text.program.step, batch, LOGITS),
                     f"step: {what}",
                     tokens,
                     read,

@@ -176,8 +176,13 @@ def child_headrace(sizes: Sizes) -> Values:
     generate([ids(16)], 1)
     values: Values = {}
     worker = llm._engine.core.executor._worker  # type: ignore[attr-defined]
-    team = worker._operators.providers["linear"].team
-    largest = worker._model.vocabulary.head.data
+    team = worker.text.operators.providers["linear"].team
+    ends = {
+        ref.role: worker.text.model.weights.weight(ref)
+        for ref in worker.text.model.graph.weights()
+        if ref.role in ("embed", "logits")
+    }
+    largest = ends["logits"].data
     arch = llm.files.arch
     layers = (
         arch.layers
@@ -192,9 +197,8 @@ def child_headrace(sizes: Sizes) -> Values:
 
     probes = [probe()]
     values |= single(generate, sizes)
-    vocabulary = worker._model.vocabulary
-    spared = worker._program._head.head.spared() * vocabulary.head.nbytes
-    values["token_bytes"] = float(worker.facts.weight_bytes - vocabulary.table.nbytes) - spared
+    spared = worker.text.program._head.head.spared() * ends["logits"].nbytes
+    values["token_bytes"] = float(worker.facts.weight_bytes - ends["embed"].nbytes) - spared
     probes.append(probe())
     values |= concurrent(generate, sizes)
     probes.append(probe())

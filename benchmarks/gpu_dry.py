@@ -1,11 +1,11 @@
 """`make gpu-dry`: everything that can be known of the GPU path without a GPU.
 
-Compiles every kernel that a step of real models launches, ahead of time, for sm_80, sm_90 and
-sm_100, and for sm_90 those that the checks of `gpu_checks.py` launch (`gpu_absent.py`): the model's
-own forward pass runs on tensors without memory while each launch is turned into a compilation.
-Reads registers, spills, shared memory and instructions from the machine code, prints them as a
-table next to what the roofline predicts for the same steps on H100, H200 and B200, and fails where
-a kernel would not run or is not what it should be.
+Compiles every kernel that a step of real models launches, ahead of time, for five architectures,
+and for sm_90 those that the checks of `gpu_checks.py` launch (`gpu_absent.py`): the
+model's own forward pass runs on tensors without memory while each launch is turned into a
+compilation. Reads registers, spills, shared memory and instructions from the machine code, prints
+them as a table next to what the roofline predicts for the same steps on H100, H200 and B200,
+and fails where a kernel would not run or is not what it should be.
 
     python benchmarks/gpu_dry.py [--quick] [--json FILE] [--table FILE] [--record FILE --page FILE]
 
@@ -53,7 +53,7 @@ from headrace.roofline.hardware import DEVICES
 from headrace.roofline.step import step_time
 from headrace.roofline.weights import parse_format
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 PREDICTED = ("H100", "H200", "B200")
 STEPS = (
     decode(1, 1024),
@@ -295,7 +295,7 @@ def launched(
     """Every kernel of every step of these models: (the model, the step, what it launches)."""
     known: dict[int, Compiled] = {}
     for name, weights, kv, deterministic in models:
-        if architecture == "sm_80" and "fp8" in (weights, kv):
+        if architecture in ("sm_80", "sm_86") and "fp8" in (weights, kv):
             continue  # This architecture has no such numbers; the backend says so.
         arch = thin(ARCHS[name])
         operators = TritonOperators(
@@ -393,10 +393,10 @@ def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
     if codes and compiled.architecture == "sm_90" and code.tensor_core != "warpgroup":
         yield f"widens codes before it multiplies them: {code.tensor_core}"
     if compiled.kernel in MATRIX_BOUND and step.tokens >= MATRIX_ROWS:
-        wanted = {"sm_80": "HMMA", "sm_90": "warpgroup", "sm_100": "tensor memory"}
+        wanted = {"sm_90": "warpgroup", "sm_100": "tensor memory"}
         # A mixture gives each expert few rows in small steps: there bandwidth binds.
         small = compiled.kernel.startswith("moe") and compiled.constants["ROWS"] < 64
-        if compiled.code.tensor_core != wanted[compiled.architecture] and not small:
+        if compiled.code.tensor_core != wanted.get(compiled.architecture, "HMMA") and not small:
             yield f"matrix-bound, but its matrix instructions are: {compiled.code.tensor_core}"
 
 

@@ -132,7 +132,3 @@ def node_table(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(node_table(nodes()))

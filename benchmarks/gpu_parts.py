@@ -311,7 +311,7 @@ def memory(setup: Setup, worker: Worker, blocks: int) -> dict[str, int]:
 
 
 def graph_facts(worker: Worker) -> dict[str, object]:
-    program = worker._program
+    program = worker.text.program
     found = getattr(program, "facts", None)
     return {} if found is None else asdict(found)
 
@@ -341,7 +341,7 @@ def decode_step(
     step_plan = filled.plan()
     with torch.inference_mode():
         step = worker._batch(step_plan, None)
-        device = measure(lambda: worker._program.step(step, LOGITS), setup.device, seconds=0.2)
+        device = measure(lambda: worker.text.program.step(step, LOGITS), setup.device, seconds=0.2)
     filled.release()
     limit = limit_seconds(setup, [context] * batch, [1] * batch, ceilings)
     return {
@@ -365,7 +365,7 @@ def prefill_step(setup: Setup, worker: Worker, count: int, ceilings: Ceilings) -
     execute(worker, plan)
     with torch.inference_mode():
         step = worker._batch(replace(plan, admitted=[], blocks=[]), None)
-        seconds = measure(lambda: worker._program.step(step, LOGITS), setup.device, seconds=0.4)
+        seconds = measure(lambda: worker.text.program.step(step, LOGITS), setup.device, seconds=0.4)
     filled.release()
     limit = limit_seconds(setup, [0], [count], ceilings)
     return {

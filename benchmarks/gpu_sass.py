@@ -22,9 +22,21 @@ from gpu_loops import Loop, main_loop
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
-MACHINE = {"sm_80": "SM80", "sm_90": "SM90a", "sm_100": "SM100a"}
+MACHINE = {
+    "sm_80": "SM80",
+    "sm_86": "SM86",
+    "sm_90": "SM90a",
+    "sm_100": "SM100a",
+    "sm_120": "SM120",
+}
 """Instruction set that the compiler uses for an architecture."""
-SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
+SHARED_LIMIT = {
+    "sm_80": 163 * 1024,
+    "sm_86": 99 * 1024,
+    "sm_90": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "sm_120": 99 * 1024,
+}
 """Bytes of shared memory that one block may have (CUDA programming guide, compute capabilities)."""
 REGISTERS = 65_536
 """Registers of one multiprocessor; a thread has 255 at most."""

@@ -91,8 +91,8 @@ def said_by(worker: Worker, given: Sequence[list[int]]) -> Said:
         plan = StepPlan(1, rows=[0], starts=[0], counts=[len(tokens)], samples=[True])
         with torch.inference_mode():
             batch = make_batch(plan, None, worker._rows, worker._tables, worker._pool)
-            hidden = worker._program.step(batch, want(hidden="every")).hidden
-            logits = floats(worker._program.head(hidden))[:-1]
+            hidden = worker.text.program.step(batch, want(hidden="every")).hidden
+            logits = floats(worker.text.program.head(hidden))[:-1]
         worker._rows.release([0])
         highest = logits.max(1)
         total = highest + np.log(np.exp(logits - highest[:, None]).sum(1, dtype=np.float64))

@@ -13,12 +13,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from headrace.base.arch_gguf import GGUF_ARCHITECTURES
 from headrace.base.config import CPU_VALUES, EngineOptions
 from headrace.base.groups import graph_groups
 from headrace.cli.main import COMMANDS
 from headrace.kernels.cpu.library import LEVELS_OF
-from headrace.models.registry import FAMILIES, describe
+from headrace.models.reader import GGUF_ARCHITECTURES
+from headrace.models.registry import FAMILIES, FILES, describe
 from headrace.roofline.known import KNOWN, known
 from headrace.server.app import OPERATOR_ROUTERS, ROUTERS
 
@@ -96,12 +96,13 @@ def families() -> str:
         published[arch.family].append(f"`{name}`")
         for group in graph_groups(describe(arch), "bfloat16"):
             kept[arch.family][re.sub(r"\d+", "s", group.name)] = None
-    for family, description in FAMILIES.items():
+    files = {one.name: file.__name__ for file in FILES for one in file.FAMILIES}
+    for family in FAMILIES:
         cases = [name for name in named if name.partition("-")[0] == family]
         if family in CHECKED_AS:
             cases = [CHECKED_AS[family].removesuffix(".py")]
         held = ", ".join(f"`{case}`" for case in cases) or "no: its graph alone"
-        described = f"`models/{description.__module__.split('.')[-1]}.py`"
+        described = f"`models/{files[family].split('.')[-1]}.py`"
         more = ", ".join(published[family]), ", ".join(kept[family])
         rows.append([f"`{family}`", described, held, *more])
     head = ["family", "described in", "held against transformers as", "published", "keeps"]

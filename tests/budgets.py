@@ -56,7 +56,18 @@ RETIRED = {
 """Home-made or foreign terms that are gone, and the glossary's word for them."""
 EVERYWHERE = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | {"__init__", "__main__"}
 KEPT = {
-    "slot": {"base", "engine", "kernels", "loader", "roofline", "server", "speech", "worker"},
+    "slot": {
+        "base",
+        "engine",
+        "kernels",
+        "kv",
+        "loader",
+        "roofline",
+        "sched",
+        "server",
+        "speech",
+        "worker",
+    },
     "whole": {"bench", "engine", "server"},
     "gate": {
         "base",

@@ -111,6 +111,8 @@ WHOLE = (
     "engine/test_sleep.py",
     "engine/test_soak.py",
     "engine/test_split.py",
+    "engine/test_split_faults.py",
+    "engine/test_split_hostile.py",
     "engine/test_structured_output.py",
     "engine/test_supervision.py",
     "factory/test_factory_workflow.py",

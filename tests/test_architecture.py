@@ -53,6 +53,7 @@ RANKS = {
     "worker": 5,
     "speech": 5,
     "engine": 6,
+    "quantise": 6,
     "server": 7,
     "bench": 7,
     "route": 8,

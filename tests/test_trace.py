@@ -19,8 +19,8 @@ BESIDE = re.findall(r"`(headrace\.[\w.]+|csrc/[\w.]+)`", PAGE.replace("| `", "| 
 """Names in the text."""
 COUNTED = re.compile(r"(\(docs/trace\.md\) is the way in \()\d+ files\)")
 """README's number, which `python tests/test_trace.py` writes."""
-MOST = 50, 10_500
-"""Files and lines of the walk, its C++ left out."""
+MOST = 56, 13_400
+"""Files and lines of the walk, with drafts and the making of records."""
 
 
 def find(name: str) -> Any:
@@ -73,7 +73,7 @@ def test_each_is_called_from_a_file_of_the_trace(name: str) -> None:
 
 def test_the_reading_set_does_not_grow() -> None:
     lines = sum(len(file.read_text().splitlines()) for file in FILES)
-    assert 20 <= len(ROWS) <= 45
+    assert 20 <= len(ROWS) <= 60
     assert len(FILES) <= MOST[0]
     assert lines <= MOST[1], f"{len(FILES)} files with {lines} lines"
     readme = (ROOT / "README.md").read_text()

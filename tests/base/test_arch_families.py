@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from headrace.base.arch import Caps, Chunks, Rope, Uneven
-from headrace.base.arch_families import FAMILIES
-from headrace.base.arch_reader import NEUTRAL, from_hf
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
+from headrace.models.common import NEUTRAL
+from headrace.models.reader import from_hf
+from headrace.models.registry import TYPES as FAMILIES
 from headrace.models.registry import describe
 from headrace.roofline.known import KNOWN
 
@@ -26,6 +27,8 @@ FLIPS: dict[str, Any] = {
     "residual_multiplier": 0.6,
     "embedding_multiplier": 2.5,
     "attention_multiplier": 0.3,
+    "attn_logit_softcapping": 20.0,
+    "final_logit_softcapping": 20.0,
     "mlp_bias": True,
     "use_qk_norm": True,
     "qk_layernorm": True,
@@ -82,7 +85,7 @@ SAME: dict[str, tuple[str, ...]] = {
     "n_routed_experts": ("nemotron_h",),
     "n_shared_experts": ("nemotron_h",),
     "use_bias": ("starcoder2",),
-    "use_parallel_block": ("cohere2",),
+    "use_parallel_block": ("cohere", "cohere2"),
     "use_qk_norm": ("minimax_m2", "llama4_text"),
     "use_routing_bias": ("minimax_m2",),
     "scoring_func": ("minimax_m2", *_V3),
@@ -128,11 +131,10 @@ def small(kind: str) -> dict[str, Any]:
 
 
 def test_every_key_of_others_is_flipped() -> None:
-    own = {key for family in FAMILIES.values() for key in family.own}
-    assert set(FLIPS) == set(NEUTRAL) | own
+    assert set(FLIPS) == set(NEUTRAL)
 
 
-WRAPPERS = {"gemma3", "gemma4", "llama4", "qwen2_audio", "qwen3_5", "qwen3_5_moe"}
+WRAPPERS = {"gemma3", "gemma4", "llama4", "mistral3", "qwen2_audio", "qwen3_5", "qwen3_5_moe"}
 """Configs around a text model's, which is a family of its own."""
 
 
@@ -207,7 +209,7 @@ TOLD_ELSEWHERE = """
     full_attention_interval full_attn_mod hidden_act initial_context_length intermediate_size
     interpolate_factor layer_switch max_window_layers mtp_num_hidden_layers mtp_transformer_layers
     mtp_use_dedicated_embeddings num_experts top_k_experts
-    no_rope_layer_interval norm_type num_experts_per_tok num_heads
+    no_rope_layer_interval sliding_window norm_type num_experts_per_tok num_heads
     num_hidden_layers num_key_value_heads num_mtp_modules num_nextn_predict_layers rms_norm_eps
     sliding_window_pattern time_step_rank use_mtp use_pos_enc use_sliding_window
 """
@@ -297,6 +299,15 @@ def test_a_llama_4_that_is_not_run_is_named(values: dict[str, Any], key: str) ->
     with pytest.raises((UnsupportedModel, ModelFileError)) as caught:
         from_hf({**SCOUT, **values})
     assert caught.value.param == key
+
+
+def test_the_text_model_within_mistral3_is_ministral_3() -> None:
+    text = small("ministral3")
+    arch = from_hf({"model_type": "mistral3", "text_config": text})
+    assert (arch.growth, arch.rope.kind, arch.rope.attention_factor) == ((0.1, 16384), "yarn", 1.0)
+    with pytest.raises(UnsupportedModel) as caught:
+        from_hf({"model_type": "mistral3", "text_config": {**text, "model_type": "mistral"}})
+    assert caught.value.param == "model_type"
 
 
 def test_only_full_layers_of_olmo3_are_stretched() -> None:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.base.arch import Caps, ModelArch, Moe, Rope
-from headrace.base.arch_gguf import llama3_divisor
-from headrace.base.arch_reader import FAMILIES, from_gguf, from_hf
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
+from headrace.models.reader import from_gguf, from_hf
+from headrace.models.registry import TYPES as FAMILIES
+from headrace.models.ropes import llama3_divisor
 
 QWEN25 = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -303,6 +304,7 @@ def test_yarn_in_both_forms() -> None:
         ("rope_scaling", {"rope_type": "longrope", "factor": 2.0}, "rope_type is 'longrope'"),
         ("rope_scaling", {"type": "dynamic", "factor": 2.0}, "type is 'dynamic'"),
         ("rope_scaling", {"type": "default", "mrope_section": [1, 2]}, "mrope_section"),
+        ("rope_scaling", {"llama_4_scaling_beta": 0.1}, "llama_4_scaling_beta"),
         ("rope_scaling", {"type": "linear", "factor": 0.5}, "factor is 0.5; must be from 1"),
         ("partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5; supported: 1.0"),
         ("num_attention_heads", 15, "multiple of num_key_value_heads"),

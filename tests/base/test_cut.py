@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.base.absorb import absorbed
-from headrace.base.arch_reader import from_hf
 from headrace.base.cut import cut, even, head_shares, refusal
 from headrace.base.errors import OptionError
 from headrace.base.graph import AttentionSpec, Graph
 from headrace.base.layout import ONE, Layout
 from headrace.loader.open import open_model
+from headrace.models.reader import from_hf
 from headrace.models.registry import describe
 from tiny import encoder, families
 from tiny.kept import Kept

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-
-from typer.testing import CliRunner
 
 from headrace.bench.options import RunOptions
 from headrace.bench.virtual import Simulation, bands
-from headrace.cli.simulate import command
 from headrace.engine.sim import Cluster
 from headrace.engine.sim_replica import ReplicaSpec
 from headrace.roofline.counts import Case
@@ -51,17 +47,3 @@ def test_without_a_gateway_nothing_is_left_to_chance() -> None:
     still = replace(SPEC, hardware=replace(SPEC.hardware, loop=Loop(0.0)))
     found = bands(lambda course: Cluster(still, 1, course=course), OPTIONS, 3)
     assert all(low == high for low, high in found.values())
-
-
-def test_the_command_tells_the_band_of_few_requests() -> None:
-    flags = ["llama-3.1-8b", "--input", "64", "--output", "4", "-c", "4", "--gateway-ms", "5"]
-
-    def told(*more: str) -> object:
-        done = CliRunner().invoke(command, [*flags, *more, "--json"])
-        assert done.exit_code == 0, done.output
-        return json.loads(done.output)["simulation"]["p99_bands"]
-
-    assert told("--requests", "8")
-    assert told("--requests", "201") == {}
-    shown = CliRunner().invoke(command, [*flags, "--requests", "8"])
-    assert "p99 in 8 runs with other chances" in shown.output

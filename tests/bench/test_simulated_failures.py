@@ -120,7 +120,7 @@ def test_times_that_are_none(between: float, restart: float) -> None:
 @pytest.mark.slow
 def test_command() -> None:
     flags = ["llama-3.1-8b", "--replicas", "4", "--requests", "40", "--output", "64"]
-    dying = ["--failures", "0.4", "--restart", "0.3"]
+    dying = ["--failures", "400ms", "--restart", "0.3"]
     done = CliRunner().invoke(command, [*flags, *dying, "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)["simulation"]["failures"]

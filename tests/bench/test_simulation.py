@@ -170,7 +170,7 @@ def test_the_loop_can_be_stated_and_is_kept(tmp_path: Path) -> None:
 
     bare = itl("--hardware", "H200")
     assert itl("--hardware", str(file)) == pytest.approx(bare + 0.0035, rel=1e-6)
-    stated = itl("--hardware", str(file), "--loop-ms", "10", "--row-ms", "0")
+    stated = itl("--hardware", str(file), "--loop", "10ms", "--row", "0")
     assert stated == pytest.approx(bare + 0.01, rel=1e-6)
     file.write_text(file.read_text().replace("0.003", "-1"))
     with pytest.raises(OptionError, match="loop"):
@@ -467,6 +467,7 @@ def test_command() -> None:
     )
     assert done.exit_code == 0, done.output
     assert "steps of 2 engines" in done.output
+    assert "ramp and drain" in done.output
     assert "the SLO ttft:p99<5s was met" in done.output
 
 
@@ -477,8 +478,8 @@ def test_plan_command() -> None:
     )
     assert done.exit_code == 0, done.output
     assert "per million output tokens" in done.output
-    assert "kept" in done.output
-    refused = CliRunner().invoke(plan_command, ["llama-3.1-8b", "--tpot", "0.01"])
+    assert "met" in done.output
+    refused = CliRunner().invoke(plan_command, ["llama-3.1-8b", "--tpot", "10us"])
     assert isinstance(refused.exception, HeadraceError)
     assert "no layout" in str(refused.exception)
     assert "the nearest is" in str(refused.exception)
@@ -489,11 +490,11 @@ def test_plan_as_json() -> None:
     """A mixture of experts, tight ITL: what was searched, simulated and refused, for programs."""
     done = CliRunner().invoke(
         plan_command,
-        ["qwen3-30b-a3b", "--rate", "30", "--hardware", "H100,THOR", "--itl", "40", "--json"],
+        ["qwen3-30b-a3b", "--rate", "30", "--hardware", "H100,THOR", "--itl", "40ms", "--json"],
     )
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
-    kept = found["simulated"][-1]
+    kept = found["simulated"][0]
     assert kept["kept"]
     assert kept["p99"]["itl"] <= 0.04
     assert kept["cost_per_million_output_tokens"] > 0

@@ -75,9 +75,7 @@ def test_models_fit_into_eighty_columns(run: Any) -> None:
     lines = run("models", COLUMNS="80").stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert len([line for line in lines if line.startswith("qwen2.5-coder-0.5b ")]) == 1
-    names = lines.index("") - 1
-    assert len(lines) <= 2 + 2 * names, "a head, a blank line, and two lines a model"
-    assert any("sentence embeddings" in line for line in lines)
+    assert len([line for line in lines if line.startswith("  ")]) == 0, "no row is folded"
 
 
 def test_serve_of_no_model_is_one_line(run: Any) -> None:
@@ -162,6 +160,16 @@ def test_models_lists_the_catalog(run: Any) -> None:
     listed = json.loads(run("models", "--json").stdout)
     assert [entry["name"] for entry in listed if entry["default"]] == ["qwen2.5-coder-0.5b"]
     assert not any(entry["complete"] for entry in listed)
+    for title in ("Chat", "Code", "Embeddings", "Reranking", "Speech to text"):
+        assert f"\n{title}" in text
+    assert "that are free here" in text
+
+
+def test_serve_without_a_model_proposes_one(run: Any) -> None:
+    done = run("serve", "--offline")
+    assert done.returncode == 4, done.stderr
+    assert done.stdout.startswith("serving qwen2.5-coder-0.5b, the default")
+    assert run("serve", "qwen2.5-coder-0.5b", "--offline").stdout == ""
 
 
 @pytest.mark.parametrize(

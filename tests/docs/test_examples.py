@@ -37,6 +37,7 @@ RUN = ("roofline MODEL --hardware", "roofline deepseek-v3", "simulate MODEL --re
 KNOWN = "llama-3.1-8b"
 PARSED = {
     "bench": "needs a server; run against the mock by tests/bench",
+    "quantise": "makes a model; tests/quantise on tiny ones",
     "cache": "of what is on the disk; tests/cli",
     "chat": "needs a terminal; tests/cli",
     "explain": "needs the default model; tests/cli on a tiny one",
@@ -62,7 +63,7 @@ ELSEWHERE = {
     "export ": "prepares the foreign program",
     "skopeo copy": "a foreign program; the image was tried with it by hand",
     "podman run": "a foreign program; the image was tried with it by hand",
-    "ray start": "a foreign program; benchmarks/factory_fleet.py starts such a cluster by itself",
+    "ray start": "a foreign program; tests/factory/test_factory_cluster.py starts one by itself",
     "helm install": "a foreign program; tests/factory/test_factory_chart.py renders the chart",
     "curl -X POST localhost:8000/v1/load_lora_adapter": "tests/server/test_server_adapters.py",
 }

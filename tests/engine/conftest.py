@@ -7,6 +7,7 @@ import pytest
 from engine_fakes import NOTES, OPTIONS
 
 from headrace.engine.supervision import Supervision
+from headrace.kv.split import SplitChoice
 from tiny import bytewise
 from tiny.kept import Kept
 
@@ -36,3 +37,16 @@ def supervision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervision:
     to be seen makes the silence old by `engine_waits.age`."""
     monkeypatch.setattr("headrace.engine.async_engine.WAIT_FOR_NEXT", 300.0)
     return Supervision(late=300.0, hang=300.0, start=300.0, back_off=0.1, dumps=tmp_path / "flight")
+
+
+@pytest.fixture
+def a_split_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of these models takes long enough to compute."""
+    monkeypatch.setattr(SplitChoice, "pays", True)
+    monkeypatch.setattr("headrace.kv.handover.LEAST_SECONDS", -1.0)
+    monkeypatch.setattr("headrace.kv.tiers.LATENCY", -1e9)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/split"

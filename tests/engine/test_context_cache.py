@@ -177,7 +177,7 @@ def test_every_level_and_chunking_keeps_the_same_bytes(
         ) as llm:
             built = llm._built
             assert built is not None
-            assert built.core.executor.worker._operators.team.level == name  # type: ignore[attr-defined]
+            assert built.core.executor.worker.text.operators.team.level == name  # type: ignore[attr-defined]
             assert built.memory.step_tokens == step_tokens
             greedy(llm, PROMPT)
             assert stats(llm).written_blocks >= 5

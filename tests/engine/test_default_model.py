@@ -10,6 +10,7 @@ import pytest
 
 from headrace import LLM, AsyncEngine, SamplingParams
 from headrace.base.config import DEFAULT_MODEL
+from headrace.base.step import DraftCosts
 from headrace.engine import prediction
 from headrace.sched import StepPrices
 from headrace.worker.draft_model import DraftModel
@@ -93,8 +94,8 @@ def test_its_own_draft_model_is_always_right(
             return [1e9] * (most - least + 1)
 
     monkeypatch.setattr(prediction, "StepPrices", Free)
-    given = property(lambda model: 0.0, lambda model, share: None)
-    monkeypatch.setattr(DraftModel, "share", given, raising=False)
+    given = property(lambda part: DraftCosts(0.0, 0.0), lambda part, told: None)
+    monkeypatch.setattr(DraftModel, "costs", given, raising=False)
     samplings = [
         greedy(48),
         SamplingParams(temperature=0.8, seed=5, top_p=0.9, max_tokens=48, n=2),

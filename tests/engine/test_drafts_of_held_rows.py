@@ -12,13 +12,14 @@ import pytest
 
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import ReasoningBudget
+from headrace.base.step import DraftCosts
 from headrace.engine.grammar import tokenizer_for_grammars
 from headrace.loader.open import open_model
 from headrace.speculate import DEFAULT, Drafter, Proposal, Speculation
 from headrace.text.grammar import after_reasoning, from_regex, from_schema
 from headrace.text.reasoning import THINK as MARKS
 from headrace.worker import Worker, WorkerOptions
-from headrace.worker.draft_costs import DraftCosts
+from headrace.worker.draft_slots import DraftPart
 from oracle.driving import Answer, Driver
 from tiny import bytewise, eagle
 from tiny.bytewise import THINK, UNTHINK
@@ -108,8 +109,6 @@ def workers(request: pytest.FixtureRequest, kept: Kept):
             max_context=192,
             drafts=DRAFTS if names or makers or model else 0,
             draft_model=str(model) if model else None,
-            draft_slots=6,
-            draft_context=192,
         )
         speculation = Speculation(makers, names=names)
         worker = Worker(files, options, grammar_tokenizer=tokenizer, speculation=speculation)
@@ -192,8 +191,8 @@ def test_a_draft_model_changes_no_answer(
     """It knows nothing of the grammar, which cuts what it says."""
     target = kept(bytewise.make)
     draft = target if kind == "model" else kept(eagle.make, target)
-    given = property(lambda model: 0.0, lambda model, share: None)
-    monkeypatch.setattr(DraftCosts, "share", given, raising=False)
+    given = property(lambda part: DraftCosts(0.0, 0.0), lambda part, told: None)
+    monkeypatch.setattr(DraftPart, "costs", given, raising=False)
     found, driver = answers(workers(names, model=draft))
     same(found, plain)
     assert sum(plan.drafts for plan in driver.plans) > 100

@@ -18,15 +18,14 @@ from headrace import LLM, SamplingParams
 from headrace.base.errors import EngineDead, OptionError
 from headrace.base.request import Request
 from headrace.base.spec import RequestSpec
-from headrace.base.step import Drafting
+from headrace.base.step import DraftCosts, Drafting
 from headrace.engine import group, prediction
 from headrace.engine.build import Built
 from headrace.engine.group import GroupExecutor
 from headrace.kernels.dealing import STEPS, Dealing
 from headrace.sched import Scheduler
-from headrace.sched.price import StepPrices
+from headrace.sched.price import DraftCounts, StepPrices
 from headrace.text.grammar import from_regex
-from headrace.worker.draft_costs import DraftCosts
 from tiny import bytewise, families
 from tiny.kept import Kept
 
@@ -195,13 +194,13 @@ def test_ranks_draft_alike_whatever_their_clocks_say(
         def rising(self, least: int, most: int) -> list[float]:
             return [1.0] * (most - least + 1)
 
-    turns = itertools.cycle([(0.0, 0.0)] * 7 + [(9.0, 9.0)] * 3)
+    turns = itertools.cycle([DraftCosts(0.0, 0.0)] * 7 + [DraftCosts(9.0, 9.0)] * 3)
 
-    def account(costs: DraftCosts, entries: list[int], step: float) -> Drafting:
-        return Drafting(entries, 0.0, 0.0, next(turns))
+    def learn(counts: DraftCounts, told: Drafting, seconds: float, *, decodes: bool) -> None:
+        counts.costs = next(turns)
 
     monkeypatch.setattr(prediction, "StepPrices", Free)
-    monkeypatch.setattr(DraftCosts, "account", account)
+    monkeypatch.setattr(DraftCounts, "learn", learn)
     with opened(model, cache) as alone:
         wanted = answers(alone)
     told = {"layout": layout, "speculate": "draft", "draft_model": str(model), "threads": 3}
@@ -209,6 +208,23 @@ def test_ranks_draft_alike_whatever_their_clocks_say(
         assert answers(llm) == wanted
         assert llm.stats.draft_tokens > 100
         assert llm.stats.accepted_tokens > 50
+
+
+def test_the_reference_over_two_processes(kept: Kept, model: Path, cache: Path) -> None:
+    """Without records a rank interprets its part."""
+    ids = [list(range(40, 60)) * 3, list(range(7))]
+    for path, layouts in (
+        (model, ("TP2", "PP2")),
+        (kept(families.make, "deepseek_v2"), ("TP2", "EP2", "PP2")),
+    ):
+        found = []
+        for layout in ("1", *layouts):
+            with opened(path, cache, layout=layout, kernels="ref", speculate="off") as llm:
+                outputs = [one for wish in WISHES for one in llm.generate(ids, wish)]
+                found.append(
+                    [(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs]
+                )
+            assert found[-1] == found[0], layout
 
 
 @pytest.mark.parametrize(
@@ -223,7 +239,8 @@ def test_ranks_draft_alike_whatever_their_clocks_say(
         ({"layout": "two"}, "TP2"),
         ({"layout": "TP2", "depth": 2}, "depth 1"),
         ({"layout": "TP2", "keep_packed": False}, "keep_packed"),
-        ({"layout": "TP2", "kernels": "ref"}, "CPU kernels"),
+        ({"layout": "TP2", "kernels": "triton"}, "no parts of weights"),
+        ({"layout": "TP2", "kernels": "ref", "dtype": "bfloat16"}, "float32"),
     ],
 )
 def test_what_is_not_served_is_refused(

@@ -17,13 +17,15 @@ from headrace.base.errors import (
     ModelNotFound,
     OptionError,
 )
+from headrace.base.groups import group_bytes, pool_bytes
 from headrace.base.hardware import CpuFacts, GpuFacts, Hardware
+from headrace.base.step import DraftCosts
 from headrace.engine import prediction, start
 from headrace.engine.start import DRAFTS, Resolved, drafts_of, resolve
 from headrace.loader import open_model
 from headrace.sched import StepPrices
 from headrace.speculate import DEFAULT
-from headrace.worker.draft_costs import DraftCosts
+from headrace.worker.draft_slots import DraftPart
 from tiny import bytewise, eagle
 from tiny import encoder as encoders
 from tiny.kept import Kept
@@ -64,8 +66,8 @@ def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             return [1.0] * (most - least + 1)
 
     monkeypatch.setattr(prediction, "StepPrices", Free)
-    given = property(lambda model: 0.0, lambda model, share: None)
-    monkeypatch.setattr(DraftCosts, "share", given, raising=False)
+    given = property(lambda part: DraftCosts(0.0, 0.0), lambda part, told: None)
+    monkeypatch.setattr(DraftPart, "costs", given, raising=False)
 
 
 @pytest.mark.parametrize(("depth", "drafters"), [(1, "draft"), (2, "auto")])
@@ -181,6 +183,13 @@ def test_a_draft_model_is_refused_by_name(tiny: Path, kept: Kept, tmp_path: Path
     with pytest.raises(DoesNotFit, match="needs 65536 bytes of cache for 256 tokens"):
         resolve(options, files, replace(less, cpu=replace(CPU, available=2**19)))
     assert resolve(options, files, less).draft is not None
+    resolved = resolve(options, files, machine)
+    assert resolved.draft is not None
+    memory = start.plan(resolved, files, weight_bytes=2**18)
+    memory.verify()
+    slots = group_bytes(resolved.draft.slots, 16)
+    assert memory.pool.slots == resolved.draft.slots
+    assert memory.kv_bytes == pool_bytes(memory.pool) + slots > pool_bytes(memory.pool)
 
 
 CPU = CpuFacts("a CPU", frozenset(), cores=8, physical_cores=4, memory=2**34, available=2**33)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import re
+import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,19 @@ from headrace import LLM
 from headrace.base import hardware as hardware_module
 from headrace.base.config import EngineOptions
 from headrace.base.errors import DoesNotFit, InvalidRequest, OptionError
-from headrace.base.hardware import CpuFacts, GpuFacts, Hardware, cpu, hardware, torch_build
+from headrace.base.gpus import GpuFacts
+from headrace.base.hardware import CpuFacts, Hardware, cpu, hardware, torch_build
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
 from headrace.engine import start
 from headrace.engine.build import build
+from headrace.engine.gpu_start import alone_on
 from headrace.engine.input import InputProcessor, default_sampling
 from headrace.engine.start import explain, resolve
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.program import CpuProgram
 from headrace.loader import open_model
+from headrace.roofline.memory import USABLE
 from headrace.text import load_tokenizer
 
 CPU = CpuFacts("a CPU", frozenset(), cores=8, physical_cores=4, memory=2**34, available=2**33)
@@ -83,6 +88,66 @@ def test_with_a_gpu_and_a_torch_that_knows_it(
     assert resolve(EngineOptions(device="cpu"), files, Hardware(CPU, (gpu,))).available == 2**33
 
 
+@pytest.mark.parametrize(("free", "rows"), [(80 * 2**30, 1024), (3 * 2**23, 68), (2**23, 64)])
+def test_a_gpu_has_two_steps_in_flight_and_the_rows_that_its_pool_holds(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch, free: int, rows: int
+) -> None:
+    monkeypatch.setattr(start, "torch_build", lambda: ("2.13.0", "13.0"))
+    machine = Hardware(CPU, (replace(GPU, free=free),))
+    options = EngineOptions(device="cuda", step_tokens=16)
+    resolved = resolve(options, files, machine)
+    memory = start.plan(resolved, files, 1000)
+    assert memory.rows == rows
+    values = {one.name: one.value for one in (*resolved.decisions, *memory.decisions)}
+    assert values["depth"] == "2"
+    assert values["max_sequences"] == str(rows)
+    asked = resolve(replace(options, max_sequences=7), files, machine)
+    assert start.plan(asked, files, 1000).rows == 7
+
+
+def test_a_gpu_without_memory_of_its_own_leaves_a_host_half(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "torch_build", lambda: ("2.13.0", "13.0"))
+    machine = Hardware(CPU, (replace(GPU, integrated=True),))
+    resolved = resolve(EngineOptions(device="cuda"), files, machine)
+    planned = resolved.available * USABLE["cuda"]
+    assert planned == pytest.approx(GPU.free * USABLE["cpu"], rel=1e-6)
+
+
+def test_a_driver_too_old_for_torch_is_named(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "torch_build", lambda: ("2.13.0", "13.0"))
+    machine = Hardware(CPU, (GPU,), cuda=(12, 8))
+    assert resolve(EngineOptions(), files, machine).options.device == "cpu"
+    with pytest.raises(OptionError, match=r"CUDA 13\.0 and the driver serves 12\.8: update"):
+        resolve(EngineOptions(device="cuda"), files, machine)
+    machine = Hardware(CPU, (GPU,), cuda=(13, 0))
+    assert resolve(EngineOptions(), files, machine).options.device == "cuda"
+
+
+def test_two_starts_on_one_gpu_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    order = []
+
+    def second() -> None:
+        with alone_on(GPU):
+            order.append("second")
+
+    other = threading.Thread(target=second)
+    with alone_on(GPU):
+        other.start()
+        with alone_on(replace(GPU, uuid="another")):
+            order.append("first")
+        other.join(0.2)
+        order.append("still first")
+    other.join(30)
+    assert order == ["first", "still first", "second"]
+
+
 @pytest.mark.parametrize(
     ("torch", "said"),
     [(("2.13.0+cpu", None), "without CUDA"), (("", None), r"pip install 'torch[^ ]*'")],
@@ -101,7 +166,14 @@ def test_a_gpu_that_torch_cannot_use_is_said(
 
 
 def test_what_was_asked_for_is_kept(files: ModelFiles) -> None:
-    asked = {"dtype": "bfloat16", "kv_dtype": "int8", "step_tokens": 64, "threads": 3}
+    asked = {
+        "dtype": "bfloat16",
+        "kv_dtype": "int8",
+        "step_tokens": 64,
+        "threads": 3,
+        "depth": 1,
+        "max_sequences": 5,
+    }
     options = EngineOptions(**asked, kernels="ref", speculate="off")
     resolved = resolve(options, files, Hardware(CPU, ()))
     assert set(decisions(options, files, Hardware(CPU, ()))) == {"device", "context_cache"}
@@ -225,34 +297,6 @@ def test_a_containers_limit_bounds_the_memory(
     facts = cpu()
     assert facts.memory == 2**28
     assert facts.available == 2**28 - 2**27 + 2**26
-
-
-@pytest.mark.parametrize(
-    ("wanted", "names"),
-    [
-        (None, ["a", "b"]),
-        ("1", ["b"]),
-        ("1,0", ["b", "a"]),
-        ("GPU-bb", ["b"]),
-        ("0,7,1", ["a"]),
-        ("", []),
-        ("-1", []),
-    ],
-)
-def test_visible_devices_are_numbered_as_cuda_does(
-    monkeypatch: pytest.MonkeyPatch, wanted: str | None, names: list[str]
-) -> None:
-    found = [
-        ("GPU-aa", GpuFacts(0, "a", (9, 0), 1, 1)),
-        ("GPU-bb", GpuFacts(1, "b", (9, 0), 1, 1)),
-    ]
-    if wanted is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
-    visible = hardware_module._visible(found)
-    assert [gpu.name for gpu in visible] == names
-    assert [gpu.index for gpu in visible] == list(range(len(names)))
 
 
 def test_default_sampling_is_the_authors(files: ModelFiles) -> None:

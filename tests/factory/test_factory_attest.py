@@ -26,10 +26,10 @@ from headrace.factory.attest import (
 from headrace.factory.audit import named
 from headrace.factory.bundle import beside, read_bundle, shipped, take_in, write_bundle
 from headrace.factory.key import canonical
-from headrace.factory.registry import Remote, tag_beside
+from headrace.factory.registry import Remote
 from headrace.factory.revoke import revoke
 from headrace.factory.sign import Withdrawn, opened, sign, signer
-from headrace.factory.store import INDEX_TYPE, Descriptor, Store
+from headrace.factory.store import INDEX_TYPE, Descriptor, Store, tag_beside
 
 Damage = Callable[[bytes], bytes]
 

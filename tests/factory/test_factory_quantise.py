@@ -103,19 +103,19 @@ def test_what_was_quantised_is_not_quantised_again(dense: Path, tmp_path: Path) 
     path.write_bytes(made.store.blob(one.digest).read_bytes())
     with pytest.raises(UnsupportedModel, match="no matrix of the model is dense"):
         build(tmp_path, path, "q4_k", without=BARE)
-    with pytest.raises(UnsupportedModel, match="int4 is made of"):
-        build(tmp_path, dense, "int4", without=BARE)
+    with pytest.raises(UnsupportedModel, match="w4a16 is made of"):
+        build(tmp_path, dense, "w4a16", without=BARE)
 
 
 def test_a_profile_of_quantised_weights_is_gated_signed_and_served(tmp_path: Path) -> None:
     model = talker.make(tmp_path / "tiny")
-    made, result = build(tmp_path, model, "int8", ring="dev")
+    made, result = build(tmp_path, model, "w8a8", ring="dev")
     assert given(result, "accuracy").outcome is Outcome.PASSED
     assert "of the model's before" in given(result, "accuracy").reason
     assert given(result, "accuracy").figures["share"] > 0.99
     engine = EngineOptions(cache_dir=str(tmp_path / "cache"))
     admitted = admit(made.cell, engine)
-    assert "tiny-int8." in admitted.profile.body.name
+    assert "tiny-w8a8." in admitted.profile.body.name
     served = load_file(Path(admitted.options.model) / "model.safetensors")
     exact = load_file(model / "model.safetensors")
     name = "model.layers.0.mlp.down_proj.weight"
@@ -138,14 +138,14 @@ def test_a_profile_of_quantised_weights_is_gated_signed_and_served(tmp_path: Pat
     envelope.write_bytes(made.store.read(admitted.profile.digest))
     served_there = admit(str(envelope), replace(engine, model=str(mounted)))
     assert served_there.options.model == str(mounted)
-    again, kept = build(tmp_path, model, "int8", ring="dev")
+    again, kept = build(tmp_path, model, "w8a8", ring="dev")
     assert kept.ran == []
     assert again.cell == made.cell
 
 
 def test_what_lost_too_much_is_not_signed(tmp_path: Path) -> None:
     model = talker.make(tmp_path / "tiny")
-    _, result = build(tmp_path, model, "int4", least_share=0.9999)
+    _, result = build(tmp_path, model, "w4a16", least_share=0.9999)
     assert result.failed == ["accuracy"]
     assert result.profile is None
 
@@ -160,7 +160,7 @@ def test_int4_of_two_shards_is_packed_as_the_format_says(tmp_path: Path) -> None
         save_file({name: tensors[name] for name in part}, model / shard)
     where = {name: shard for shard, part in shards.items() for name in part}
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    made, result = build(tmp_path, model, "int4", without=BARE)
+    made, result = build(tmp_path, model, "w4a16", without=BARE)
     outputs = given(result, "quantise").outputs
     index = made.store.document(outputs["model.safetensors.index.json"].digest)["weight_map"]
     name = "model.layers.1.mlp.gate_proj.weight"
@@ -186,12 +186,12 @@ def test_two_builders_make_the_same_bytes(dense: Path, tmp_path: Path) -> None:
 
 def test_a_fleet_has_recipes_that_quantise(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
-    file.write_text('models = ["m"]\nrecipes = [{}, {quantise_to = "int4", max_sequences = 4}]\n')
+    file.write_text('models = ["m"]\nrecipes = [{}, {quantise_to = "w4a16", max_sequences = 4}]\n')
     plain, other = read_fleet(file)
     assert plain.wanted.quantise_to is None
-    assert other.wanted.quantise_to == "int4"
+    assert other.wanted.quantise_to == "w4a16"
     assert other.engine.max_sequences == 4
-    assert "--quantise-to=int4" in other.words()
+    assert "--quantise-to=w4a16" in other.words()
 
 
 def test_a_damaged_gguf_ends_the_build(dense: Path, tmp_path: Path) -> None:

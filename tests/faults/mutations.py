@@ -23,10 +23,10 @@ from safetensors.numpy import save
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from headrace.base.arch_reader import from_hf
 from headrace.base.errors import HeadraceError
 from headrace.loader.gguf import GgufFile
 from headrace.loader.shards import read_headers
+from headrace.models.reader import from_hf
 from headrace.text import ChatTemplate, load_tokenizer
 from headrace.text.grammar import from_guided, from_lark, from_regex, from_schema
 from headrace.text.renderer import Renderers

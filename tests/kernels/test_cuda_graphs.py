@@ -224,7 +224,7 @@ def test_prompts_are_graphs_while_launches_take_longer(
 
 def test_weights_of_a_models_products(worker) -> None:
     """Matrices of the layers: no embedding, no head, no vectors."""
-    model = worker._model
+    model = worker.text.model
     names = {name: shape for name, shape in model.graph.tensors().items() if ".layers." in name}
     expected = sum(shape[0] * shape[1] for shape in names.values() if len(shape) == 2)
     assert model.multiplied() == expected > 0

@@ -13,9 +13,11 @@ import torch
 from kernel_cases import make_batch
 
 from headrace.base.arch import ModelArch
-from headrace.base.graph import Graph, Node, Value, WeightRef
-from headrace.kernels.fuse import AroundSpec, fused
-from headrace.kernels.interpret import Interpreter
+from headrace.base.graph import KINDS, Graph, Node, Value, WeightRef
+from headrace.base.joins import JOINED, AroundSpec
+from headrace.base.verify import verify
+from headrace.kernels.fuse import fused
+from headrace.kernels.interpret import Interpreter, _Run
 from headrace.kernels.model import Model
 from headrace.kernels.operators import KvCache, KvLayer
 from headrace.kernels.prepared import Prepared
@@ -144,7 +146,7 @@ def test_a_part_is_a_view_of_columns() -> None:
     to = Description(ARCH)
     part = to.part(given, 3, 4)
     graph = Graph(to.graph(hidden=part).nodes, {"hidden": part}, (given,))
-    graph.verify()
+    verify(graph)
     x = torch.arange(24.0).view(2, 12)
     (found,) = Interpreter(graph.nodes, Prepared(), (part,)).run(
         ReferenceOperators(torch.float32), None, None, {given: x}
@@ -219,3 +221,9 @@ def test_what_is_added_to_products_sees_each_of_them(model: Model) -> None:
     added, _ = model.forward(ops, batch, cache_of(), adding)
     assert seen == [ref.names for ref in model.products()]
     assert not torch.equal(plain, added)
+
+
+def test_every_kind_of_node_is_interpreted() -> None:
+    """`reduce` is priced alone."""
+    runs = {name.removeprefix("_") for name in vars(_Run)}
+    assert (KINDS | JOINED) - runs == {"reduce"}

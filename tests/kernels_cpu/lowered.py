@@ -25,6 +25,8 @@ LATER = {
     ("HrHead", "rank"): 0,
 }
 """Fields that came after the freeze, with the value that says what was said without them."""
+FORMER = {("HrRope", "first"): "unused"}
+"""Fields that had no meaning at the freeze, and the name that they had."""
 
 
 class Places:
@@ -76,7 +78,7 @@ def fields(structure: ctypes.Structure, places: Places) -> str:
             text = places.of(value)
         else:
             text = repr(value)
-        shown.append(f"{name}={text}")
+        shown.append(f"{FORMER.get((type(structure).__name__, name), name)}={text}")
     return "{" + ", ".join(shown) + "}"
 
 

@@ -67,8 +67,8 @@ def all_logits(worker: Worker, tokens: list[int]) -> torch.Tensor:
         admit(worker, tokens)
         plan = StepPlan(1, rows=[0], starts=[0], counts=[len(tokens)], samples=[True])
         batch = make_batch(plan, None, worker._rows, worker._tables, worker._pool)
-        hidden = worker._program.step(batch, want(hidden="every")).hidden
-        logits = tensor(worker._program.head(hidden)).clone()
+        hidden = worker.text.program.step(batch, want(hidden="every")).hidden
+        logits = tensor(worker.text.program.head(hidden)).clone()
         worker._rows.release([0])
     return logits
 

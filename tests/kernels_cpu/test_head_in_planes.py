@@ -13,7 +13,7 @@ from test_head import TEAMS, Ends, compiled, nothing
 
 from headrace.kernels.cpu import records
 from headrace.kernels.cpu.operators import CpuOperators
-from headrace.kernels.cpu.panels import PLANES, low_bytes
+from headrace.kernels.cpu.panels import PLANES
 from headrace.kernels.cpu.program import CpuProgram
 from headrace.kernels.weights import BlockWeight, PanelWeight
 from oracle.steps import likeliest, results
@@ -38,8 +38,8 @@ def two(ops: CpuOperators, weight: BlockWeight) -> tuple[PanelWeight, PanelWeigh
     assert isinstance(planes, PanelWeight)
     assert (plain.kind, planes.kind) == ("Q8_0", PLANES)
     assert plain.nbytes == planes.nbytes
-    assert low_bytes(planes) * 17 == planes.nbytes * 6
-    assert low_bytes(plain) == 0
+    assert planes.low_bytes * 17 == planes.nbytes * 6
+    assert plain.low_bytes == 0
     return plain, planes
 
 

@@ -17,7 +17,7 @@ from headrace.kernels.cpu.encode import Encoder
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.narrow import NarrowWeight
 from headrace.kernels.cpu.operators import CpuOperators
-from headrace.kernels.cpu.panels import PLANES, Packer, Source, low_bytes, pack, packed_bytes
+from headrace.kernels.cpu.panels import PLANES, Packer, Source, pack, packed_bytes
 from headrace.kernels.weights import (
     BlockWeight,
     DenseWeight,
@@ -208,7 +208,7 @@ def test_a_head_in_planes_is_found_and_each_plane_is_proven() -> None:
     weight.name = "head"
     fresh = pack(weight, team, planes=True)
     assert fresh.kind == PLANES
-    for wrong in (None, 0, fresh.nbytes - low_bytes(fresh)):
+    for wrong in (None, 0, fresh.nbytes - fresh.low_bytes):
         shelf = Shelf()
         Packer(team, shelf).pack(weight, planes=True)
         (kept,) = shelf.kept.values()

@@ -20,6 +20,7 @@ from headrace.base.graph import (
     NormSpec,
     WeightRef,
 )
+from headrace.base.verify import verify
 from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.program import CpuProgram, Variant, compile_program
@@ -115,7 +116,7 @@ def describe_net(gemma: bool) -> Graph:
     capped = 20.0 if gemma else None
     logits = to.linear(x, "head", outputs=VOCABULARY, role="logits", spec=LinearSpec(capped))
     graph = to.graph(hidden=x, logits=logits)
-    graph.verify()
+    verify(graph)
     return graph
 
 

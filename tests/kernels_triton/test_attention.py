@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import heapq
 
+import numpy as np
 import pytest
 import torch
 from kernel_cases import attention_by_definition
 
 from headrace.kernels import reference_attention
 from headrace.kernels.attention_lists import plan_step
-from headrace.kernels.attention_plan import PROGRAMS, AttentionPlan, Planner
+from headrace.kernels.attention_plan import PER_MULTIPROCESSOR, PROGRAMS, AttentionPlan, Planner
 from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
 from headrace.kernels.triton import attention_prefill as attention_prefill_module
 from headrace.kernels.triton.attention_decode import DecodeConfig, attention_decode
@@ -21,10 +21,6 @@ from headrace.kernels.triton.attention_prefill import (
     heads_beside,
 )
 from headrace.kernels.triton.split import make_tickets
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import gpu_waves
 
 CPU = torch.device("cpu")
 
@@ -277,22 +273,70 @@ def test_sections_are_divisors_of_the_heads() -> None:
     assert heads_beside(6, a_half // 2 + 1) == 3
 
 
+def busiest(step: list[tuple[int, int]], heads: int, *, last_first: bool) -> float:
+    """Time of attention over its work divided by the multiprocessors of an H100: tiles of `heads`
+    KV heads come side by side, each program goes to the first free place.
+
+    A tile's work is the tiles of 64 KV tokens up to its own place, and two for start and end.
+    """
+    places, kv_heads, rows, tile = 132, 8, 128 // 4, 64
+    chunks = [(start, count) for start, count in step if count > 1]
+    tiles = [0.0] * (sum(count for _, count in chunks) // rows + len(chunks))
+    at = 0
+    for number, (start, count) in enumerate(chunks):
+        for place in range(-(-count // rows)):
+            last = start + min((place + 1) * rows, count)
+            tiles[at // rows + number + place] = 2 + -(-last // tile)
+        at += count
+    free = [0.0] * places
+    for _ in range(kv_heads // heads):
+        for work in reversed(tiles) if last_first else tiles:
+            for _ in range(heads):
+                heapq.heapreplace(free, free[0] + work)
+    return max(free) / (sum(tiles) * kv_heads / places)
+
+
 def test_the_longest_tiles_come_first() -> None:
     """By the counted order of programs: within 3 % of the work over the multiprocessors."""
-    for step, before in (("2,048", 1.2), ("8,192", 1.05), ("1,000 and 872 decodes", 1.5)):
-        tiles = gpu_waves.tiles_of(gpu_waves.STEPS[step])
-        old, *_, new = list(gpu_waves.ORDERS.values())[:5]
-        assert gpu_waves.over_ideal(old(tiles), gpu_waves.UNITS) > before
-        assert gpu_waves.over_ideal(new(tiles), gpu_waves.UNITS) < 1.035
+    for step, before in (
+        ([(0, 2048)], 1.2),
+        ([(0, 8192)], 1.05),
+        ([*[(1500, 1)] * 872, (0, 1000)], 1.5),
+    ):
+        assert busiest(step, 1, last_first=False) > before
+        assert busiest(step, 4, last_first=True) < 1.035
 
 
-def test_hardly_a_program_has_nothing_to_do() -> None:
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [1000] * 256,
+        [*[1000] * 255, 10_000],
+        [*[1000] * 255, 70_000],
+        [1500] * 864,
+        [4096] * 32,
+        [1024],
+        [100_000],
+    ],
+    ids=lambda lengths: f"{len(lengths)}x{max(lengths)}",
+)
+def test_hardly_a_program_has_nothing_to_do(lengths: list[int]) -> None:
     """However unequal sequences are; a grid as long as the longest had 28 times what worked."""
-    for name, lengths in gpu_waves.MIXES.items():
-        work, idle = gpu_waves.programs_now(lengths)
-        assert work <= (len(lengths) * gpu_waves.KV_HEADS) + PROGRAMS
-        assert idle <= PROGRAMS, name
-    assert gpu_waves.programs_before(gpu_waves.MIXES["255 x 1,000, one of 10,000"])[1] > 60_000
+    heads, planner = 8, Planner(8, [None])
+    pieces, _ = planner.lists(np.ones(len(lengths), np.int64), np.array(lengths))
+    assert heads * len(pieces) <= heads * len(lengths) + PROGRAMS
+    assert heads * (planner.most_pieces(len(lengths)) - len(pieces)) <= PROGRAMS
+
+
+def test_a_small_device_gets_fewer_pieces() -> None:
+    """One sequence of 100,000 tokens over two heads, on 40 multiprocessors and on 132."""
+    counts, lengths = np.array([1]), np.array([100_000])
+    pieces = {
+        programs: len(Planner(2, [None], programs=programs).lists(counts, lengths)[0])
+        for programs in (40 * PER_MULTIPROCESSOR, None)
+    }
+    assert 120 < pieces[40 * PER_MULTIPROCESSOR] <= 161
+    assert 380 < pieces[None] <= 529
 
 
 def test_shorter_pieces_give_the_same() -> None:

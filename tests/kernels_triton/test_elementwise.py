@@ -159,7 +159,8 @@ SHAPES = {
     "values of keys": ({"rope": Rope(1e4, interleaved=True), "values": "keys", "eps": 1e-6}, 24),
     "K and V elsewhere": ({"rope": Rope(1e4), "values": "elsewhere", "eps": 1e-6}, 24),
     "norms behind": ({"rope": Rope(1e4, interleaved=True), "behind": True, "eps": 0.1}, 24),
-    "growing": ({"behind": True, "growth": (0.7, 5), "eps": 1e-6}, 0),
+    "growing": ({"behind": True, "growth": (0.7, 5, 1), "eps": 1e-6}, 0),
+    "growing later": ({"growth": (0.7, 5, 0)}, 0),
 }
 """Fields of the spec, and how many pairs of a head of 48 are rotated."""
 

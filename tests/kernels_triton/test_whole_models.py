@@ -94,7 +94,7 @@ def test_the_last_layer_for_the_rows_that_sample(workers) -> None:
     with torch.inference_mode():
         for batch in sampled_rows.batches(triton, sampled_rows.STEPS):
             hidden, logits = sampled_rows.of_every_token(triton, batch)
-            few, same = triton._model.forward(triton._operators, batch, triton.cache)
+            few, same = triton.text.model.forward(triton.text.operators, batch, triton.cache)
             torch.testing.assert_close(few, hidden[batch.sample_rows], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(same, logits, atol=1e-4, rtol=1e-4)
 
@@ -105,9 +105,9 @@ def test_the_head_writes_where_a_step_says(workers) -> None:
     written = 0
     with torch.inference_mode():
         for batch in sampled_rows.batches(triton, sampled_rows.STEPS[:2]):
-            _, logits = triton._model.forward(triton._operators, batch, triton.cache)
+            _, logits = triton.text.model.forward(triton.text.operators, batch, triton.cache)
             batch.logits = torch.full_like(logits, torch.nan)
-            _, same = triton._model.forward(triton._operators, batch, triton.cache)
+            _, same = triton.text.model.forward(triton.text.operators, batch, triton.cache)
             assert torch.equal(same, logits)
             assert same.data_ptr() == batch.logits.data_ptr()
             written += len(logits)

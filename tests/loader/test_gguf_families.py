@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from headrace.base.arch import ModelArch
-from headrace.base.arch_gguf import GGUF_ARCHITECTURES, from_gguf
 from headrace.base.errors import ModelFileError, UnsupportedModel
 from headrace.loader import open_model
 from headrace.loader.gguf import GgufFile
+from headrace.models.reader import GGUF_ARCHITECTURES, from_gguf
 from tiny.checkpoints import hf_model, save_folder
 from tiny.gguf_files import save_gguf
 from tiny.kept import Kept

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.base.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from headrace.engine.prediction import tensor_bytes
-from headrace.loader import CATALOG, open_model
+from headrace.loader import open_model
 from headrace.loader.gguf_model import END_OF_TURN, end_of_turn
 from headrace.loader.hub_model import split_hub_name
 from headrace.loader.weights import load_weights
@@ -195,8 +195,7 @@ def test_gguf_metadata_that_lies(
 def test_unknown_names_say_what_is_accepted(name: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
         open_model(name)
-    for known in CATALOG:
-        assert known in str(caught.value)
+    assert "headrace models lists them" in str(caught.value)
     assert ".gguf file" in str(caught.value)
     assert "hub id" in str(caught.value)
 

@@ -29,6 +29,7 @@ NEAR_TIE = 3e-5
 """A distance of the two best logits that rounding may turn around."""
 LOGITS = 3e-5
 """Largest distance of a logit, as a part of the largest."""
+SLOW = pytest.mark.slow
 RECURRENT = 2e-4
 """Both, where rounding goes on from token to token in a state."""
 
@@ -59,7 +60,7 @@ def logits_of(worker: Worker, tokens: list[int]) -> torch.Tensor:
     """Logits of every position, through prefill in chunks: the program's own, taken on their way
     out."""
     driver = Driver(worker, step_tokens=300)
-    program, seen = worker._program, []
+    program, seen = worker.text.program, []
     inner = program.step
 
     def step(batch, asked):
@@ -83,6 +84,16 @@ def test_logits(pair) -> None:
         scale = theirs.abs().max()
         most = LOGITS if worker.arch.recurrence is None else RECURRENT
         assert (ours - theirs).abs().max() < most * scale, f"{length} tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "window"), [("gemma3", families.CONTEXT), pytest.param("olmo3", 5000, marks=SLOW)]
+)
+def test_windows_wider_than_the_context_keep_their_rope(name: str, window: int, kept: Kept) -> None:
+    path = kept(families.make, name, sliding_window=window)
+    tokens = prompt(LENGTHS[1])
+    ours, theirs = logits_of(worker_of(path), tokens), Oracle(path).logits(tokens)
+    assert (ours - theirs).abs().max() < LOGITS * theirs.abs().max()
 
 
 def check_greedy(expected: list[int], answer: Answer) -> None:

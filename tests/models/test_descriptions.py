@@ -13,6 +13,7 @@ from headrace.base.demand import Hidden, demand, head
 from headrace.base.errors import UnsupportedModel
 from headrace.base.graph import AttentionSpec, ExpertsSpec
 from headrace.base.groups import graph_groups
+from headrace.base.verify import verify
 from headrace.models.registry import FAMILIES, describe
 
 ARCH = ModelArch(
@@ -94,11 +95,11 @@ def test_every_question_is_a_legal_graph(family: str) -> None:
     questions: tuple[Hidden, ...] = ("none", "sampled", "every")
     for hidden in questions:
         asked = demand(graph, hidden, logits=hidden != "none")
-        asked.verify()
+        verify(asked)
         assert set(asked.tensors()) <= set(graph.tensors())
     end = head(graph)
     assert end is not None
-    end.verify()
+    verify(end)
     states = {spec.layer for spec in graph.recurrent()}
     recurrence = arch_of(family).recurrence
     bare = () if recurrence is None else recurrence.bare
@@ -123,7 +124,7 @@ def test_latents_are_absorbed_and_keep_their_weights(family: str) -> None:
     shared = [spec for spec in found.attentions() if isinstance(spec, AttentionSpec)]
     assert [(spec.kv_heads, spec.size, spec.latent) for spec in shared] == [(1, 20, True)] * 3
     for hidden in ("none", "sampled", "every"):
-        demand(found, hidden, logits=hidden != "none").verify()
+        verify(demand(found, hidden, logits=hidden != "none"))
     # What is no latent's is the same object.
     assert absorbed(describe(ARCH)) is describe(ARCH)
 

@@ -80,7 +80,7 @@ def test_every_file_against_transformers(folder: Path) -> None:
     for name in ("hf", "dense.gguf", "dense-whole.gguf"):
         worker = worker_of(folder / name)
         ours = logits_of(worker, tokens, 256)
-        assert worker._program.lowered
+        assert worker.text.program.lowered
         assert distance(ours, theirs) <= 2e-4, name
         first = ours if first is None else first
         assert torch.equal(ours, first), name
@@ -93,7 +93,7 @@ def test_blocks_by_head_and_whole(folder: Path) -> None:
     for name in ("blocks.gguf", "blocks-whole.gguf"):
         worker = worker_of(folder / name)
         ours = logits_of(worker, tokens, 256)
-        assert worker._program.lowered
+        assert worker.text.program.lowered
         assert distance(ours, wanted) <= 0.03, name
         for chunk in (1, 7, 64):
             assert torch.equal(logits_of(worker, tokens, chunk), ours), (name, chunk)

@@ -46,7 +46,7 @@ def pair(request, kept: Kept):
 def logits_of(worker: Worker, tokens: list[int], step_tokens: int) -> torch.Tensor:
     """Logits of every position, of a prompt that comes in chunks."""
     driver, seen = Driver(worker, step_tokens=step_tokens), []
-    program = worker._program
+    program = worker.text.program
     inner = program.step
 
     def step(batch, asked):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from headrace.base.groups import graph_groups
+from headrace.base.groups import graph_groups, slot_groups
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import SEEDS, RequestSpec
@@ -18,10 +18,23 @@ from headrace.sched import Limits, Scheduler
 from headrace.worker import Worker
 
 
-def pool_of(worker: Worker, blocks: int, block_size: int = 16) -> PoolShape:
-    """`blocks` blocks of each of its groups."""
-    groups = graph_groups(describe(worker.arch), worker._resolved.kv_dtype, blocks)
-    return PoolShape(block_size, groups)
+def pool_of(
+    worker: Worker,
+    blocks: int,
+    block_size: int = 16,
+    slots: int | None = None,
+    span: int | None = None,
+) -> PoolShape:
+    """`blocks` blocks of each of its groups, and slots of the part that drafts: one for each row,
+    of a whole context, unless told otherwise."""
+    kv_dtype, options = worker._resolved.kv_dtype, worker.options
+    groups = graph_groups(describe(worker.arch), kv_dtype, blocks)
+    if options.draft_model is None:
+        return PoolShape(block_size, groups)
+    assert worker.drafter is not None
+    graph, count = worker.drafter.part.model.graph, slots or options.rows
+    drafting = slot_groups(graph, kv_dtype, count, span or options.max_context)
+    return PoolShape(block_size, groups, drafting)
 
 
 @dataclass
@@ -49,9 +62,11 @@ class Driver:
         prefix_cache: bool = True,
         drafts: int = 0,
         depth: Literal[1, 2] = 1,
+        slots: int | None = None,
+        span: int | None = None,
     ) -> None:
         self.worker = worker
-        pool = pool_of(worker, blocks, block_size)
+        pool = pool_of(worker, blocks, block_size, slots, span)
         worker.allocate(pool)
         self.kv = KvManager(pool, prefix_cache=prefix_cache)
         limits = Limits(

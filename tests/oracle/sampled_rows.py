@@ -68,8 +68,8 @@ def batches(worker: Worker, steps: Sequence[Step]) -> Iterator[StepBatch]:
 
 def plain_of(worker: Worker) -> CallByCall:
     """The steps of an allocated worker, operator by operator."""
-    operators = worker._operators
-    return CallByCall(worker._model, operators, worker.cache, operators.drawing)
+    operators = worker.text.operators
+    return CallByCall(worker.text.model, operators, worker.cache, operators.drawing)
 
 
 def allocate(worker: Worker) -> None:
@@ -78,7 +78,9 @@ def allocate(worker: Worker) -> None:
 
 def of_every_token(worker: Worker, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Call by call, with the last layer for every token."""
-    hidden, logits = worker._model.forward(worker._operators, batch, worker.cache, every=True)
+    hidden, logits = worker.text.model.forward(
+        worker.text.operators, batch, worker.cache, every=True
+    )
     return tensor(hidden).clone(), tensor(logits).clone()
 
 
@@ -86,7 +88,7 @@ def check(worker: Worker) -> None:
     """The same bits for the rows that sample, by the model and by the backend's program; the same
     KV behind the step."""
     allocate(worker)
-    program, last = worker._program, worker.cache.layers[-1]
+    program, last = worker.text.program, worker.cache.layers[-1]
     with torch.inference_mode():
         for batch in batches(worker, STEPS):
             several = copy(batch)

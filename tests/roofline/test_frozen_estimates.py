@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from headrace.base.arch import Encoder, ModelArch, Moe
 from headrace.base.layout import Layout
 from headrace.roofline.composition import Composition, compose
-from headrace.roofline.counts import Case, device_bytes
+from headrace.roofline.counts import Case, Count, device_bytes
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN, known
 from headrace.roofline.operators import count_step
@@ -79,6 +79,13 @@ def of_model(weights: WeightBytes, arch: ModelArch) -> WeightBytes:
     return replace(weights, by_role=known)
 
 
+def digits(count: Count) -> str:
+    """A count's numbers, those of its parts too, all as fractions."""
+    values = [getattr(count, field.name) for field in fields(count) if field.name != "parts"]
+    numbers = [float(each) if isinstance(each, int) else each for each in values]
+    return repr([*numbers, *map(digits, count.parts)])
+
+
 def found(name: str) -> dict[str, Any]:
     """A digest of every count in order of its name, and of the totals; some of it to be read."""
     arch, hardware = ARCHS[name], DEVICES["H100"]
@@ -94,7 +101,7 @@ def found(name: str) -> dict[str, Any]:
             model = StepModel(case, hardware)
             texts.append(f"{device_bytes(case)} {total_bytes(arch, weights)!r}")
             for kind, step in steps(arch).items():
-                counts = sorted(map(repr, count_step(case, step)))
+                counts = sorted(map(digits, count_step(case, step)))
                 time, estimate = step_time(case, hardware, step), model.estimate(step)
                 texts += [f"{layout} {kind}", *counts]
                 texts.append(f"{time.seconds:.9g} {time.limit_seconds:.9g} {time.bound}")

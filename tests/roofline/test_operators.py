@@ -147,6 +147,22 @@ def test_ranks_share_products_and_add_collectives() -> None:
     assert "ranks" not in alone
 
 
+def test_the_last_layer_sums_the_sampled_rows() -> None:
+    """By hand: of 512 tokens one samples, in two of 64 all-reduces."""
+    case = Case(LLAMA_8B, layout=Layout(tp=4))
+    counts = by_label(count_step(case, prefill_step(LLAMA_8B, [512])))
+    assert (counts["ranks"].calls, counts["ranks/last"].calls) == (62, 2)
+    assert counts["ranks"].read_bytes == 512 * counts["ranks/last"].read_bytes == 512 * 4096 * 2
+
+
+def test_ranks_beyond_the_kv_heads_compute_a_whole_one() -> None:
+    """By hand: 32 query heads and 4 KV heads of 128 on 8 ranks."""
+    case = Case(QWEN_30B_A3B, layout=Layout(8))
+    counts = by_label(count_step(case, decode_step(QWEN_30B_A3B, 2, 99)))
+    assert counts["qkv"].flops == 2 * 2 * 2048 * (4 + 2) * 128
+    assert counts["attention"].kv_bytes == 2 * 100 * 2 * 128 * 2
+
+
 def test_a_verify_step_is_a_decode_with_more_rows() -> None:
     """k drafts: k + 1 tokens and logits of each sequence, whose KV is read once for all."""
     verify = by_label(count_step(Case(LLAMA_8B), verify_step(LLAMA_8B, 4, 1000, 3)))

@@ -11,7 +11,8 @@ import pytest
 
 from headrace.base.errors import DoesNotFit, InvalidRequest
 from headrace.base.layout import Layout
-from headrace.cli.plan import demand_of, percentile, plan, simulate, steady_part
+from headrace.cli.plan import demand_of, plan
+from headrace.cli.plan_check import Check
 from headrace.engine.draft_law import draft_law
 from headrace.roofline.counts import device_bytes
 from headrace.roofline.hardware import DEVICES
@@ -190,6 +191,33 @@ def test_layouts_are_those_that_a_model_allows() -> None:
     assert max(one.devices for one in layouts(DEEPSEEK, 16)) == 16
 
 
+def test_given_devices_do_the_most_that_they_can() -> None:
+    """More devices do more, layouts take at most what there is, and pools share it."""
+    rates = {}
+    for count in (2, 4, 8):
+        found = few(LARGE, devices=("H100",), formats=("fp8",), counts=Counts({"H100": count}))
+        rates[count] = found.candidates[0].rate
+        assert [one.rate for one in found.candidates] == sorted(
+            (one.rate for one in found.candidates), reverse=True
+        )
+        for one in found.candidates:
+            assert one.devices <= count
+            for pool in one.pools:
+                assert (
+                    pool.replicas * pool.case.layout.engines * pool.state.rate >= one.rate * 0.999
+                )
+    assert rates[2] < rates[4] < rates[8]
+    whole = few(LARGE, replace(DEMAND, rate=rates[8]), devices=("H100",), formats=("fp8",))
+    assert whole.candidates[0].devices == 8, "the other way round: what this rate needs"
+
+
+class Counts(dict[str, int]):
+    """Numbers of devices that a cache can take as an argument."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
 def test_a_device_of_ones_own_needs_a_price(tmp_path: Path) -> None:
     own, path = replace(DEVICES["H100"], name="mine"), tmp_path / "prices.json"
     with pytest.raises(
@@ -199,7 +227,7 @@ def test_a_device_of_ones_own_needs_a_price(tmp_path: Path) -> None:
     path.write_text(json.dumps({"mine": 2.0}))
     with pytest.raises(InvalidRequest, match="'mine' must be one of"):
         read_prices(path)
-    prices = read_prices(path, [own])
+    prices, _ = read_prices(path, [own])
     found = search(LLAMA, DEMAND, GOAL, prices, devices=[own], formats=["fp8"], pools=False)
     assert {one.price_per_hour / one.devices for one in found.candidates} == {2.0}
 
@@ -207,8 +235,12 @@ def test_a_device_of_ones_own_needs_a_price(tmp_path: Path) -> None:
 def test_prices(tmp_path: Path) -> None:
     path = tmp_path / "prices.json"
     path.write_text(json.dumps({"H200": 1.0}))
-    assert read_prices(path)["H200"] == 1.0
-    assert read_prices(path)["H100"] == PRICES["H100"]
+    table, source = read_prices(path)
+    assert (table["H200"], table["H100"]) == (1.0, PRICES["H100"])
+    assert (source.currency, source.date) == ("USD", "without a date")
+    path.write_text(json.dumps({"H200": 1.0, "currency": "EUR", "date": "2026-11-01"}))
+    source = read_prices(path)[1]
+    assert (source.currency, source.date, source.source) == ("EUR", "2026-11-01", "prices.json")
     for wrong in ("{half", '{"H900": 1}', '{"H200": 0}', "[1]"):
         path.write_text(wrong)
         with pytest.raises(InvalidRequest) as error:
@@ -232,28 +264,6 @@ def test_formats_are_the_published_ones_or_as_good() -> None:
     narrow = few(kv_dtype="bfloat16", formats=("fp8",), devices=("H100",), pools=False)
     kept = {one.case.kv_dtype for one in narrow.candidates}
     assert kept == {"bfloat16"}
-
-
-@pytest.mark.slow
-def test_the_last_word_is_of_a_steady_load(tmp_path: Path) -> None:
-    """Answers of 600 tokens: so many requests that the batch is full, and neither its filling nor
-    its emptying counts (Little: rate · stay are in the engine)."""
-    demand = Demand(20.0, 200, 600)
-    found = few(demand=demand, devices=("H100",), formats=("fp8",), pools=False)
-    candidate = found.candidates[0]
-    run = simulate(candidate, demand, GOAL, 50)
-    stay = candidate.ttft + 600 * candidate.tpot
-    assert len(run.records) >= 4 * stay * 20
-    steady = steady_part(run.records)
-    assert 50 < len(steady) < len(run.records)
-    begin, end = steady[0].planned_ns, steady[-1].planned_ns
-    inside = sum(max(0, min(end, r.end_ns) - max(begin, r.planned_ns)) for r in run.records) / (
-        end - begin
-    )
-    stays = sum(r.end_ns - r.planned_ns for r in steady) / len(steady) / 1e9
-    assert inside == pytest.approx(20 * stays, rel=0.25)
-    first = [r for r in run.records if r.planned_ns < begin]
-    assert percentile("tpot", first[: len(first) // 2]) < percentile("tpot", steady)
 
 
 HOST = replace(
@@ -285,8 +295,7 @@ def test_a_plan_with_drafts_is_simulated_with_drafts() -> None:
     candidate, alone = search_of(demand), search_of(replace(demand, accepted=()))
     assert candidate.cost_per_million(demand) <= alone.cost_per_million(demand)
     with_drafts, without = (
-        percentile("tpot", steady_part(simulate(candidate, demand, goal, 50, None, one).records))
-        for one in (law, None)
+        Check(demand, goal, 50, law=one).at(candidate).tpot for one in (law, None)
     )
     assert with_drafts < without
 

@@ -107,5 +107,11 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
 def test_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "chart.png"
+    chart = roofline_chart(Case(LLAMA_8B), DEVICES["H200"], TIME, step="decode")
+    assert chart.title.endswith("decode")
+    (points,) = (one for one in chart.series if one.mark == "points")
+    named = [name for text in points.tags for name in text.split(", ") if name]
+    assert len(points.tags) == len(points.xs)
+    assert len(named) == len(set(named)) == 5, "the longest operators, once each"
     write_png([roofline_chart(Case(LLAMA_8B), DEVICES["H200"], TIME), share_chart(TIME)], path)
     assert path.read_bytes()[:4] == b"\x89PNG"

@@ -92,6 +92,7 @@ class Stay:
     computed: int | None = None
     ready: int = 0
     """Drafts for its next step."""
+    slot: int | None = None
 
     def learn(self, token: int) -> None:
         before = self.identities[-1] if self.identities else self.root
@@ -134,11 +135,15 @@ class FakeWorker:
         self.store: dict[tuple[int, int, int], int] = {}
         self.salts: dict[int, tuple[str, str | None]] = {}
         self.works: dict[int, Work] = {}
+        self.slots: dict[int, list[int]] = {}
+        """Identities of a slot's last text."""
 
     def execute(self, plan: StepPlan, *, fails: bool = False, tainted: bool = False) -> Flying:
         """`fails`: writes garbage and reports an error. `tainted`: a step before it failed."""
         for row in plan.released:
-            del self.rows[row]
+            left = self.rows.pop(row)
+            if left.slot is not None:
+                self.slots[left.slot] = left.identities
         for admission in plan.admitted:
             assert admission.row not in self.rows, "the row is taken"
             root, known = self.salts[admission.sequence_id], self.works[admission.sequence_id]
@@ -153,6 +158,13 @@ class FakeWorker:
             assert write.first <= len(table), "a hole in the table"
             assert write.blocks, "an empty delta"
             table[write.first : write.first + len(write.blocks)] = write.blocks
+        for row, slot, tokens in plan.slots:
+            stay = self.rows[row]
+            assert slot in range(self.pool.slots[0].blocks)
+            assert stay.slot is None, "one slot is enough"
+            assert all(slot != other.slot for other in self.rows.values()), "the slot is taken"
+            assert stay.identities[:tokens] == self.slots.get(slot, [])[:tokens]
+            stay.slot = slot
         touched: set[tuple[int, int]] = set()
         for group, source, target in plan.copies:
             touched |= {(group, source), (group, target)}
@@ -529,14 +541,15 @@ class Driver:
                     assert scores == [-float(at) for at in range(1, len(request.prompt))]
 
 
-def pool_of(*groups: tuple[int | None, int], block_size: int = 4) -> PoolShape:
-    """(window, blocks without the null block) of each group."""
+def pool_of(*groups: tuple[int | None, int], block_size: int = 4, slots: int = 0) -> PoolShape:
+    """(window, blocks without the null block) of each group; slots of a part that drafts."""
     return PoolShape(
         block_size,
         tuple(
             GroupShape(f"group{i}", (i,), window, blocks + 1)
             for i, (window, blocks) in enumerate(groups)
         ),
+        (GroupShape("draft", (0,), None, slots, span=64),) if slots else (),
     )
 
 
@@ -551,6 +564,7 @@ def driver(
     drafts: int = 0,
     drafter: str = "random",
     stages: int = 1,
+    slots: int = 0,
     resources: tuple[Resource, ...] = (),
 ) -> Driver:
     limits = Limits(
@@ -563,7 +577,7 @@ def driver(
         drafts,
         stages,
     )
-    pool = pool_of(*(groups or ((None, 64),)))
+    pool = pool_of(*(groups or ((None, 64),)), slots=slots)
     return Driver(limits, pool, resources=resources, drafter=drafter)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.base.drafted import Drafted, Verified
-from headrace.base.step import StepPlan, StepResult
+from headrace.base.step import DraftCosts, Drafting, StepPlan, StepResult
 from headrace.sched import Limits
 from headrace.sched.price import (
     MARGIN,
@@ -281,3 +281,20 @@ def test_made_drafts_spend_the_time_of_their_making() -> None:
     counts.note(8, 2, verified, prices, 0.6)
     assert verified[0].spent - verified[1].spent == pytest.approx(0.6)
     assert verified[0].saved == verified[1].saved > 0
+
+
+def test_costs_of_a_part_that_drafts_follow_its_times() -> None:
+    """A step takes 0.1 s without it; a draft of each row 0.02 s, reading a token 0.001 s."""
+    counts, guess = DraftCounts(), DraftCosts(0.5, 0.1)
+    assert counts.making == 0.0
+    assert counts.costs is None
+    counts.learn(Drafting([0], guess), 0.3, decodes=False)
+    assert counts.costs == guess, "a prompt says nothing of a step's time"
+    for _ in range(200):
+        told = Drafting([0], guess, seconds=0.09, making=0.06, depth=3, read=30)
+        counts.learn(told, 0.19, decodes=True)
+    assert counts.costs == pytest.approx((0.2, 0.01))
+    assert counts.making == pytest.approx(0.02)
+    for _ in range(3000):
+        counts.learn(Drafting([], guess), 0.1, decodes=True)
+    assert counts.costs == pytest.approx((0.5, 0.01), rel=0.01), "tried again, by its bytes"

@@ -20,9 +20,10 @@ EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "150"))
 
 pools = st.one_of(
     st.builds(
-        lambda blocks, size: pool_of((None, blocks), block_size=size),
+        lambda blocks, size, slots: pool_of((None, blocks), block_size=size, slots=slots),
         st.integers(3, 40),
         st.sampled_from([1, 2, 4]),
+        st.sampled_from([0, 1, 3]),
     ),
     st.builds(
         lambda full, window, blocks: pool_of((None, full), (window, blocks)),

@@ -132,6 +132,14 @@ def headrace(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "headrace", *arguments]
 
 
+@contextmanager
+def serving(model: object, flags: str = "", *more: str) -> Iterator[Running]:
+    """A server of this model on one thread; `flags` as they are typed."""
+    wanted = f"--port 0 --threads 1 {flags}".split()
+    with running(headrace("serve", str(model), *wanted, *more)) as server:
+        yield server
+
+
 def api_pid(server: Running) -> int:
     """The process that answers: the only child of the one that was started (`headrace serve`)."""
     pid = server.process.pid

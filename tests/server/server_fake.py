@@ -142,6 +142,7 @@ class FakeEngine:
         self.template: Any = ChatTemplate(TEMPLATE)
         self.model_name = "fake"
         self.max_context = ARCH.max_context
+        self.rows = 64
         self.decisions = [Decision("kernels", "fake", "a test")]
         self.identity = Identity("weights", "architecture", {"device": "cpu"}, {"linear": "fake"})
         self.phases = {"start": 0.0}

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from processes import Running, headrace, running
+from processes import Running, serving
 from safetensors.numpy import save_file
 
 from tiny import talker
@@ -47,23 +47,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(root: Path, kept: Kept) -> Iterator[Running]:
     model = kept(talker.make)
-    command = headrace(
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--threads",
-        "1",
-        "--max-sequences",
-        "8",
-        "--kv-memory",
-        "16MiB",
-        "--max-adapters",
-        "1",
-        "--adapter-roots",
-        str(root),
-    )
-    with running(command) as server:
+    with serving(
+        model, "--max-sequences 8 --kv-memory 16MiB --max-adapters 1", "--adapter-roots", str(root)
+    ) as server:
         yield server
 
 

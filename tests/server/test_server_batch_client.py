@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from processes import Running, api_pid, fake_server, headrace, kill, running
+from processes import Running, api_pid, fake_server, kill, running, serving
 
 from tiny import talker
 from tiny.kept import Kept
@@ -57,21 +57,9 @@ def end_of(client: openai.OpenAI, batch: Any) -> Any:
 
 def test_a_batch_from_file_to_file(tmp_path: Path, kept: Kept) -> None:
     model = kept(talker.make)
-    command = headrace(
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--threads",
-        "1",
-        "--max-sequences",
-        "8",
-        "--kv-memory",
-        "8MiB",
-        "--files",
-        str(tmp_path / "files"),
-    )
-    with running(command) as server:
+    with serving(
+        model, "--max-sequences 8 --kv-memory 8MiB", "--files", str(tmp_path / "files")
+    ) as server:
         client = client_of(server)
         wrong = b'{"custom_id": "w", "method": "POST", "url": "/v1/embeddings", "body": {}}\n'
         batch = begin(client, lines(20, temperature=0) + wrong)
@@ -127,19 +115,7 @@ def test_a_batch_lives_through_kill_9(tmp_path: Path) -> None:
 
 def test_a_batch_goes_on_in_the_next_api_process(tmp_path: Path, kept: Kept) -> None:
     model = kept(talker.make)
-    command = headrace(
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--threads",
-        "1",
-        "--kernels",
-        "ref",
-        "--files",
-        str(tmp_path / "files"),
-    )
-    with running(command) as server:
+    with serving(model, "--kernels ref", "--files", str(tmp_path / "files")) as server:
         batch = begin(client_of(server), lines(400, max_tokens=40))
         done = 0
         for _ in range(2):

@@ -11,7 +11,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from processes import Running, headrace, running
+from processes import Running, headrace, running, serving
 from pydantic import BaseModel, Field
 from test_server_structured import speaking
 
@@ -32,21 +32,8 @@ class Place(BaseModel):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     model = speaking(tmp_path_factory.mktemp("models") / "tiny")
-    command = headrace(
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--threads",
-        "1",
-        "--max-sequences",
-        "8",
-        "--kv-memory",
-        "16MiB",
-        "--kernels",
-        "ref",  # Slow enough that an answer comes in parts.
-    )
-    with running(command) as server:
+    # Slow enough that an answer comes in parts.
+    with serving(model, "--max-sequences 8 --kv-memory 16MiB --kernels ref") as server:
         yield server
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from processes import Running, headrace, running
+from processes import Running, serving
 from server_fake import FakeEngine
 
 from headrace.base.config import ServerOptions
@@ -114,25 +114,12 @@ def resident(server: Running) -> tuple[float, int]:
 @pytest.mark.parametrize("executor", ["inline", "multiproc"])
 def test_a_real_engine_gives_its_memory_back(kept: Kept, executor: str) -> None:
     model = kept(talker.make, hidden=256)
-    command = headrace(
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--operator-port",
-        "0",
-        "--threads",
-        "1",
-        "--max-sequences",
-        "256",
-        "--kv-memory",
-        "256MiB",
-        "--kv-dtype",
-        "float32",
+    with serving(
+        model,
+        "--operator-port 0 --max-sequences 256 --kv-memory 256MiB --kv-dtype float32",
         "--executor",
         executor,
-    )
-    with running(command) as server:
+    ) as server:
         boss = server.await_line(r"operator: (https?://\S+)").group(1)
         before = ask(server).json()
         cached = ask(server).json()
@@ -178,25 +165,9 @@ def test_a_profile_and_a_sleep_under_load(
 ) -> None:
     model = kept(talker.make, hidden=512)
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
-    command = headrace(
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--operator-port",
-        "0",
-        "--threads",
-        "1",
-        "--max-sequences",
-        "4",
-        "--kv-memory",
-        "8MiB",
-        # An answer of a wide model on slow kernels lasts: it still comes when the engine is put
-        # to sleep.
-        "--kernels",
-        "ref",
-    )
-    with running(command) as server:
+    # An answer of a wide model on slow kernels still comes when the engine is put to sleep.
+    flags = "--operator-port 0 --max-sequences 4 --kv-memory 8MiB --kernels ref"
+    with serving(model, flags) as server:
         boss = server.await_line(r"operator: (https?://\S+)").group(1)
         started = httpx.post(boss + "/start_profile")
         if started.status_code == 400:

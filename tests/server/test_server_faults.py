@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from processes import Running, api_pid, ended, fake_server, headrace, kill, own_port, running
+from processes import Running, api_pid, ended, fake_server, kill, own_port, running, serving
 
 from tiny import talker
 from tiny.kept import Kept
@@ -300,8 +300,7 @@ def served(url: str) -> int:
 
 def test_the_port_outlives_the_api_process(kept: Kept) -> None:
     model = kept(talker.make)
-    command = headrace("serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref")
-    with running(command) as server:
+    with serving(model, "--kernels ref") as server:
         first = api_pid(server)
         (engine,) = psutil.Process(first).children()
         for death in range(2):
@@ -320,8 +319,7 @@ def test_the_port_outlives_the_api_process(kept: Kept) -> None:
 
 def test_the_api_process_leaves_with_its_parent(kept: Kept) -> None:
     model = kept(talker.make)
-    command = headrace("serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref")
-    with running(command) as server:
+    with serving(model, "--kernels ref") as server:
         family = psutil.Process(server.process.pid).children(recursive=True)
         assert len(family) == 2
         server.signal(signal.SIGKILL)
@@ -330,8 +328,7 @@ def test_the_api_process_leaves_with_its_parent(kept: Kept) -> None:
 
 def test_ctrl_c_is_passed_on_once(kept: Kept) -> None:
     model = kept(talker.make)
-    command = headrace("serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref")
-    with running(command) as server:
+    with serving(model, "--kernels ref") as server:
         assert os.getpgid(api_pid(server)) != os.getpgid(server.process.pid)
         server.signal(signal.SIGINT)
         assert server.wait() in (0, 130)

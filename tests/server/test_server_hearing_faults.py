@@ -28,7 +28,7 @@ from tiny.moonshine import make
 soundfile = pytest.importorskip("soundfile", reason="needs the extra audio")
 websockets = pytest.importorskip("websockets", reason="needs the extra audio")
 pytestmark = pytest.mark.slow
-SOAK = Path(__file__).parents[2] / "benchmarks" / "live_soak.py"
+SOAK = Path(__file__).with_name("live_soak.py")
 COMPLETED = "conversation.item.input_audio_transcription.completed"
 FAILED = "conversation.item.input_audio_transcription.failed"
 
@@ -210,7 +210,7 @@ async def test_a_session_outlives_deaths_in_a_row(server: Running) -> None:
 
 
 def test_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
-    """The short form of benchmarks/live_soak.py."""
+    """The short form of `live_soak.py`."""
     record = tmp_path / "record.json"
     command = [sys.executable, str(SOAK), "--minutes", "0.75", "--growth", "32"]
     done = subprocess.run(

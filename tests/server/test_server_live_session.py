@@ -35,7 +35,7 @@ class Talk:
 
     def __init__(self, ears: FakeHearing, *, bytes: int = 2**28) -> None:
         self.ears = ears
-        self.service = Service(ServerOptions())
+        self.service = Service(ServerOptions(served_name="ears"))
         self.service.bodies = BodiesInFlight(bytes)
         self.scope: dict[str, Any] = {}
         self.socket = Socket([])

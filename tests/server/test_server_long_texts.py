@@ -36,7 +36,9 @@ class Watched(FakeTokenizer):
 def service(tokenizer: Watched) -> Service:
     engine = FakeEngine()
     engine.tokenizer, engine.max_context = tokenizer, 64
-    return Service(ServerOptions(), engine)
+    found = Service(ServerOptions())
+    found.open(engine)
+    return found
 
 
 async def test_what_cannot_fit_is_not_encoded() -> None:
@@ -71,7 +73,8 @@ async def test_a_long_text_is_encoded_as_far_as_it_may_fit() -> None:
 
     engine = FakeEngine()
     engine.tokenizer, engine.max_context = Cutting(), 64
-    served = Service(ServerOptions(), engine)
+    served = Service(ServerOptions())
+    served.open(engine)
     with pytest.raises(ContextOverflow, match="more than 64 tokens"):
         await served.encode("x" * 10_000, raw=True)
     assert len(await served.encode("x" * 10_000, raw=True, must_fit=False)) == 65

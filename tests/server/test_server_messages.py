@@ -11,7 +11,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from processes import Running, headrace, running
+from processes import Running, serving
 from server_fake import FakeEngine, FakeTokenizer
 from test_server_tools import ANSWER, TEMPLATE
 
@@ -351,19 +351,7 @@ def test_every_parameter_of_the_official_clients_is_known() -> None:
 @pytest.fixture(scope="module")
 def server(kept: Kept) -> Iterator[Running]:
     model = kept(talker.make)
-    command = headrace(
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--threads",
-        "1",
-        "--max-sequences",
-        "4",
-        "--kv-memory",
-        "8MiB",
-    )
-    with running(command) as server:
+    with serving(model, "--max-sequences 4 --kv-memory 8MiB") as server:
         yield server
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from processes import Running, headrace, running
+from processes import Running, serving
 
 from tiny import talker
 from tiny.kept import Kept
@@ -23,19 +23,7 @@ MESSAGES: Any = [{"role": "user", "content": "Where does the water go?"}]
 @pytest.fixture(scope="module")
 def server(kept: Kept) -> Iterator[Running]:
     model = kept(talker.make)
-    command = headrace(
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--threads",
-        "1",
-        "--max-sequences",
-        "8",
-        "--kv-memory",
-        "16MiB",
-    )
-    with running(command) as server:
+    with serving(model, "--max-sequences 8 --kv-memory 16MiB") as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""The short form of benchmarks/soak.py: half an hour of it is a command of its own."""
+"""The short form of `soak.py`: half an hour of it is a command of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+SOAK = Path(__file__).with_name("soak.py")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import httpx
 import jsonschema
 import openai
 import pytest
-from processes import Running, headrace, running
+from processes import Running, headrace, running, serving
 
 from tiny import talker
 
@@ -78,19 +78,7 @@ def speaking(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     model = speaking(tmp_path_factory.mktemp("models") / "tiny")
-    command = headrace(
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--threads",
-        "1",
-        "--max-sequences",
-        "8",
-        "--kv-memory",
-        "16MiB",
-    )
-    with running(command) as server:
+    with serving(model, "--max-sequences 8 --kv-memory 16MiB") as server:
         yield server
 
 

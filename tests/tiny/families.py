@@ -113,6 +113,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {**_COMMON, "sliding_window": None}),
     "mistral-window": ("Mistral", {**_COMMON, "sliding_window": 80}),
+    "ministral3": (
+        "Ministral3",
+        {
+            **_COMMON,
+            "rope_parameters": {
+                "rope_theta": 1e4,
+                **_YARN,
+                "factor": 64.0,
+                "original_max_position_embeddings": 64,
+                "llama_4_scaling_beta": 0.4,
+            },
+        },
+    ),
     "gemma3": (
         "Gemma3Text",
         {**_COMMON, **_GEMMA, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},

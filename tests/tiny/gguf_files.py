@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from headrace.base.arch_fields import Fields
-from headrace.base.arch_gguf import GGUF_ARCHITECTURES
-from headrace.base.arch_states import inner_size
-from headrace.loader.weights_gguf import PERMUTED
+from headrace.models.reader import GGUF_ARCHITECTURES, from_hf
+from headrace.models.registry import FAMILIES
 from tiny.checkpoints import TOKENS, save_folder
 
 VOCABULARY: dict[str, Any] = {
@@ -136,7 +134,7 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
     if arch == "lfm2":
         heads = config.num_key_value_heads
         found["attention.head_count_kv"] = [0 if k == "conv" else heads for k in config.layer_types]
-        found["feed_forward_length"] = inner_size(Fields(config.to_dict(), ""), arch)
+        found["feed_forward_length"] = from_hf(config.to_dict()).intermediate
     if arch in ("phi3", "chatglm", "glm4", "glm4moe", "minimax-m2"):
         found["rope.dimension_count"] = int(head * rope.get("partial_rotary_factor", 1.0))
     if arch in ("glm4moe", "minimax-m2"):
@@ -198,7 +196,7 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
     """Return a folder's tensors as the converter writes them: renamed, stacked, permuted, + 1."""
     (number,) = (one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     renamed = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    family = GGUF_ARCHITECTURES[arch]
+    names = FAMILIES[GGUF_ARCHITECTURES[arch]].names
     found: dict[str, np.ndarray] = {}
     stacks: dict[str, list[np.ndarray]] = {}
     for name, tensor in state.items():
@@ -206,7 +204,7 @@ def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[s
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for part, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):
-            if family in PERMUTED and f".{part}_proj." in name:
+            if names.permuted and f".{part}_proj." in name:
                 data = permuted(data, heads)
         plus = arch in ("gemma", "gemma2", "gemma3") or arch in DELTA
         if plus and name.endswith("norm.weight") and ".linear_attn." not in name:

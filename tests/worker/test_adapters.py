@@ -18,6 +18,7 @@ from headrace.base.errors import Forbidden, HeadraceError, ModelFileError, Unsup
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
+from headrace.base.step import DraftCosts
 from headrace.kernels.lora import add_lora
 from headrace.kernels.weights import LoraWeight
 from headrace.loader.adapters import open_adapter, within
@@ -146,12 +147,12 @@ def test_a_draft_model_knows_of_no_adapter(
     """It drafts for an adapted row as for any, without what the adapter adds: less is right."""
     told = {"drafts": 4, "drafters": "draft", "draft_model": str(model)}
     found = []
-    for drafting in ({}, {**told, "draft_slots": 4, "draft_context": 512}):
+    for drafting in ({}, told):
         worker = worker_of(model, kernels=kernels, **drafting)
         worker.load_adapter("all", str(adapters["all"]))
-        if worker._draft_model is not None:
-            worker._draft_model._reading = 0.0  # A tiny model is as dear as its target.
-            worker._draft_model._read_share = worker._draft_model.share = 0.1
+        if worker.drafter is not None:
+            # A tiny model is as dear as its target.
+            worker.drafter._estimate = worker.drafter.costs = DraftCosts(0.1, 0.0)
         driver = Driver(worker, drafts=4 if drafting else 0)
         names = [add(driver, adapter, tokens=30) for adapter in ("all", None)]
         answers = driver.run()

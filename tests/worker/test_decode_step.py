@@ -121,7 +121,7 @@ def test_what_the_program_cannot_draw(cpu: Worker, monkeypatch: pytest.MonkeyPat
         driver = Driver(cpu)
         crowd(driver, 4, temperature=1.0, seed=9)
         if broken:
-            step = cpu._program.step
+            step = cpu.text.program.step
 
             def without_room(batch, want, step=step):
                 found = step(batch, want)
@@ -129,7 +129,7 @@ def test_what_the_program_cannot_draw(cpu: Worker, monkeypatch: pytest.MonkeyPat
                 found.tokens[-1] = -1
                 return found
 
-            monkeypatch.setattr(cpu._program, "step", without_room)
+            monkeypatch.setattr(cpu.text.program, "step", without_room)
         answers.append({name: answer.tokens for name, answer in driver.run().items()})
     assert answers[0] == answers[1]
 
@@ -143,7 +143,7 @@ def test_a_failure_in_such_a_step_is_its_result(cpu: Worker, monkeypatch) -> Non
     def fail(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(cpu._program, "step", fail)
+    monkeypatch.setattr(cpu.text.program, "step", fail)
     driver.step()
     assert [answer.error for answer in driver.answers.values()] == ["MemoryError: no room"] * 2
     monkeypatch.undo()

@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from headrace.base.sampling import SamplingParams
+from headrace.base.step import DraftCosts
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
 from headrace.worker.draft_head import KEPT, READ, DraftHead
@@ -37,8 +38,8 @@ SAMPLINGS = {
 @pytest.fixture(autouse=True)
 def for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random heads are never worth what they take: here it is given away."""
-    given = property(lambda model: 0.0, lambda model, share: None)
-    monkeypatch.setattr(DraftHead, "share", given, raising=False)
+    given = property(lambda part: DraftCosts(0.0, 0.0), lambda part, told: None)
+    monkeypatch.setattr(DraftHead, "costs", given, raising=False)
 
 
 class Pair:
@@ -64,7 +65,6 @@ class Pair:
         }
         if drafts:
             options |= {"drafts": DRAFTS, "drafters": "draft", "draft_model": self.head}
-            options |= {"draft_slots": 7, "draft_context": CONTEXT}
         return Worker(self.files, WorkerOptions(**{**options, **wishes}))
 
     def plain(self) -> tuple[Any, Any]:
@@ -87,7 +87,7 @@ def prompt(place: int, length: int) -> list[int]:
 
 def told(worker: Worker) -> list[tuple[list[int], list[int]]]:
     """Record its head's drafts from now on: (the known text, the drafts)."""
-    head, said = worker._draft_model, []
+    head, said = worker.drafter, []
     assert isinstance(head, DraftHead)
     draft = head.draft
 
@@ -135,8 +135,8 @@ def test_it_says_what_plain_torch_says(pair: Pair, kernels: str) -> None:
 def test_it_begins_where_the_target_computes(kept: Kept) -> None:
     """A text that begins in the cache of the target and in no slot is read from there on."""
     pair = Pair("eagle", kept)
-    plain, worker = pair.plain(), pair.worker(draft_slots=1)
-    driver = Driver(worker, blocks=300, drafts=DRAFTS)
+    plain, worker = pair.plain(), pair.worker()
+    driver = Driver(worker, blocks=300, drafts=DRAFTS, slots=1)
     text = prompt(3, 64)
     for ending, wanted in ((text[:50], 0), (prompt(5, 40), 0), (text, 50)):
         said = told(worker)
@@ -162,14 +162,14 @@ def test_the_next_turn_goes_on_in_its_slot(kept: Kept) -> None:
 
 
 def test_a_text_longer_than_a_slot_begins_again(kept: Kept) -> None:
-    worker = Pair("eagle", kept).worker(draft_context=96)
-    driver = Driver(worker, blocks=300, step_tokens=50, drafts=DRAFTS)
+    worker = Pair("eagle", kept).worker()
+    driver = Driver(worker, blocks=300, step_tokens=50, drafts=DRAFTS, span=96)
     said = told(worker)
     driver.ask(prompt(3, 200), SamplingParams(temperature=0, max_tokens=200))
     assert max(len(text) for text, _ in said) > 300
-    head = worker._draft_model
+    head = worker.drafter
     assert isinstance(head, DraftHead)
-    assert max(slot.first for slot in (*head._free, *head._held.values())) > 200
+    assert max(slot.first for slot in head._slots) > 200
 
 
 def answers(
@@ -178,9 +178,10 @@ def answers(
     blocks: int = 300,
     depth: Literal[1, 2] = 1,
     adapter: str | None = None,
+    slots: int = 7,
 ) -> tuple[dict[tuple[str, int], Answer], Driver]:
     drafts = worker.options.drafts
-    driver = Driver(worker, blocks=blocks, step_tokens=400, drafts=drafts, depth=depth)
+    driver = Driver(worker, blocks=blocks, step_tokens=400, drafts=drafts, depth=depth, slots=slots)
     for place, (name, sampling) in enumerate(SAMPLINGS.items()):
         length = READ + 2 * KEPT if name == "warm" else 9 + 7 * place
         wish = {"adapter": adapter} if place % 2 and adapter else {}
@@ -207,7 +208,7 @@ def test_no_answer_changes(pair: Pair, kernels: str) -> None:
     plain, _ = answers(pair.worker(drafts=False, kernels=kernels))
     for slots, blocks, depth in ((7, 300, 1), (2, 300, 2), (7, 30, 2)):
         found, driver = answers(
-            pair.worker(kernels=kernels, draft_slots=slots), blocks=blocks, depth=depth
+            pair.worker(kernels=kernels), blocks=blocks, depth=depth, slots=slots
         )
         same(found, plain)
         assert sum(plan.drafts for plan in driver.plans) > 20, "drafts were verified"

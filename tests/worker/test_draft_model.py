@@ -9,12 +9,12 @@ import pytest
 
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
-from headrace.base.step import Drafting, StepPlan
+from headrace.base.step import DraftCosts, StepPlan
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions, draft_model
-from headrace.worker.draft_costs import enter
 from headrace.worker.draft_model import NEAR, READ, DraftModel
-from oracle.driving import Answer, Driver
+from headrace.worker.draft_slots import enter
+from oracle.driving import Answer, Driver, pool_of
 from tiny import families
 from tiny.kept import Kept
 
@@ -35,8 +35,8 @@ PLAIN = ("greedy", "warm", "hot")
 def for_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model takes as long to draft as its target takes to verify: here it is given away."""
     if "dear" not in request.node.name:
-        given = property(lambda model: 0.0, lambda model, share: None)
-        monkeypatch.setattr(DraftModel, "share", given, raising=False)
+        given = property(lambda part: DraftCosts(0.0, 0.0), lambda part, told: None)
+        monkeypatch.setattr(DraftModel, "costs", given, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def make(target: ModelFiles, draft: ModelFiles | None, **wishes: Any) -> Worker:
     }
     if draft is not None:
         told = {"drafts": DRAFTS, "drafters": "draft", "draft_model": str(draft.path)}
-        options = {**told, "draft_slots": 7, "draft_context": CONTEXT, **options}
+        options = {**told, **options}
     return Worker(target, WorkerOptions(**options))
 
 
@@ -76,10 +76,11 @@ def answers(
     stops: tuple[int, ...] = (11, 12),
     blocks: int = 300,
     depth: Literal[1, 2] = 1,
+    slots: int = 7,
 ) -> tuple[dict[tuple[str, int], Answer], Driver]:
     """Samplings by name, one after the other into a running batch; one prompt is read in parts."""
     drafts = worker.options.drafts
-    driver = Driver(worker, blocks=blocks, step_tokens=400, drafts=drafts, depth=depth)
+    driver = Driver(worker, blocks=blocks, step_tokens=400, drafts=drafts, depth=depth, slots=slots)
     for place, name in enumerate(names):
         length = READ + 2 * NEAR if name == "warm" else 9 + 7 * place
         sampling = replace(SAMPLINGS[name], max_tokens=30)
@@ -106,8 +107,8 @@ def test_no_answer_changes(target: ModelFiles, other: ModelFiles, kernels: str, 
     draft = target if drafter == "itself" else other
     plain, _ = answers(make(target, None, kernels=kernels))
     for slots, blocks, depth in ((7, 300, 1), (2, 300, 2), (7, 30, 2)):
-        worker = make(target, draft, kernels=kernels, draft_slots=slots)
-        found, driver = answers(worker, blocks=blocks, depth=depth)
+        worker = make(target, draft, kernels=kernels)
+        found, driver = answers(worker, blocks=blocks, depth=depth, slots=slots)
         same(found, plain)
         assert sum(plan.drafts for plan in driver.plans) > 20, "drafts were verified"
         if blocks == 30:
@@ -138,8 +139,8 @@ def test_another_model_is_sometimes_wrong(target: ModelFiles, other: ModelFiles)
 
 
 def test_a_row_without_a_slot_gets_none_until_one_is_left(target: ModelFiles) -> None:
-    worker = make(target, target, draft_slots=1)
-    driver = Driver(worker, blocks=300, step_tokens=400, drafts=DRAFTS)
+    worker = make(target, target)
+    driver = Driver(worker, blocks=300, step_tokens=400, drafts=DRAFTS, slots=1)
     driver.add("first", prompt(1, 9), SamplingParams(temperature=0, max_tokens=12))
     driver.add("second", prompt(2, 9), SamplingParams(temperature=0, max_tokens=40))
     driver.run()
@@ -157,7 +158,7 @@ def test_the_next_turn_is_read_once(target: ModelFiles, monkeypatch: pytest.Monk
     driver = Driver(worker, blocks=300, step_tokens=400, drafts=DRAFTS)
     text = prompt(3, READ)
     first = driver.ask(text, SamplingParams(temperature=0, max_tokens=20))
-    model = worker._draft_model
+    model = worker.drafter
     assert model is not None
     read = []
     monkeypatch.setattr(
@@ -189,6 +190,9 @@ def test_it_sleeps_and_wakes_with_the_worker(target: ModelFiles) -> None:
     worker = make(target, target)
     text, greedy = prompt(1, 20), SamplingParams(temperature=0, max_tokens=20)
     first = Driver(worker, blocks=300, drafts=DRAFTS).ask(text, greedy)
+    asleep = pool_of(worker, 2)
+    none = tuple(group._replace(blocks=0) for group in asleep.slots)
+    worker.allocate(replace(asleep, slots=none))
     driver = Driver(worker, blocks=300, drafts=DRAFTS)
     assert driver.ask(text, greedy) == first
     assert driver.scheduler.stats().accepted_tokens > 10
@@ -196,17 +200,14 @@ def test_it_sleeps_and_wakes_with_the_worker(target: ModelFiles) -> None:
 
 @pytest.mark.parametrize(("tokens", "share"), [(3, 0.02), (300, 0.02), (300, 2.0)])
 def test_a_dear_text_is_read_where_the_answer_is_long_enough(
-    target: ModelFiles, monkeypatch: pytest.MonkeyPatch, tokens: int, share: float
+    target: ModelFiles, tokens: int, share: float
 ) -> None:
     """Reading 300 tokens at a sixteenth of a draft each, for so many tokens of an answer."""
-    monkeypatch.setattr(
-        DraftModel, "account", lambda model, entries, step: Drafting(entries, 0.0, 0.0)
-    )
     worker = make(target, target)
-    model = worker._draft_model
-    assert model is not None
-    model.share, model._reading = share, share / NEAR
+    assert worker.drafter is not None
+    worker.drafter.costs = DraftCosts(share, share / NEAR)
     driver = Driver(worker, blocks=300, drafts=DRAFTS)
+    driver.scheduler._drafts.learn = lambda *_, **__: None  # type: ignore[method-assign]
     driver.ask(prompt(5, 300), SamplingParams(temperature=0, max_tokens=tokens))
     drafted = sum(plan.drafts for plan in driver.plans)
     assert (drafted > 0) == (tokens == 300 and share < 1)

@@ -41,9 +41,9 @@ def test_results_may_be_taken_later(worker: Worker) -> None:
 
 def test_a_launch_that_fails_is_a_result(worker: Worker) -> None:
     first, second, *_ = plans(worker, 3)
-    inner, worker._program.step = worker._program.step, None
+    inner, worker.text.program.step = worker.text.program.step, None
     failed = worker.launch(first)
-    worker._program.step = inner
+    worker.text.program.step = inner
     going = worker.launch(second)
     assert "TypeError" in (failed().error or "")
     assert failed().tokens == [[]]

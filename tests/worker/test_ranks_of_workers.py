@@ -226,7 +226,7 @@ def dealt_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def deals(together: Ranks) -> list[Dealing]:
     """Return the expert placement of each worker that has mixtures."""
-    found = (worker._model.dealing for worker in together.workers)
+    found = (worker.text.model.dealing for worker in together.workers)
     return [one for one in found if one is not None]
 
 

@@ -40,7 +40,7 @@ def worker_of(path: Path, kernels: str, **options: int) -> Worker:
 def test_the_same_bits_for_the_rows_that_sample(kept: Kept, family: str, kernels: str) -> None:
     worker = worker_of(kept(families.make, family), kernels)
     sampled_rows.check(worker)
-    program = worker._program
+    program = worker.text.program
     assert isinstance(program, CpuProgram) == (kernels == "cpu")
     assert program.lowered == (kernels == "cpu")
 
@@ -49,14 +49,14 @@ def test_nothing_is_paid_where_every_row_samples(kept: Kept) -> None:
     """No operator that selects does anything, and the backend's program has one record for it."""
     worker = worker_of(kept(families.make, "qwen2"), "cpu")
     sampled_rows.allocate(worker)
-    program = worker._program
+    program = worker.text.program
     assert isinstance(program, CpuProgram)
     names = [name.split()[0] for name in program.names]
     assert names.count("select") == 1
     with torch.inference_mode():
         (batch,) = sampled_rows.batches(worker, [([5, 9], [1, 1], [True, True])])
         x = np.ones((2, 4), np.float32)
-        assert worker._operators.select(x, batch.sample_rows) is x
+        assert worker.text.operators.select(x, batch.sample_rows) is x
         program.step(batch, want(hidden="every"))
     assert not program._others, "the hidden states of the rows that sample are all of them"
 
@@ -69,7 +69,7 @@ def test_adapters_of_the_rows_that_sample(kept: Kept, tmp_path: Path, kernels: s
         made = lora.make(path, tmp_path / name, seed=seed, target_modules="all-linear", r=5)
         worker.load_adapter(name, str(made))
     sampled_rows.allocate(worker)
-    adapters, program = worker._adapters, worker._program
+    adapters, program = worker._adapters, worker.text.program
     assert adapters is not None
     with torch.inference_mode():
         for batch in sampled_rows.batches(worker, sampled_rows.STEPS):

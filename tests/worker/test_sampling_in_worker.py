@@ -67,7 +67,7 @@ def test_penalties_count_prompt_and_output_as_defined(worker: Worker) -> None:
         repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.3, max_tokens=30
     )
     driver = Driver(worker)
-    program, seen = worker._program, []
+    program, seen = worker.text.program, []
     inner = program.step
 
     def step(batch, want):

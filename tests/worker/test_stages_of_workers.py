@@ -113,7 +113,7 @@ def test_whole_experts_of_the_ranks_of_a_stage(
             assert answers(together) == alone, each
             for stage, part in enumerate(stages(graph, 2)):
                 for worker in together.workers[stage * each : (stage + 1) * each]:
-                    dealing = worker._model.dealing
+                    dealing = worker.text.model.dealing
                     assert len(dealing.owners if dealing else ()) == len(mixtures(part))
 
 

@@ -103,7 +103,7 @@ def test_an_error_stays_in_its_step(worker: Worker, monkeypatch: pytest.MonkeyPa
     driver.add("a", tokens, sampling(max_tokens=20))
     for _ in range(5):
         driver.step()
-    inner, calls = worker._program.step, []
+    inner, calls = worker.text.program.step, []
 
     def step(batch, want):
         calls.append(batch)
@@ -111,7 +111,7 @@ def test_an_error_stays_in_its_step(worker: Worker, monkeypatch: pytest.MonkeyPa
             raise RuntimeError("no\nluck")
         return inner(batch, want)
 
-    monkeypatch.setattr(worker._program, "step", step)
+    monkeypatch.setattr(worker.text.program, "step", step)
     driver.step()
     assert driver.answers["a", 0].finish == "error"
     assert driver.answers["a", 0].error == "RuntimeError: no luck"

@@ -10,19 +10,24 @@ one is always used if bits may not depend on how a prompt was cut.
 from __future__ import annotations
 
 from .graph import TOKENS, Graph, LatentSpec, Node, Value
+from .verify import verify
 
 
 def absorbed(graph: Graph) -> Graph:
     """Rewrite `graph`, described for all rows, without nodes `write` and `attend` of a latent. Each
     pair becomes `absorb`, `write` and `attend` of one shared key, `unpack`. Weights keep their
     names."""
-    if not any(isinstance(node.spec, LatentSpec) for node in graph.nodes):
+    latent = [
+        isinstance(node.spec, LatentSpec) and node.kind in ("write", "attend")
+        for node in graph.nodes
+    ]
+    if not any(latent):
         return graph
     nodes: list[Node] = []
-    for node in graph.nodes:
-        nodes += _rewritten(graph, node) if isinstance(node.spec, LatentSpec) else [node]
+    for node, of_latent in zip(graph.nodes, latent, strict=True):
+        nodes += _rewritten(graph, node) if of_latent else [node]
     made = Graph(tuple(nodes), graph.outputs, graph.inputs)
-    made.verify()
+    verify(made)
     return made
 
 

@@ -1,6 +1,6 @@
 """The architecture of a model, as numbers: input of the layers, the KV pool and the roofline.
 
-`base.arch_reader` turns foreign configs (a Hugging Face `config.json`, GGUF metadata) into this,
+`models.reader` turns foreign configs (a Hugging Face `config.json`, GGUF metadata) into this,
 with explicit keys. No later code sees a foreign key.
 """
 
@@ -254,12 +254,9 @@ class ModelArch:
     recurrence: Recurrence | None = None
     uneven: Uneven | None = None
     chunks: Chunks | None = None
-
-    @property
-    def attention_gate(self) -> bool:
-        """Whether a sigmoid of `gate_proj` multiplies attention's output, as in models with the
-        delta rule (Qwen3-Next)."""
-        return self.recurrence is not None and self.recurrence.kind == "delta"
+    growth: tuple[float, int] | None = None
+    """(growth, every): queries at position p are multiplied by 1 + growth · log(1 + ⌊p / every⌋)
+    (Ministral 3)."""
 
     @property
     def task(self) -> Literal["tokens", "vector", "score"]:

@@ -1,4 +1,4 @@
-"""Typed, bounded access to a foreign config: the only way `arch_reader` and `arch_gguf` read one.
+"""Typed, bounded access to a foreign config: the only way that one is read.
 
 A config is hostile input: every number has bounds, every word a list of known values. A key that is
 missing or of the wrong type is a damaged file (`ModelFileError`). A value that is understood but

@@ -44,8 +44,9 @@ class AttentionSpec(NamedTuple):
     behind: bool = False
     """Whether heads of q and k are scaled to a root mean square of one after the rotation, without
     a gain."""
-    growth: tuple[float, int] | None = None
-    """(growth, every) of the queries, as in `arch.Chunks`."""
+    growth: tuple[float, int, int] | None = None
+    """(growth, every, first): queries at position p are multiplied by 1 + growth · log(1 + ⌊(p +
+    first) / every⌋)."""
 
     @property
     def turned(self) -> int:

@@ -8,6 +8,7 @@ the reason. An option earns its place here with a measurement; anything for debu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -16,12 +17,15 @@ from .errors import OptionError
 from .names import hinted
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
+ROWS = 64
+"""Sequences that run at the same time, unless a device's KV holds more."""
 MOST_THREADS = 256
 """Threads of the CPU kernels' pool, at most (`csrc/library.cpp`)."""
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:
-    """Make a field with its help text and rules: `choices` (values), `low` and `high` (bounds)."""
+    """Make a field with its help text and rules: `choices` (values), `low` and `high` (bounds),
+    `alias` (another spelling of the flag)."""
     return field(default=default, metadata={"help": help, **rules})
 
 
@@ -76,6 +80,7 @@ class EngineOptions:
         "Weights that come dense: kept as they are (auto), or made smaller while loading: fp8 on a "
         "GPU, int8 or int4 on a CPU.",
         choices=("auto", "fp8", "int8", "int4"),
+        alias="quantize",
     )
     deterministic: bool = option(
         False,
@@ -85,7 +90,12 @@ class EngineOptions:
     max_context: int | None = option(
         None, "Longest prompt plus output, in tokens; none: the model's, as memory allows.", low=8
     )
-    max_sequences: int = option(64, "Sequences that run at the same time.", low=1, high=4096)
+    max_sequences: int | None = option(
+        None,
+        "Sequences that run at the same time; none: 64, and on a GPU up to 1024 as its KV holds.",
+        low=1,
+        high=4096,
+    )
     step_tokens: int | None = option(
         None, "Token budget of one step: bounds how long a prompt delays others.", low=16
     )
@@ -98,7 +108,12 @@ class EngineOptions:
     )
     prefix_cache: bool = option(True, "Share the KV of equal prefixes between requests.")
     policy: str = option("fcfs", "Order of the waiting queue.", choices=("fcfs", "priority"))
-    depth: int = option(1, "Steps in flight; 2 plans the next while one runs.", low=1, high=2)
+    depth: int | None = option(
+        None,
+        "Steps in flight; 2 plans the next while one runs; none: 2 on a GPU, else 1.",
+        low=1,
+        high=2,
+    )
     speculate: str = option(
         "auto",
         "Draft tokens from the text itself, or by a draft model, and verify several at once: the "
@@ -198,7 +213,10 @@ class ServerOptions:
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
-    served_name: str | None = option(None, "Name under which the model is served.")
+    served_name: str | None = option(
+        None,
+        "Name under which the model is served, or several between commas: the first is in answers.",
+    )
     max_body: int = option(4 * 2**20, "Largest request body, in bytes.", low=1024)
     max_concurrent: int = option(1024, "Requests in work before new ones get 503.", low=1)
     drain_seconds: float = option(30.0, "How long SIGTERM waits for running requests.", low=0)
@@ -250,6 +268,16 @@ class ServerOptions:
 
     def verify(self) -> None:
         verify_options(self)
+        if self.served_name is not None and not all(self.served_names):
+            raise OptionError(
+                f"served_name must be names between commas, not {self.served_name!r:.200}",
+                param="served_name",
+            )
+
+    @property
+    def served_names(self) -> list[str]:
+        """The names of `served_name`; none: the model's own."""
+        return [] if self.served_name is None else self.served_name.split(",")
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,3 +362,30 @@ def parse_size(text: str, param: str) -> int:
     if not 0 <= value < 2**63:
         raise OptionError(f"{param} is out of range: {text!r}", param=param)
     return int(value)
+
+
+TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+"""Units of a time, in seconds."""
+
+
+def parse_seconds(text: str, param: str, *, bare: bool = False) -> float:
+    """Return the seconds of a time such as `80ms`, `1.5s`, `2m` or `1h`.
+
+    Zero needs no unit. Other numbers without one are seconds if `bare`, and refused if not.
+    """
+    number, unit = text.strip(), ""
+    while number and (number[-1].isalpha() or number[-1] == "µ"):
+        number, unit = number[:-1], number[-1] + unit
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0 and unit.lower() in {*TIMES, ""}):
+        raise OptionError(
+            f"{param} must be a time such as 80ms, 1.5s or 2m, not {text!r:.60}", param=param
+        )
+    if value and not unit and not bare:
+        raise OptionError(
+            f"{param} needs a unit: {number}ms or {number}s, not {text!r:.60}", param=param
+        )
+    return value * TIMES[unit.lower() or "s"]

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from .errors import OptionError
 from .exchange import ExchangeSpec
 from .graph import AttentionSpec, ExpertsSpec, Graph, LatentSpec, LinearSpec, Node, Value, WeightRef
+from .verify import verify
 
 GRAIN = 32
 """Columns that stay together: a unit of quantised activations, two panels of outputs."""
@@ -102,7 +103,7 @@ def cut(graph: Graph, ranks: int, rank: int, *, dealt: bool = False) -> Graph:
     if why is not None:
         raise OptionError(f"the model cannot be shared by {ranks} ranks: {why}", param="layout")
     made = _Cutting(graph, ranks, rank, dealt=dealt).run()
-    made.verify()
+    verify(made)
     return made
 
 

@@ -62,11 +62,6 @@ def with_packages(path: Iterable[str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-def visible_gpus() -> str | None:
-    """Return CUDA's own choice of GPUs: indices or UUIDs between commas; None for all."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
 
 
@@ -78,6 +73,11 @@ def launcher_variables() -> dict[str, str]:
         for name, value in os.environ.items()
         if name in _LAUNCHERS or name.startswith(("MASTER_", "SLURM_", "LWS_"))
     }
+
+
+def fuse_multiply_adds() -> None:
+    """Keep Triton's default of fused multiply-adds, which release 3.10 changes: it decides bits."""
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 def triton_interpreted() -> bool:

@@ -1,4 +1,4 @@
-"""Specs of nodes at which ranks meet: see `base.cut`."""
+"""Specs of nodes at which ranks meet: see `base.cut` and `base.sums`."""
 
 from __future__ import annotations
 
@@ -17,3 +17,9 @@ class ExchangeSpec(NamedTuple):
         """(first, count) of this rank's columns."""
         first, end = self.bounds[self.rank :][:2]
         return first, end - first
+
+
+class ReduceSpec(NamedTuple):
+    """An all-reduce: ranks add up their partial sums."""
+
+    ranks: int

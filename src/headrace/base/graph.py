@@ -29,6 +29,7 @@ their identity.
 | `part` | columns of a value | | `PartSpec` |
 | `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
 | `exchange` | this rank's columns → the columns of all ranks; made by `base.cut` alone | | `ExchangeSpec` |
+| `reduce` | this rank's partial sums → the sums of all ranks; made by `base.sums` alone, to be priced | | `ReduceSpec` |
 
 `short_conv`, `delta_rule` and `ssm` read and write the state of the row's sequence, token by token.
 Reserved for future models: `gather` and `scatter` (rows by a named index input: patches, embeddings
@@ -44,15 +45,19 @@ from typing import Literal, NamedTuple, TypeVar
 from .arch import Scoring
 from .attending import AttentionSpec as AttentionSpec
 from .attending import LatentSpec as LatentSpec
-from .errors import EngineFault
 from .exchange import ExchangeSpec
 from .recurrent import ConvSpec, DeltaSpec, SsmSpec
 
 T = TypeVar("T")
 Role = Literal["embed", "linear", "logits", "moe", "heads", "vector"]
-"""Purpose of a weight: decides the form in which a backend prepares it."""
-Dtype = Literal["act", "f32", "i32"]
-"""A value's type: the model's own, fp32 (logits), int32 (indices)."""
+"""Kind of a weight: decides the form in which a backend prepares it."""
+Purpose = Literal[
+    "", "embed", "head", "qkv", "output", "up", "down", "state_in", "state_out", "shared",
+    "experts", "router", "per_layer", "gate_up",
+]  # fmt: skip
+"""Place of a matrix in the model, by which its bytes are counted; empty: none of these."""
+Dtype = Literal["act", "f32", "i32", "codes"]
+"""A value's type: the model's own, fp32 (logits), int32 (indices), 8-bit codes (joined nodes)."""
 
 
 class Rows(NamedTuple):
@@ -98,6 +103,7 @@ class WeightRef(NamedTuple):
     cut: tuple[tuple[int, int, int], ...] = ()
     """The rows that a rank computes: (tensor's index, first row, count), one below the other; ()
     for all."""
+    purpose: Purpose = ""
 
     @property
     def key(self) -> tuple[tuple[str, ...], Role]:
@@ -122,7 +128,7 @@ class WeightRef(NamedTuple):
     def copy(self, number: int) -> WeightRef:
         """Return one of the copies, under its own names."""
         names = tuple(name.replace("*", str(number)) for name in self.names)
-        return WeightRef(names, self.rows, self.width, self.role)
+        return WeightRef(names, self.rows, self.width, self.role, purpose=self.purpose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +233,7 @@ class Node:
 
 ROW_WISE = frozenset(
     ("norm", "add", "linear", "gated", "activate", "multiply", "route", "experts", "part")
-) | {"absorb", "unpack", "exchange", "scale"}
+) | {"absorb", "unpack", "exchange", "reduce", "scale"}
 """Kinds whose output row depends on that row of the inputs alone."""
 RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
 """Kinds that go on from the state of the row's sequence, and leave it for the following tokens."""
@@ -293,150 +299,3 @@ class Graph:
             for node in self.nodes
             if isinstance(node.spec, ConvSpec | DeltaSpec | SsmSpec)
         ]
-
-    def verify(self) -> None:
-        """Raise `EngineFault` unless this is a graph that backends may run: the specification."""
-        made = set(self.inputs)
-        written: set[int] = set()
-        for index, node in enumerate(self.nodes):
-            at = f"node {index} ({node.kind})"
-            _check(node.kind in KINDS, f"{at}: no such kind")
-            _check(made.issuperset(node.reads), f"{at} reads what nobody has made")
-            _check(made.isdisjoint(node.out), f"{at} makes a value again")
-            _check_rows(at, node)
-            _check_widths(at, node)
-            if isinstance(node.spec, AttentionSpec | LatentSpec):
-                layer = node.spec.layer
-                elsewhere = isinstance(node.spec, AttentionSpec) and node.spec.kept == 0
-                if node.kind == "write" and not elsewhere:
-                    _check(layer not in written, f"{at}: layer {layer} is written twice")
-                    written.add(layer)
-                elif node.kind == "attend" and node.spec.kind != "bidirectional":
-                    _check(layer in written, f"{at}: layer {layer} is not written yet")
-            made.update(node.out)
-        for value in made:
-            read = value in self._readers or value in self.outputs.values()
-            _check(read or self._is_effect(value), "a value is made that nobody reads")
-        for name, value in self.outputs.items():
-            _check(value in made, f"the output {name} is never made")
-        self._verify_weights()
-
-    def _is_effect(self, value: Value) -> bool:
-        """Return whether this is the value of a node that also has an effect."""
-        if value not in self._makers:
-            return False
-        kind = self.nodes[self._makers[value]].kind
-        return kind == "write" or kind in RECURRENT
-
-    def _verify_weights(self) -> None:
-        shapes: dict[str, tuple[int, ...]] = {}
-        stacks: dict[tuple[str, Role], tuple[str, ...]] = {}
-        for node in self.nodes:
-            for ref in node.weights:
-                for name, rows in zip(ref.names, ref.rows, strict=True):
-                    shape = rows, ref.width, ref.copies
-                    _check(shapes.setdefault(name, shape) == shape, f"{name} has two shapes")
-                    stack = stacks.setdefault((name, ref.role), ref.names)
-                    _check(stack == ref.names, f"{name} is part of two weights of one role")
-
-
-def _check(holds: bool, why: str) -> None:
-    if not holds:
-        raise EngineFault(f"the model's graph is wrong: {why}")
-
-
-def _check_rows(at: str, node: Node) -> None:
-    rows = {value.rows for value in (*node.reads, *node.out)}
-    if node.kind == "select":
-        (x,), (y,) = node.reads, node.out
-        _check(x.rows == TOKENS and y.rows == SAMPLED, f"{at} goes from N to R")
-        _check(x.width == y.width and x.dtype == y.dtype, f"{at} keeps width and type")
-    elif node.kind in ("embed", "receive", "write", *RECURRENT):
-        _check(rows == {TOKENS}, f"{at} is of all tokens")
-    else:
-        _check(len(rows) == 1, f"{at} mixes numbers of rows")
-
-
-def _check_widths(at: str, node: Node) -> None:
-    ins, outs = [v.width for v in node.reads], [v.width for v in node.out]
-    refs, spec = node.weights, node.spec
-    vectors = [ref.out for ref in refs if ref.role == "vector"]
-    match node.kind, spec:
-        case "embed", EmbedSpec():
-            right = not ins and [refs[0].width] == outs
-        case "receive", None:
-            right = not ins
-        case "norm", NormSpec():
-            right = ins == outs and vectors in (ins, ins * (1 if spec.kind == "rms" else 2))
-        case "add", None | AddSpec():
-            right = len(ins) == 2 and set(ins) == set(outs)
-        case "scale", ScaleSpec():
-            right = ins == outs and vectors in ([], [1])
-        case "linear", LinearSpec():
-            matrix, *bias = refs
-            right = ins == [matrix.width] and outs == [matrix.out]
-            right = right and vectors == [matrix.out] * len(bias)
-        case "write", AttentionSpec():
-            right = ins == [spec.stacked] and outs == [spec.queries] and not spec.bidirectional
-            norms = [spec.size] * 2
-            if spec.whole_norm:
-                norms = [spec.queries, spec.kv_heads * spec.size]
-            if spec.kept == 0:
-                norms = norms[:1]
-            right = right and vectors in ([], norms)
-        case "write", LatentSpec():
-            right = ins == [spec.queries, spec.rank, spec.rope_size] and outs == [spec.queries]
-        case "attend", AttentionSpec():
-            right = ins == [spec.stacked if spec.bidirectional else spec.queries]
-            right = right and outs == [spec.queries]
-            right = right and vectors in ([], [] if spec.bidirectional else [spec.heads])
-        case "attend", LatentSpec():
-            right = ins == [spec.queries] and outs == [spec.heads * spec.value_size]
-            shapes = [(ref.copies, ref.out, ref.width) for ref in refs]
-            packing = spec.heads, spec.rank, spec.plain_size
-            right = right and shapes == [packing, (spec.heads, spec.value_size, spec.rank)]
-        case "absorb", LatentSpec():
-            right = ins == [spec.queries, spec.rank, spec.rope_size]
-            right = right and outs == [(spec.heads + 1) * spec.size]
-            right = right and (refs[0].copies, refs[0].out) == (spec.heads, spec.rank)
-        case "unpack", LatentSpec():
-            right = ins == [spec.heads * spec.size] and outs == [spec.heads * spec.value_size]
-            right = right and (refs[0].copies, refs[0].width) == (spec.heads, spec.rank)
-        case "gated", ActivationSpec():
-            right = ins == [2 * width for width in outs]
-        case "activate", ActivationSpec():
-            right = ins == outs
-        case "route", RouteSpec():
-            right = len(ins) == 1 and outs == [spec.active] * 2
-            right = right and [v.dtype for v in node.out] == ["i32", "f32"]
-            gains = ins * spec.gained
-            right = right and vectors in (gains, ins + gains) and ins[0] % spec.groups == 0
-        case "experts", ExpertsSpec():
-            up, down, *biases = refs
-            _, inner = spec.inner.mine if spec.inner else (0, down.width)
-            right = (up.copies, up.width, up.out) == (down.copies, ins[0], 2 * inner)
-            right = right and [down.out] == outs and vectors in ([], [up.out, down.out])
-            right = right and all(bias.copies == up.copies for bias in biases)
-        case "multiply", ActivationSpec():
-            right = len(ins) == 2 and set(ins) == set(outs)
-        case "short_conv", ConvSpec():
-            right = ins == [3 * width if spec.gated else width for width in outs]
-            right = right and refs[0].width == spec.taps and vectors in (outs, outs * 2)
-        case "delta_rule", DeltaSpec():
-            heads, values = spec.value_heads, spec.values
-            right = ins == [spec.mixed, values, heads, heads] and outs == [values]
-            right = right and vectors == [heads, heads, spec.value_size]
-        case "ssm", SsmSpec():
-            heads, values = spec.value_heads, spec.values
-            right = ins == [spec.mixed, values, heads] and outs == [values]
-            right = right and vectors == [heads, heads, heads, values]
-        case "part", PartSpec():
-            right = spec.first >= 0 and spec.first + outs[0] <= ins[0]
-        case "select", None:
-            right = True
-        case "exchange", ExchangeSpec():
-            first, last = spec.bounds[spec.rank : spec.rank + 2]
-            right = ins == [last - first] and outs == [spec.bounds[-1]]
-        case _:
-            right = False
-    _check(right, f"{at}: widths, weights and spec do not agree")

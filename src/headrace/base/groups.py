@@ -107,6 +107,11 @@ def graph_groups(graph: Graph, kv_dtype: str, blocks: int = 2) -> tuple[GroupSha
     return tuple(groups)
 
 
+def slot_groups(graph: Graph, kv_dtype: str, slots: int, span: int) -> tuple[GroupShape, ...]:
+    """Return the KV groups of a part that has `slots` slots of `span` tokens."""
+    return tuple(group._replace(span=span) for group in graph_groups(graph, kv_dtype, slots))
+
+
 def pool_of_rank(pool: PoolShape, mine: Iterable[GroupShape]) -> PoolShape:
     """Return the blocks of `pool` with the arrays that a rank keeps in them: `mine` are the groups
     of its graph."""
@@ -119,11 +124,16 @@ def pool_of_rank(pool: PoolShape, mine: Iterable[GroupShape]) -> PoolShape:
 
 
 def pool_bytes(pool: PoolShape) -> int:
-    """Return the bytes of a whole pool: Σ over groups of blocks · bytes per block."""
-    return sum(group.blocks * block_bytes(group, pool.block_size) for group in pool.groups)
+    """Return the bytes of a pool without slots: Σ over groups of blocks · bytes per block."""
+    return group_bytes(pool.groups, pool.block_size)
+
+
+def group_bytes(groups: Iterable[GroupShape], block_size: int) -> int:
+    """Return the bytes of all blocks of these groups."""
+    return sum(group.blocks * block_bytes(group, block_size) for group in groups)
 
 
 def block_bytes(group: GroupShape, block_size: int) -> int:
-    """Return the bytes of one block in all layers: of `block_size` tokens, or of one state."""
-    tokens = 1 if group.state else block_size
+    """Return the bytes of one block in all layers: of `block_size` tokens, a slot or one state."""
+    tokens = 1 if group.state else group.span or block_size
     return tokens * len(group.layers) * kept_bytes(group.arrays)

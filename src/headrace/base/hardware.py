@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.util
 import math
@@ -11,7 +10,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from .environment import choose_sums, visible_gpus
+from .environment import choose_sums
+from .gpus import GpuFacts, driver
 
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 2**60
@@ -33,25 +33,31 @@ class CpuFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuFacts:
-    index: int
-    name: str
-    capability: tuple[int, int]
-    memory: int
-    """Bytes."""
-    free: int
-    """Bytes free now."""
-
-
-@dataclass(frozen=True, slots=True)
 class Hardware:
     cpu: CpuFacts
     gpus: tuple[GpuFacts, ...]
+    no_gpu: str = ""
+    """The reason why there is no GPU."""
+    broken_driver: bool = False
+    cuda: tuple[int, int] = (99, 0)
+    """Newest CUDA version that the driver serves."""
+
+    @property
+    def free(self) -> int:
+        """Bytes free now on the device that serves by default: the first GPU, else the CPU."""
+        return self.gpus[0].free if self.gpus else self.cpu.available
 
 
 def hardware() -> Hardware:
     """Return the current facts: memory and affinity are read on each call."""
-    return Hardware(cpu(), gpus())
+    host = cpu()
+    found = driver(host.available)
+    return Hardware(host, found.gpus, found.obstacle, found.broken, found.cuda)
+
+
+def gpus() -> tuple[GpuFacts, ...]:
+    """Return the NVIDIA GPUs that this process may use, numbered as CUDA numbers them."""
+    return hardware().gpus
 
 
 def cpu() -> CpuFacts:
@@ -166,81 +172,6 @@ def _cpu_model() -> tuple[str, frozenset[str]]:
             break
     # Last: on Linux `platform.processor` starts a process, which takes 10 ms or more.
     return name or platform.processor() or platform.machine(), flags
-
-
-def gpus() -> tuple[GpuFacts, ...]:
-    """Return the NVIDIA GPUs that this process may use, from the driver's management library.
-
-    They are numbered as CUDA numbers them: `CUDA_VISIBLE_DEVICES` hides and reorders.
-    """
-    if not Path("/dev/nvidiactl").exists() and not Path("/dev/dxg").exists():
-        return ()
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return ()
-    if library.nvmlInit_v2() != 0:
-        return ()
-    try:
-        return tuple(_visible(_ask_gpus(library)))
-    finally:
-        library.nvmlShutdown()
-
-
-class _NvmlMemory(ctypes.Structure):
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
-
-
-def _ask_gpus(library: ctypes.CDLL) -> list[tuple[str, GpuFacts]]:
-    """Return (uuid, facts) of each GPU that answers."""
-    count = ctypes.c_uint()
-    if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-        return []
-    found = []
-    for index in range(count.value):
-        handle = ctypes.c_void_p()
-        name, uuid = ctypes.create_string_buffer(96), ctypes.create_string_buffer(96)
-        major, minor, memory = ctypes.c_int(), ctypes.c_int(), _NvmlMemory()
-        answers = (
-            library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)),
-            library.nvmlDeviceGetName(handle, name, 96),
-            library.nvmlDeviceGetUUID(handle, uuid, 96),
-            library.nvmlDeviceGetCudaComputeCapability(
-                handle, ctypes.byref(major), ctypes.byref(minor)
-            ),
-            library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)),
-        )
-        if any(answers):
-            continue
-        capability = (major.value, minor.value)
-        facts = GpuFacts(index, name.value.decode(), capability, memory.total, memory.free)
-        found.append((uuid.value.decode(), facts))
-    return found
-
-
-def _visible(found: list[tuple[str, GpuFacts]]) -> list[GpuFacts]:
-    wanted = visible_gpus()
-    if wanted is None:
-        chosen = [facts for _, facts in found]
-    else:
-        chosen = []
-        for entry in filter(None, (part.strip() for part in wanted.split(","))):
-            match = [
-                facts
-                for uuid, facts in found
-                if (entry.isdigit() and facts.index == int(entry)) or uuid.startswith(entry)
-            ]
-            if not match:
-                break  # As in CUDA: the first wrong entry ends the list.
-            chosen.append(match[0])
-    return [
-        GpuFacts(index, facts.name, facts.capability, facts.memory, facts.free)
-        for index, facts in enumerate(chosen)
-    ]
 
 
 @functools.cache

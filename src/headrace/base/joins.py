@@ -6,7 +6,37 @@ roofline counts the fused nodes. No rule changes a graph.
 
 from __future__ import annotations
 
-from .graph import Graph, Node, NormSpec, Value
+from typing import NamedTuple
+
+from .graph import ActivationSpec, Graph, Node, NormSpec, Value, WeightRef
+
+JOINED = frozenset(("around", "add_norm", "norm_codes", "gated_codes", "linear_codes"))
+"""Kinds of joined nodes, which no described graph has.
+
+| kind | reads → gives | weights | spec |
+|---|---|---|---|
+| `around` | x, perhaps r → act(norm(x) · weightᵀ + bias) + r | matrix | `AroundSpec` |
+| `add_norm` | residual, x → norm of their sum, the sum | gain | `NormSpec` |
+| `norm_codes` | x → codes, scales; residual, x → codes, scales, the sum | gain | `CodesSpec` |
+| `gated_codes` | gate next to up → codes, scales | | `CodesSpec` |
+| `linear_codes` | codes, scales → [·, out] | matrix, perhaps bias | `LinearSpec` |
+"""
+
+
+class AroundSpec(NamedTuple):
+    """A product with the nodes around it: reads x, and the residual if it is added to one."""
+
+    bias: WeightRef | None
+    norm: NormSpec | None = None
+    gain: WeightRef | None = None
+    gate: ActivationSpec | None = None
+
+
+class CodesSpec(NamedTuple):
+    """A norm (of a sum, if it reads two) or a gate that writes codes for `consumer`."""
+
+    of: NormSpec | ActivationSpec
+    consumer: WeightRef
 
 
 def is_sum(node: Node) -> bool:

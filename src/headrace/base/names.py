@@ -8,44 +8,24 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from .errors import HeadraceError
+from .other_engines import ENGINES, FURTHER
 
 Record = TypeVar("Record")
 
-OURS = {
-    "max_context": "max_model_len ctx_size n_ctx num_ctx context_length",
-    "layout TP2": "tensor_parallel_size tp tp_size tensor_split",
-    "layout PP2": "pipeline_parallel_size pp pp_size",
-    "layout EP2": "enable_expert_parallel expert_parallel_size ep_size",
-    "launcher": "distributed_executor_backend",
-    "kv_memory": "gpu_memory_utilization mem_fraction_static kv_cache_memory_bytes",
-    "kv_dtype": "kv_cache_dtype cache_type_k cache_type_v",
-    "max_sequences": "max_num_seqs max_running_requests num_parallel parallel max_batch_size",
-    "step_tokens": "max_num_batched_tokens chunked_prefill_size ubatch_size",
-    "quantise": "quantization quantize",
-    "prefix_cache": "enable_prefix_caching",
-    "max_adapters": "enable_lora max_loras max_loras_per_batch",
-    "adapter_rank": "max_lora_rank",
-    "draft_model": "speculative_model speculative_config model_draft speculative_draft_model_path",
-    "device": "n_gpu_layers gpu_layers num_gpu",
-    "threads": "num_thread num_threads n_threads",
-    "policy": "scheduling_policy schedule_policy",
-    "cache_dir": "download_dir",
-    "served_name": "served_model_name alias",
-    "keys": "api_key",
-    "tls_cert": "ssl_certfile ssl_cert_file",
-    "tls_key": "ssl_keyfile ssl_key_file",
-    "tls_clients": "ssl_ca_certs",
-    "cors_origins": "allowed_origins",
-    "log_level": "uvicorn_log_level",
-    "otlp_endpoint": "otlp_traces_endpoint",
-    "max_tokens": "max_new_tokens num_predict n_predict",
-    "repetition_penalty": "repeat_penalty",
-    "temperature": "temp",
-    "stop": "stop_sequences",
+
+def plain(name: str) -> str:
+    """Return an option's name without dashes, as a keyword."""
+    return name.lstrip("-").replace("-", "_")
+
+
+FOREIGN = {
+    plain(theirs): word
+    for words in (FURTHER, *ENGINES.values())
+    for word in words
+    for theirs in word.names
+    if len(plain(theirs)) > 1 and plain(theirs) != word.ours
 }
-"""Our options, with an example value if needed → the names in vLLM, SGLang, llama.cpp and
-Ollama."""
-FOREIGN = {theirs: ours for ours, names in OURS.items() for theirs in names.split()}
+"""Option of another engine as a keyword → its row. A later engine's row stands for all."""
 
 
 def hint(name: str, known: Collection[str], spell: Callable[[str], str] = str) -> str:
@@ -53,11 +33,14 @@ def hint(name: str, known: Collection[str], spell: Callable[[str], str] = str) -
 
     `spell` writes one of ours as the user would: a flag, a keyword.
     """
-    plain = name[:100].lstrip("-").replace("-", "_")
-    ours, _, example = FOREIGN.get(plain, "").partition(" ")
-    if ours in known:
-        return f"; here that is {spell(ours)}{example and f' ({example})'}"
-    return nearest(plain, known, spell)
+    keyword = plain(name[:100])
+    word = FOREIGN.get(keyword)
+    if word is not None and word.ours in known:
+        more = word.example or (word.note if word.turn != "request" else "")
+        return f"; here that is {spell(word.ours)}{more and f' ({more})'}"
+    if word is not None and not word.ours and "max_context" in known:
+        return f"; there is no such option here: {word.note}"
+    return nearest(keyword, known, spell)
 
 
 def nearest(name: str, known: Collection[str], spell: Callable[[str], str] = str) -> str:
@@ -72,13 +55,13 @@ def hinted(error: type[HeadraceError]) -> Callable[[type[Record]], type[Record]]
     """Make a record raise `error` with a hint for an unknown keyword, not a bare `TypeError`."""
 
     def decorate(kind: type[Record]) -> type[Record]:
-        plain: Any = kind.__init__
+        made: Any = kind.__init__
         known = [spec.name for spec in fields(kind)]  # type: ignore[arg-type]
 
-        @wraps(plain)
+        @wraps(made)
         def init(self: Record, *given: Any, **named: Any) -> None:
             try:
-                plain(self, *given, **named)
+                made(self, *given, **named)
             except TypeError:
                 for name in named:
                     if name not in known:

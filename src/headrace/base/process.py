@@ -101,6 +101,16 @@ NOTABLE = 0.1
 """Share of the processors from which on others' work distorts figures."""
 
 
+def busy_words(share: float | None) -> str | None:
+    """Return the warning for a share of the processors that others used; None if it is small."""
+    if share is None or share <= NOTABLE:
+        return None
+    return (
+        f"other programs used {share:.0%} of the processors meanwhile: the times are longer, and "
+        "the ratios lower, than those of this machine alone"
+    )
+
+
 class Others:
     """Share of this machine's processors that other programs use, between two calls."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .errors import OptionError
 from .graph import TOKENS, Graph, Node, Value
+from .verify import verify
 
 
 def stages(graph: Graph, count: int) -> list[Graph]:
@@ -80,7 +81,7 @@ def _between(graph: Graph, bounds: list[int], number: int) -> Graph:
     if last < len(graph.nodes):
         outputs = {"hidden": _handed(graph, last)}
     made = Graph(tuple(nodes), outputs)
-    made.verify()
+    verify(made)
     return made
 
 

@@ -27,9 +27,9 @@ MOST_KEEPS = 2
 MOST_DRAFTS = 7
 """Drafts of a sequence that one step verifies, at most: a state's tail has this many inputs."""
 
-GroupKind = Literal["full", "sliding", "state"]
-"""Content of a group's blocks: all tokens, the tokens of a window, or the state of a whole sequence
-in one block."""
+GroupKind = Literal["full", "sliding", "state", "slots"]
+"""Content of a group's blocks: all tokens, the tokens of a window, or of a whole sequence in one
+block its state, or all tokens (a slot)."""
 
 
 class ArrayShape(NamedTuple):
@@ -59,11 +59,14 @@ class GroupShape(NamedTuple):
     state: bool = False
     """Whether a block holds not tokens but the state of a sequence up to some token. Its table then
     has one entry, and `arrays` describe a block's content per layer."""
+    span: int = 0
+    """Tokens of a slot. There is no null slot: a sequence without one is not computed. 0: blocks
+    have `PoolShape.block_size` tokens."""
 
     @property
     def kind(self) -> GroupKind:
-        if self.state:
-            return "state"
+        if self.state or self.span:
+            return "state" if self.state else "slots"
         return "full" if self.window is None else "sliding"
 
 
@@ -73,6 +76,9 @@ class PoolShape:
 
     block_size: int
     groups: tuple[GroupShape, ...]
+    slots: tuple[GroupShape, ...] = ()
+    """Groups of the part that drafts. A sequence has the slot of one number in all of them, or
+    none; slots are not shared, indexed or moved to lower tiers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,24 @@ class StateKeep(NamedTuple):
     """Block of the state group that gets the copy."""
 
 
+class DraftCosts(NamedTuple):
+    """Costs of the part that drafts, in steps without it."""
+
+    draft: float
+    """Cost of one more draft of each row."""
+    read: float
+    """Cost of reading one token."""
+
+
+class SlotWrite(NamedTuple):
+    """A slot that a row gets until it is released."""
+
+    row: int
+    slot: int
+    tokens: int
+    """First tokens of the row that the slot's last sequence began with, too."""
+
+
 @dataclass(slots=True)
 class StepPlan:
     """The work of one step (control → data). A scheduled plan is never changed. It is not frozen
@@ -145,8 +169,9 @@ class StepPlan:
     """Tokens of `counts` that are drafts, at most; each is followed by a draw of its own."""
     keeps: list[StateKeep] = field(default_factory=list)
     """At most `MOST_KEEPS` of a row."""
-    draft_costs: tuple[float, float] | None = None
-    """The latest `Drafting.costs`: ranks have different clocks and must draft alike."""
+    slots: list[SlotWrite] = field(default_factory=list)
+    draft_costs: DraftCosts | None = None
+    """None before the first step with a part that drafts."""
 
     @property
     def tokens(self) -> int:
@@ -181,17 +206,21 @@ class TokenLogprobs(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """Costs of a draft model. It drafts at the start of the step that verifies; before that only
-    the probabilities of its drafts are known."""
+    """Work of the part that drafts. It drafts at the start of the step that verifies; before that
+    only the probabilities of its drafts are known."""
 
     entries: list[int]
     """Sequences whose drafts it would make."""
-    each: float
-    """Seconds of one more draft of each of these."""
-    seconds: float
+    estimate: DraftCosts
+    """Costs before any step was timed, by the bytes read."""
+    seconds: float = 0.0
     """Its part of this step's seconds."""
-    costs: tuple[float, float] = (0.0, 0.0)
-    """Fractions of a step's time for one more draft of each row, and for reading a token."""
+    making: float = 0.0
+    """Seconds of these in which it made drafts; it read texts in the others."""
+    depth: int = 0
+    """Drafts that it made of one row, at most."""
+    read: int = 0
+    """Tokens of texts that it read."""
 
 
 @dataclass(slots=True)

@@ -22,6 +22,10 @@ from .store import read_records
 
 REGRESSED = 3
 """Exit code of a comparison that found a regression."""
+MISSED = 3
+"""Exit code where an SLO is missed."""
+INVALID_RUN = 4
+"""Exit code of a run that says nothing about the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """HTTP/1.1 for load generation: one connection, one request at a time, bytes stamped on arrival.
 
-A library would stamp a chunk after its own parsing and buffering; here the clock is read first in
-`data_received`. Knows content-length, chunked bodies and bodies until close, keeps connections
-alive, and nothing more.
+A client library would stamp a chunk after its own parsing and buffering; here the clock is read
+first in `data_received`, then llhttp parses.
 """
 
 from __future__ import annotations
@@ -15,12 +14,15 @@ from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
 
+import httptools
+
 from ..base.errors import InvalidRequest
 
 OnBody = Callable[[int, bytes], None]
 """(monotonic nanoseconds, bytes of the body) as they come."""
 
 MAX_HEAD = 64 * 1024
+"""Bytes before a body, and names and values in all."""
 
 
 class ConnectionLost(Exception):
@@ -75,18 +77,19 @@ class Reply:
 
 
 class Connection(asyncio.Protocol):
-    """A keep-alive connection."""
+    """A keep-alive connection; `on_…` are the parser's callbacks."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
+        self._parser = httptools.HttpResponseParser(self)
         self._reply: Reply | None = None
+        self._headers: dict[str, str] = {}
+        self._named = 0
+        """Bytes of names and values of the headers."""
         self._on_body: OnBody = lambda _when, _data: None
         self._done: asyncio.Future[Reply] | None = None
-        self._left = 0
-        """Bytes of the body (or chunk) still to come; -1: until the connection closes."""
-        self._chunked = False
-        self._trailer = False
+        self._now = self._before = 0
+        """Time of the latest bytes; bytes that came before the headers were complete."""
         self._served = 0
         """Requests that were answered on this connection."""
         self.usable = False
@@ -117,7 +120,9 @@ class Connection(asyncio.Protocol):
         """Send a whole request; the future ends with the reply, the body goes to `on_body`."""
         assert self.usable
         assert self._done is None or self._done.done(), "one request at a time"
-        self._reply = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._reply, self._headers = None, {}
+        self._before = self._named = 0
         self._on_body = on_body
         self._done = asyncio.get_running_loop().create_future()
         assert self._transport is not None
@@ -130,99 +135,64 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        now = time.monotonic_ns()
+        self._now = time.monotonic_ns()
         if self._done is None or self._done.done():
             self.close()  # Bytes without a request.
             return
-        self._buffer += data
+        if self._reply is None:
+            self._before += len(data)
         try:
-            self._parse(now)
-        except (ValueError, ConnectionLost) as error:
-            self._fail(f"broken HTTP from the server: {error}")
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail("broken HTTP from the server: another protocol")
+        except httptools.HttpParserError as error:
+            self._fail(f"broken HTTP from the server: {error.__context__ or error}")
+        else:
+            if self._reply is None and self._before > MAX_HEAD:
+                self._fail("broken HTTP from the server: headers without end")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
         if self._done is None or self._done.done():
             return
-        if self._reply is not None and self._left == -1:
+        sized = {"content-length", "transfer-encoding"} & self._headers.keys()
+        if self._reply is not None and not sized:
             self._finish(time.monotonic_ns())
             return
         what = "before it answered" if self._reply is None else "in the middle of an answer"
-        stale = self._served > 0 and self._reply is None and not self._buffer
+        stale = self._served > 0 and not self._before
         self._fail(f"the server closed the connection {what}", stale=stale)
 
-    def _parse(self, now: int) -> None:
-        if self._reply is None and not self._head():
-            return
-        if self._chunked:
-            self._chunks(now)
-            return
-        data, self._buffer = bytes(self._buffer), bytearray()
-        if data:
-            self._on_body(now, data)
-        if self._left >= 0:
-            self._left -= len(data)
-            if self._left <= 0:
-                self._finish(now)
+    def on_message_begin(self) -> None:
+        if self._reply is not None:
+            raise ValueError("an answer that nobody asked for")
 
-    def _head(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._buffer) > MAX_HEAD:
-                raise ConnectionLost("headers without end")
-            return False
-        lines = self._buffer[:end].decode("latin-1").split("\r\n")
-        del self._buffer[: end + 4]
-        status = lines[0].split(" ", 2)
-        if not status[0].startswith("HTTP/1."):
-            raise ConnectionLost(f"{lines[0]!r:.60} is no status line")
-        reply = Reply(int(status[1]))
-        for line in lines[1:]:
-            name, _, value = line.partition(":")
-            reply.headers[name.strip().lower()] = value.strip()
-        if reply.status == 100:
-            return self._head()
-        self._reply = reply
-        self._chunked = "chunked" in reply.headers.get("transfer-encoding", "").lower()
-        self._trailer = False
-        length = reply.headers.get("content-length")
-        self._left = 0 if self._chunked else int(length) if length is not None else -1
-        return True
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._named += len(name) + len(value)
+        if self._named > MAX_HEAD:
+            raise ValueError("headers without end")
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
-    def _chunks(self, now: int) -> None:
-        buffer = self._buffer
-        while True:
-            if self._left:  # Inside a chunk; the count includes its closing line break.
-                take = min(self._left, len(buffer))
-                data = bytes(buffer[: min(take, max(0, self._left - 2))])
-                del buffer[:take]
-                self._left -= take
-                if data:
-                    self._on_body(now, data)
-                if self._left:
-                    return
-            end = buffer.find(b"\r\n")
-            if end < 0:
-                return
-            line = bytes(buffer[:end])
-            del buffer[: end + 2]
-            if self._trailer:
-                if not line:
-                    self._finish(now)
-                    return
-                continue
-            size = int(line.split(b";")[0], 16)
-            if size == 0:
-                self._trailer = True
-            else:
-                self._left = size + 2
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._headers = {}  # An interim answer.
+        else:
+            self._reply = Reply(status, self._headers)
 
-    def _finish(self, now: int) -> None:
+    def on_body(self, data: bytes) -> None:
+        self._on_body(self._now, data)
+
+    def on_message_complete(self) -> None:
+        if self._reply is not None:
+            self._finish(self._now, keep=self._parser.should_keep_alive())
+
+    def _finish(self, now: int, *, keep: bool = False) -> None:
         assert self._reply is not None
         assert self._done is not None
         self._reply.end_ns = now
         self._served += 1
-        if self._reply.headers.get("connection", "").lower() == "close" or self._left == -1:
+        if not keep:
             self.close()
         if not self._done.done():
             self._done.set_result(self._reply)

@@ -93,3 +93,14 @@ class Material:
                 ids.append(token)
         if len(words) >= 100:
             self.words, self.ids = words, ids
+
+
+class AnyIds(Material):
+    """Maker of token lists whose values do not matter, quickly, for simulated engines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids = list(range(2, 258))
+
+    def tokens(self, count: int, rng: random.Random) -> list[int]:
+        return [*rng.randbytes(count)]

@@ -16,10 +16,11 @@ from typing import Literal
 
 import numpy as np
 
+from ..base.config import parse_seconds
 from ..base.errors import InvalidRequest
 from .record import RequestRecord
 
-_PART = re.compile(r"(ttft|itl|tpot|e2e)(?::p(\d{1,2}(?:\.\d+)?))?<(\d+(?:\.\d+)?)(ms|s)")
+_PART = re.compile(r"(ttft|itl|tpot|e2e)(?::p(\d{1,2}(?:\.\d+)?))?<(\d+(?:\.\d+)?[a-zµ]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +89,12 @@ def parse_slo(text: str) -> Slo:
         match = _PART.fullmatch(part)
         if match is None:
             raise InvalidRequest(
-                "an SLO is METRIC[:pNN]<LIMIT with metric ttft, itl, tpot or e2e and a limit in "
-                f"ms or s, joined by commas; not {part!r}",
+                "an SLO is METRIC[:pNN]<LIMIT with metric ttft, itl, tpot or e2e and a limit such "
+                f"as 80ms or 1.5s, joined by commas; not {part!r}",
                 param="slo",
             )
-        metric, percentile, number, unit = match.groups()
-        seconds = float(number) / (1000 if unit == "ms" else 1)
+        metric, percentile, limit = match.groups()
+        seconds = parse_seconds(limit, "slo")
         if seconds <= 0:
             raise InvalidRequest(f"{part!r} can never be met", param="slo")
         limits.append(Limit(metric, float(percentile or 99), seconds))

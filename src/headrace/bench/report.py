@@ -93,12 +93,38 @@ def verdict(result: dict[str, Any]) -> str:
         text += f", {failed - cancelled} failed"
     slo = result.get("slo")
     if slo is not None:
-        text += f"; the SLO {slo['text']} was {'met' if slo['met'] else 'missed'}"
-    if not result["valid"]:
+        text += f"; the SLO {slo['text']} was {MET[slo['met']]}"
+    if (steady := result.get("simulation", {}).get("steady")) is not None:
+        text += steadiness(steady)
+    elif not result["valid"]:
         text += "; INVALID: the numbers below are not the server's"
     elif result["interrupted"]:
         text += "; interrupted"
     return text
+
+
+MET = {True: "met", False: "missed", None: "neither met nor missed for certain"}
+
+
+def steadiness(steady: dict[str, Any]) -> str:
+    """Return the words for a simulated load that is not steady, or is near its limit; "" else."""
+    offered, most = steady["offered_rate"], steady["most_rate"]
+    if steady["verdict"] == "overloaded":
+        late = 60 * (offered / most - 1)
+        return (
+            f"; OVERLOADED: {offered:g} requests/s come and at most {most:.3g} are answered, so "
+            f"each minute adds {late:.2g} s to the wait"
+        )
+    if steady["verdict"] == "not steady" and most is not None:
+        return (
+            f"; NOT STEADY: {offered:g} requests/s are {offered / most:.0%} of the most that can "
+            f"be done ({most:.3g}), where waits depend on how long the run is"
+        )
+    if steady["verdict"] == "not steady":
+        return "; NOT STEADY: the run is mostly its beginning and its end"
+    if most is not None:
+        return f"; the load is {offered / most:.0%} of the most that can be done ({most:.3g}/s)"
+    return ""
 
 
 TELEMETRY = (

@@ -27,11 +27,11 @@ MANY = 400
 TIMELINE_POINTS = 120
 
 
-def summarise(run: Run) -> dict[str, Any]:
-    """Compute all metrics: figures by name, samples as distributions."""
+def summarise(run: Run, rates: Run | None = None) -> dict[str, Any]:
+    """Compute all metrics: figures by name (of `rates`, if given), samples as distributions."""
     figures = {}
     for figure in FIGURES:
-        value = figure.value(run)
+        value = figure.value(rates or run)
         if value is not None:
             figures[figure.name] = {"value": value, "unit": figure.unit}
     samples = {}
@@ -133,8 +133,12 @@ def document(
     audits: list[ClientAudit],
     findings: list[Finding],
     interrupted: bool,
+    rates: Run | None = None,
 ) -> dict[str, Any]:
-    """Return everything, ready for JSON."""
+    """Return everything, ready for JSON.
+
+    `rates`: the requests that ended in the run's time, if `run` has those that came in it.
+    """
     records = list(run.records)
     return {
         "schema": SCHEMA,
@@ -150,7 +154,7 @@ def document(
         "seconds": run.seconds,
         "requests": len(records),
         "succeeded": len(run.good),
-        **summarise(run),
+        **summarise(run, rates),
         "slo": slo_verdict(run.slo, run),
         "audit": audit_summary(records, audits),
         "timeline": timeline(run),

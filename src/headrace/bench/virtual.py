@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..engine.sim import Cluster
@@ -69,40 +69,110 @@ class _User:
     planned: float = 0.0
 
 
+Enough = Callable[[], bool]
+"""Whether a run may end now; asked after every answer."""
+
+
 class Simulation:
     """Simulated run of a workload against a cluster."""
 
-    def __init__(self, cluster: Cluster, options: RunOptions) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: RunOptions,
+        *,
+        started: int = 0,
+        endless: bool = False,
+        material: Material | None = None,
+    ) -> None:
+        """`started`: the first sessions are in work when it begins, at random points of their
+        answers (of a `warm` cluster). `endless`: further sessions follow until the run is told to
+        end. `material`: its prompts; by default those that a real run would send."""
         options.verify()
         self.cluster, self.options = cluster, options
         self._words = WordIds(cluster.spec.case.arch.vocab_size)
-        self._sessions, arrivals = make_sessions(options, Material())
-        self._offsets = None
+        self._started, self._endless = started, endless
+        self._material = material or Material()
+        self._sessions, arrivals = make_sessions(options, self._material)
+        self._offsets: Iterable[float] | None = None
         if arrivals is not None:
-            stream = arrivals(random.Random(options.seed + 1))
-            self._offsets = list(itertools.islice(stream, len(self._sessions)))
+            self._offsets = arrivals(random.Random(options.seed + 1))
         self._users: dict[str, _User] = {}
-        self._queue: Iterable[_User] = iter(())
-        self._records: list[RequestRecord] = []
+        self._queue: Iterator[_User] = iter(())
+        self._enough: Enough = lambda: False
+        self.records: list[RequestRecord] = []
 
-    def run(self) -> tuple[dict[str, Any], Run]:
+    @property
+    def waiting_since(self) -> float:
+        """Planned time of the oldest request without an answer; now, if there is none."""
+        return min((user.planned for user in self._users.values()), default=self.cluster.clock.now)
+
+    @property
+    def in_work(self) -> int:
+        return len(self._users)
+
+    def run(self, enough: Enough = lambda: False) -> tuple[dict[str, Any], Run]:
         """Return (result document, run)."""
-        users = (
+        self.play(enough)
+        run = make_run(self.options, self.records, 0, self._sessions)
+        return self.document(run), run
+
+    def run_of(self, records: list[RequestRecord], start_ns: int, end_ns: int) -> Run:
+        """Return a part of the run."""
+        run = make_run(self.options, records, start_ns, self._sessions)
+        return replace(run, end_ns=end_ns)
+
+    def mean_lengths(self) -> tuple[float, float]:
+        """Return the mean (prompt, output) tokens of the first turns."""
+        turns = [session.turns[0] for session in self._sessions]
+        prompts = sum(turn.prompt_tokens for turn in turns)
+        return prompts / len(turns), sum(turn.output_tokens for turn in turns) / len(turns)
+
+    def play(self, enough: Enough) -> None:
+        """Run until nothing is left to do or `enough` says so; the answers are in `records`."""
+        self._enough = enough
+        self._queue = (
             _User(session, number, self._words.of(session.system))
-            for number, session in enumerate(self._sessions)
+            for number, session in enumerate(self._supply())
         )
+        started = self._begin() if self._started else []
         # If answers bring further users, the first ones come spread over some milliseconds, as from
         # real clients.
-        begins: Iterable[float] = (n * 1e-4 for n in range(self.options.concurrency))
-        if self._offsets is None:
-            self._queue = users
-        else:
-            begins = self._offsets
+        users = self.options.concurrency - self._started
+        begins = self._offsets or (n * 1e-4 for n in range(users))
         self.cluster.run(
-            (self._ask(user, begin) for begin, user in zip(begins, users, strict=False)),
+            (self._ask(user, begin) for begin, user in zip(begins, self._queue, strict=False)),
             self._follow,
+            started=started,
         )
-        run = make_run(self.options, self._records, 0, self._sessions)
+
+    def _supply(self) -> Iterator[Session]:
+        """Yield sessions; an endless run makes more of them, from the same seed."""
+        done = 0
+        while True:
+            yield from self._sessions[done:]
+            done = len(self._sessions)
+            if not self._endless:
+                return
+            more = replace(self.options, requests=2 * done)
+            self._sessions = make_sessions(more, self._material)[0]
+
+    def _begin(self) -> list[SimRequest]:
+        """Return the first sessions' requests, in the middle of their answers."""
+        draws = random.Random(self.options.seed + 2)
+        shares = [(number + 0.5) / self._started for number in range(self._started)]
+        draws.shuffle(shares)
+        requests = []
+        for share, user in zip(shares, self._queue, strict=False):
+            _, request = self._ask(user, 0.0)
+            there = int(share * request.output_tokens)
+            request.prompt = [*request.prompt, *([TOKEN] * there)]
+            request.output_tokens -= there
+            requests.append(request)
+        return requests
+
+    def document(self, run: Run, rates: Run | None = None) -> dict[str, Any]:
+        """Return the result of a run, or of a part; `rates` counts what ended in its time."""
         spec = self.cluster.spec
         server = {
             "url": f"simulated: {len(self.cluster.replicas)} engines on "
@@ -117,27 +187,29 @@ class Simulation:
             audits=[],
             findings=[],
             interrupted=False,
+            rates=rates,
         )
-        result["simulation"] = self._extra(run)
-        return result, run
+        last = max((record.end_ns for record in self.records), default=NS)
+        result["simulation"] = self._extra(last / NS)
+        return result
 
-    def _extra(self, run: Run) -> dict[str, Any]:
+    def _extra(self, seconds: float) -> dict[str, Any]:
         replicas = self.cluster.replicas
         queries = sum(replica.kv.prefix_queries for replica in replicas)
         found = {
             "replicas": len(replicas),
             "devices": self.cluster.devices,
             "steps": sum(replica.steps for replica in replicas),
-            "busy": [replica.busy / run.seconds for replica in replicas],
+            "busy": [replica.busy / seconds for replica in replicas],
             "prefix_hit_rate": sum(r.kv.prefix_hits for r in replicas) / queries if queries else 0,
             "preemptions": sum(r.scheduler.stats().preemptions for r in replicas),
         }
         if self.cluster.failures is not None:
             losses = self.cluster.losses
-            down = [max(0.0, min(end, run.seconds) - begin) for begin, end in losses.down]
+            down = [max(0.0, min(end, seconds) - begin) for begin, end in losses.down]
             found["failures"] = {
                 "deaths": len(down),
-                "down_share": sum(down) / run.seconds / self.cluster.size,
+                "down_share": sum(down) / seconds / self.cluster.size,
                 "moved": losses.moved,
                 "repeated_tokens": losses.repeated_tokens,
                 "failed": losses.failed,
@@ -166,7 +238,7 @@ class Simulation:
     def _follow(self, answer: SimAnswer) -> list[tuple[float, SimRequest]]:
         user = self._users.pop(answer.request.id)
         turn = user.session.turns[user.turn]
-        self._records.append(
+        self.records.append(
             RequestRecord(
                 number=user.number * 1000 + user.turn,
                 session=user.number,
@@ -190,6 +262,9 @@ class Simulation:
         )
         user.history = [*user.history, *([TOKEN] * len(answer.times))]
         user.turn += 1
+        if self._enough():
+            self.cluster.stop()
+            return []
         if answer.error is None and user.turn < len(user.session.turns):
             return [self._ask(user, answer.end)]
         if self._offsets is None:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..base.config import parse_seconds
 from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import compare as comparing
 from ..bench.checking import AccuracyGate, said
@@ -36,7 +37,6 @@ from ..roofline.page import charts, page
 from ..roofline.plot import write_png
 from .bench_flags import (
     EVERY_GATE,
-    INVALID_RUN,
     UNSAID,
     AsJson,
     AtLeast,
@@ -99,7 +99,7 @@ def run_command(
         raise typer.Exit(1)
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
     if not result["valid"]:
-        raise typer.Exit(INVALID_RUN)
+        raise typer.Exit(comparing.INVALID_RUN)
     _exit_below(console, [result])
 
 
@@ -335,13 +335,18 @@ def history_command(
 @command.command("mock")
 def mock_command(
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
-    ttft: Annotated[float, typer.Option(help="Seconds to the first token.")] = 0.05,
-    itl: Annotated[float, typer.Option(help="Seconds between tokens.")] = 0.01,
+    ttft: Annotated[str, typer.Option(metavar="TIME", help="To the first token.")] = "50ms",
+    itl: Annotated[str, typer.Option(metavar="TIME", help="Between tokens.")] = "10ms",
     error_rate: Annotated[float, typer.Option(help="Share of requests that fail.")] = 0.0,
     at_once: Annotated[int, typer.Option(help="Requests at a time; 0: no limit.")] = 0,
 ) -> None:
     """Serve with set latencies, to try the bench (or a router) on."""
-    behaviour = Behaviour(ttft=ttft, itl=itl, error_rate=error_rate, at_once=at_once)
+    behaviour = Behaviour(
+        ttft=parse_seconds(ttft, "ttft", bare=True),
+        itl=parse_seconds(itl, "itl", bare=True),
+        error_rate=error_rate,
+        at_once=at_once,
+    )
     with MockServer(behaviour, port) as server:
         print(server.url, flush=True)
         server.wait()

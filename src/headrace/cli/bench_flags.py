@@ -6,10 +6,11 @@ import inspect
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -42,22 +43,34 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 Keep = Annotated[bool, typer.Option("--history/--no-history", help="Add to the history.")]
 
 
+PANELS = {
+    "Server": "url model endpoint api_key extra temperature stream ignore_eos devices "
+    "price_per_hour metrics_interval metrics_urls",
+    "Prompts and answers": "preset workload trace input output tokenizer prefix_tokens groups zipf "
+    "turns think_seconds seed",
+    "Load": "requests duration arrivals concurrency trace_speed warmup max_concurrency ramp grace "
+    "processes",
+    "Judgement": "slo max_errors stop_saturated timeout stall",
+}
+"""Groups of a run's flags in the help."""
+_PANEL = {name: panel for panel, names in PANELS.items() for name in names.split()}
+NO_HELPS: Mapping[str, str] = MappingProxyType({})
 _SAID: dict[str, Any] = {"seed": int | None, "metrics_urls": list[str] | None, "extra": str | None}
 """Type of a flag that differs from its field's: None for values that `make_options` fills in."""
 
 
 def with_run_flags(
-    *without: str, only: str | None = None, **defaults: Any
+    *without: str, only: str | None = None, helps: Mapping[str, str] = NO_HELPS, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flags of a run, except those in `without`, or only those in `only`.
 
     `only` is a string of names with a space between them. The command gets the flags as `options`,
-    a `RunOptions` (with `UNSAID` for a seed). `defaults` are of fields that mostly have another
-    value with this command.
+    a `RunOptions` (with `UNSAID` for a seed). `defaults` and `helps` are of fields that mostly have
+    another value, or mean something else, with this command.
     """
     every = [spec.name for spec in fields(RunOptions)] if only is None else only.split()
     kept = [name for name in every if name not in without]
-    return with_flags(RunOptions, "options", make_options, kept, **defaults)
+    return with_flags(RunOptions, "options", make_options, kept, helps, **defaults)
 
 
 def with_flags(
@@ -65,6 +78,7 @@ def with_flags(
     name: str,
     make: Callable[[dict[str, Any]], Any],
     only: Sequence[str] | None = None,
+    helps: Mapping[str, str] = NO_HELPS,
     **defaults: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command a flag for each field of a record that has a help text (or for those in
@@ -87,7 +101,12 @@ def with_flags(
             if p.name != name
         ]
         for spec in specs:
-            flag = typer.Option(*spec.metadata.get("flag", ()), help=spec.metadata["help"])
+            help = helps.get(spec.name, spec.metadata["help"])
+            flag = typer.Option(
+                *spec.metadata.get("flag", ()),
+                help=help,
+                rich_help_panel=_PANEL.get(spec.name) if record is RunOptions else None,
+            )
             every.append(
                 inspect.Parameter(
                     spec.name,
@@ -134,8 +153,6 @@ def default_folder(kind: str) -> Path:
     return Path("bench-results") / f"{kind}-{stamp}-{time.monotonic_ns() % 1000:03d}"
 
 
-INVALID_RUN = 4
-"""Exit code of a run that says nothing about the server."""
 UNSAID = -1
 """Seed of options whose command has still to draw one."""
 

@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.table import Table
 
 from ..base.errors import InvalidRequest
+from ..bench.compare import INVALID_RUN
 from ..bench.hearing import SoundLoad
 from ..bench.hearing_limit import add_hearing_limit, hearing_limit
 from ..bench.options import RunOptions, verify_bounds
@@ -31,7 +32,6 @@ from ..roofline.machine import calibration_path
 from ..speech.files import open_whisper
 from ..speech.finding import find
 from .bench_flags import (
-    INVALID_RUN,
     AsJson,
     HardwareOf,
     Out,

@@ -9,27 +9,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..base.errors import HeadraceError, InvalidRequest
-from ..bench import compare as comparing
-from ..bench.gate import GATES
+from ..base.errors import InvalidRequest
+from ..bench.compare import INVALID_RUN
 from ..bench.job import Target
 from ..bench.lengths import parse_lengths
-from ..bench.mlperf import (
-    SCENARIOS,
-    SUBMISSION_SECONDS,
-    SUMMARY,
-    MlperfOptions,
-    MlperfResult,
-    configuration,
-    run_mlperf,
-)
-from ..bench.mlperf_accuracy import compare_logs, read_log, truncate_logs
+from ..bench.mlperf import SCENARIOS, MlperfOptions, configuration, run_mlperf
+from ..bench.mlperf_accuracy import read_log, truncate_logs
 from ..bench.mlperf_hearing import from_sounds
 from ..bench.mlperf_samples import from_dataset, from_trace
 from ..bench.mlperf_submission import UNVERIFIED, check_submission, describe_system, write_beside
+from ..bench.mlperf_verdict import findings, judged
 from ..bench.options import RunOptions
 from ..bench.run import ask_server, make_material
-from .bench_flags import INVALID_RUN, Out, with_flags, with_run_flags
+from .bench_flags import Out, with_flags, with_run_flags
 
 
 @with_run_flags(
@@ -108,52 +100,11 @@ def mlperf_command(
     place = root / "results" / mlperf.system / model.replace("/", "_") / scenario
     about = describe_system(mlperf.system, division, submitter)
     write_beside(root, place, about, configuration(mlperf), model)
-    _report(found, mlperf, reference, at_least)
-
-
-def _report(
-    found: MlperfResult, options: MlperfOptions, reference: Path | None, at_least: float
-) -> None:
-    """Print LoadGen's and our findings, and exit accordingly."""
-    print((found.folder / SUMMARY).read_text())
-    print(f"logs: {found.folder}")
-    if options.mode == "performance" and options.min_seconds < SUBMISSION_SECONDS:
-        print(
-            f"LoadGen judged a run of at least {options.min_seconds:g} s, as it was told; a "
-            f"submission needs {SUBMISSION_SECONDS:g} s"
-        )
-    print(f"by headrace, {UNVERIFIED}")
-    for name, value in (found.scores or {}).items():
-        print(f"{name}: {value:.3f} % against the data set")
-    for verdict in found.verdicts:
-        print(verdict.line + (f" ({verdict.why})" if verdict.why else ""))
-    for finding in found.findings:
-        print(f"{finding.severity}: {finding.text}")
-    if found.failures:
-        raise HeadraceError(
-            f"{len(found.failures)} of {found.requests} requests failed, which LoadGen does not "
-            f"know: do not use this result; for example: {found.failures[0]:.200}"
-        )
-    if any(finding.severity == "invalid" for finding in found.findings):
-        print("INVALID, whatever LoadGen says: the numbers are not the server's")
-        raise typer.Exit(INVALID_RUN)
-    if found.passed is not None:
-        print(f"{options.test} {'passed' if found.passed else 'FAILED'}")
-        # The test's own settings decide its duration: LoadGen's verdict on that does not count.
-        raise typer.Exit(0 if found.passed else comparing.REGRESSED)
-    if found.valid is False:
-        raise typer.Exit(INVALID_RUN)
-    if reference is not None:
-        logs = compare_logs(found.folder, reference)
-        gates = ", ".join(
-            f"{gate:.1%} {'passed' if logs.rouge_l >= gate else 'FAILED'}" for gate in GATES
-        )
-        print(
-            f"{logs.equal} of {logs.samples} answers equal to the reference's, ROUGE-L "
-            f"{logs.rouge_l:.2%}: {gates}"
-        )
-        if logs.rouge_l < at_least:
-            raise typer.Exit(comparing.REGRESSED)
+    print(*findings(found, mlperf), sep="\n")
+    lines, code = judged(found, mlperf, reference, at_least)
+    print(*lines, sep="\n", end="\n" if lines else "")
+    if code:
+        raise typer.Exit(code)
 
 
 def mlperf_check_command(

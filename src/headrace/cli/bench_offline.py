@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from ..base.config import EngineOptions
+from ..bench.compare import INVALID_RUN
 from ..bench.history import remember
 from ..bench.limit import add_limit, limit_of
 from ..bench.live import show_result
@@ -26,7 +27,7 @@ from ..bench.store import Store
 from ..engine.described import make_case
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
-from .bench_flags import INVALID_RUN, AsJson, Keep, Out, default_folder, fresh_seed, with_run_flags
+from .bench_flags import AsJson, Keep, Out, default_folder, fresh_seed, with_run_flags
 from .configured import configured
 
 Beside = Annotated[

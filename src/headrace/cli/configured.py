@@ -140,7 +140,8 @@ def _parameter(spec: Field[Any], kind: type, panel: str) -> inspect.Parameter:
         flag = f"{flag}/--no-{flag[2:]}"
     elif choices:
         more["autocompletion"] = lambda: [str(choice) for choice in choices]
-    option = typer.Option(flag, help=help, show_default=False, rich_help_panel=panel, **more)
+    flags = [flag, *(f"--{name}" for name in [spec.metadata.get("alias")] if name)]
+    option = typer.Option(*flags, help=help, show_default=False, rich_help_panel=panel, **more)
     return _keyword(spec.name, None, Annotated[kind | None, option])
 
 

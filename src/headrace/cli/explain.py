@@ -14,6 +14,7 @@ from rich.table import Table
 from ..base.config import Decision, EngineOptions, ServerOptions
 from ..base.hardware import hardware
 from ..base.modelfiles import ModelFiles
+from ..base.process import Others, busy_words
 from ..engine.prediction import drafts_that_pay
 from ..engine.start import explain as resolve
 from ..loader import open_model
@@ -39,6 +40,7 @@ def explain(
 
 
 def show(options: EngineOptions, server: ServerOptions | None, *, as_json: bool = False) -> None:
+    others = Others()
     with DownloadBars(sys.stderr, enabled=not as_json) as bars:
         files = open_model(
             options.model, cache_dir=options.cache_dir, offline=options.offline, progress=bars
@@ -67,6 +69,8 @@ def show(options: EngineOptions, server: ServerOptions | None, *, as_json: bool 
         table.add_row(decision.name, decision.value, decision.reason)
     console.print(table)
     console.print(_memory(memory))
+    if (busy := busy_words(others.share())) is not None:
+        console.print(f"now: {busy}", soft_wrap=True)
 
 
 def _described(files: ModelFiles) -> str:

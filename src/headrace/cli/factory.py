@@ -37,6 +37,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "fleet": {
         "ingest": "Take what is new of logs, metrics, runs and builds into the fleet's store.",
+        "usage": "Add up requests and tokens by key and model, from the services' logs.",
         "page": "Write the fleet's page: services, latency, builds and gates, runs, alarms.",
         "watch": "Find changes of the runs' metrics, and re-run them in pairs.",
     },

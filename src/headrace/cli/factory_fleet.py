@@ -1,4 +1,4 @@
-"""Commands over the whole fleet: ingest, page, watch."""
+"""Commands over the whole fleet: ingest, usage, page, watch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from ..base.errors import HeadraceError
 from ..bench.compare import METRICS, REGRESSED, value_of
@@ -21,6 +22,7 @@ from ..bench.store import write_text
 from ..factory.alarms import Suspect, judge, pairs_for, run_pairs, suspects
 from ..factory.fleet_page import fleet_page
 from ..factory.lake import Lake, lake_folder
+from ..factory.lake_usage import USAGE, usage_rows
 from ..factory.rows import micros
 from ..factory.sources import take_source
 from .bench import Measure
@@ -66,6 +68,28 @@ def ingest(
     if keep_days is not None:
         before = micros(datetime.now(UTC) - timedelta(days=keep_days))
     lake.merge(before)
+
+
+@command.command()
+def usage(
+    days: Annotated[float, typer.Option(min=0, help="Days back from now; 0: all.")] = 30.0,
+    key: Annotated[str | None, typer.Option(help="Only this API key, by its name.")] = None,
+    service: Annotated[str | None, typer.Option(help="Only this service.")] = None,
+    into: Into = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add up requests and tokens by key and model, from the lines of the access logs."""
+    since = datetime.now(UTC) - timedelta(days=days) if days else None
+    rows = usage_rows(Lake(lake_folder(into)), since, key, service)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in rows[0] if rows else USAGE:
+        table.add_column(name, justify="left" if name in ("key", "model") else "right")
+    for row in rows:
+        table.add_row(*(f"{each:,}" if isinstance(each, int) else each for each in row.values()))
+    Console(highlight=False).print(table)
 
 
 @command.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,8 +24,11 @@ from ..factory.profile import (
 from ..factory.release import Ring, Rings
 from ..factory.revoke import revoke, take_list, trusted
 from ..factory.sign import public_keys, signer, until
-from ..factory.store import Descriptor, Store, store_folder
+from ..factory.store import Descriptor, Store, store_folder, tag_beside
 from .factory_parts import AsJson, At, Signing, Trusted, existing, show
+
+if TYPE_CHECKING:
+    from ..factory.registry import Remote
 
 command = typer.Typer()
 Until = Annotated[
@@ -157,12 +160,9 @@ def publish(
     store: At = None,
 ) -> None:
     """Push a profile with its weights, or the image, to a registry; existing blobs are not sent."""
-    # Local: other commands do without its packages.
-    from ..factory.registry import Remote, tag_beside
-
     place, moved = existing(store), Moved()
     root = shipped(place, rings := Rings(place, trusted(None)), name)
-    remote = Remote(reference)
+    remote = opened(reference)
     remote.push(place, root, moved)
     if (attested := beside(place, root)) is not None:
         remote.push(place, attested, moved, tag_beside(root))
@@ -205,15 +205,20 @@ def load(
     if Path(source).is_file():
         things = read_bundle(place, Path(source))
     else:
-        from ..factory.registry import Remote, tag_beside  # Local, as above.
-
-        remote = Remote(source)
+        remote = opened(source)
         things = {source.rpartition("/")[2]: (root := remote.pull(place, moved))}
         with suppress(NotFound):
             things["attestation"] = remote.pull(place, moved, tag_beside(root))
         if with_panels:
             things["panels"] = remote.pull(place, moved, tag_beside(root, "panels"))
     print(f"{', '.join(take_in(place, things, trusted(key)))}: taken in")
+
+
+def opened(reference: str) -> Remote:
+    """Open a repository of a registry. Raises `PackageAbsent`."""
+    from ..factory.registry import Remote  # Local: other commands do without its packages.
+
+    return Remote(reference)
 
 
 class Moved:

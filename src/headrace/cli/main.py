@@ -55,6 +55,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "simulate": ("headrace.cli.simulate:command", "A workload on engines that do not exist yet."),
     "replay": ("headrace.cli.replay:command", "Prove recorded answers again, bit for bit."),
+    "quantise": (
+        "headrace.cli.quantise:command",
+        "A model in fewer bits, calibrated on a text, with its loss measured.",
+    ),
+    "quantize": ("headrace.cli.quantise:command", "The same as quantise."),
     "factory": (
         "headrace.cli.factory:command",
         "From a model to a signed profile of what was tested, and back to its evidence.",
@@ -110,8 +115,9 @@ class LazyGroup(typer.core.TyperGroup):
             sys.exit(INTERRUPTED)
         except USAGE as error:
             name = getattr(error, "option_name", "")
-            known = [one.name for one in error.ctx.command.params] if name and error.ctx else []
-            if words := hint(name, known, lambda ours: "--" + ours.replace("_", "-")):
+            params = error.ctx.command.params if name and error.ctx else []
+            flags = {one.name: max(one.opts, key=len) for one in params}
+            if words := hint(name, list(flags), lambda ours: flags[ours]):
                 error.message, error.possibilities = f"No such option: {name}{words}", None
             raise
         except HeadraceError as error:

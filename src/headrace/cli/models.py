@@ -12,11 +12,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..base.config import DEFAULT_MODEL
+from ..base.hardware import hardware
 from ..loader import open_model
-from ..loader.cache import cached_models
+from ..loader.cache import CachedModel, cached_models
 from ..loader.cache import remove as remove_model
-from ..loader.catalog import CATALOG
-from ..loader.download import fetch_catalog
+from ..loader.catalog import TASKS
+from ..speech.finding import find, hears
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -39,24 +41,35 @@ def models(
     if as_json:
         print(json.dumps([asdict(model) | {"path": str(model.path)} for model in found]))
         return
+    console = Console(highlight=False)
+    console.print(_table(found, free := hardware().free))
+    print(
+        f"\nfits: the estimated memory is below the {size(free)} that are free here\n"
+        f"default: {DEFAULT_MODEL}\n"
+        "headrace serve NAME downloads and serves; headrace explain NAME plans the memory"
+    )
+
+
+def _table(found: list[CachedModel], free: int) -> Table:
+    """Make a row of each model, under titles of tasks, the smallest first."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("name", min_width=18, overflow="fold")
+    table.add_column("name", min_width=20, overflow="fold")
     table.add_column("size", justify="right", no_wrap=True, min_width=6)
-    table.add_column("on disk", no_wrap=True, min_width=7)
+    table.add_column("memory", justify="right", no_wrap=True, min_width=6)
+    table.add_column("here", no_wrap=True, min_width=7)
     table.add_column("repacked", justify="right", no_wrap=True, min_width=8)
     table.add_column("licence", overflow="fold")
-    for model in found:
-        state = "yes" if model.complete else size(model.cached) if model.cached else "–"
-        packed = size(model.packed) if model.packed else "–"
-        table.add_row(model.name, size(model.size), state, packed, model.licence)
-    console = Console(highlight=False)
-    console.print(table)
-    if any(model.what for model in found):
-        console.print()
-    for model in found:
-        default = "; the default" if model.default else ""
-        if model.what:
-            console.print(f"{model.what}{default}", soft_wrap=True)
+    for task, title in {**TASKS, "": "Others on this disk"}.items():
+        models = [model for model in found if model.task == task]
+        if models:
+            table.add_row(f"[bold]{title}[/bold]")
+        for model in models:
+            fits = "fits" if model.memory <= free else "–"
+            state = "on disk" if model.complete else size(model.cached) if model.cached else fits
+            memory = size(model.memory) if model.memory else "–"
+            packed = size(model.packed) if model.packed else "–"
+            table.add_row(model.name, size(model.size), memory, state, packed, model.licence)
+    return table
 
 
 @command.command()
@@ -65,10 +78,9 @@ def pull(
     cache_dir: CacheDir = None,
 ) -> None:
     """Download a model, resuming where an earlier download stopped, and verify it."""
-    known = CATALOG.get(name)
     with DownloadBars(sys.stderr) as bars:
-        if known is not None and known.speech:
-            path = fetch_catalog(known, cache_dir=cache_dir, progress=bars)
+        if hears(name, cache_dir=cache_dir, offline=False):
+            path = find(name, cache_dir=cache_dir, progress=bars)
         else:
             path = open_model(name, cache_dir=cache_dir, progress=bars).path
     print(path)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import HeadraceError
-from ..base.process import NOTABLE, Others
+from ..base.process import Others, busy_words
 from ..base.request import Request
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
@@ -130,13 +130,8 @@ def profile(
     except OSError as error:
         raise HeadraceError(f"{error.filename}: {error.strerror}") from None
     _show(console, found, step_model, hardware, wall)
-    if disturbed is not None and disturbed > NOTABLE:
-        console.print(
-            f"other programs used {disturbed:.0%} of the processors meanwhile: the times are "
-            "longer, and the ratios lower, than those of this machine alone",
-            style="bold red",
-            soft_wrap=True,
-        )
+    if (busy := busy_words(disturbed)) is not None:
+        console.print(busy, style="bold red", soft_wrap=True)
     if records:
         _show_operators(console, operators, check)
     else:

@@ -1,4 +1,4 @@
-"""Download bars on a terminal, plain lines elsewhere."""
+"""Progress on stderr: download bars and what a computation is at."""
 
 from __future__ import annotations
 
@@ -92,3 +92,34 @@ class DownloadBars:
         size = f": {self._done / 2**20:.0f} of {self._total / 2**20:.0f} MiB" if self._total else ""
         self._stream.write(f"{self._label}{size}\n")
         self._stream.flush()
+
+
+QUIET_SECONDS = 2.0
+"""Seconds of a computation without a terminal before its first line."""
+
+
+class StatusLine:
+    """Display of what a computation is at: one changing line on a terminal, else a line for each
+    part that takes long. Call it with the part."""
+
+    def __init__(self, stream: TextIO, what: str) -> None:
+        self._stream, self._what = stream, what
+        self._live = stream.isatty()
+        self._begin = self._last = time.monotonic()
+
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def __call__(self, part: str) -> None:
+        now = time.monotonic()
+        if self._live:
+            self._stream.write(f"\r\x1b[K{self._what}: {part} …")
+        elif now - self._last >= QUIET_SECONDS:
+            self._stream.write(f"{self._what}: {part}, after {now - self._begin:.0f} s\n")
+            self._last = now
+        self._stream.flush()
+
+    def __exit__(self, *what: object) -> None:
+        if self._live:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

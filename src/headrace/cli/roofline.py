@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ..base.errors import HeadraceError, OptionError
 from ..base.layout import Layout
+from ..base.process import Others, busy_words
 from ..bench.calibrate import calibrate, measure_steps
 from ..bench.loop import measure_loop
 from ..engine.described import make_case
@@ -89,11 +90,13 @@ def roofline(
 ) -> None:
     """Show FLOPs, bytes, bottleneck and time of each operator of a step."""
     console = Console(highlight=False)
+    others = Others() if measure or measure_steps_ or measure_loop_ is not None else None
     if measure:
         device, raw = calibrate()
         if not as_json_:
             _show_calibration(console, device, raw["launch_seconds"])
         if model is None:
+            _say_busy(console, others)
             return
     else:
         device = find_hardware(hardware, calibration_path())
@@ -126,20 +129,40 @@ def roofline(
         )
         engines = case.layout.engines
         each = f" of each of {engines} batches" if engines > 1 else ""
-        for name, time in times:
-            console.print(
-                f"{name}{each}: at most {time.tokens / time.limit_seconds:,.0f} tokens/s, "
-                f"predicted {time.tokens / time.seconds:,.0f}"
-            )
+        for (name, time), (_, step) in zip(times, steps, strict=True):
+            console.print(f"{name}{each}: {_rates(time, step)}")
+        _say_busy(console, others)
     if html is not None:
         html.write_text(html_page(f"Roofline of {model} on {device.name}", case, device, times))
     if png is not None:
         charts = [
             chart
-            for _, time in times[:2]
-            for chart in (roofline_chart(case, device, time), share_chart(time))
+            for name, time in times
+            for chart in (
+                roofline_chart(case, device, time, step=name),
+                share_chart(time, step=name),
+            )
         ]
         write_png(charts, png)
+
+
+def _rates(time: StepTime, step: Composition) -> str:
+    """Return the words for a step's tokens per second; prompts and answers apart."""
+    found = f"at most {time.tokens / time.limit_seconds:,.0f} tokens/s, predicted "
+    found += f"{time.tokens / time.seconds:,.0f}"
+    if step.kind != "mixed":
+        return found
+    out = step.decodes
+    return (
+        f"{found}, prompts and answers together; of answers at most "
+        f"{out / time.limit_seconds:,.0f}, predicted {out / time.seconds:,.0f}"
+    )
+
+
+def _say_busy(console: Console, others: Others | None) -> None:
+    """Say that others used the machine while it was measured."""
+    if others is not None and (said := busy_words(others.share())) is not None:
+        console.print(said, style="bold red", soft_wrap=True)
 
 
 def _steps(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ..base.config import EngineOptions, ServerOptions
+from ..base.config import DEFAULT_MODEL, EngineOptions, ServerOptions
+from ..base.errors import OptionError
+from ..base.hardware import hardware
 from ..engine.context import served_size
+from ..loader.catalog import proposed
 from ..obs.logs import configure_logs
 from ..server.kept import Life, keep
 from ..server.run import ServerProcess, StartEngine, import_routes, take_ports
@@ -17,11 +21,57 @@ from ..speech.finding import hears
 from .brief import BriefHelp
 from .configured import configured
 from .start import hearing, started
+from .translate import translate
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command.command(cls=BriefHelp)
+class Serve(BriefHelp):
+    """The command, which also takes another engine's line (`--from`)."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = args[: args.index("--")] if "--" in args else args
+        place = next((n for n, word in enumerate(own) if word.split("=")[0] == "--from"), None)
+        if place is None:
+            return super().parse_args(ctx, args)
+        name, _, engine = own[place].partition("=")
+        rest = own[place + 1 :]
+        if not engine and rest:
+            engine, *rest = rest
+        if own is args or not engine:
+            raise OptionError(
+                f"{name} needs an engine, then -- and its line, as in "
+                "headrace serve --from vllm -- MODEL --max-model-len 4096",
+                param="from",
+            )
+        line = translate(engine, args[len(own) + 1 :])
+        mine = [*line.arguments, *own[:place], *rest]
+        announce(shlex.join(["headrace", "serve", *mine]))
+        for note in line.notes:
+            announce(f"left out {note}")
+        return super().parse_args(ctx, mine)
+
+    def invoke(self, ctx: Any) -> Any:
+        given = ctx.params
+        if not any(given.get(name) for name in ("model", "config", "profile", "dry_run")):
+            announce(proposal())
+        return super().invoke(ctx)
+
+
+def proposal() -> str:
+    """Return a line about the default model, and a better one if it fits this machine."""
+    here = hardware()
+    better = proposed("cuda" if here.gpus else "cpu", here.free)
+    line = f"serving {DEFAULT_MODEL}, the default: small, for code; headrace models lists others"
+    if better is not None:
+        line += (
+            f"\nfor chat, {better.name} ({better.size / 1e9:.1f} GB) fits the "
+            f"{here.free / 1e9:.1f} GB that are free: headrace serve {better.name}"
+        )
+    return line
+
+
+@command.command(cls=Serve)
 @configured
 def serve(
     engine: EngineOptions,
@@ -33,6 +83,15 @@ def serve(
             "It sets the options; what does not match is refused."
         ),
     ] = None,
+    from_engine: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="ENGINE",
+            help="Take the line of vllm, sglang, llama.cpp or ollama that follows --, and print "
+            "ours: headrace serve --from vllm -- MODEL --max-model-len 4096.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be served, and stop.")
     ] = False,
@@ -41,7 +100,7 @@ def serve(
 
     A speech model (whisper-base) serves /v1/audio and sessions at /v1/realtime.
     """
-    speech = hears(engine.model)
+    speech = hears(engine.model, cache_dir=engine.cache_dir, offline=engine.offline)
     admitted = None
     if profile is not None:
         from ..factory.admit import admit, certified  # Local: other runs do without its imports.

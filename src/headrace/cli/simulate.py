@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from ..base.config import parse_seconds
 from ..base.errors import HeadraceError
 from ..base.layout import Layout
+from ..bench.compare import INVALID_RUN, MISSED
 from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
-from ..bench.virtual import COURSES, Simulation, bands
+from ..bench.steady_run import document, steady_run
 from ..engine.described import make_case
 from ..engine.draft_law import MEASURED, draft_law
 from ..engine.routing import ROUTERS
@@ -25,9 +28,10 @@ from ..engine.sim_replica import ReplicaSpec
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
 from .bench_flags import with_run_flags
+from .progress import StatusLine
 
-FEW = 200
-"""Number of requests below which the 99th percentiles are those of two or three steps."""
+LOOP = {"gateway": "gateway", "loop": "step", "row": "row", "answer": "answer"}
+"""Option → the part of `Loop` that it states."""
 
 
 @with_run_flags(
@@ -35,9 +39,13 @@ FEW = 200
     "groups zipf turns think_seconds seed slo price_per_hour",
     input="1024",
     output="256",
-    requests=1000,
+    requests=None,
     concurrency=64,
     seed=0,
+    helps={
+        "requests": "Requests of the steady part at least; none: as many as decide. A trace: at "
+        "most."
+    },
 )
 def simulate(
     options: RunOptions,
@@ -50,10 +58,11 @@ def simulate(
     ] = "always",
     routing: Annotated[str, typer.Option(help=", ".join(ROUTERS))] = "least-loaded",
     told_after: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            min=0,
-            help="Seconds in which `prefix` learns what caches hold; none: it knows what it sent.",
+            metavar="TIME",
+            help="Until `prefix` learns what caches hold, as in 100ms; none: it knows what it "
+            "sent.",
         ),
     ] = None,
     layout: Annotated[
@@ -77,31 +86,47 @@ def simulate(
         ),
     ] = "off",
     failures: Annotated[
-        float | None,
-        typer.Option(help="A replica dies after so many seconds, in the mean; none: never."),
+        str | None,
+        typer.Option(
+            metavar="TIME", help="A replica dies after 1h, say, in the mean; none: never."
+        ),
     ] = None,
-    restart: Annotated[float, typer.Option(help="Seconds until it is back, its cache empty.")] = 60,
-    gateway_ms: Annotated[
-        float | None,
-        typer.Option(min=0, help="Before the engine; none: as calibrated (--measure-loop), or 1."),
+    restart: Annotated[
+        str, typer.Option(metavar="TIME", help="Until it is back, its cache empty.")
+    ] = "60s",
+    gateway: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Before the engine; none: as calibrated (--measure-loop), or 1ms."
+        ),
     ] = None,
-    loop_ms: Annotated[
-        float | None,
-        typer.Option(min=0, help="Between steps, hidden at depth 2; none: as calibrated, or 0."),
+    loop: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Between steps, hidden at depth 2; none: as calibrated, or 0."
+        ),
     ] = None,
-    row_ms: Annotated[
-        float | None, typer.Option(min=0, help="The same for each sequence of a step.")
+    row: Annotated[
+        str | None, typer.Option(metavar="TIME", help="The same for each sequence of a step.")
     ] = None,
-    answer_ms: Annotated[
-        float | None, typer.Option(min=0, help="From a step's end to the client.")
+    answer: Annotated[
+        str | None, typer.Option(metavar="TIME", help="From a step's end to the client.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run a workload of the bench on simulated engines: the real scheduler on virtual time."""
+    """Run a workload of the bench on simulated engines: the real scheduler on virtual time.
+
+    Ramp and drain are not counted. Exit status: 3 if the SLO is missed, 4 if the figures depend on
+    the length of the run.
+    """
     device = find_hardware(hardware, calibration_path())
-    given = {"gateway": gateway_ms, "step": loop_ms, "row": row_ms, "answer": answer_ms}
-    stated = {f"{name}_seconds": ms / 1e3 for name, ms in given.items() if ms is not None}
+    given = {"gateway": gateway, "loop": loop, "row": row, "answer": answer}
+    stated = {
+        f"{LOOP[name]}_seconds": parse_seconds(text, name)
+        for name, text in given.items()
+        if text is not None
+    }
     device = replace(device, loop=replace(device.loop, **stated))
     case = make_case(model, device, format, "auto", kv_dtype, Layout.parse(layout), skew)
     spec = ReplicaSpec(
@@ -115,57 +140,69 @@ def simulate(
         drafts=None if speculate == "off" else draft_law(speculate),
     )
     options = replace(options, url="simulated", model=model, devices=replicas * case.layout.devices)
-    dying = None if failures is None else Failures(failures, restart)
-    begin = time.perf_counter()
+    dying = None
+    if failures is not None:
+        dying = Failures(
+            parse_seconds(failures, "failures", bare=True),
+            parse_seconds(restart, "restart", bare=True),
+        )
+    told = None if told_after is None else parse_seconds(told_after, "told_after", bare=True)
 
-    def cluster(course: int) -> Cluster:
+    def cluster(warm: bool) -> Cluster:
         return Cluster(
             spec,
             replicas,
             routing,
             prefill=prefill,
-            course=course,
-            told_after=told_after,
+            told_after=told,
             handover=handover,
             failures=dying,
+            warm=warm,
         )
 
-    result, _ = Simulation(cluster(0), options).run()
-    further = COURSES if options.sessions <= FEW else 0
-    found = result["simulation"]["p99_bands"] = bands(cluster, options, further)
-    spent = time.perf_counter() - begin
+    begin = time.perf_counter()
+    with StatusLine(sys.stderr, f"simulating {model}") as said:
+        found = steady_run(cluster, options, watch=said)
+    result = document(found)
     result["server"]["model"] = model
     if as_json:
         print(json.dumps(result))
     else:
-        console = Console(highlight=False)
-        show_result(console, result)
-        extra = result["simulation"]
-        if found:
-            told = (
-                f"{key} {low * 1e3:,.1f} to {high * 1e3:,.1f}" for key, (low, high) in found.items()
-            )
-            console.print(f"p99 in {further} runs with other chances, ms: {', '.join(told)}")
-        console.print(
-            f"{extra['steps']} steps of {extra['replicas']} engines, "
-            f"{result['seconds']:.1f} s of virtual time in {spent:.1f} s; engines busy "
-            f"{min(extra['busy']):.0%} to {max(extra['busy']):.0%}; prefix hits "
-            f"{extra['prefix_hit_rate']:.0%} of looked-up tokens; {extra['preemptions']} "
-            f"preemptions; efficiencies {device.efficiency.source}"
-        )
-        if lost := extra.get("failures"):
-            console.print(
-                f"{lost['deaths']} replicas died, {lost['down_share']:.1%} of all replicas' time; "
-                f"{lost['moved']} requests went on elsewhere, {lost['repeated_tokens']} tokens "
-                f"were computed again, {lost['failed']} requests failed"
-            )
-        if spec.drafts is not None:
-            console.print(f"drafts {spec.drafts.name}: {extra['speculation']}")
+        _show(Console(highlight=False), result, spec, time.perf_counter() - begin)
     if html is not None:
         try:
             html.write_text(html_report(result))
         except OSError as error:
             raise HeadraceError(f"{html}: {error.strerror}") from None
+    if found.met is False:
+        raise typer.Exit(MISSED)
+    if not result["valid"]:
+        raise typer.Exit(INVALID_RUN)
+
+
+def _show(console: Console, result: dict[str, Any], spec: ReplicaSpec, spent: float) -> None:
+    show_result(console, result)
+    extra = result["simulation"]
+    steady = extra["steady"]
+    console.print(
+        f"counted: {steady['requests']:,} requests from {steady['from']:,.1f} s to "
+        f"{steady['to']:,.1f} s of virtual time; ramp and drain, {steady['left_out']:,} requests, "
+        f"are left out ({spent:.1f} s)\n"
+        f"{extra['steps']:,} steps of {extra['replicas']} engines, busy {min(extra['busy']):.0%} "
+        f"to {max(extra['busy']):.0%}; prefix hits {extra['prefix_hit_rate']:.0%} of looked-up "
+        f"tokens; {extra['preemptions']} preemptions\n"
+        f"efficiencies: {spec.hardware.efficiency.source}",
+        soft_wrap=True,
+    )
+    if lost := extra.get("failures"):
+        console.print(
+            f"{lost['deaths']} replicas died, {lost['down_share']:.1%} of all replicas' time; "
+            f"{lost['moved']} requests went on elsewhere, {lost['repeated_tokens']} tokens "
+            f"were computed again, {lost['failed']} requests failed",
+            soft_wrap=True,
+        )
+    if spec.drafts is not None:
+        console.print(f"drafts {spec.drafts.name}: {extra['speculation']}", soft_wrap=True)
 
 
 command = typer.Typer(help="A workload on engines that do not exist yet.")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ..base import environment
-from ..base.config import Decision, EngineOptions
+from ..base.config import ROWS, Decision, EngineOptions
 from ..base.errors import (
     EngineDead,
     EngineFault,
@@ -87,7 +87,8 @@ class AsyncEngine:
         self._work = RequestsInWork(
             self.tokenizer, self.metrics, supervisor.send, recorder=self._recorder
         )
-        self._most = options.max_sequences + options.max_waiting
+        self.rows = options.max_sequences or ROWS
+        self._most = self.rows + options.max_waiting
         self._draining = False
         self._restarts = 0
         """The supervisor's restarts when the current engine process became ready."""
@@ -304,6 +305,7 @@ class AsyncEngine:
             self._events.medium = "CPU" if on_cpu else "GPU"
         if self._recorder is not None:
             self._recorder.identity = ready.identity
+        self.rows = ready.rows
         self._most = ready.rows + self.options.max_waiting
         self.features = frozenset(ready.features)
         self._input = InputProcessor(self.files, self.tokenizer, ready.max_context, self.features)

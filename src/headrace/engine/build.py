@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +14,7 @@ from ..base import environment
 from ..base.config import Decision, EngineOptions
 from ..base.errors import EngineFault, ModelFileError
 from ..base.facts import WorkerFacts
-from ..base.hardware import cpu, hardware
+from ..base.hardware import Hardware, cpu, gpus, hardware
 from ..base.identity import Identity
 from ..base.layout import Layout
 from ..base.modelfiles import ModelFiles
@@ -36,6 +36,7 @@ from .calibration import calibrate_quickly, needs_calibration
 from .context import ContextCache, has_tiers, open_context_cache
 from .core import EngineCore
 from .executor import Executor, InlineExecutor
+from .gpu_start import alone_on
 from .grammar import GrammarResource
 from .prediction import computing, draft_prices, step_predictor
 from .real import REAL_WORKER, worker_loader
@@ -89,6 +90,21 @@ def build(
     The memory plan is made twice. The first, with the size of the files, gives the worker's
     settings; the second, with the actual size of the weights, gives the memory left for KV.
     """
+    with ExitStack() as stack:
+        if options.device != "cpu" and (there := gpus()):
+            stack.enter_context(alone_on(there[0]))
+        return _build(options, files, worker, flight, on_phase, stack.close)
+
+
+def _build(
+    options: EngineOptions,
+    files: ModelFiles,
+    worker: str,
+    flight: FlightRecorder | None,
+    on_phase: OnPhase,
+    on_memory: Callable[[], None],
+) -> Built:
+    """Start as `build` does; `on_memory` is called when nothing more will be allocated."""
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
@@ -99,8 +115,8 @@ def build(
     with phase("plan"):
         found = hardware()
         resolved = resolve(options, files, found)
-        if found.gpus and resolved.options.device == "cpu" and options.device == "auto":
-            log.warning("%s is left alone: %s", found.gpus[0].name, resolved.decisions[0].reason)
+        if resolved.options.device == "cpu" and options.device == "auto":
+            _warn_of_gpus(found, resolved)
         if options.kernels == "ref":
             log.warning("the reference kernels serve, as asked: over ten times slower than others")
         wish = plan(resolved, files, weight_bytes_on_disk(resolved, files))
@@ -134,6 +150,7 @@ def build(
                 calibrate_quickly(cpu().cores)
         with phase("kv_pool"):
             executor.allocate(memory.pool)
+            on_memory()
             decided = [*resolved.decisions, *wish.decisions, *memory.decisions, *facts.kernels]
             decisions = list({decision.name: decision for decision in decided}.values())
             options = resolved.options
@@ -155,6 +172,15 @@ def build(
         executor.close()
         raise
     return Built(core, memory, facts, decisions, identity, kv.holdings, context, lender)
+
+
+def _warn_of_gpus(found: Hardware, resolved: Resolved) -> None:
+    """Log why a GPU that is there does not serve."""
+    why = next(one.reason for one in resolved.decisions if one.name == "device")
+    if found.gpus:
+        log.warning("%s is left alone: %s", found.gpus[0].name, why)
+    elif found.broken_driver:
+        log.warning("a GPU, if there is one, is left alone: %s", why)
 
 
 def _warn(options: EngineOptions, kernels: list[Decision]) -> None:
@@ -181,7 +207,7 @@ def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: s
         tiers = has_tiers(_decided(resolved), resolved.options)
         return in_processes(files, settings, worker, resolved.options, share_pool=tiers)
     return InlineExecutor(
-        lambda: worker_loader(worker)(files, settings), threaded=resolved.options.depth > 1
+        lambda: worker_loader(worker)(files, settings), threaded=(resolved.options.depth or 1) > 1
     )
 
 
@@ -199,7 +225,7 @@ def _core(
         files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
     )
     stages = Layout.parse(options.layout).pp
-    depth = max(options.depth, stages)
+    depth = max(options.depth or 1, stages)
     limits = Limits(
         rows=memory.rows,
         step_tokens=memory.step_tokens,

@@ -60,7 +60,7 @@ def context_cache(options: EngineOptions, files: ModelFiles, device: str) -> Dec
         obstacle = f"a pool on {device} has no tier below it yet"
     elif not options.prefix_cache:
         obstacle = "prefix_cache is off"
-    elif options.executor != "inline" and options.depth > 1:
+    elif options.executor != "inline" and (options.depth or 1) > 1:
         obstacle = "a worker in a process of its own leaves no time between two steps in flight"
     elif options.executor != "inline" and not hasattr(os, "memfd_create"):
         obstacle = "this system has no memory that a process can share with its worker"

@@ -92,7 +92,9 @@ class Controls:
                 group._replace(blocks=min(group.blocks, SLEEPING_BLOCKS))
                 for group in memory.pool.groups
             )
-            self._built.core.executor.allocate(PoolShape(memory.pool.block_size, small))
+            slots = tuple(group._replace(blocks=0) for group in memory.pool.slots)
+            asleep = PoolShape(memory.pool.block_size, small, slots)
+            self._built.core.executor.allocate(asleep)
             self.asleep = True
         else:
             facts = {"blocks": 0.0}

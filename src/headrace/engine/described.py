@@ -1,9 +1,9 @@
 """Descriptions of a model for the roofline, the simulator, the planner and the bench.
 
 A file is described by the bytes of its own tensors. That holds also for a family that is not
-served, a file in parts, or a header alone. A name of the catalog stands for its file. A
-`config.json` (alone, in a folder without weights, or of a hub id) and the known architectures have
-their published formats.
+served, a file in parts, or a header alone. A `config.json` (alone, in a folder without weights, or
+of a hub id) and the known architectures have their published formats. Another name of the catalog
+stands for its file.
 """
 
 from __future__ import annotations

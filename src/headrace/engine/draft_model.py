@@ -1,4 +1,4 @@
-"""A draft model or a head before a start: found, checked against the target, its cache planned."""
+"""A draft model or a head before a start: found, checked against the target, its slots planned."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..base.arch import ModelArch
 from ..base.config import Decision, EngineOptions
 from ..base.errors import DoesNotFit, HeadraceError, OptionError, UnsupportedModel
-from ..base.graph import Graph
-from ..base.groups import graph_groups, pool_bytes
+from ..base.groups import block_bytes, slot_groups
 from ..base.modelfiles import ModelFiles
-from ..base.step import PoolShape
+from ..base.step import GroupShape
 from ..loader import open_model
 from ..loader.heads import HeadFiles, open_head
 from ..models.heads import describe_head
@@ -25,9 +23,9 @@ SLOTS = 8
 """Sequences that it drafts for at the same time. With more of them only almost certain drafts pay
 to be verified, and a model's are not."""
 SHARE = 0.0625
-"""Share of the available memory for its cache."""
+"""Share of the available memory for its slots."""
 LEAST = 256
-"""Least tokens of a cache; with less room the draft model does not fit."""
+"""Least tokens of a slot; with less room the draft model does not fit."""
 FOREIGN = 0.02
 """Share of the longer vocabulary that the other may lack at its end: files list unused rows, or
 leave them out."""
@@ -41,19 +39,17 @@ class DraftPlan:
     """Path from which the worker opens it again."""
     file_bytes: int
     """Size of its weights as they are stored."""
-    slots: int
-    context: int
-    """Tokens of each slot."""
-    kv_bytes: int
+    slots: tuple[GroupShape, ...]
+    """KV groups of its part."""
     decision: Decision
 
 
 def plan_draft(options: EngineOptions, target: ModelFiles, available: int) -> DraftPlan:
-    """Open `draft_model`, which is a model or a head for `target`, and divide its memory. `options`
+    """Open `draft_model`, which is a model or a head for `target`, and plan its slots. `options`
     are resolved ones.
 
-    Raises the errors of `open_model` and `open_head`, and `OptionError` if it cannot draft for
-    `target`. Raises `DoesNotFit` if its weights and the least cache exceed its part of `available`
+    Raises the errors of `open_model` and `open_head`, and `OptionError` or `UnsupportedModel` if it
+    cannot draft for `target`. Raises `DoesNotFit` if the least slot exceeds its part of `available`
     bytes.
     """
     assert options.draft_model is not None
@@ -64,80 +60,60 @@ def plan_draft(options: EngineOptions, target: ModelFiles, available: int) -> Dr
     except HeadraceError as error:
         error.param = "draft_model"
         raise
+    what = ""
     if isinstance(files, HeadFiles):
-        if options.layout != "1":
-            raise OptionError(
-                f"draft_model {files.name} is a head, and ranks have none", param="draft_model"
-            )
-        if options.dtype != "float32":
-            raise OptionError(
-                f"draft_model {files.name} is a head, which needs dtype float32, not "
-                f"{options.dtype}",
-                param="draft_model",
-            )
-        told, what = (files.path, files.nbytes), f"{files.arch.kind} head, "
-        return _divided(
-            options,
-            target,
-            files.arch.arch,
-            describe_head(files.arch, 1),
-            available,
-            (files.name, what, *told),
-        )
-    if files.arch.task != "tokens":
-        raise OptionError(f"draft_model {files.name} makes no tokens", param="draft_model")
-    _verify_vocabulary(files, target)
-    size = sum(path.stat().st_size for path in files.weights)
-    return _divided(
-        options,
-        target,
-        files.arch,
-        describe(files.arch),
-        available,
-        (files.name, "", str(files.path), size),
-    )
-
-
-def _divided(
-    options: EngineOptions,
-    target: ModelFiles,
-    arch: ModelArch,
-    graph: Graph,
-    available: int,
-    drafter: tuple[str, str, str, int],
-) -> DraftPlan:
-    """Plan the slots of a `drafter`: its name, its kind, its path, bytes of its weights."""
-    name, what, path, size = drafter
-    if arch.recurrence is not None:
-        raise UnsupportedModel(
-            f"draft_model {name} keeps states, which do not go back to where a draft was refused",
-            param="draft_model",
-        )
-    block = options.block_size
-    each = pool_bytes(PoolShape(1, graph_groups(graph, options.kv_dtype, 1)))
+        what, arch, size = f"{files.arch.kind} head, ", files.arch.arch, files.nbytes
+        _verify_head(files, options)
+        graph = describe_head(files.arch, 1)
+    else:
+        arch, size = files.arch, sum(path.stat().st_size for path in files.weights)
+        _verify_model(files, target)
+        graph = describe(arch)
+    each = sum(block_bytes(one, 1) for one in slot_groups(graph, options.kv_dtype, 1, 1))
     context = min(options.max_context or target.arch.max_context, arch.max_context)
     tokens = int(available * SHARE) // each
     if tokens < min(LEAST, context):
         raise DoesNotFit(
-            f"draft_model {name} needs {LEAST * each} bytes of cache for {LEAST} tokens, and "
+            f"draft_model {files.name} needs {LEAST * each} bytes of cache for {LEAST} tokens, and "
             f"{int(available * SHARE)} are its part of the memory",
             param="draft_model",
         )
-    context = min(context, tokens // block * block)
-    slots = max(1, min(SLOTS, options.max_sequences, tokens // context))
-    return DraftPlan(
-        path,
-        size,
-        slots,
-        context,
-        slots * context * each,
-        Decision(
-            "draft_model",
-            name,
-            f"{what}drafts for {slots} sequences at once, each up to {context} tokens of "
-            f"{each} bytes in its cache",
-        ),
+    context = min(context, tokens // options.block_size * options.block_size)
+    slots = max(1, min(SLOTS, options.max_sequences or 1, tokens // context))
+    reason = (
+        f"{what}drafts for {slots} sequences at once, each up to {context} tokens of {each} bytes "
+        "in its cache"
     )
+    return DraftPlan(
+        str(files.path),
+        size,
+        slot_groups(graph, options.kv_dtype, slots, context),
+        Decision("draft_model", files.name, reason),
+    )
+
+
+def _verify_head(files: HeadFiles, options: EngineOptions) -> None:
+    if options.layout != "1":
+        raise OptionError(
+            f"draft_model {files.name} is a head, and ranks have none", param="draft_model"
+        )
+    if options.dtype != "float32":
+        raise OptionError(
+            f"draft_model {files.name} is a head, which needs dtype float32, not {options.dtype}",
+            param="draft_model",
+        )
+
+
+def _verify_model(files: ModelFiles, target: ModelFiles) -> None:
+    if files.arch.task != "tokens":
+        raise OptionError(f"draft_model {files.name} makes no tokens", param="draft_model")
+    if files.arch.recurrence is not None:
+        raise UnsupportedModel(
+            f"draft_model {files.name} keeps states, which do not go back to where a draft was "
+            "refused",
+            param="draft_model",
+        )
+    _verify_vocabulary(files, target)
 
 
 def tokenizer_of(files: ModelFiles) -> Tokenizer:

@@ -98,6 +98,8 @@ class ServingEngine(Protocol):
     """`text.ChatTemplates`, or None if the model has none."""
     model_name: str
     max_context: int
+    rows: int
+    """Sequences that can run at the same time."""
     """Longest prompt plus output that is served, in tokens."""
     features: frozenset[str]
     """Abilities of the worker beyond text: "grammar", "adapter", "pooling" (vectors); "score" (a

@@ -22,12 +22,13 @@ def shared_by(
     for holds, why in (
         (layout.dp == 1, "replicas are servers of their own, behind `headrace route`"),
         (device == "cpu", f"ranks are served on a CPU, not on {device}"),
-        (options.kernels in CPU_KERNELS, "ranks want the CPU kernels"),
+        (options.kernels in (*CPU_KERNELS, "ref"), f"{options.kernels} has no parts of weights"),
+        (options.dtype in ("auto", "float32"), "ranks exchange float32"),
         (
             options.draft_model is None or options.launcher == "local",
             "ranks of a launcher have no draft model",
         ),
-        (options.depth == 1, "ranks have one step in flight (depth 1)"),
+        (options.depth in (None, 1), "ranks have one step in flight (depth 1)"),
         (options.keep_packed, "ranks map the same kept weights (keep_packed)"),
     ):
         if not holds:

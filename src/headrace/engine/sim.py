@@ -23,7 +23,7 @@ from functools import partial
 from typing import Protocol
 
 from ..base.errors import HeadraceError, OptionError
-from ..base.request import Request
+from ..base.request import Request, SequenceDelta
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
 from ..kv.split import SplitChoice
@@ -110,8 +110,11 @@ class Cluster:
         told_after: float | None = None,
         handover: str = "always",
         failures: Failures | None = None,
+        warm: bool = False,
     ) -> None:
-        """`course`: 0 gives each request the gateway's mean time. Every other number gives times of
+        """`warm`: it may begin with requests in work (`run`).
+
+        `course`: 0 gives each request the gateway's mean time. Every other number gives times of
         its own, exponential with that mean, and interruptions of its own.
 
         `told_after`: seconds until the router learns the changes of a replica's cache; None: it
@@ -134,6 +137,9 @@ class Cluster:
         self.clock = Clock()
         self.spec = spec
         self._pays = handover == "pays"
+        self._warm, self._stopped = warm, False
+        self.tokens = 0
+        """Tokens that clients got."""
         self._course = course
         self._random = random.Random(course)
         self.devices = 0
@@ -176,7 +182,9 @@ class Cluster:
                 number = len(self.replicas)
                 draws = random.Random(f"{course} {number}") if course else None
                 budget = DECODE_BUDGET if role == "decode" and not self._pays else None
-                made = Replica(spec, self.clock, number, role, stages, draws, budget)
+                made = Replica(
+                    spec, self.clock, number, role, stages, draws, budget, warm=self._warm
+                )
                 self.replicas.append(made)
                 group.append(made)
         self._groups.append(group)
@@ -186,19 +194,32 @@ class Cluster:
         self._prefill = [one for one in self.replicas if one.lives and one.role != "decode"]
         self._decode = [one for one in self.replicas if one.lives and one.role == "decode"]
 
+    def stop(self) -> None:
+        """End `run` after the events of this moment; requests in work stay without an answer."""
+        self._stopped = True
+
     def run(
-        self, requests: Requests, follow: Follow | None = None, until: float | None = None
+        self,
+        requests: Requests,
+        follow: Follow | None = None,
+        until: float | None = None,
+        started: Iterable[SimRequest] = (),
     ) -> list[SimAnswer]:
         """Run; return all answers in the order of their ends, or none if `follow` takes them. A
         request is asked for when the one before it has come, so no more are kept than are in work.
+
+        `started`: requests that came before the start, to a `warm` cluster. Their prompts, with the
+        tokens that they have of their answers, are in the KV cache, and their next tokens follow.
         """
         self._follow = follow or self._keep
+        if self._warm:
+            self._begin(started)
         self._coming = iter(requests)
         self._next()
         for group in self._groups:
             self._doom(group)
         events = self._events
-        while events:
+        while events and not self._stopped:
             now = events[0][0]
             if until is not None and now > until:
                 break
@@ -212,6 +233,15 @@ class Cluster:
                     self._tell(replica, self._told_after)
             self._dirty.clear()
         return self._ended
+
+    def _begin(self, started: Iterable[SimRequest]) -> None:
+        for request in started:
+            answer = self._answers[request.id] = SimAnswer(request, self.clock.now)
+            replica = self._second.choose(request, self._decode or self._prefill)
+            self._give(replica, answer, request.prompt, request.output_tokens, seed=RECEIVED)
+        for replica in self.replicas:
+            self._deliver(replica, replica.begin())
+        self._at(self.clock.now, lambda: None)  # The replicas plan their first steps.
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), action))
@@ -337,18 +367,28 @@ class Cluster:
     def _step_done(self, replica: Replica, life: int) -> None:
         if life != replica.life:
             return  # It died within this step.
-        now = self.clock.now
         self._dirty[replica.number] = replica
-        for delta in replica.land():
-            answer = self._answers.get(delta.request_id)
+        self._deliver(replica, replica.land())
+
+    def _deliver(self, replica: Replica, deltas: Iterable[SequenceDelta]) -> None:
+        """Give clients a step's tokens."""
+        now = self.clock.now + replica.spec.hardware.loop.answer_seconds
+        answers, decodes = self._answers, replica.role == "decode"
+        for delta in deltas:
+            answer = answers.get(delta.request_id)
             if answer is None:
                 continue  # Its client hung up in this very step.
-            again = min(answer.again, len(delta.tokens))
-            answer.again -= again
-            answer.times.extend(
-                [now + replica.spec.hardware.loop.answer_seconds] * (len(delta.tokens) - again)
-            )
-            if replica.role != "decode":
+            new = len(delta.tokens)
+            if answer.again:
+                again = min(answer.again, new)
+                answer.again -= again
+                new -= again
+            self.tokens += new
+            if new == 1:
+                answer.times.append(now)
+            else:
+                answer.times.extend([now] * new)
+            if not decodes and delta.cached:
                 answer.cached = max(answer.cached, delta.cached)
             limit = answer.request.cancel_after
             if limit is not None and len(answer.times) >= limit and delta.finish is None:

@@ -27,6 +27,8 @@ GRAIN = 128
 
 DECODE_BUDGET = 1 << 20
 """Tokens per step of a decode pool, whose prompts are not computed but received."""
+FILLING = 1 << 30
+"""Tokens of the step with which an engine begins that has requests in work already."""
 COMPUTED, RECEIVED = 0, 1
 """Seeds, which draw nothing here, of requests whose KV is computed and comes from elsewhere."""
 
@@ -159,8 +161,11 @@ class Replica:
         stages: Stages | None = None,
         draws: random.Random | None = None,
         budget: int | None = None,
+        *,
+        warm: bool = False,
     ) -> None:
-        """`budget`: tokens of a step, if they differ from those of `spec`."""
+        """`budget`: tokens of a step, if they differ from those of `spec`. `warm`: `begin` comes
+        before its first step."""
         self.spec, self.number, self.role = spec, number, role
         self._stages = stages or Stages(1)
         memory = spec.memory()
@@ -178,6 +183,9 @@ class Replica:
             limits = replace(limits, drafts=LENGTHS[-1])
             prices = StepPrices(partial(verifying, self.model))
         self.kv = KvManager(memory.pool, prefix_cache=spec.prefix_cache)
+        self._limits = limits
+        if warm and limits.rows <= limits.step_tokens:
+            limits = replace(limits, step_tokens=FILLING)
         self.scheduler = Scheduler(limits, self.kv, clock=clock, prices=prices)
         self.outstanding = 0
         """Requests given to it and not ended."""
@@ -207,6 +215,18 @@ class Replica:
     def ahead(self) -> float:
         """Seconds of the prompts that it was given and that have not ended."""
         return self.computing(sum(len(one.prompt) for one in self.scheduler.requests()))
+
+    def begin(self) -> list[SequenceDelta]:
+        """Admit its requests in one step that takes no time; later steps have the usual budget.
+
+        Their prompts are in the KV cache at once, as those of requests that came before the start.
+        """
+        deltas: list[SequenceDelta] = []
+        if (plan := self.scheduler.schedule()) is not None:
+            self._flying.append((plan, 0.0))
+            deltas = self.land()
+        self.scheduler.limits = self._limits
+        return deltas
 
     def fill(self, now: float) -> list[float]:
         """Plan steps while fewer than `depth` fly; return the end of each."""

@@ -9,6 +9,7 @@ from ..base.config import (
     CPU_KERNELS,
     CPU_VALUES,
     MOST_THREADS,
+    ROWS,
     Decision,
     EngineOptions,
     auto_kv_dtype,
@@ -16,6 +17,8 @@ from ..base.config import (
 )
 from ..base.errors import OptionError
 from ..base.extras import install
+from ..base.gpus import GpuFacts
+from ..base.groups import group_bytes
 from ..base.hardware import Hardware, torch_build
 from ..base.layout import ONE, Layout
 from ..base.modelfiles import ModelFiles
@@ -23,7 +26,7 @@ from ..base.split import Role
 from ..base.step import MOST_DRAFTS
 from ..base.textlibrary import absence
 from ..loader.panels import panel_folder
-from ..roofline.memory import MemoryPlan, plan_memory
+from ..roofline.memory import USABLE, MemoryPlan, plan_memory
 from ..speculate import names_of
 from .context import context_cache, remote_store
 from .draft_model import DraftPlan, plan_draft, tokenizer_of
@@ -34,6 +37,12 @@ from .split import split_role
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 """Budget of a step: large enough for full speed of the matrix products on the device, and small
 enough that one prompt's chunk does not stop the others for long."""
+DEPTH = {"cpu": 1, "cuda": 2}
+"""Steps in flight. A device waits for the host between two steps unless the next is planned; on a
+CPU both want the same cores."""
+MOST_ROWS, ROW_TOKENS = 1024, 1024
+"""On a device: as many sequences as its pool holds with so many tokens each, `MOST_ROWS` at
+most."""
 DRAFTS = MOST_DRAFTS
 """Drafts of a sequence and step: the products of eight rows cost two steps of one."""
 ENCODER_STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
@@ -97,8 +106,16 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     if options.speculate != "off":
         decide("speculate", speculate, why)
     _verify_draft_model(options)
-    if options.depth > 1 and options.executor == "inline":
+    depth = options.depth
+    if depth is None:
+        depth = decide("depth", DEPTH[device], f"default of {device}")
+    if depth > 1 and options.executor == "inline":
         decide("executor", "inline", "the worker has a thread of its own, for depth 2")
+    if options.max_sequences is None and device == "cpu":
+        options = replace(
+            options, max_sequences=decide("max_sequences", ROWS, f"default of {device}")
+        )
+    options = replace(options, depth=depth)
     ranks = Layout.parse(options.layout)
     if ranks != ONE:
         decide("layout", ranks, shared_by(ranks, options, files, device, threads))
@@ -117,7 +134,9 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
         threads=threads,
         speculate=speculate,
     )
-    available = hardware.gpus[0].free if device == "cuda" else hardware.cpu.available
+    available = hardware.cpu.available
+    if device == "cuda":
+        available = _available(hardware.gpus[0])
     draft = None
     if options.draft_model is not None:
         draft = plan_draft(resolved, files, available)
@@ -182,14 +201,7 @@ def drafts_of(options: EngineOptions) -> int:
 
 def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
     """Return (device, reason)."""
-    version, cuda = torch_build()
-    obstacle = ""
-    if not hardware.gpus:
-        obstacle = "no NVIDIA GPU is visible (nvidia-smi lists them; a container needs --gpus all)"
-    elif not version:
-        obstacle = f"PyTorch, which a GPU needs, is not installed: {install('torch')}"
-    elif cuda is None:
-        obstacle = f"the installed torch {version} is built without CUDA"
+    obstacle = _without_gpu(hardware)
     if wish == "cuda" and obstacle:
         raise OptionError(f"device cuda cannot be used: {obstacle}", param="device")
     if wish != "auto":
@@ -199,6 +211,25 @@ def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
     return "cuda", hardware.gpus[0].name
 
 
+def _without_gpu(hardware: Hardware) -> str:
+    """Return the reason why no GPU can be used; empty if one can."""
+    version, cuda = torch_build()
+    if not hardware.gpus:
+        return hardware.no_gpu or "no NVIDIA GPU is visible"
+    if not version:
+        return f"PyTorch, which a GPU needs, is not installed: {install('torch')}"
+    if cuda is None:
+        return f"the installed torch {version} is built without CUDA"
+    wanted = int(cuda.partition(".")[0])
+    if hardware.cuda[0] < wanted:
+        served = ".".join(map(str, hardware.cuda))
+        return (
+            f"torch {version} is built for CUDA {cuda} and the driver serves {served}: update the "
+            f"driver, or install a torch for CUDA {hardware.cuda[0]}"
+        )
+    return ""
+
+
 def _dtype(device: str, hardware: Hardware) -> tuple[str, str]:
     if device == "cpu":
         return "float32", "the fastest dense type of most CPUs; quantised weights stay as they are"
@@ -206,6 +237,11 @@ def _dtype(device: str, hardware: Hardware) -> tuple[str, str]:
     if (major, minor) >= (8, 0):
         return "bfloat16", f"compute capability {major}.{minor} has it"
     return "float16", f"compute capability {major}.{minor} has no bfloat16"
+
+
+def _available(gpu: GpuFacts) -> int:
+    """Return the bytes that a plan may count on; of a host's memory it takes a host's share."""
+    return int(gpu.free * USABLE["cpu"] / USABLE["cuda"]) if gpu.integrated else gpu.free
 
 
 def weight_bytes_on_disk(resolved: Resolved, files: ModelFiles) -> int:
@@ -226,14 +262,38 @@ def plan(
 
     `step_bytes` and `graph_bytes`: as a worker measured them; 0 before there is one.
     """
+    options = resolved.options
+    if options.max_sequences is not None:
+        return _plan(resolved, files, weight_bytes, options.max_sequences, step_bytes, graph_bytes)
+    found = _plan(resolved, files, weight_bytes, MOST_ROWS, step_bytes, graph_bytes)
+    each = min(ROW_TOKENS, found.max_context)
+    held = found.kv_tokens // each
+    if held < found.rows:
+        found = _plan(resolved, files, weight_bytes, max(ROWS, held), step_bytes, graph_bytes)
+    why = f"the pool holds {held} sequences of {each} tokens; {ROWS} to {MOST_ROWS} run at once"
+    decision = Decision("max_sequences", str(found.rows), why)
+    return replace(found, decisions=(decision, *found.decisions))
+
+
+def _plan(
+    resolved: Resolved,
+    files: ModelFiles,
+    weight_bytes: int,
+    rows: int,
+    step_bytes: int,
+    graph_bytes: int,
+) -> MemoryPlan:
     options, draft = resolved.options, resolved.draft
     layout = Layout.parse(options.layout)
     assert options.step_tokens is not None
-    return plan_memory(
+    assert options.depth is not None
+    slots = () if draft is None else draft.slots
+    slot_bytes = layout.devices * group_bytes(slots, options.block_size)
+    memory = plan_memory(
         files.arch,
-        weight_bytes=weight_bytes + (0 if draft is None else layout.devices * draft.kv_bytes),
+        weight_bytes=weight_bytes + slot_bytes,
         available=resolved.available,
-        rows=options.max_sequences,
+        rows=rows,
         step_tokens=options.step_tokens,
         max_context=options.max_context,
         block_size=options.block_size,
@@ -245,6 +305,12 @@ def plan(
         step_bytes=step_bytes,
         graph_bytes=graph_bytes,
         ranks=rank_groups(layout, files.arch, options.kv_dtype),
+    )
+    return replace(
+        memory,
+        pool=replace(memory.pool, slots=slots),
+        weight_bytes=weight_bytes,
+        kv_bytes=memory.kv_bytes + slot_bytes,
     )
 
 
@@ -267,8 +333,6 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "drafts": drafts_of(options),
         "drafters": options.speculate if drafts_of(options) else "auto",
         "draft_model": None if resolved.draft is None else resolved.draft.path,
-        "draft_slots": 0 if resolved.draft is None else resolved.draft.slots,
-        "draft_context": 0 if resolved.draft is None else resolved.draft.context,
         "lends": Role.parse(options.role).kind == "prefill",
         "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
     }

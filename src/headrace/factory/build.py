@@ -15,6 +15,7 @@ from ..base.version import VERSION
 from ..bench.accuracy import stdlib_corpus
 from ..bench.reference import load_reference
 from ..loader import Progress
+from ..quantise.text import TOKENS, Text
 from .advisories import HELD, read_advisories
 from .attest import ATTESTING
 from .bind import BINDING
@@ -24,7 +25,7 @@ from .graph import Graph, Known, Step, Watch
 from .key import canonical, digest_of, hardware_class
 from .measure import MEASUREMENTS
 from .profile import bound_options
-from .quantise import QUANTISING, TARGETS
+from .quantise import BUILT_IN, NO_TEXT, QUANTISING, TARGETS, text_of
 from .release import Ring
 from .sbom import LOCK, MATERIALS
 from .sign import signer, until
@@ -47,9 +48,12 @@ class BuildOptions:
     key: str | None = option(None, "Ed25519 key (PEM); none: an own one, made at its first use.")
     quantise_to: str | None = option(
         None,
-        "Make smaller weights of dense ones: of a GGUF (q8_0, q6_k, q4_k) or of safetensors (int8, "
-        "int4).",
+        "Make smaller weights of dense ones: of a GGUF (q4_k and the like) or of safetensors "
+        "(w4a16, w8a8, fp8).",
         choices=TARGETS,
+    )
+    quantise_text: str | None = option(
+        None, f"Text to calibrate on: a file, {BUILT_IN}, or {NO_TEXT} (default)."
     )
     without: str | None = option(None, f"Gates to leave out, as in {','.join(OPTIONAL)}.")
     accept_licences: str | None = option(None, "Licences that you have read, as in a,b.")
@@ -143,10 +147,13 @@ class Build:
         path, cache = Path(options.key) if options.key else None, engine.cache_dir
         key = shared.once((path, cache), lambda: signer(path, cache))
         known = read_advisories(Path(options.advisories)) if options.advisories else None
-        place = Place(source, engine, key, reference or None, text, progress, known)
+        calibration = text_of(options.quantise_text)
+        place = Place(
+            source, engine, key, reference or None, text, progress, known, options.quantise_text
+        )
         self.cell = cell_name(source, engine, options.quantise_to)
         self._place = place
-        self._graph = Graph(_stages(self.cell, options, without, place), RECIPES)
+        self._graph = Graph(_stages(self.cell, options, without, place, calibration), RECIPES)
         self._fresh = _listed(options.fresh, [one.name for one in self._graph.stages], "fresh")
 
     def plan(self) -> list[Step]:
@@ -193,7 +200,13 @@ def cell_name(source: Source, engine: EngineOptions, quantised: str | None = Non
     return ".".join(parts)
 
 
-def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Place) -> list[Stage]:
+def _stages(
+    cell: str,
+    wanted: BuildOptions,
+    without: Collection[str],
+    place: Place,
+    calibration: Text | None,
+) -> list[Stage]:
     source, reference = place.source, place.reference
     files, options = source.parameters(), bound_options(place.engine)
     model = {"model": source.name, "licence": source.licence}
@@ -227,9 +240,12 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
         Stage("licence", "licence", (), {"licence": source.licence, "accepted": accepted}),
     ]
     if wanted.quantise_to:
-        found.append(
-            Stage("quantise", "quantise", ("fetch", "verify", "format"), {"to": wanted.quantise_to})
-        )
+        how = {
+            "to": wanted.quantise_to,
+            "text": calibration and calibration.digest,
+            "tokens": TOKENS,
+        }
+        found.append(Stage("quantise", "quantise", ("fetch", "verify", "format"), how))
         weights = ("fetch", "quantise")
         if reference is None and "accuracy" not in without:
             before = ("baseline",)

@@ -38,6 +38,8 @@ class Place:
     progress: Any = None
     advisories: Any = None
     """The `Snapshot` that the user supplied, if any."""
+    text: str | None = None
+    """Name of the text that weights are quantised on: see `quantise.text_of`."""
 
 
 def need(work: Work, name: str) -> Result:

@@ -39,7 +39,7 @@ def measure_limits(work: Work) -> Result:
         assert identity is not None
         figures = {
             "max_context": engine.max_context,
-            "max_sequences": engine.options.max_sequences,
+            "max_sequences": engine.rows,
             "task": engine.files.arch.task,
             "format": engine.files.format,
             "identity": asdict(identity),

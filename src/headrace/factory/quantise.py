@@ -1,4 +1,4 @@
-"""The stage that quantises a model's dense weights.
+"""The stage that quantises a model's dense weights, and the same work for `headrace quantise`.
 
 Its outputs replace the fetched files: they are measured, listed, signed and published in their
 place. The accuracy gate compares them with the original model.
@@ -6,84 +6,266 @@ place. The accuracy gate compares them with the original model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from tempfile import NamedTemporaryFile
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from ..base.errors import UnsupportedModel
-from ..kernels.cpu.encode import encoder
-from ..loader.progress import Silent
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import InvalidRequest, UnsupportedModel
+from ..base.modelfiles import ModelFiles
+from ..bench.accuracy import stdlib_corpus, windows
+from ..loader.gguf import GgufFile
+from ..loader.open import open_local
+from ..loader.progress import Progress
 from ..loader.shards import INDEX
+from ..quantise.imatrix import Importance, statistics_of
+from ..quantise.target import Quantisable, Stats
+from ..quantise.text import Text, TextSample, read_text, sample
+from ..quantise.work import WorkFolder
 from . import to_compressed, to_gguf
 from .checks import FILE_TYPE, Place, need
+from .key import canonical, code_digest, digest_of
+from .source import model_path
 from .stage import Recipe, Result, Work
 from .store import Descriptor, Store
 
 TARGETS = (*to_gguf.TARGETS, *to_compressed.TARGETS)
 CONFIG = "config.json"
+BUILT_IN, NO_TEXT = "built-in", "none"
+"""Values of the option `text` in place of a file."""
+HELD_OUT = 1500, 8
+"""Characters and number of the windows, at the beginning of the built-in text, that only the
+accuracy gate reads."""
+Calibration = tuple[ModelFiles, TextSample] | Mapping[str, Importance] | None
+"""The opened model and the text that goes through it; an importance matrix; or nothing."""
+Writing = Callable[[str, Callable[[BinaryIO], None]], None]
+"""Function that makes a file of this name, with what the given function writes."""
 
 
-def quantise(work: Work) -> Result:
-    """Rewrite the weights in fewer bits. Raises `ModelFileError`; `UnsupportedModel` if nothing is
-    dense, or if the target belongs to the other format."""
-    place: Place = work.place
-    to, files = work.stage.parameters["to"], need(work, "fetch").outputs
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A model in fewer bits."""
+
+    names: Mapping[str, str]
+    """New name of each file that was replaced, by the old one."""
+    single: bool
+    """Flag: it is one file that stands alone, a GGUF."""
+    tensors: list[dict[str, Any]]
+    """Report of each tensor: its type, the rows of text that its input had, its relative error on
+    the text."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return a summary as plain JSON."""
+        reached = [one for one in self.tensors if one["rows"]]
+        few = [name for one in self.tensors for name in one.get("few", ())]
+        said: dict[str, Any] = {
+            "kinds": sorted({one["kind"] for one in self.tensors}),
+            "matrices": len(self.tensors),
+        }
+        if reached:
+            unseen = [one["tensor"] for one in self.tensors if not one["rows"]]
+            said |= {"calibrated": len(reached), "without_text": unseen}
+            said |= {"few_rows": few} if few else {}
+        return said
+
+
+def text_of(named: str | None) -> Text | None:
+    """Return the text that an option names: a file, `built-in` or `none`. Raises
+    `InvalidRequest`."""
+    if named in (None, NO_TEXT):
+        return None
+    if named != BUILT_IN:
+        return read_text(Path(str(named)))
+    whole, name = stdlib_corpus()
+    rest = whole[sum(map(len, windows(whole, *HELD_OUT))) :]
+    return Text(name, "PSF-2.0", (rest,), digest_of(rest.encode()).removeprefix("sha256:"))
+
+
+def recipe_of(to: str, text: Text | None, tokens: int) -> dict[str, str]:
+    """Return the digests that a work folder's run is about, but the model's."""
+    parameters = canonical({"to": to, "tokens": tokens, "code": code_digest(_CODE)})
+    return {"text": "none" if text is None else text.digest, "recipe": digest_of(parameters)}
+
+
+def quantise_files(
+    sources: Mapping[str, Path],
+    to: str,
+    chosen: Calibration,
+    folder: WorkFolder,
+    write: Writing,
+    progress: Progress | None = None,
+) -> Quantised:
+    """Make the files of a model in fewer bits.
+
+    `sources`: its files by path; `chosen`: the text that goes through it, or an importance matrix.
+    Raises `ModelFileError`; `UnsupportedModel` if nothing is dense, or if the target belongs to the
+    other format; what `quantise.calibrate` raises.
+    """
     ending = ".gguf" if to in to_gguf.TARGETS else ".safetensors"
-    weights = {path: one for path, one in files.items() if path.endswith(ending)}
+    weights = {name: path for name, path in sources.items() if name.endswith(ending)}
     if not weights:
         made = " or ".join(to_gguf.TARGETS if ending == ".safetensors" else to_compressed.TARGETS)
         raise UnsupportedModel(
             f"{to} is made of {ending} files, and the model has none; {made} may be made of it",
-            param="quantise_to",
+            param="to",
         )
-    progress = place.progress or Silent()
-    tally = to_gguf.Tally(progress.advance)
-    progress.start(sum(one.size for one in weights.values()), f"quantising to {to}")
-    outputs = dict(files)
-    try:
-        if ending == ".gguf":
-            encode = encoder()
-            for path, one in weights.items():
-                with _appearing(work.store) as out:
-                    to_gguf.write_gguf(work.store.blob(one.digest), out, to, encode, tally)
-                    outputs[_named(path, to)] = _kept(work.store, out)
-                del outputs[path]
-        else:
-            _compress(work, weights, outputs, to, tally)
-    finally:
-        progress.done()
-    if not tally.matrices:
+    making = _gguf if ending == ".gguf" else _compressed
+    return making(weights, sources, to, chosen, folder, write, progress)
+
+
+def _gguf(
+    weights: Mapping[str, Path],
+    sources: Mapping[str, Path],
+    to: str,
+    chosen: Calibration,
+    folder: WorkFolder,
+    write: Writing,
+    progress: Progress | None,
+) -> Quantised:
+    arch = chosen[0].arch if isinstance(chosen, tuple) else None
+    files = {name: GgufFile(path) for name, path in weights.items()}
+    made = {name: to_gguf.tensors(file, arch, to) for name, file in files.items()}
+    targets = [one for some in made.values() for one in some]
+    tensors = _rounded(targets, chosen, folder, progress)
+    data_of = _data_of(targets, folder)
+    for name, file in files.items():
+
+        def body(out: BinaryIO, name: str = name, file: GgufFile = file) -> None:
+            to_gguf.write_gguf(file, out, to, made[name], data_of)
+
+        write(_named(name, to), body)
+    return Quantised({name: _named(name, to) for name in files}, True, tensors)
+
+
+def _compressed(
+    weights: Mapping[str, Path],
+    sources: Mapping[str, Path],
+    to: str,
+    chosen: Calibration,
+    folder: WorkFolder,
+    write: Writing,
+    progress: Progress | None,
+) -> Quantised:
+    if CONFIG not in sources:
+        raise UnsupportedModel(f"the model has no {CONFIG}", param="to")
+    made = to_compressed.Folder(weights, to, chosen[0].arch if isinstance(chosen, tuple) else None)
+    tensors = _rounded(made.tensors, chosen, folder, progress)
+    data_of = _data_of(made.tensors, folder)
+    for name in weights:
+
+        def body(out: BinaryIO, name: str = name) -> None:
+            made.write(name, out, data_of)
+
+        write(name, body)
+    config, index = made.config(sources[CONFIG]), made.index()
+    write(CONFIG, lambda out: _put(out, config))
+    if INDEX in sources:
+        write(INDEX, lambda out: _put(out, index))
+    replaced = [*weights, CONFIG, *([INDEX] if INDEX in sources else [])]
+    return Quantised({name: name for name in replaced}, False, tensors)
+
+
+def _put(out: BinaryIO, data: bytes) -> None:
+    out.write(data)
+
+
+def _rounded(
+    targets: list[Any],
+    chosen: Calibration,
+    folder: WorkFolder,
+    progress: Progress | None,
+) -> list[dict[str, Any]]:
+    # Local: torch, which the plan of a build does without.
+    from ..quantise.calibrate import calibrate, without_text
+
+    if not targets:
         raise UnsupportedModel(
             "no matrix of the model is dense: to quantise it a second time would add an error to "
             "the first; take a release in F32, F16 or BF16",
-            param="quantise_to",
+            param="to",
         )
+    if chosen is None:
+        return without_text(targets, folder)
+    if isinstance(chosen, Mapping):
+
+        def known(one: Quantisable) -> Stats:
+            return statistics_of(chosen.get(one.file_name), one.names, one.width)
+
+        return without_text(targets, folder, known)
+    files, text = chosen
+    return calibrate(files, text.windows, targets, folder, progress)
+
+
+def importances(made: Quantised, folder: WorkFolder) -> dict[str, Importance]:
+    """Return the importance of each tensor that a text has reached, before the folder is gone."""
+    found = {}
+    for number, one in enumerate(made.tensors):
+        if counts := one["counts"]:
+            sums = folder.array(f"importance{number}", np.float32).reshape(len(counts), -1)
+            found[one["tensor"]] = Importance(sums, np.array(counts, np.int64))
+    return found
+
+
+def _data_of(targets: list[Any], folder: WorkFolder) -> Callable[[Any], Iterator[npt.NDArray[Any]]]:
+    number = {one.file_name: at for at, one in enumerate(targets)}
+
+    def read(one: Quantisable) -> Iterator[npt.NDArray[Any]]:
+        yield folder.array(f"tensor{number[one.file_name]}", np.uint8)
+
+    return read
+
+
+def quantise(work: Work) -> Result:
+    """Rewrite the weights in fewer bits: the stage; see `quantise_files`."""
+    place: Place = work.place
+    parameters, files = work.stage.parameters, need(work, "fetch").outputs
+    to, store = parameters["to"], work.store
+    text = text_of(place.text)
+    if (text and text.digest) != parameters["text"]:
+        raise InvalidRequest(f"{place.text} has changed since the plan", param="quantise_text")
+    chosen: Calibration = None
+    if text is not None:
+        opened = open_local(model_path(store.checkout(files), list(files)), place.source.name)
+        chosen = text.importance or (opened, sample(text, opened, parameters["tokens"]))
+    model = digest_of(canonical({name: one.digest for name, one in files.items()}))
+    about = {"model": model, **recipe_of(to, text, parameters["tokens"])}
+    path = store.root / "tmp" / f"quantise-{digest_of(canonical(about))[7:23]}"
+    folder = WorkFolder(path, about)
+    outputs = dict(files)
+    try:
+        sources = {name: store.blob(one.digest) for name, one in files.items()}
+        made: dict[str, Descriptor] = {}
+
+        def write(name: str, body: Callable[[BinaryIO], None]) -> None:
+            with _appearing(store) as out:
+                body(out)
+                made[name] = _kept(store, out)
+
+        found = quantise_files(sources, to, chosen, folder, write, place.progress)
+        for old in found.names:
+            del outputs[old]
+        outputs |= made
+    except BaseException:
+        if not folder.done:
+            shutil.rmtree(path)
+        raise
+    finally:
+        folder.close()
+    shutil.rmtree(path)
     before, after = (sum(one.size for one in each.values()) for each in (files, outputs))
-    kinds = sorted(tally.kinds)
-    figures = {"to": to, "kinds": kinds, "matrices": tally.matrices, "bytes": after, "was": before}
-    reason = f"{tally.matrices} matrices as {', '.join(kinds)}: {after / before:.0%} of the bytes"
+    figures = {"to": to, **found.figures(), "bytes": after, "was": before}
+    if text is not None:
+        counts = chosen[1].said() if isinstance(chosen, tuple) else {}
+        figures["text"] = {"name": text.name, "licence": text.licence, **counts}
+    kinds = ", ".join(figures["kinds"])
+    reason = f"{figures['matrices']} matrices as {kinds}: {after / before:.0%} of the bytes"
     return Result(outputs, reason=reason, figures=figures)
-
-
-def _compress(
-    work: Work, weights: dict[str, Descriptor], outputs: dict[str, Descriptor], to: str,
-    tally: to_gguf.Tally,
-) -> None:  # fmt: skip
-    folder = to_compressed.Folder(
-        {path: work.store.blob(one.digest) for path, one in weights.items()}, to, encoder()
-    )
-    for path in weights:
-        with _appearing(work.store) as out:
-            folder.write(path, out, tally)
-            outputs[path] = _kept(work.store, out)
-    if CONFIG not in outputs:
-        raise UnsupportedModel(f"the model has no {CONFIG}", param="quantise_to")
-    config = folder.config(work.store.blob(outputs[CONFIG].digest))
-    outputs[CONFIG] = work.store.put(config, FILE_TYPE)
-    if INDEX in outputs:
-        outputs[INDEX] = work.store.put(folder.index(), FILE_TYPE)
 
 
 def _named(path: str, to: str) -> str:
@@ -110,7 +292,7 @@ def _kept(store: Store, file: BinaryIO) -> Descriptor:
 
 
 _CODE = (
-    *("factory/quantise.py", "factory/to_gguf.py", "factory/to_compressed.py"),
-    *("kernels/cpu", "kernels/cpu/csrc/encode.cpp"),
+    *("factory/quantise.py", "factory/to_gguf.py", "factory/to_compressed.py", "quantise"),
+    *("kernels", "quant", "loader", "models", "layers", "base"),
 )
-QUANTISING = {"quantise": Recipe(quantise, code=_CODE, tools=("numpy",))}
+QUANTISING = {"quantise": Recipe(quantise, code=_CODE, tools=("numpy", "torch", "tokenizers"))}

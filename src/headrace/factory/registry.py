@@ -34,11 +34,6 @@ Watch = Callable[[Descriptor, bool], None]
 """Callback for each blob, with whether it had to be transferred."""
 
 
-def tag_beside(root: Descriptor, what: str = "att") -> str:
-    """Return the tag of a companion: of the attestation, as cosign names it, or `panels`."""
-    return f"{root.digest.replace(':', '-')}.{what}"
-
-
 class _Once(Registry):  # type: ignore[misc]
     """A registry without retries: oras repeats a failing call for two minutes."""
 

@@ -387,6 +387,11 @@ def held(handle: int, waits: Callable[[], None] = lambda: None) -> Iterator[None
         os.close(handle)
 
 
+def tag_beside(root: Descriptor, what: str = "att") -> str:
+    """Return the tag of a companion: of the attestation, as cosign names it, or `panels`."""
+    return f"{root.digest.replace(':', '-')}.{what}"
+
+
 def is_file_name(name: str) -> bool:
     """Return whether a name, in its one spelling, stays inside its folder."""
     path = PurePosixPath(name)

@@ -1,7 +1,7 @@
-"""Safetensors with their linear layers as integers, in the format of compressed-tensors.
+"""Safetensors with their linear layers in fewer bits, in the format of compressed-tensors.
 
-Engines that read compressed-tensors read it: int8 with a scale for each output, int4 with one for
-each group of a row. Embeddings, heads, vectors, routers and image encoders stay as they are.
+Engines that read compressed-tensors read it. Embeddings, heads, vectors, routers and image encoders
+stay as they are; so does every other file of the folder.
 """
 
 from __future__ import annotations
@@ -10,55 +10,135 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from ..base.arch import ModelArch
 from ..base.errors import UnsupportedModel
 from ..kernels.arrays import floats
-from ..kernels.cpu.encode import LARGEST, Encoder, bounded
+from ..kernels.cpu.encode import LARGEST, bounded
 from ..loader.jsonfile import read_json
+from ..loader.latent_heads import shapes as latent_parts
+from ..loader.names import from_hf_name
+from ..loader.row_parts import parts as row_parts
 from ..loader.safetensors_file import SIZES, StoredTensor, read_header
-from .to_gguf import ROUTER, Tally
+from ..quantise.coded import Coding
+from ..quantise.rounding import Rounding
+from ..quantise.target import Encoded, Stats
+from .to_gguf import ROUTER
 
-Floats = npt.NDArray[np.float32]
-TARGETS = {"int8": 8, "int4": 4}
-"""Bits of a code."""
+TARGETS = {
+    "int8": Coding("int", 8, "channel"),
+    "int4": Coding("int", 4, "group", 128),
+    "w8a8": Coding("int", 8, "channel", dynamic="token"),
+    "w4a16": Coding("int", 4, "group", 128),
+    "w4a16-g64": Coding("int", 4, "group", 64),
+    "w4a16-g32": Coding("int", 4, "group", 32),
+    "w4a16-asym": Coding("int", 4, "group", 128, symmetric=False),
+    "fp8": Coding("float", 8, "channel", dynamic="token"),
+    "fp8-tensor": Coding("float", 8, "tensor", dynamic="tensor"),
+    "fp8-block": Coding("float", 8, "block", dynamic="group"),
+}
 GROUPS = (128, 64, 32, 16)
-"""Inputs that share a scale of int4: the largest that divides every row."""
-LAYER = re.compile(r"\blayers\.\d+\..*\.weight$")
-ELSEWHERE = re.compile("visual|vision|audio|norm")
+"""Inputs that share a scale of four bits: the largest that divides every row, up to the wished."""
+LAYER = re.compile(r"\blayers?\.\d+\..*\.weight$")
+ELSEWHERE = re.compile("visual|vision|audio|norm|conv|embed", re.IGNORECASE)
 """Names outside the linear layers of the stack."""
 IGNORED = ["lm_head", "re:.*(gate|router)$", "re:.*(visual|vision|audio).*"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensor:
+    """A matrix of a shard that becomes several arrays."""
+
+    file_name: str
+    stored: StoredTensor
+    coding: Coding
+    names: tuple[str, ...]
+    """Canonical names of its matrices, one below the other."""
+
+    @property
+    def matrices(self) -> int:
+        return 1
+
+    @property
+    def width(self) -> int:
+        return self.stored.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(math.prod(shape) * SIZES[dtype] for _, dtype, shape in self.parts)
+
+    @property
+    def parts(self) -> list[tuple[str, str, list[int]]]:
+        """Return (name, type, shape) of each array, in their order."""
+        out, width = self.stored.shape
+        module = self.file_name.removesuffix("weight")
+        found = self.coding.parts(out, width, self.stored.dtype)
+        return [(module + suffix, dtype, shape) for suffix, dtype, shape in found]
+
+    def encode(self, stats: Stats) -> Encoded:
+        """Round it; see `quantise.target.Quantisable`."""
+        w = floats(self.stored.read())
+        top = float(np.abs(w).max(initial=0))
+        bounded(top <= LARGEST)
+        statistic = next((one for one in stats if one is not None), None)
+        rounding = Rounding()
+        out, width = w.shape
+        suffixes = [name for name, _, _ in self.coding.parts(out, width, self.stored.dtype)]
+        found: dict[str, list[npt.NDArray[Any]]] = {}
+        for _, some in rounding.slices(w, statistic):
+            gram = None if statistic is None else statistic.gram
+            grid, arrays = self.coding.fitted(some, gram, self.stored.dtype, top)
+            codes = rounding.codes(some, grid, statistic)
+            for name, array in {suffixes[0]: self.coding.packed(codes), **arrays}.items():
+                found.setdefault(name, []).append(array)
+        if self.coding.strategy == "tensor":
+            found["weight_scale"] = found["weight_scale"][:1]
+        found["weight_shape"] = [np.array(w.shape, "<i8")]
+        arrays_ = [array for suffix in suffixes for array in found[suffix]]
+        said = {"kind": self.coding.format, "weights": w.size, **rounding.errors.said()}
+        return arrays_, said
 
 
 class Folder:
     """The safetensors files of a model, and their quantised form."""
 
-    def __init__(self, shards: dict[str, Path], to: str, encode: Encoder) -> None:
-        """Read the headers of `shards`, by name. Raises `ModelFileError`; `UnsupportedModel` if
-        rows of the linear layers have no common group."""
-        self._bits, self._encode = TARGETS[to], encode
+    def __init__(self, shards: Mapping[str, Path], to: str, arch: ModelArch | None) -> None:
+        """Read the headers of `shards`, by name; `arch`: of the model, if a text goes through it.
+
+        Raises `ModelFileError`; `UnsupportedModel` if rows of the linear layers have no common
+        group.
+        """
+        self.coding = TARGETS[to]
         self._shards = {name: read_header(path) for name, path in shards.items()}
-        widths = {
-            one.shape[1]
+        linear = {
+            name: one
             for stored in self._shards.values()
             for name, one in stored.items()
             if _linear(name, one)
         }
-        fitting = (size for size in GROUPS if not any(width % size for width in widths))
-        group = next(fitting, None)
-        if group is None:
-            raise UnsupportedModel(
-                f"rows of {max(widths)} weights have no group of {GROUPS[-1]}", param="quantise_to"
-            )
-        self._group = group
+        if self.coding.strategy == "group":
+            group = _common(linear.values(), self.coding.group or GROUPS[0])
+            self.coding = replace(self.coding, group=group)
+        self.tensors = [
+            CompressedTensor(name, one, self.coding, _canonical(name, one, arch))
+            for name, one in linear.items()
+        ]
+        self._by_name = {one.file_name: one for one in self.tensors}
 
-    def write(self, shard: str, out: BinaryIO, tally: Tally) -> None:
-        """Write one file in its quantised form."""
+    def write(
+        self,
+        shard: str,
+        out: BinaryIO,
+        data_of: Callable[[CompressedTensor], Iterable[npt.NDArray[Any]]],
+    ) -> None:
+        """Write one file in its quantised form; `data_of` has the bytes of its new tensors."""
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         at = 0
         for name, one in self._shards[shard].items():
@@ -70,14 +150,9 @@ class Folder:
         text += b" " * (-len(text) % 8)
         out.write(struct.pack("<Q", len(text)) + text)
         for name, one in self._shards[shard].items():
-            data = one.read()
-            if _linear(name, one):
-                tally.add(f"int{self._bits}", data.size)
-                for part in self._quantised(floats(data), one):
-                    out.write(part.tobytes())
-            else:
-                out.write(data.tobytes())
-            tally.advance(one.nbytes)
+            new_ = self._by_name.get(name)
+            for part in [one.read()] if new_ is None else data_of(new_):
+                out.write(np.ascontiguousarray(part).data)
 
     def index(self) -> bytes:
         """Write the document that maps tensors to files."""
@@ -93,50 +168,42 @@ class Folder:
 
     def config(self, path: Path) -> bytes:
         """Write `config.json` with the format of the weights. Raises `ModelFileError`."""
-        whole = self._bits == 8
-        weights = {
-            "num_bits": self._bits,
-            "type": "int",
-            "symmetric": True,
-            "dynamic": False,
-            "strategy": "channel" if whole else "group",
-            "group_size": None if whole else self._group,
-        }
         told = {
             "quant_method": "compressed-tensors",
-            "format": "int-quantized" if whole else "pack-quantized",
+            "format": self.coding.format,
             "quantization_status": "compressed",
             "ignore": IGNORED,
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "config_groups": {"group_0": self.coding.config()},
         }
         return _json({**read_json(path), "quantization_config": told})
 
     def _parts(self, name: str, one: StoredTensor) -> Iterator[tuple[str, str, list[int]]]:
         """Yield (name, type, shape) of each tensor that one becomes."""
-        if not _linear(name, one):
+        new = self._by_name.get(name)
+        if new is None:
             yield name, one.dtype, list(one.shape)
-            return
-        out, width = one.shape
-        groups = 1 if self._bits == 8 else width // self._group
-        if self._bits == 8:
-            yield name, "I8", [out, width]
         else:
-            yield f"{name}_packed", "I32", [out, width // 8]
-        yield f"{name}_scale", one.dtype, [out, groups]
-        if self._bits == 4:
-            yield f"{name}_shape", "I64", [2]
+            yield from new.parts
 
-    def _quantised(self, weight: Floats, one: StoredTensor) -> Iterable[npt.NDArray[Any]]:
-        """Return codes, scales [out, groups] and, for packed ones, the shape; see `_parts`."""
-        out, width = weight.shape
-        if self._bits == 8:
-            stored, scales = _rounded(_nearest(weight), one.dtype)
-            return _codes_of(weight, scales, 128), stored
-        groups = weight.reshape(-1, self._group)
-        stored, scales = _rounded(self._encode.symmetric(groups, 8), one.dtype)
-        nibbles = (_codes_of(groups, scales, 8) + 8).astype(np.uint8).reshape(out, -1, 2)
-        packed = nibbles[:, :, 0] | nibbles[:, :, 1] << 4  # Low bits first.
-        return packed, stored, np.array([out, width], "<i8")
+
+def _common(linear: Iterable[StoredTensor], wished: int) -> int:
+    """Return the largest group, up to the wished one, that divides every row."""
+    widths = {one.shape[1] for one in linear}
+    for size in GROUPS:
+        if size <= wished and not any(width % size for width in widths):
+            return size
+    raise UnsupportedModel(
+        f"rows of {max(widths)} weights have no group of {GROUPS[-1]}", param="quantise_to"
+    )
+
+
+def _canonical(name: str, one: StoredTensor, arch: ModelArch | None) -> tuple[str, ...]:
+    """Return the canonical names of the matrices that a tensor becomes."""
+    canonical = None if arch is None else from_hf_name(name, arch)
+    if canonical is None or arch is None:
+        return ()
+    parts = latent_parts(canonical, one.shape, arch) or row_parts(canonical, one.shape, arch)
+    return tuple(parts) or (canonical,)
 
 
 def _linear(name: str, one: StoredTensor) -> bool:
@@ -145,30 +212,6 @@ def _linear(name: str, one: StoredTensor) -> bool:
     return (
         dense and bool(LAYER.search(name)) and not (ELSEWHERE.search(name) or ROUTER.search(name))
     )
-
-
-def _nearest(rows: Floats) -> Floats:
-    """Return the scale [n] of each row [n, g] that makes its largest weight 127."""
-    top: Floats = np.abs(rows).max(axis=1)
-    bounded(bool((top <= LARGEST).all()))
-    scale: Floats = top / np.float32(127)
-    return scale
-
-
-def _codes_of(groups: Floats, scales: Floats, half: int) -> npt.NDArray[np.int8]:
-    """Return the codes -half … half - 1 of groups [n, g] by the scales [n] as they are stored."""
-    inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales != 0)[:, None]
-    return np.clip(np.rint(groups * inverse), -half, half - 1).astype(np.int8)
-
-
-def _rounded(scales: Floats, dtype: str) -> tuple[npt.NDArray[Any], Floats]:
-    """Return (the scales as stored in this type, their values)."""
-    if dtype == "BF16":
-        bits = scales.view(np.uint32)
-        stored = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
-        return stored, (stored.astype(np.uint32) << 16).view(np.float32)
-    stored = scales.astype("<f4" if dtype == "F32" else "<f2")
-    return stored, stored.astype(np.float32)
 
 
 def _json(document: Any) -> bytes:

@@ -1,7 +1,7 @@
 """A GGUF with its dense matrices quantised; the metadata stays byte for byte.
 
 Vectors, routers and already quantised tensors stay as they are. A file is read a piece at a time,
-and the same file gives the same bytes.
+and the same file, text and target give the same bytes.
 """
 
 from __future__ import annotations
@@ -9,17 +9,23 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from ..kernels.cpu.encode import Encoder
-from ..loader.gguf import DEFAULT_ALIGNMENT, MAGIC, GgufFile
+import numpy as np
+import numpy.typing as npt
+
+from ..base.arch import ModelArch
+from ..kernels.cpu.encode import BLOCKS, encoder
+from ..loader.gguf import DEFAULT_ALIGNMENT, MAGIC, GgufFile, TensorInfo
+from ..loader.names import from_gguf_name
+from ..loader.weights_gguf import named
 from ..quant.ggml_types import BY_NAME, DENSE, GgmlType
+from ..quantise.blocks import FORMATS
+from ..quantise.rounding import Rounding
+from ..quantise.target import Encoded, Stats
 
-PIECE = 1 << 22
-"""Weights that are read, quantised and written before the next."""
 ROUTER = re.compile(r"ffn_gate_inp|\.gate\.weight$|router")
 """Matrices that choose experts: small, and a wrong choice costs a whole expert."""
 ENDS = ("token_embd.weight", "output.weight")
@@ -36,55 +42,107 @@ class GgufTypes:
     """Number of ggml's `general.file_type`."""
 
 
+_ENDS = "Q6_K", "Q8_0"
 TARGETS = {
     "q8_0": GgufTypes(("Q8_0", "Q8_0"), ("Q8_0", "Q8_0"), 7),
     "q6_k": GgufTypes(("Q6_K", "Q8_0"), ("Q6_K", "Q8_0"), 18),
-    "q4_k": GgufTypes(("Q4_K", "Q5_0"), ("Q6_K", "Q8_0"), 15),
+    "q5_k": GgufTypes(("Q5_K", "Q5_0"), _ENDS, 17),
+    "q4_k": GgufTypes(("Q4_K", "Q5_0"), _ENDS, 15),
+    "q5_0": GgufTypes(("Q5_0", "Q5_0"), _ENDS, 8),
+    "q4_0": GgufTypes(("Q4_0", "Q4_0"), _ENDS, 2),
+    "mxfp4": GgufTypes(("MXFP4", "MXFP4"), _ENDS, 38),
 }
 
 
-@dataclass(slots=True)
-class Tally:
-    """Number of quantised matrices, and their types."""
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor of the file that becomes blocks of `kind`."""
 
-    advance: Callable[[int], None]
-    """Callback for the number of bytes read."""
-    matrices: int = 0
-    weights: int = 0
-    kinds: set[str] | frozenset[str] = frozenset()
+    file: GgufFile
+    info: TensorInfo
+    kind: GgmlType
+    names: tuple[str, ...]
+    """Canonical names of its matrices; of stacked experts one after the other."""
 
-    def add(self, kind: str, weights: int) -> None:
-        self.matrices, self.weights = self.matrices + 1, self.weights + weights
-        self.kinds = {*self.kinds, kind}
+    @property
+    def file_name(self) -> str:
+        return self.info.name
+
+    @property
+    def width(self) -> int:
+        return self.info.shape[-1]
+
+    @property
+    def matrices(self) -> int:
+        return math.prod(self.info.shape[:-2])
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.info.shape) // self.kind.block * self.kind.nbytes
+
+    def encode(self, stats: Stats) -> Encoded:
+        """Round it; see `quantise.calibrate.Quantisable`."""
+        data, kind = self.file.view(self.info.name), self.kind.name
+        matrices = data.reshape(-1, *data.shape[-2:])
+        rounding, found = Rounding(), []
+        each = max(1, len(stats) // len(matrices))
+        for number, matrix in enumerate(matrices):
+            some = stats[number * each : (number + 1) * each]
+            statistic = next((one for one in some if one is not None), None)
+            for _, w in rounding.slices(matrix, statistic):
+                if statistic is None and kind in BLOCKS:
+                    found.append(encoder()(kind, w))
+                    continue
+                fitted = FORMATS[kind].fitted(w, None if statistic is None else statistic.gram)
+                codes = rounding.codes(w, fitted.grid, statistic)
+                found.append(FORMATS[kind].pack(codes, fitted.stored))
+        return found, {"kind": kind, "weights": data.size, **rounding.errors.said()}
 
 
-def write_gguf(source: Path, out: BinaryIO, to: str, encode: Encoder, tally: Tally) -> None:
-    """Write the GGUF at `source` quantised. Raises `ModelFileError`."""
-    file, target = GgufFile(source), TARGETS[to]
+def tensors(file: GgufFile, arch: ModelArch | None, to: str) -> list[GgufTensor]:
+    """List the tensors that are made smaller. `arch`: of the model, if a text goes through it."""
+    found = []
+    for info in file.tensors.values():
+        kind = _kind(info.name, info.shape, info.type, TARGETS[to])
+        if kind == info.type:
+            continue
+        canonical = None if arch is None else from_gguf_name(info.name, arch)
+        # Without a model a matrix has the tensor's name: an importance matrix knows no other.
+        names = (info.name,) * math.prod(info.shape[:-2]) if arch is None else ()
+        if canonical is not None and arch is not None:
+            names = tuple(name for name, _ in named(canonical, info.shape, arch))
+        found.append(GgufTensor(file, info, kind, names))
+    return found
+
+
+def write_gguf(
+    file: GgufFile,
+    out: BinaryIO,
+    to: str,
+    made: Iterable[GgufTensor],
+    data_of: Callable[[GgufTensor], Iterable[npt.NDArray[Any]]],
+) -> None:
+    """Write the file with the tensors of `made` in their new types; `data_of` has their bytes."""
     align = file.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    tensors = list(file.tensors.values())
-    kinds = {one.name: _kind(one.name, one.shape, one.type, target) for one in tensors}
-    entries, count = _entries(file, target.number)
+    tensors, new = list(file.tensors.values()), {one.info.name: one for one in made}
+    sizes = {one.name: (one.type, one.nbytes) for one in tensors}
+    sizes |= {name: (one.kind, one.nbytes) for name, one in new.items()}
+    entries, count = _entries(file, TARGETS[to].number)
     head, at = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), count) + entries), 0
     for one in tensors:
-        name, kind = one.name.encode(), kinds[one.name]
+        name, (kind, nbytes) = one.name.encode(), sizes[one.name]
         head += struct.pack("<Q", len(name)) + name
         head += struct.pack(f"<I{len(one.shape)}Q", len(one.shape), *one.shape[::-1])
         head += struct.pack("<IQ", kind.number, at)
-        at += _up(math.prod(one.shape) // kind.block * kind.nbytes, align)
+        at += _up(nbytes, align)
     out.write(head.ljust(_up(len(head), align), b"\0"))
     for one in tensors:
-        kind, data, wrote = kinds[one.name], file.view(one.name), 0
-        if kind == one.type:
-            wrote = out.write(data.tobytes())
-        else:
-            tally.add(kind.name, data.size)
-            rows = data.reshape(-1, one.shape[-1])
-            step = max(1, PIECE // rows.shape[1])
-            for first in range(0, len(rows), step):
-                wrote += out.write(encode(kind.name, rows[first : first + step]).tobytes())
+        parts: Iterable[npt.NDArray[Any]] = (
+            data_of(new[one.name]) if one.name in new else [file.view(one.name)]
+        )
+        wrote = sum(out.write(np.ascontiguousarray(part).data) for part in parts)
+        assert wrote == sizes[one.name][1], one.name
         out.write(bytes(_up(wrote, align) - wrote))
-        tally.advance(one.nbytes)
 
 
 def _kind(name: str, shape: tuple[int, ...], was: GgmlType, target: GgufTypes) -> GgmlType:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,9 +91,16 @@ def floats_like(x: Array, *shape: int) -> Array:
     """Allocate fp32 numbers in an array of the same kind and device as `x`."""
     if isinstance(x, np.ndarray):
         return np.empty(shape, np.float32)
-    import torch  # Local, as in `tensor`.
+    found: Array = _torch().empty(shape, device=x.device)
+    return found
 
-    return torch.empty(shape, device=x.device)
+
+def joined(parts: Sequence[Array], axis: int) -> Array:
+    """Concatenate arrays of one kind along an axis."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts, axis)
+    found: Array = _torch().cat(list(parts), axis)
+    return found
 
 
 def tensor(x: Array) -> torch.Tensor:
@@ -101,8 +109,7 @@ def tensor(x: Array) -> torch.Tensor:
     if not isinstance(x, np.ndarray):
         found = x
         return found
-    import torch  # Local: a process without tensors does not import it.
-
+    torch = _torch()
     found = torch.from_numpy(x)
     return found.view(torch.bfloat16) if x.dtype == np.uint16 else found
 
@@ -111,3 +118,9 @@ def host(x: Array) -> npt.NDArray[Any]:
     """View the same memory as a numpy array; `x` must lie in the host's memory and not be
     bfloat16."""
     return x if isinstance(x, np.ndarray) else x.numpy()
+
+
+def _torch() -> Any:
+    import torch  # Local: a process without tensors does not import it.
+
+    return torch

@@ -20,9 +20,11 @@ import numpy.typing as npt
 
 from .arrays import Array
 
-PROGRAMS = 1056
-"""Pieces times KV heads that a device gets in addition to one piece per entry: eight for each of
-132 multiprocessors; four of the eight run at a time."""
+PER_MULTIPROCESSOR = 8
+"""Pieces times KV heads that each multiprocessor gets in addition to one piece per entry; four of
+the eight run at a time."""
+PROGRAMS = 132 * PER_MULTIPROCESSOR
+"""Pieces times KV heads of a device of unknown size."""
 SHORTEST = 128
 """Fewest tokens of a piece: shorter ones are mostly start-up, end and a partial result to add. Cuts
 fall at multiples of it; it is a multiple of every tile."""
@@ -56,10 +58,12 @@ class Planner:
     """Window of each layer group."""
     widest: int = 1
     """Most tokens of an entry that is cut into pieces; 0: no entry is."""
+    programs: int | None = None
+    """Pieces times KV heads of the device; None: `PROGRAMS`."""
 
     def most_pieces(self, entries: int) -> int:
         """Return the largest number of lines in a list of pieces."""
-        return entries + -(-PROGRAMS // self.kv_heads)
+        return entries + -(-(self.programs or PROGRAMS) // self.kv_heads)
 
     def lists(
         self, counts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]

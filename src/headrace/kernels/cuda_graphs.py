@@ -49,7 +49,7 @@ from .state_lines import StateLines
 ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 64))
 """Buckets of decode steps. Up to some 200 rows products are bound by their weights and padding
 costs nothing; above, every 64 rows: 0.3 % of a step on average, 1.3 % at the worst, by the
-roofline (`benchmarks/gpu_buckets.py`). A 1,000 / 1,000 load of the 8B in fp8 has 872 rows."""
+roofline. A 1,000 / 1,000 load of the 8B in fp8 has 872 rows."""
 MIXED = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Buckets of tokens for mixed steps. Steps that verify drafts use the small ones."""
 LONGER = (1536, 2048, 3072, 4096)

@@ -5,7 +5,7 @@
   and the residual that it is added to;
 * if a product takes codes, the preceding norm or gate writes them.
 
-The joined nodes have kinds of their own, which no described graph has.
+The joined nodes have kinds of their own: `base.joins`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from ..base.graph import ActivationSpec, Graph, Node, NormSpec, Value, WeightRef
-from ..base.joins import is_rms, norm_after, norm_before, only_reader, reader_of_kind, sum_after
+from ..base.graph import ActivationSpec, Graph, Node, NormSpec, Value
+from ..base.joins import (
+    AroundSpec,
+    CodesSpec,
+    is_rms,
+    norm_after,
+    norm_before,
+    only_reader,
+    reader_of_kind,
+    sum_after,
+)
+from ..base.verify import verify
 from .arrays import Array
 from .weights import Weight
 
@@ -26,22 +36,6 @@ if TYPE_CHECKING:
 Way = Literal["library", "around", "codes"]
 """Ways in which a backend computes a product: alone; with the nodes around it; from codes."""
 Plan = Callable[[Weight, int], Way]
-
-
-class AroundSpec(NamedTuple):
-    """A product with the nodes around it: reads x, and the residual if it is added to one."""
-
-    bias: WeightRef | None
-    norm: NormSpec | None = None
-    gain: WeightRef | None = None
-    gate: ActivationSpec | None = None
-
-
-class CodesSpec(NamedTuple):
-    """A norm (of a sum, if it reads two) or a gate that writes codes for `consumer`."""
-
-    of: NormSpec | ActivationSpec
-    consumer: WeightRef
 
 
 class Norm(NamedTuple):
@@ -133,11 +127,11 @@ class _Fusing:
         for index, way in enumerate(ways):
             if way == "codes":
                 self._codes_before(index)
-        return [
-            self._made.get(index, node)
-            for index, node in enumerate(nodes)
-            if index not in self._gone
-        ]
+        left = (index for index in range(len(nodes)) if index not in self._gone)
+        made = tuple(self._made.get(index, nodes[index]) for index in left)
+        graph = Graph(made, self._graph.outputs, self._graph.inputs)
+        verify(graph, joined=True)
+        return made
 
     def _way(self, node: Node) -> Way:
         if self._plan is None or node.kind != "linear" or node.weights[0].role != "linear":
@@ -218,9 +212,9 @@ class _Fusing:
             return
         codes = CodesSpec(spec, product.weights[0])
         kind = "gated_codes" if node.kind == "gated" else "norm_codes"
-        scales = Value(source.rows, 0, "f32")
-        out = (source, scales, *node.out[1:])
+        written = Value(source.rows, source.width, "codes"), Value(source.rows, 0, "f32")
+        out = (*written, *node.out[1:])
         self._made[before] = Node(kind, node.reads, out, node.weights, codes)
         self._made[index] = Node(
-            "linear_codes", (source, scales), product.out, product.weights, product.spec
+            "linear_codes", written, product.out, product.weights, product.spec
         )

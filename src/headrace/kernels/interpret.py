@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from ..base.exchange import ExchangeSpec
 from ..base.graph import (
     ActivationSpec,
     AddSpec,
@@ -26,10 +27,13 @@ from ..base.graph import (
     Value,
     WeightRef,
 )
+from ..base.joins import AroundSpec, CodesSpec
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from .arrays import Array
-from .fuse import AroundSpec, CodesSpec, Joining, Norm
+from .dealing import Dealing
+from .fuse import Joining, Norm
 from .operators import KvCache, KvLayer, Operators, StepBatch
+from .ranks import ExpertShare, Ranks
 from .timing import OperatorTimes
 
 if TYPE_CHECKING:
@@ -51,8 +55,17 @@ TIMED_AS = {
 class Interpreter:
     """Nodes in their order, with everything they need looked up once."""
 
-    def __init__(self, nodes: Sequence[Node], weights: Prepared, outputs: Sequence[Value]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        weights: Prepared,
+        outputs: Sequence[Value],
+        ranks: Ranks | None = None,
+        dealing: Dealing | None = None,
+    ) -> None:
+        """`ranks` and expert placement, if the nodes are a rank's part of a model."""
         self._weights, self._outputs = weights, outputs
+        self._ranks, self._dealing = ranks, dealing
         last: dict[Value, int] = {}
         for index, node in enumerate(nodes):
             for value in (*node.out, *node.reads):
@@ -78,6 +91,7 @@ class Interpreter:
         """Run the nodes and return the outputs. `given`: arrays of the graph's inputs. `times`
         takes each node's time."""
         run = _Run(ops, batch, cache, self._weights, dict(given), adding)
+        run.ranks, run.dealing = self._ranks, self._dealing
         values = run.values
         for node, function, ends in self._steps:
             run.ends = ends
@@ -114,6 +128,8 @@ class _Run:
         self._batch, self._cache = batch, cache
         self.ends: Sequence[Value] = ()
         """Values that no node reads after this one."""
+        self.ranks: Ranks | None = None
+        self.dealing: Dealing | None = None
 
     @property
     def batch(self) -> StepBatch:
@@ -252,13 +268,30 @@ class _Run:
         x, chosen, shares = (self.values[value] for value in node.reads)
         gate_up, down = map(self.weights.copies, node.weights[:2])
         biases = self.weights.biases(node.weights[2:])
-        how = spec.activation, biases, spec.inside
+        share = None
+        if spec.dealt is not None or spec.inner is not None:
+            placed = (self.dealing, spec.dealt) if spec.dealt is not None else ()
+            share = ExpertShare(self._together, spec.inner, *placed)
+        how = spec.activation, biases, spec.inside, share
         found = self.ops.experts(x, chosen, shares, gate_up, down, *how)
         self.values[node.out[0]] = found
 
     def _part(self, node: Node) -> None:
         first, (out,) = cast(PartSpec, node.spec).first, node.out
         self.values[out] = self.values[node.reads[0]][:, first : first + out.width]
+
+    @property
+    def _together(self) -> Ranks:
+        assert self.ranks is not None, "a part of a model runs among its ranks"
+        return self.ranks
+
+    def _exchange(self, node: Node) -> None:
+        bounds = cast(ExchangeSpec, node.spec).bounds
+        self.values[node.out[0]] = self._together.gather(self.values[node.reads[0]], bounds)
+
+    def _receive(self, node: Node) -> None:
+        (out,), tokens = node.out, self.batch.tokens
+        self.values[out] = self._together.receive(len(tokens), out.width, like=tokens)
 
     def _select(self, node: Node) -> None:
         x = self.values[node.reads[0]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from ..base.cut import cut, mixtures
 from ..base.demand import Hidden, demand, head
 from ..base.graph import EmbedSpec, Graph, WeightRef
@@ -14,25 +12,8 @@ from .fuse import fused
 from .interpret import Adding, Interpreter
 from .operators import KvCache, Operators, StepBatch
 from .prepared import Prepared
+from .ranks import Ranks
 from .timing import OperatorTimes
-
-
-class RankMemory(Protocol):
-    """Memory that ranks share: see `dist.commons`."""
-
-    ranks: int
-    """Number of ranks with the same layers as this one; `rank` is this one's number."""
-    rank: int
-    stages: int
-    stage: int
-    process: int
-
-    @property
-    def fence(self) -> int: ...
-
-    def take(self, size: int, *, between: bool = False) -> Array: ...
-    def begin_anew(self) -> None: ...
-    def tear(self) -> None: ...
 
 
 class Model:
@@ -43,25 +24,27 @@ class Model:
         graph: Graph,
         weights: Prepared,
         full: Graph | None = None,
-        commons: RankMemory | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`full`: the whole graph, if `graph` is a rank's part of it; ranks meet through
-        `commons`."""
-        self.graph, self.weights, self.commons = graph, weights, commons
+        """`full`: the whole graph, if `graph` is a rank's part of it; `ranks`: the other parts'
+        processes."""
+        self.graph, self.weights, self.ranks = graph, weights, ranks
+        self.commons = None if ranks is None else ranks.memory
         self.dealing: Dealing | None = None
         """Expert placement, if ranks have whole experts."""
         self._head = head(full or graph)
         self._variants: dict[Hidden, Graph] = {}
         self._interpreters: dict[object, Interpreter] = {}
 
-    def part(self, commons: RankMemory, *, dealt: bool = False) -> Model:
+    def part(self, ranks: Ranks, *, dealt: bool = False) -> Model:
         """Return the part that one process computes, with the same weights; `dealt`: with whole
         experts. On the last stage, the head over chosen rows (`logits`) stays whole. Raises
         `OptionError`."""
+        commons = ranks.memory
         stage = stage_of(self.graph, commons.stages, commons.stage)
         dealt = dealt and bool(mixtures(stage))
         mine = cut(stage, commons.ranks, commons.rank, dealt=dealt)
-        made = Model(mine, self.weights, stage, commons)
+        made = Model(mine, self.weights, stage, ranks)
         if dealt:
             made.dealing = Dealing(mixtures(stage), commons.ranks, commons.rank)
         return made
@@ -117,6 +100,8 @@ class Model:
         """
         if not self.generates:
             (hidden,) = self._run("every", ops, batch, cache, adding, times)
+            if self.ranks is not None:
+                self.ranks.hand_on(hidden)
             return hidden, hidden[:0, :0]
         if not len(batch.sample_rows) and not every:
             (first,) = self._run("none", ops, batch, cache, adding, times)
@@ -154,5 +139,6 @@ class Model:
             plan = None if joined is None else joined.plan_product
             nodes = fused(graph, self.weights, plan, {"N": tokens, "R": samples})
             outputs = tuple(graph.outputs.values()) or graph.nodes[0].out
-            self._interpreters[key] = Interpreter(nodes, self.weights, outputs)
+            given = self.weights, outputs, self.ranks, self.dealing
+            self._interpreters[key] = Interpreter(nodes, *given)
         return self._interpreters[key].run(ops, batch, cache, {}, adding, times)

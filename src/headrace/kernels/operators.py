@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .attention_plan import AttentionPlan
     from .fuse import Joining
     from .key_bias import KeyBias
+    from .ranks import ExpertShare
 
 
 class Dequantise(Protocol):
@@ -379,10 +380,12 @@ class Operators(Protocol):
         activation: str,
         biases: tuple[Array, Array] | None = None,
         inside: bool = False,
+        share: ExpertShare | None = None,
     ) -> Array:
         """Compute the routed feed-forward: x [N, D] and the results of `route` → [N, D]; activation
         as of `gated`, or clamped (`ExpertsSpec`). `biases`: of all experts, see `Prepared.biases`.
-        `inside`: routing weights multiply the experts' inputs, not their outputs."""
+        `inside`: routing weights multiply the experts' inputs, not their outputs. `share`: the part
+        of a rank, whose results have the columns of its `down`."""
         ...
 
     def select(self, x: Array, rows: Array) -> Array:

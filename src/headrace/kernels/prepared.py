@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-import numpy as np
-
 from ..base.arch import Rope
 from ..base.graph import AttentionSpec, Role, WeightRef
-from .arrays import Array
-from .weights import Weight
+from .arrays import Array, joined
+from .weights import Weight, cut_weight
 
 
 @dataclass(slots=True)
@@ -34,19 +32,27 @@ class Prepared:
     """By rope and the count of a head's numbers that it rotates."""
     nbytes: int = 0
     _cut: dict[object, Array] = field(default_factory=dict)
-    """Parts of vectors that a rank was given, by key and cut."""
+    """Parts that a rank was given, by key and cut."""
 
     def weight(self, ref: WeightRef) -> Weight:
-        """Return all rows of it, whatever part a rank computes."""
+        """Return the weight, or the rows in `WeightRef.cut`."""
         found = self.by_key[ref.key]
         assert not isinstance(found, list), "one weight of many copies"
-        weight: Weight = found
+        weight: Weight = self._part(ref, found, None)
         return weight
 
     def copies(self, ref: WeightRef) -> list[Weight]:
+        """Return a weight's copies from `first` on, each like `weight`."""
         found = self.by_key[ref.key]
         assert isinstance(found, list), "a weight of one copy"
-        return found[ref.first : ref.first + ref.copies]
+        numbers = range(ref.first, ref.first + ref.copies)
+        return [self._part(ref, found[number], number) for number in numbers]
+
+    def _part(self, ref: WeightRef, weight: Weight, copy: int | None) -> Weight:
+        key = ref.key, ref.cut, copy
+        if ref.cut and key not in self._cut:
+            self._cut[key] = cut_weight(weight, ref.cut, ref.rows)
+        return self._cut[key] if ref.cut else weight
 
     def rope(self, spec: AttentionSpec) -> RopeTable | None:
         """Return the rotation table of a layer; None: its heads are not rotated."""
@@ -61,18 +67,17 @@ class Prepared:
         return of_gate_up, of_down
 
     def vector(self, ref: WeightRef) -> Array:
-        """Return the vector; of a host array only the part in `WeightRef.cut`, if any."""
+        """Return the vector, or the part in `WeightRef.cut`."""
         assert ref.role == "vector"
         vector: Array = self.by_key[ref.key]
         if not ref.cut:
             return vector
         if (ref.key, ref.cut) not in self._cut:
             begins = [0, *accumulate(ref.rows)]
-            self._cut[ref.key, ref.cut] = np.concatenate(
-                [
-                    one[begins[which] + first :][:count]
-                    for one in vector.reshape(ref.copies, -1)
-                    for which, first, count in ref.cut
-                ]
-            )
+            parts = [
+                one[begins[which] + first :][:count]
+                for one in vector.reshape(ref.copies, -1)
+                for which, first, count in ref.cut
+            ]
+            self._cut[ref.key, ref.cut] = joined(parts, 0)
         return self._cut[ref.key, ref.cut]

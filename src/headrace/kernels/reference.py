@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .attention_plan import Planner
     from .fuse import Joining
     from .program import CallByCall, Program
+    from .ranks import ExpertShare
 
 
 class ReferenceOperators:
@@ -125,8 +126,8 @@ class ReferenceOperators:
             one = torch.ones_like(turned[0][0, 0])
             turned = [self.rms_norm(each, one, spec.eps, 0.0) for each in turned]
         if spec.growth is not None:
-            growth, every = spec.growth
-            steps = torch.log1p((batch.positions + 1).div(every, rounding_mode="floor").float())
+            growth, every, first = spec.growth
+            steps = torch.log1p((batch.positions + first).div(every, rounding_mode="floor").float())
             turned[0] = turned[0] * (steps * growth + 1).to(qkv.dtype)[:, None, None]
         if spec.kept:
             reference_attention.store(kv, turned[1], v, batch.groups[group].slots)
@@ -208,20 +209,25 @@ class ReferenceOperators:
         activation: str,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
         inside: bool = False,
+        share: ExpertShare | None = None,
     ) -> torch.Tensor:
         shares = shares.to(x.dtype)
-        out = torch.zeros_like(x)
-        count = len(down)
+        count, width = len(down), down[0].shape[0]
+        out = x.new_zeros(len(x), width)
         of_up, of_down = (bias.view(count, -1) for bias in biases) if biases else (None, None)
         # Experts in ascending order: a token's sum is taken in the same order in any batch.
         for expert in torch.unique(chosen).tolist():
             token, place = (chosen == expert).nonzero(as_tuple=True)
-            bias = None if of_up is None else of_up[expert]
-            share = shares[token, place].unsqueeze(-1)
-            rows = x[token] * share if inside else x[token]
-            inner = self.gated(self.linear(rows, gate_up[expert], bias), activation)
-            part = self.linear(inner, down[expert], None if of_down is None else of_down[expert])
-            out[token] += part if inside else part * share
+            part, factor = x.new_empty(len(token), 0), shares[token, place].unsqueeze(-1)
+            if share is None or share.owns(expert, len(token)):
+                bias = None if of_up is None else of_up[expert]
+                rows = x[token] * factor if inside else x[token]
+                inner = self.gated(self.linear(rows, gate_up[expert], bias), activation)
+                inner = inner if share is None else share.gathered(inner)
+                bias = None if of_down is None else of_down[expert]
+                part = self.linear(inner, down[expert], bias)
+            part = part if share is None else share.result(expert, part, width)
+            out[token] += part if inside else part * factor
         return out
 
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

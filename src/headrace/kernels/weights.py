@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Array
+from .arrays import Array, joined
 
 if TYPE_CHECKING:
     import torch
+
+PLANES = "Q8_0_PLANES"
+"""Kind of Q8_0 with its three low bits apart, for a head (csrc/bound.h)."""
+OUTPUTS = 16
+"""Outputs in a panel (csrc/layout.h)."""
+UNIT_BYTES, LOW_BYTES = 544, 192
+"""Bytes of 16 outputs by 32 inputs in `PLANES`, and of the low plane among them."""
 
 
 @dataclass(slots=True)
@@ -30,6 +37,10 @@ class DenseWeight:
     @property
     def nbytes(self) -> int:
         return int(self.data.nbytes)
+
+    def rows(self, first: int, count: int) -> DenseWeight:
+        """Return `count` outputs from `first` on: a view."""
+        return DenseWeight(self.data[first : first + count])
 
 
 @dataclass(slots=True)
@@ -165,6 +176,25 @@ class PanelWeight:
     def nbytes(self) -> int:
         return self.data.nbytes + (0 if self.low is None else self.low.nbytes)
 
+    @property
+    def low_bytes(self) -> int:
+        """Bytes of its plane of low bits; a greedy step of few rows reads next to none of them."""
+        return self.nbytes // UNIT_BYTES * LOW_BYTES if self.kind == PLANES else 0
+
+    def rows(self, first: int, count: int) -> PanelWeight:
+        """Return `count` outputs from `first` on: a view of whole panels, except for the last."""
+        out, width = self.shape
+        assert first % OUTPUTS == 0
+        assert count % OUTPUTS == 0 or first + count == out, "a panel belongs to one rank"
+        panels, begin, end = -(-out // OUTPUTS), first // OUTPUTS, -(-(first + count) // OUTPUTS)
+        high, low = self.nbytes - self.low_bytes, None
+        if high < self.nbytes:
+            each = self.low_bytes // panels
+            low = self.data[high + begin * each : high + end * each]
+        each = high // panels
+        data = self.data[begin * each : end * each]
+        return PanelWeight(self.kind, data, (count, width), self.order, low)
+
 
 @dataclass(slots=True)
 class TiledWeight:
@@ -206,6 +236,27 @@ Matrix = (
     DenseWeight | BlockWeight | PackedWeight | Fp8Weight | LateWeight | PanelWeight | TiledWeight
 )
 Weight = Matrix | StackedWeight
+
+
+def cut_weight(
+    weight: Weight, cut: tuple[tuple[int, int, int], ...], rows: tuple[int, ...]
+) -> Weight:
+    """Return the rows of `WeightRef.cut`, () for all, of a weight made from tensors with these
+    `rows`."""
+    if not cut:
+        return weight
+    taken = []
+    for which, first, count in cut:
+        if isinstance(weight, StackedWeight):
+            part, begin = weight.parts[which], 0
+        else:
+            part, begin = weight, sum(rows[:which])  # One matrix of all tensors.
+        assert isinstance(part, PanelWeight | DenseWeight), "no other forms are cut"
+        taken.append(part.rows(begin + first, count))
+    if len(taken) == 1:
+        return taken[0]
+    dense = [part.data for part in taken if isinstance(part, DenseWeight)]
+    return DenseWeight(joined(dense, 0)) if dense else StackedWeight(tuple(taken))
 
 
 @dataclass(slots=True)

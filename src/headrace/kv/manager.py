@@ -34,6 +34,7 @@ from .holdings import Holdings
 from .partial import PartialBlocks
 from .pool import BlockPool
 from .prefix import PrefixChain, root_of
+from .slots import Slots
 from .states import StateBlocks
 from .table import BlockTable
 
@@ -72,6 +73,7 @@ class KvManager:
         """Tokens found, of those looked up."""
         self.tiers: LowerTiers | None = None
         self.leases: LentBlocks | None = None
+        self.slots = Slots(pool.slots[0].blocks) if pool.slots else None
         self.states: StateBlocks | None = None
         for at, group in enumerate(pool.groups):
             if group.state:
@@ -321,6 +323,8 @@ class KvManager:
     def close(self, table: BlockTable) -> None:
         """Give back all blocks, the last first: a prefix is evicted from its end."""
         del self._tables[id(table)]
+        if self.slots is not None:
+            self.slots.leave(table)
         if self.states is not None:
             self.states.leave(table)
         self._give_back([table.sources] if table.sources else [])
@@ -368,6 +372,8 @@ class KvManager:
     def reset(self) -> None:
         """Empty the prefix index (weights changed, or a user asks). Owned blocks stay owned."""
         self.unsettled.clear()
+        if self.slots is not None:
+            self.slots.reset()
         if self.states is not None:
             self.states.reset()
         self._fresh.clear()
@@ -383,6 +389,9 @@ class KvManager:
 
     def check_integrity(self) -> None:
         """Assert that every block is in exactly one state and counted by its owners."""
+        if self.slots is not None:
+            slots = [table.slot for table in self._tables.values()]
+            self.slots.check_integrity([slot for slot in slots if slot is not None])
         for table in self._tables.values():
             lengths = {len(table.blocks[group]) for group, _, _ in self._paged}
             assert len(lengths) <= 1, "groups grow together"

@@ -21,8 +21,10 @@ blocks in another tier or on another machine.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import takewhile
 
 from headrace.base.request import Retained
 from headrace.base.spec import InputSpan
@@ -103,6 +105,23 @@ class PrefixChain:
                     update(self._links(len(keys) * size))
                 keys.append(digest())
         return keys
+
+    @property
+    def known(self) -> int:
+        """Tokens of the sequence that are known."""
+        return len(self._tokens)
+
+    def common(self, other: PrefixChain, most: int) -> int:
+        """Return how many of the first `most` tokens, which both have, are those of `other` too,
+        of the same tenant and adapter; inputs that are not text are not compared."""
+        if self._start != other._start or self._inputs or other._inputs:
+            return 0
+        whole, size = most // self.block_size, self.block_size
+        ours, theirs = self.extend(whole), other.extend(whole)
+        blocks = bisect_left(range(whole), True, key=lambda at: ours[at] != theirs[at])
+        rest = slice(blocks * size, min(most, (blocks + 1) * size))
+        pairs = zip(self._tokens[rest], other._tokens[rest], strict=True)
+        return rest.start + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def kept_for(self, block: int) -> float:
         """Return the seconds for which a block is to be retained; 0 if the request did not ask."""

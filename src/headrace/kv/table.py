@@ -8,7 +8,10 @@ from .prefix import PrefixChain
 class BlockTable:
     """The blocks of one sequence in every group. Made and changed by `KvManager` only."""
 
-    __slots__ = ("blocks", "chain", "copied", "entered", "first", "keeps", "restores", "sources")
+    __slots__ = (
+        "blocks", "chain", "copied", "entered", "first", "keeps", "restores", "slot",
+        "sources",
+    )  # fmt: skip
 
     def __init__(self, groups: int, chain: PrefixChain | None) -> None:
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
@@ -26,3 +29,5 @@ class BlockTable:
         """Token counts after which its state is to be kept for others."""
         self.restores: int | None = None
         """The checkpoint that its first step begins with; held until then."""
+        self.slot: int | None = None
+        """Its slot of the part that drafts."""

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from ..base.arch import Chunks, Mla
-from ..base.graph import ActivationSpec, AttentionSpec, LatentSpec, Value, WeightRef
+from ..base.graph import AttentionSpec, LatentSpec, Value, WeightRef
 from .description import Description, matrix, vector
 
 
 def attention(to: Description, layer: int, x: Value, at: str, beside: Value | None = None) -> Value:
     """Describe grouped-query attention (Ainslie et al. 2023) with rotary positions:
-    `{at}.{q,k,v,o}_proj`, with biases and norms on the heads if the architecture has them.
-    `beside`: a second input (EAGLE-3), by which the matrices `{at}.{q,k,v}_proj.tokens` multiply.
-    """
+    `{at}.{q,k,v,o}_proj`, see `attended`."""
+    return output(to, attended(to, layer, x, at, beside), at)
+
+
+def output(to: Description, mixed: Value, at: str) -> Value:
+    arch = to.arch
+    bias = arch.output_bias
+    return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden, bias=bias, purpose="output")
+
+
+def attended(to: Description, layer: int, x: Value, at: str, beside: Value | None = None) -> Value:
+    """Describe attention up to its output product, with biases and norms on the heads if the
+    architecture has them. `beside`: a second input (EAGLE-3), by which the matrices
+    `{at}.{q,k,v}_proj.tokens` multiply."""
     arch = to.arch
     window = arch.window(layer)
     local = arch.local_rope if window is not None else None
@@ -30,11 +41,13 @@ def attention(to: Description, layer: int, x: Value, at: str, beside: Value | No
     )
     if arch.chunks is not None:
         spec = _chunked(spec, arch.chunks)
+    if arch.growth is not None:
+        spec = spec._replace(growth=(*arch.growth, 0))
     keys = spec.kv_heads * spec.size
     names, outputs = [f"{at}.{part}_proj" for part in ("q", "k", "v")], [spec.queries, keys, keys]
     if "qkv" in arch.fused:
         names, outputs = [f"{at}.qkv_proj"], [spec.stacked]
-    qkv = to.linear(x, *names, outputs=outputs, bias=arch.qkv_bias)
+    qkv = to.linear(x, *names, outputs=outputs, bias=arch.qkv_bias, purpose="qkv")
     if beside is not None:
         further = [f"{name}.tokens" for name in names]
         qkv = to.add(qkv, to.linear(beside, *further, outputs=outputs))
@@ -46,18 +59,14 @@ def attention(to: Description, layer: int, x: Value, at: str, beside: Value | No
         ]
     q = to.node("write", (qkv,), spec.queries, norms, spec)
     sinks = [vector([f"{at}.sinks"], [arch.heads])] if arch.sinks else []
-    mixed = to.node("attend", (q,), spec.queries, sinks, spec)
-    if arch.attention_gate:
-        gate = to.linear(x, f"{at}.gate_proj", outputs=spec.queries)
-        mixed = to.node("multiply", (mixed, gate), spec.queries, spec=ActivationSpec("sigmoid"))
-    return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden, bias=arch.output_bias)
+    return to.node("attend", (q,), spec.queries, sinks, spec)
 
 
 def _chunked(spec: AttentionSpec, chunks: Chunks) -> AttentionSpec:
     """Set Llama 4's attention: chunks in layers with positions, growing queries in those
     without."""
     if spec.rope is None:
-        grown = (chunks.growth, chunks.every) if chunks.growth else None
+        grown = (chunks.growth, chunks.every, 1) if chunks.growth else None
         return spec._replace(growth=grown)
     return spec._replace(chunked=spec.window is not None, behind=chunks.normed)
 
@@ -74,18 +83,19 @@ def latent_attention(to: Description, layer: int, x: Value, at: str, mla: Mla) -
         layer, arch.heads, mla.kv_rank, mla.rope_dim, mla.nope_dim, mla.v_dim, arch.scale, arch.rope
     )
     if mla.q_rank is None:
-        q = to.linear(x, f"{at}.q_proj", outputs=spec.queries)
+        q = to.linear(x, f"{at}.q_proj", outputs=spec.queries, purpose="qkv")
     else:
-        inner = to.linear(x, f"{at}.q_a_proj", outputs=mla.q_rank)
+        inner = to.linear(x, f"{at}.q_a_proj", outputs=mla.q_rank, purpose="qkv")
         inner = to.rms_norm(inner, f"{at}.q_a_layernorm")
-        q = to.linear(inner, f"{at}.q_b_proj", outputs=spec.queries)
-    both = to.linear(x, f"{at}.kv_a_proj_with_mqa", outputs=mla.kv_rank + mla.rope_dim)
+        q = to.linear(inner, f"{at}.q_b_proj", outputs=spec.queries, purpose="qkv")
+    width = mla.kv_rank + mla.rope_dim
+    both = to.linear(x, f"{at}.kv_a_proj_with_mqa", outputs=width, purpose="qkv")
     latent = to.rms_norm(to.part(both, 0, mla.kv_rank), f"{at}.kv_a_layernorm")
     rotated = to.part(both, mla.kv_rank, mla.rope_dim)
     q = to.node("write", (q, latent, rotated), spec.queries, spec=spec)
     unpacking = [
-        matrix([f"{at}.k_b_proj.*"], [mla.kv_rank], mla.nope_dim, "heads", arch.heads),
-        matrix([f"{at}.v_b_proj.*"], [mla.v_dim], mla.kv_rank, "heads", arch.heads),
+        matrix([f"{at}.k_b_proj.*"], [mla.kv_rank], mla.nope_dim, "heads", arch.heads, "qkv"),
+        matrix([f"{at}.v_b_proj.*"], [mla.v_dim], mla.kv_rank, "heads", arch.heads, "qkv"),
     ]
     mixed = to.node("attend", (q,), arch.heads * mla.v_dim, unpacking, spec)
-    return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden)
+    return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden, purpose="output")

@@ -17,6 +17,7 @@ from ..base.graph import (
     Node,
     NormSpec,
     PartSpec,
+    Purpose,
     Role,
     Value,
     WeightRef,
@@ -62,7 +63,7 @@ class Description:
         spec: EmbedSpec = EmbedSpec(),  # noqa: B008 - frozen
     ) -> Value:
         """Look up rows of the table `name` by an index of the step."""
-        table = matrix([name], [rows], self.arch.hidden, "embed")
+        table = matrix([name], [rows], self.arch.hidden, "embed", purpose="embed")
         return self.node("embed", (), self.arch.hidden, [table], spec)
 
     def add(self, residual: Value, x: Value) -> Value:
@@ -78,11 +79,12 @@ class Description:
         outputs: int | Sequence[int],
         bias: bool = False,
         role: Role = "linear",
+        purpose: Purpose = "",
         spec: LinearSpec = LinearSpec(),  # noqa: B008 - frozen
     ) -> Value:
         """Multiply by the matrices `names`, with these `outputs`, one below the other."""
         sizes = [outputs] if isinstance(outputs, int) else list(outputs)
-        refs = [matrix(names, sizes, x.width, role)]
+        refs = [matrix(names, sizes, x.width, role, purpose=purpose)]
         if bias:
             refs.append(vector([f"{name}.bias" for name in names], sizes))
         dtype: Dtype = "f32" if role == "logits" else "act"
@@ -116,9 +118,15 @@ class Description:
 
 
 def matrix(
-    names: Sequence[str], rows: Sequence[int], width: int, role: Role, copies: int = 1
+    names: Sequence[str],
+    rows: Sequence[int],
+    width: int,
+    role: Role,
+    copies: int = 1,
+    purpose: Purpose = "",
 ) -> WeightRef:
-    return WeightRef(tuple(f"{name}.weight" for name in names), tuple(rows), width, role, copies)
+    own = tuple(f"{name}.weight" for name in names)
+    return WeightRef(own, tuple(rows), width, role, copies, purpose=purpose)
 
 
 def vector(names: Sequence[str], sizes: Sequence[int], copies: int = 1) -> WeightRef:

@@ -20,4 +20,4 @@ def head(to: Description, x: Value) -> Value:
     arch = to.arch
     name = TABLE if arch.tied_embedding else HEAD
     spec = LinearSpec(arch.caps.logits, arch.logits_scale)
-    return to.linear(x, name, outputs=arch.vocab_size, role="logits", spec=spec)
+    return to.linear(x, name, outputs=arch.vocab_size, role="logits", purpose="head", spec=spec)

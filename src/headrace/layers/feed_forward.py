@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..base.arch import Moe
-from ..base.graph import TOKENS, ActivationSpec, ExpertsSpec, Node, RouteSpec, Value
+from ..base.graph import (
+    TOKENS,
+    ActivationSpec,
+    ExpertsSpec,
+    Node,
+    Purpose,
+    RouteSpec,
+    Value,
+)
 from .description import Description, matrix, vector
 
 
@@ -17,14 +25,18 @@ def feed_forward(to: Description, layer: int, x: Value, at: str) -> Value:
     return mixture(to, x, at, moe)
 
 
-def gated_linear(to: Description, x: Value, at: str, inner: int) -> Value:
-    """Describe `{at}.{gate,up,down}_proj`, or `gate_up_proj` in one."""
+def gated_linear(
+    to: Description, x: Value, at: str, inner: int, purpose: Purpose | None = None
+) -> Value:
+    """Describe `{at}.{gate,up,down}_proj`, or `gate_up_proj` in one. `purpose`: that of all of
+    them."""
+    ups, outputs = [f"{at}.gate_proj", f"{at}.up_proj"], [inner, inner]
     if "gate_up" in to.arch.fused:
-        both = to.linear(x, f"{at}.gate_up_proj", outputs=2 * inner)
-    else:
-        both = to.linear(x, f"{at}.gate_proj", f"{at}.up_proj", outputs=[inner, inner])
+        ups, outputs = [f"{at}.gate_up_proj"], [2 * inner]
+    both = to.linear(x, *ups, outputs=outputs, purpose=purpose or "gate_up")
     gated = to.gated(both, ActivationSpec(to.arch.activation))
-    return to.linear(gated, f"{at}.down_proj", outputs=to.arch.hidden)
+    down = purpose or "down"
+    return to.linear(gated, f"{at}.down_proj", outputs=to.arch.hidden, purpose=down)
 
 
 def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
@@ -34,7 +46,7 @@ def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
     A shared expert with a gate is a mixture of one: every row goes to it, with the routing weight
     of `{at}.shared_expert_gate`.
     """
-    logits = to.linear(x, f"{at}.gate", outputs=moe.experts, bias=moe.clamped)
+    logits = to.linear(x, f"{at}.gate", outputs=moe.experts, bias=moe.clamped, purpose="router")
     route = RouteSpec(
         moe.active,
         moe.normalise,
@@ -52,11 +64,12 @@ def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
     if not moe.shared_intermediate:
         return mixed
     if moe.shared_gate:
-        logits = to.linear(x, f"{at}.shared_expert_gate", outputs=1)
+        logits = to.linear(x, f"{at}.shared_expert_gate", outputs=1, purpose="router")
         route = RouteSpec(1, normalise=False, scores="sigmoid")
-        shared = experts(to, x, logits, f"{at}.shared_expert", moe.shared_intermediate, route)
+        at = f"{at}.shared_expert"
+        shared = experts(to, x, logits, at, moe.shared_intermediate, route, purpose="shared")
     else:
-        shared = gated_linear(to, x, f"{at}.shared_experts", moe.shared_intermediate)
+        shared = gated_linear(to, x, f"{at}.shared_experts", moe.shared_intermediate, "shared")
     return to.node("add", (mixed, shared), mixed.width)
 
 
@@ -71,6 +84,7 @@ def experts(
     *,
     clamped: bool = False,
     inside: bool = False,
+    purpose: Purpose = "experts",
 ) -> Value:
     """Describe the experts `{at}.{gate,up,down}_proj` with router `logits` [N, experts]. `vectors`:
     bias of the choice, gains of the routing weights; `clamped` experts have biases and a gate of
@@ -86,13 +100,14 @@ def experts(
         )
     )
     matrices = [
-        matrix([f"{at}.gate_proj", f"{at}.up_proj"], [inner, inner], hidden, "moe", count),
-        matrix([f"{at}.down_proj"], [hidden], inner, "moe", count),
+        matrix([f"{at}.gate_proj", f"{at}.up_proj"], [inner, inner], hidden, "moe", count, purpose),
+        matrix([f"{at}.down_proj"], [hidden], inner, "moe", count, purpose),
     ]
     if clamped:
         both = [f"{at}.gate_proj.bias", f"{at}.up_proj.bias"]
-        matrices.append(vector(both, [inner, inner], count))
-        matrices.append(vector([f"{at}.down_proj.bias"], [hidden], count))
+        down = [f"{at}.down_proj.bias"]
+        biases = vector(both, [inner, inner], count), vector(down, [hidden], count)
+        matrices += [bias._replace(purpose=purpose) for bias in biases]
     activation = to.arch.activation
     assert activation != "relu2", "experts have gates, and those none of this kind"
     spec = ExpertsSpec("clamped" if clamped else activation, inside)

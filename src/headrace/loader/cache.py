@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base.config import DEFAULT_MODEL
 from ..base.environment import cache_root
 from ..base.errors import DownloadError, ModelFileError, ModelNotFound
 from .catalog import CATALOG
@@ -47,6 +48,10 @@ class CachedModel:
     default: bool = False
     packed: int = 0
     """Bytes of its repacked weights, kept for the next start."""
+    task: str = ""
+    """Key of `catalog.TASKS`; "": it is not in the catalog."""
+    memory: int = 0
+    """Bytes to serve it with, estimated; 0: unknown."""
 
 
 def root(cache_dir: str | Path | None) -> Path:
@@ -156,7 +161,7 @@ def cached_models(cache_dir: str | Path | None = None) -> list[CachedModel]:
     """List every catalog model, cached or not, and every cached hub model."""
     found = []
     place = root(cache_dir)
-    for index, model in enumerate(CATALOG.values()):
+    for model in CATALOG.values():
         folder = catalog_folder(model.name, cache_dir)
         record = Record(folder)
         complete = all(record.knows(each.path, each.size, each.sha256) for each in model.files)
@@ -169,8 +174,10 @@ def cached_models(cache_dir: str | Path | None = None) -> list[CachedModel]:
                 _disk_use(folder),
                 complete,
                 folder,
-                default=index == 0,
+                default=model.name == DEFAULT_MODEL,
                 packed=_packed(folder, place),
+                task=model.task,
+                memory=model.memory,
             )
         )
     hub = place / "hub"

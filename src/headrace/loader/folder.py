@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..base.arch_reader import from_hf
 from ..base.errors import ModelFileError
 from ..base.modelfiles import TOOL_USE, ModelFiles
+from ..models.reader import from_hf
 from ..quant.schemes import scheme_of
 from .gguf_model import end_of_turn, with_rows
 from .headers import hold

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ..base.arch import ModelArch
-from ..base.arch_gguf import LONG_FACTORS, ROPE_FACTORS
-from ..base.arch_reader import from_gguf
 from ..base.errors import ModelFileError
 from ..base.modelfiles import TOOL_USE, ModelFiles
 from ..base.strings import StringArray
+from ..models.reader import from_gguf
+from ..models.ropes import LONG_FACTORS, ROPE_FACTORS
 from .gguf import GgufFile
 
 END_OF_TURN = (

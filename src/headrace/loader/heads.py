@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..base.arch_head import STATED, HeadArch, head_of, predictor_of
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
+from ..models.heads import STATED, HeadArch, head_of, predictor_of
 from ..quant.ggml_types import DENSE
 from ..quant.schemes import scheme_of
 from . import latent_heads

@@ -23,6 +23,7 @@ from .source import SourceFailed
 SMALL_FILES = (
     "config.json",
     "generation_config.json",
+    "preprocessor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

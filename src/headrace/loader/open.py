@@ -38,22 +38,37 @@ def open_model(
         raise _unknown(name) from None
     if exists:
         return open_local(path, name)
+    known = CATALOG.get(name)
+    if known is not None and known.speech:
+        raise UnsupportedModel(
+            f"{name} is for speech to text: headrace transcribe and headrace serve take it, "
+            "headrace roofline shows its memory and its limits"
+        )
+    local = fetched(name, cache_dir=cache_dir, offline=offline, progress=progress)
+    return open_local(local, name, None if known is None else known.licence)
+
+
+def fetched(
+    name: str,
+    *,
+    cache_dir: str | Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Return the folder or `.gguf` file of a catalog name or a hub id; download it if needed.
+
+    Raises `ModelNotFound` or `DownloadError`.
+    """
     if name in CATALOG:
         model = CATALOG[name]
-        if model.speech:
-            raise UnsupportedModel(
-                f"{name} hears and does not write: headrace serve and headrace transcribe take it"
-            )
-        local = fetch_catalog(model, cache_dir=cache_dir, offline=offline, progress=progress)
-        return open_local(local, name, model.licence)
+        return fetch_catalog(model, cache_dir=cache_dir, offline=offline, progress=progress)
     # Local: 40 ms of imports, useless at a start whose files are here.
     from .hub_model import fetch_hub, split_hub_name
 
     hub = split_hub_name(name)
     # `folder/file.gguf` is a path with a typing error, not a repository.
-    if hub is not None and (":" in name or path.suffix != ".gguf"):
-        local = fetch_hub(*hub, cache_dir=cache_dir, offline=offline, progress=progress)
-        return open_local(local, name)
+    if hub is not None and (":" in name or not name.endswith(".gguf")):
+        return fetch_hub(*hub, cache_dir=cache_dir, offline=offline, progress=progress)
     raise _unknown(name)
 
 
@@ -70,8 +85,8 @@ def open_local(path: Path, name: str, licence: str | None = None) -> ModelFiles:
 
 def _unknown(name: str) -> ModelNotFound:
     return ModelNotFound(
-        f"no model {name!r:.200}; a model is a catalog name ({', '.join(CATALOG)}), a folder in "
-        "Hugging Face layout, a .gguf file, or a hub id such as org/name or org/name:q4_k_m"
-        f"{nearest(name, CATALOG)}",
+        f"no model {name!r:.200}{nearest(name.lower().replace(':', '-'), CATALOG)}; a model is a "
+        "catalog name (headrace models lists them), a folder in Hugging Face layout, a .gguf file, "
+        "or a hub id such as org/name or org/name:q4_k_m",
         param="model",
     )

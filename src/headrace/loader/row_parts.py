@@ -49,14 +49,14 @@ def parts(name: str, shape: tuple[int, ...], arch: ModelArch) -> dict[str, Order
     """
     at, _, last = name.removesuffix(".weight").rpartition(".")
     found: dict[str, Order] = {}
-    if last == "q_proj" and arch.attention_gate:
-        found = _cut({"q_proj": arch.head_dim, "gate_proj": arch.head_dim}, arch.heads)
     of = arch.recurrence
     if of is not None and of.kind == "delta":
         each = of.value_heads // of.key_heads
         values = each * of.value_size
         sizes = {"q": of.key_size, "k": of.key_size, "v": values, "z": values}
-        if last == "in_proj_qkvz":
+        if last == "q_proj":
+            found = _cut({"q_proj": arch.head_dim, "gate_proj": arch.head_dim}, arch.heads)
+        elif last == "in_proj_qkvz":
             cut = _cut(sizes, of.key_heads)
             mixed = np.concatenate([cut[part] for part in "qkv"])
             found = {"in_proj_qkv": mixed, "in_proj_z": cut["z"]}

@@ -6,7 +6,7 @@ only as pages are read. Dense tensors of safetensors are read when they are take
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from ..base.modelfiles import ModelFiles
 from ..kernels.arrays import Array
@@ -19,12 +19,16 @@ from .weights_safetensors import from_safetensors
 Loaded = Array | Stored | BlockWeight
 
 
-def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
-    """Yield (canonical name, weight) of every tensor of the model.
+def load_weights(
+    files: ModelFiles, only: Container[str] | None = None
+) -> Iterator[tuple[str, Loaded]]:
+    """Yield (canonical name, weight) of every tensor of the model; `only`: of these names.
 
     Raises `ModelFileError` before the first one if a tensor is missing, unknown or of another shape
     than the architecture's; `UnsupportedModel` if its type is not read.
     """
     if files.format == "gguf":
-        return from_gguf(gguf_of(files), files.arch)
-    return from_safetensors(files)
+        found: Iterator[tuple[str, Loaded]] = from_gguf(gguf_of(files), files.arch, only)
+    else:
+        found = from_safetensors(files)
+    return found if only is None else (pair for pair in found if pair[0] in only)

@@ -7,7 +7,7 @@ Hugging Face (pairs i and i + E/2). The 1 that was added to Gemma's norms is sub
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,12 @@ from ..base.arch import ModelArch
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..kernels.arrays import floats
 from ..kernels.weights import BlockWeight
+from ..models.registry import FAMILIES
 from ..quant.ggml_types import DENSE, SUPPORTED
 from . import latent_heads, row_parts
 from .gguf import GgufFile, TensorInfo
 from .names import Shapes, check, each_expert, from_gguf_name, no_stack
 
-PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "granitemoehybrid", "smollm3")
-"""Families whose q and k are stored with the halves of a rotary pair adjacent."""
 _FLAT = tuple(
     f".{at}.{name}" for at in ("mamba", "mixer") for name in ("A_log", "D", "norm.weight")
 )
@@ -31,8 +30,11 @@ _FLAT = tuple(
 Host = npt.NDArray[Any]
 
 
-def from_gguf(file: GgufFile, arch: ModelArch) -> Iterator[tuple[str, Host | BlockWeight]]:
-    """Yield the weights; see `weights.load_weights`."""
+def from_gguf(
+    file: GgufFile, arch: ModelArch, only: Container[str] | None = None
+) -> Iterator[tuple[str, Host | BlockWeight]]:
+    """Yield the weights; see `weights.load_weights`. `only`: those of tensors that become one of
+    these."""
     names: dict[str, str] = {}
     found: Shapes = {}
     for info in file.tensors.values():
@@ -45,18 +47,21 @@ def from_gguf(file: GgufFile, arch: ModelArch) -> Iterator[tuple[str, Host | Blo
                 f"supported: {', '.join(SUPPORTED)}"
             )
         names[info.name] = name
-        for each, shape in _named(name, info.shape, arch):
+        for each, shape in named(name, info.shape, arch):
             if each in found:
                 raise ModelFileError(f"{file.path.name}: {each} appears twice")
             found[each] = shape
     check(found, arch, file.path.name)
 
     for info in file.tensors.values():
-        if info.name in names:
-            yield from _load(file, info, names[info.name], arch)
+        name = names.get(info.name)
+        if name is None:
+            continue
+        if only is None or any(each in only for each, _ in named(name, info.shape, arch)):
+            yield from _load(file, info, name, arch)
 
 
-def _named(
+def named(
     name: str, shape: tuple[int, ...], arch: ModelArch
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of the tensors that a file's tensor becomes: each of stacked experts and
@@ -88,7 +93,7 @@ def _load(
     file: GgufFile, info: TensorInfo, name: str, arch: ModelArch
 ) -> Iterator[tuple[str, Host | BlockWeight]]:
     data = file.view(info.name)
-    if arch.family in PERMUTED and (".q_proj." in name or ".k_proj." in name):
+    if FAMILIES[arch.family].names.permuted and (".q_proj." in name or ".k_proj." in name):
         heads = arch.heads if ".q_proj." in name else arch.kv_heads
         data = data[original_rows(heads, arch.head_dim)]
     if name.endswith(".A_log"):
@@ -100,7 +105,7 @@ def _load(
         return
     orders = row_parts.parts(name, info.shape, arch)
     both = ".gate_up_proj." in name
-    for index, (each, shape) in enumerate(_named(name, info.shape, arch)):
+    for index, (each, shape) in enumerate(named(name, info.shape, arch)):
         part = data[orders[each]] if orders else data
         if "*" in name:
             part = data[index // 2].reshape(2, shape[0], -1)[index % 2] if both else data[index]

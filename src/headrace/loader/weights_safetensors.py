@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
-from ..models.registry import describe
+from ..models.registry import FAMILIES, describe
 from ..quant.ggml_types import DENSE
 from ..quant.schemes import scheme_of
 from . import latent_heads, row_parts
@@ -47,8 +47,8 @@ def from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Stored]]:
             claim(f"{module}.weight", main, shape)
     wanted = describe(files.arch).tensors()
     experts: dict[str, ExpertPart] = {}
-    if files.arch.family in ("gpt_oss", "llama4"):
-        experts = expert_parts(stored, turns=files.arch.family == "gpt_oss")
+    if order := FAMILIES[files.arch.family].names.transposed:
+        experts = expert_parts(stored, turns=order == "interleaved")
         found |= {name: part.shape for name, part in experts.items()}
         stored = {
             name: tensor for name, tensor in stored.items() if not any(at in name for at in STACKS)

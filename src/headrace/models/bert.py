@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ..base.arch import ModelArch
+from ..base.arch import ModelArch, Rope
+from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.graph import ActivationSpec, AttentionSpec, EmbedSpec, Graph, Value
 from ..layers.description import Description
+from .family import Config, Family, Names, integer, number, word
 
 
 def bert(arch: ModelArch) -> Graph:
@@ -23,15 +25,19 @@ def bert(arch: ModelArch) -> Graph:
         at = f"encoder.layer.{layer}"
         mixed = _attention(to, layer, x, f"{at}.attention")
         x = to.layer_norm(to.add(x, mixed), f"{at}.attention.output.LayerNorm")
-        inner = to.linear(x, f"{at}.intermediate.dense", outputs=arch.intermediate, bias=True)
+        inner = to.linear(
+            x, f"{at}.intermediate.dense", outputs=arch.intermediate, bias=True, purpose="up"
+        )
         inner = to.activate(inner, ActivationSpec(arch.activation))
-        inner = to.linear(inner, f"{at}.output.dense", outputs=arch.hidden, bias=True)
+        inner = to.linear(
+            inner, f"{at}.output.dense", outputs=arch.hidden, bias=True, purpose="down"
+        )
         x = to.layer_norm(to.add(x, inner), f"{at}.output.LayerNorm")
     if not encoder.labels:
         return to.graph(hidden=x)
-    pooled = to.linear(x, "pooler.dense", outputs=arch.hidden, bias=True)
+    pooled = to.linear(x, "pooler.dense", outputs=arch.hidden, bias=True, purpose="head")
     pooled = to.activate(pooled, ActivationSpec("tanh"))
-    labels = to.linear(pooled, "classifier", outputs=encoder.labels, bias=True)
+    labels = to.linear(pooled, "classifier", outputs=encoder.labels, bias=True, purpose="head")
     return to.graph(hidden=x, labels=labels)
 
 
@@ -45,6 +51,63 @@ def _attention(to: Description, layer: int, x: Value, at: str) -> Value:
         layer, arch.heads, arch.heads, arch.head_dim, arch.scale, bidirectional=True
     )
     names = [f"{at}.self.{part}" for part in ("query", "key", "value")]
-    qkv = to.linear(x, *names, outputs=[arch.hidden] * 3, bias=True)
+    qkv = to.linear(x, *names, outputs=[arch.hidden] * 3, bias=True, purpose="qkv")
     mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
-    return to.linear(mixed, f"{at}.output.dense", outputs=arch.hidden, bias=True)
+    return to.linear(mixed, f"{at}.output.dense", outputs=arch.hidden, bias=True, purpose="output")
+
+
+def _head_dim(config: Config) -> int:
+    if config["hidden"] % config["heads"]:
+        raise config.refuse(
+            "hidden", f"must be a multiple of num_attention_heads ({config['heads']})"
+        )
+    return int(config["hidden"] // config["heads"])
+
+
+def _labels(config: Config) -> int:
+    """Return one for a score, 0 without a head. Raises `UnsupportedModel` for classifiers of
+    several labels."""
+    fields = config.fields
+    named = fields.raw("architectures")
+    if not named or not named[0].endswith("ForSequenceClassification"):
+        return 0
+    names = fields.mapping("id2label")
+    count = fields.integer("num_labels", 1, 2**16, 2 if names is None else len(names))
+    if names is not None and len(names) != count:
+        raise ModelFileError(
+            f"{fields.where}: num_labels is {count} but id2label has {len(names)}",
+            param="num_labels",
+        )
+    if count != 1:
+        raise UnsupportedModel(
+            f"{fields.where}: the classifier has {count} labels; supported is 1 (a score)",
+            param="id2label",
+        )
+    return count
+
+
+_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+FAMILIES = (
+    Family(
+        "bert", bert, {"bert": ("BertModel", "BertForSequenceClassification")},
+        defaults={
+            "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12,
+            "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512,
+            "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+        },
+        fields={
+            "kv_heads": lambda config: config["heads"], "head_dim": _head_dim,
+            "max_context": integer("max_position_embeddings", "", 8, 2**20),
+            "norm_eps": number("layer_norm_eps", "", 1e-15, 1e-1),
+            "activation": word("hidden_act", "", _ACTIVATIONS, "gelu"), "rope": Rope(),
+            "windows": (), "qkv_bias": True, "output_bias": True, "tied_embedding": True,
+            "encoder.types": integer("type_vocab_size", "", 1, 64), "encoder.labels": _labels,
+        },
+        allowed={
+            "position_embedding_type": ("absolute",), "is_decoder": (False,), "embedding_size": (),
+            "problem_type": _PROBLEMS,
+        },
+        names=Names(hf={"bert.": ""}, unread=r"(bert\.)?embeddings\.(position|token_type)_ids"),
+    ),
+)  # fmt: skip

@@ -8,6 +8,8 @@ from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.embedding import embedding, head
 from ..layers.feed_forward import feed_forward
+from .family import Family, number
+from .windows import WINDOW, every, unwindowed
 
 
 def cohere2(arch: ModelArch) -> Graph:
@@ -22,3 +24,31 @@ def cohere2(arch: ModelArch) -> Graph:
         x = to.add(x, feed_forward(to, layer, normed, f"{at}.mlp"))
     hidden = to.layer_norm(x, "model.norm", bias=False)
     return to.graph(hidden=hidden, logits=head(to, hidden))
+
+
+_DEFAULTS = {
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "tie_word_embeddings": True,
+}
+_SCALE = number("logit_scale", "logit_scale", 1e-6, 1e6)
+_FIELDS = {
+    "norm_eps": number("layer_norm_eps", "attention.layer_norm_epsilon", 1e-12, 1e-1),
+    "rope.interleaved": True,
+    "logits_scale": _SCALE,
+}
+FAMILIES = (
+    Family(
+        "cohere", cohere2, {"cohere": ("CohereForCausalLM",)}, "command-r",
+        defaults={**_DEFAULTS, "rope_theta": 5e5},
+        fields={**_FIELDS, "logits_scale": _SCALE._replace(default=1.0, zero=True)},
+        allowed={"use_parallel_block": (True,)},
+    ),
+    Family(
+        "cohere2", cohere2, {"cohere2": ("Cohere2ForCausalLM",)}, "cohere2",
+        defaults={**_DEFAULTS, "sliding_window": 4096},
+        fields={**_FIELDS, "_window": WINDOW, "_slides": every(4), "nope": unwindowed},
+        allowed={"use_parallel_block": (True,)},
+    ),
+)  # fmt: skip

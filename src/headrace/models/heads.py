@@ -1,16 +1,149 @@
-"""Draft heads, and the outputs that they want of the model that they draft for: see
-`base.arch_head`."""
+"""Heads that draft: one decoder layer that continues from the hidden states of a larger model.
+
+Its input, for each place, is the token there and the target's result at the preceding place. It
+predicts the next token: EAGLE (Li et al. 2024, arXiv 2401.15077), EAGLE-3 (Li et al. 2025, arXiv
+2503.01840), and the layers of checkpoints that predict further tokens (DeepSeek-V3, section 2.2).
+Here are their configs, their graphs, and the outputs that they want of the target.
+"""
 
 from __future__ import annotations
 
-from ..base.arch_head import HeadArch
-from ..base.errors import UnsupportedModel
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..base.arch import Caps, ModelArch
+from ..base.arch_fields import Fields
+from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.graph import TOKENS, EmbedSpec, Graph, LinearSpec, Node, Value
-from ..layers.attention import attention
+from ..base.verify import verify
+from ..layers.attention import attention, latent_attention
 from ..layers.description import Description, matrix
 from ..layers.embedding import HEAD, embedding, head
 from ..layers.feed_forward import feed_forward
-from ..layers.mixing import mixing
+from .reader import from_hf
+
+HeadKind = Literal["eagle", "eagle3", "mtp"]
+PREDICTING = ("deepseek_v3", "glm4_moe")
+"""Families whose checkpoints have a layer that predicts the token after the next."""
+STATED = "speculators_model_type"
+"""Key of a config that marks it as a head's."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadArch:
+    """The parts of a head. `arch` is that of its one layer, and of its two ends."""
+
+    kind: HeadKind
+    arch: ModelArch
+    vocab: int
+    """Tokens of its vocabulary; fewer than the target's if a file lists them."""
+    reads: tuple[int, ...] = ()
+    """Layers of the target whose inputs it reads, mixed into one vector; empty: it reads the input
+    of the target's head."""
+    bias: bool = False
+    """Whether the product that mixes token and state has a bias."""
+    norms: bool = False
+    """EAGLE alone: whether there are norms after the embedding, before the layer and before the
+    head."""
+    normed_residual: bool = False
+    """EAGLE-3 alone: whether the residual is the state after its norm."""
+    own_head: bool = False
+    """Whether it has a logits matrix of its own; else the target's is used."""
+
+
+def head_of(config: Mapping[str, Any], target: ModelArch, *, own_head: bool) -> HeadArch:
+    """Read the head that a `config.json` in the format of "speculators" describes, for `target`.
+
+    Raises `UnsupportedModel` or `ModelFileError`, which name the key.
+    """
+    fields = Fields(config, "config.json")
+    kind = fields.word(STATED, ("eagle", "eagle3"))
+    layer = fields.mapping("transformer_layer_config")
+    if layer is None:
+        raise ModelFileError(
+            "config.json lacks transformer_layer_config", param="transformer_layer_config"
+        )
+    arch = from_hf({"model_type": "llama", **layer, "num_hidden_layers": 1, "architectures": None})
+    if arch.moe is not None or arch.mla is not None or arch.encoder is not None or arch.windows:
+        raise UnsupportedModel(
+            "config.json: transformer_layer_config describes no plain layer; supported: a layer "
+            "like that of llama or qwen3",
+            param="transformer_layer_config",
+        )
+    for key, ours, its in (
+        ("hidden_size", target.hidden, arch.hidden),
+        ("vocab_size", target.vocab_size, arch.vocab_size),
+    ):
+        if ours != its:
+            raise UnsupportedModel(
+                f"config.json: {key} is {its}; must be {ours}, as the model's that it drafts for",
+                param=key,
+            )
+    arch = replace(
+        arch,
+        tied_embedding=not own_head and target.tied_embedding,
+        embedding_scale=target.embedding_scale,
+        caps=Caps(logits=None if own_head else target.caps.logits),
+        logits_scale=1.0 if own_head else target.logits_scale,
+    )
+    if kind == "eagle":
+        return HeadArch(
+            "eagle",
+            arch,
+            arch.vocab_size,
+            bias=fields.flag("fusion_bias", False),
+            norms=fields.flag("layernorms", False),
+            own_head=own_head,
+        )
+    fields.expect("norm_before_fc", False)
+    fields.expect("target_hidden_size", target.hidden)
+    if not own_head:
+        raise ModelFileError("a head of the kind eagle3 needs lm_head.weight", param="lm_head")
+    return HeadArch(
+        "eagle3",
+        arch,
+        fields.integer("draft_vocab_size", 1, target.vocab_size, target.vocab_size),
+        reads=_read_layers(fields, target.layers),
+        normed_residual=fields.flag("norm_before_residual", False),
+        own_head=True,
+    )
+
+
+def predictor_of(config: Mapping[str, Any], target: ModelArch) -> HeadArch:
+    """Read the layer after the last one of a checkpoint, which predicts the token after the next.
+    Raises `UnsupportedModel` if there is no supported one."""
+    fields = Fields(config, "config.json")
+    if target.family not in PREDICTING:
+        raise UnsupportedModel(
+            f"layers of a {target.family} model that predict further tokens are not read; "
+            f"supported: {', '.join(PREDICTING)}"
+        )
+    if not fields.integer("num_nextn_predict_layers", 0, 2**10, 0):
+        raise UnsupportedModel(
+            "config.json: num_nextn_predict_layers is 0; to draft the model needs one such layer",
+            param="num_nextn_predict_layers",
+        )
+    assert target.moe is not None
+    moe = replace(target.moe, dense_layers=0, dense_at=())
+    return HeadArch("mtp", replace(target, layers=1, moe=moe), target.vocab_size)
+
+
+def _read_layers(fields: Fields, count: int) -> tuple[int, ...]:
+    """Return the layers that EAGLE-3 reads: as its config says, or the second of the middle and of
+    the ends (paper, section 3.1; its checkpoints were trained with these numbers)."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    named = fields.raw(key)
+    if named is None:
+        named = [2, count // 2, count - 3]
+    right = isinstance(named, list) and all(type(one) is int for one in named)
+    if not right or not 1 <= len(named) <= 8 or not all(0 <= one <= count for one in named):
+        raise UnsupportedModel(
+            f"config.json: {key} is {named!r:.80}; must be one to eight numbers from 0 to {count}",
+            param=key,
+        )
+    return tuple(named)
+
 
 STATES = "states"
 """Table whose row n is the hidden state that is given with token n of a step."""
@@ -27,11 +160,11 @@ def describe_head(wanted: HeadArch, rows: int) -> Graph:
     given = to.embed(STATES, rows, EmbedSpec("types"))
     hidden, said = _KINDS[wanted.kind](to, wanted, tokens, given)
     if wanted.own_head:
-        logits = to.linear(said, HEAD, outputs=wanted.vocab, role="logits")
+        logits = to.linear(said, HEAD, outputs=wanted.vocab, role="logits", purpose="head")
     else:
         logits = head(to, said)
     graph = to.graph(hidden=hidden, logits=logits)
-    graph.verify()
+    verify(graph)
     return graph
 
 
@@ -66,7 +199,9 @@ def _mtp(to: Description, wanted: HeadArch, tokens: Value, states: Value) -> tup
     tokens, states = to.rms_norm(tokens, "mtp.enorm"), to.rms_norm(states, "mtp.hnorm")
     x = _beside(to, "mtp.eh_proj", tokens, states, bias=False)
     normed = to.rms_norm(x, "mtp.input_layernorm")
-    x = _behind(to, x, mixing(to, 0, normed, "mtp"), "mtp")
+    mla, at = wanted.arch.mla, "mtp.self_attn"
+    mixed = latent_attention(to, 0, normed, at, mla) if mla else attention(to, 0, normed, at)
+    x = _behind(to, x, mixed, "mtp")
     return x, to.rms_norm(x, "mtp.shared_head.norm")
 
 
@@ -108,7 +243,7 @@ def tapped(graph: Graph, layers: tuple[int, ...], name: str) -> Graph:
         nodes[at:at] = new
     assert total is not None
     found = Graph(tuple(nodes), {**graph.outputs, "states": total}, graph.inputs)
-    found.verify()
+    verify(found)
     return found
 
 

@@ -1,22 +1,32 @@
 """Llama (Touvron et al. 2023): the pre-norm decoder that most families share.
 
-They differ by numbers in `ModelArch`: biases on q, k and v (Qwen2), norms on the heads of q and k
-(Qwen3), sliding windows (Mistral), a mixture of experts (Mixtral, Qwen3 MoE), attention over
-latents (DeepSeek V2 and V3); and in most layers, in place of attention, short convolutions (LFM2),
-Mamba 2 (Granite 4) or the gated delta rule (Qwen3-Next, Qwen3.5).
+They differ by numbers in `ModelArch`: sliding windows (Mistral), a mixture of experts (Mixtral),
+layers without positions (SmolLM3).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..base.arch import ModelArch
-from ..base.graph import Graph
+from ..base.graph import Graph, Value
+from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.embedding import embedding, head
 from ..layers.feed_forward import feed_forward
-from ..layers.mixing import mixing
+from .common import LOCAL, UNBIASED
+from .family import Config, Family, Names, flag
+from .windows import WINDOW, no_window, stated_window, unrotated
+
+Mixing = Callable[[Description, int, Value, str], Value]
+"""Description of a layer's mixing of a sequence's rows: (to, layer, x, names of the layer)."""
 
 
-def llama(arch: ModelArch) -> Graph:
+def _attention(to: Description, layer: int, x: Value, at: str) -> Value:
+    return attention(to, layer, x, f"{at}.self_attn")
+
+
+def llama(arch: ModelArch, mixing: Mixing = _attention) -> Graph:
     """Describe x + mixing(norm(x)), then x + feed_forward(norm(x))."""
     to = Description(arch)
     x = embedding(to)
@@ -28,3 +38,73 @@ def llama(arch: ModelArch) -> Graph:
         x = to.add(x, feed_forward(to, layer, normed, f"{at}.mlp"))
     hidden = to.rms_norm(x, "model.norm")
     return to.graph(hidden=hidden, logits=head(to, hidden))
+
+
+PERMUTED = Names(permuted=True)
+USED = flag("use_sliding_window", "", False)
+
+
+def switched_window(config: Config) -> int | None:
+    """Read the window if the config switches windows on; GGUF has none."""
+    no_window(config)
+    found: int | None = config.read(WINDOW) if not config.gguf and config.read(USED) else None
+    return found
+
+
+def _mixtral_window(config: Config) -> None:
+    config.fields.expect(config.key(WINDOW), *([0] if config.gguf else []), config["max_context"])
+
+
+FAMILIES = (
+    Family(
+        "llama", llama, {"llama": ("LlamaForCausalLM",)}, "llama",
+        defaults={"max_position_embeddings": 2048},
+        names=PERMUTED,
+    ),
+    Family(
+        "mistral", llama, {"mistral": ("MistralForCausalLM",)},
+        defaults={"num_key_value_heads": 8, "max_position_embeddings": 131_072},
+        fields={"_window": stated_window},
+        allowed=UNBIASED,
+    ),
+    Family(
+        "mixtral", llama, {"mixtral": ("MixtralForCausalLM",)}, "llama",
+        lambda fields: bool(fields.raw("expert_count")),
+        defaults={
+            "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rope_theta": 1e6,
+            "rms_norm_eps": 1e-5, "num_local_experts": 8, "num_experts_per_tok": 2,
+        },
+        fields={**LOCAL, "_window": _mixtral_window},
+        allowed=UNBIASED,
+        names=PERMUTED,
+    ),
+    Family(
+        "ernie4_5", llama, {"ernie4_5": ("Ernie4_5ForCausalLM",)}, "ernie4_5",
+        defaults={
+            "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True,
+        },
+        fields={"rope.interleaved": True},
+    ),
+    Family(
+        "seed_oss", llama, {"seed_oss": ("SeedOssForCausalLM",)}, "seed_oss",
+        defaults={
+            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524_288,
+            "attention_bias": True,
+        },
+        fields={
+            "output_bias": flag("attention_out_bias", "", False, tensors="blk.0.attn_output.bias"),
+        },
+        names=Names({"post_attention_norm": "post_attention_layernorm"}),
+    ),
+    Family(
+        "smollm3", llama, {"smollm3": ("SmolLM3ForCausalLM",)}, "smollm3",
+        defaults={
+            "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2e6,
+            "tie_word_embeddings": True,
+        },
+        fields={"_window": switched_window, "nope": unrotated},
+        own=("no_rope_layers",),
+        names=PERMUTED,
+    ),
+)  # fmt: skip

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..base.arch import ModelArch
+from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.graph import ActivationSpec, Graph
 from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.embedding import embedding, head
 from ..layers.states import state_space
+from .common import NO_WINDOW, UNBIASED, head_dim, layers
+from .family import Config, Family, Names, integer, number, word
+from .states import (
+    LINEAR,
+    OLD_KINDS,
+    conv_bias,
+    kv_heads_by_layer,
+    multiple,
+    state_fields,
+    state_names,
+)
+from .windows import no_windows
 
 
 def nemotron_h(arch: ModelArch) -> Graph:
@@ -22,11 +37,124 @@ def nemotron_h(arch: ModelArch) -> Graph:
         if layer in arch.recurrence.layers:
             mixed = state_space(to, layer, normed, at)
         elif layer in arch.recurrence.bare:
-            inner = to.linear(normed, f"{at}.up_proj", outputs=arch.intermediate)
+            inner = to.linear(normed, f"{at}.up_proj", outputs=arch.intermediate, purpose="up")
             inner = to.activate(inner, ActivationSpec(arch.activation))
-            mixed = to.linear(inner, f"{at}.down_proj", outputs=arch.hidden)
+            mixed = to.linear(inner, f"{at}.down_proj", outputs=arch.hidden, purpose="down")
         else:
             mixed = attention(to, layer, normed, at)
         x = to.add(x, mixed)
     hidden = to.rms_norm(x, "model.norm")
     return to.graph(hidden=hidden, logits=head(to, hidden))
+
+
+_LETTERS = {"M": LINEAR, "*": "full_attention", "-": "mlp", "E": "moe"}
+_INNER = integer("intermediate_size", "feed_forward_length", 1, 2**20)
+_VALUE_SIZE = integer("mamba_head_dim", "", 1, 2**12)
+
+
+def _kinds(config: Config) -> list[str]:
+    """Return the kind of each layer: from a pattern of letters, or from names; in GGUF from what
+    a layer has."""
+    fields, key = config.fields, "hybrid_override_pattern"
+    if config.gguf:
+        inner = _inner_sizes(config)
+        attends = ["full_attention" if heads else "" for heads in kv_heads_by_layer(config)]
+        return [
+            one or ("mlp" if width else LINEAR) for one, width in zip(attends, inner, strict=True)
+        ]
+    given = fields.raw(key)
+    if given is None:
+        key = "layers_block_type"
+        given = fields.raw(key)
+    if not isinstance(given, str | list) or not given:
+        raise ModelFileError(
+            f"{fields.where}: {key} must be letters or names, one a layer", param=key
+        )
+    kinds = [_LETTERS.get(one) or OLD_KINDS.get(one, one) for one in map(str, given)]
+    for kind in kinds:
+        if kind not in ("full_attention", LINEAR, "mlp"):
+            raise UnsupportedModel(
+                f"{fields.where}: {key} has {kind!r:.60}; supported: full_attention (*), "
+                f"{LINEAR} (M), mlp (-)",
+                param=key,
+            )
+    return kinds
+
+
+def _inner_sizes(config: Config) -> list[int]:
+    """Read the width of each layer's feed-forward in a GGUF; 0 without one."""
+    key, layers = "feed_forward_length", config["layers"]
+    given = config.fields.raw(key)
+    sizes = given if isinstance(given, list) and len(given) == layers else []
+    if not any(sizes) or not all(one in (0, max(sizes)) for one in sizes):
+        raise ModelFileError(
+            f"GGUF: {config.fields.prefix}{key} must be one number or zero for each of {layers} "
+            "layers",
+            param=key,
+        )
+    return sizes
+
+
+def _of(kind: str) -> Callable[[Config], tuple[int, ...]]:
+    return lambda config: tuple(at for at, one in enumerate(config["_kinds"]) if one == kind)
+
+
+def _value_size(config: Config) -> int:
+    multiple(config, "recurrence.value_heads", "recurrence.key_heads", "n_groups")
+    return int(config.read(_VALUE_SIZE))
+
+
+def _head_dim(config: Config) -> int:
+    size = head_dim(config)
+    if not config.gguf:
+        config.fields.expect("attention_head_dim", size)
+    return size
+
+
+FAMILIES = (
+    Family(
+        "nemotron_h", nemotron_h, {"nemotron_h": ("NemotronHForCausalLM",)}, "nemotron_h",
+        defaults={
+            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
+            "layer_norm_epsilon": 1e-5, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8,
+            "ssm_state_size": 128, "conv_kernel": 4,
+        },
+        fields={
+            "_kinds": _kinds,
+            "layers": lambda config: layers(config) if config.gguf else len(config["_kinds"]),
+            "head_dim": _head_dim,
+            "intermediate": lambda config: (
+                max(_inner_sizes(config)) if config.gguf else config.read(_INNER)
+            ),
+            "norm_eps": number(
+                "layer_norm_epsilon", "attention.layer_norm_rms_epsilon", 1e-12, 1e-1,
+            ),
+            "activation": word("mlp_hidden_act", "", {"relu2": "relu2"}, "relu2"),
+            "windows": no_windows, "nope": lambda config: (True,) * config["layers"],
+            "recurrence.kind": "ssm", "recurrence.layers": _of(LINEAR),
+            "recurrence.bare": _of("mlp"), "recurrence.bias": conv_bias("use_conv_bias"),
+            **state_fields(
+                "mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel", _value_size,
+            ),
+        },
+        allowed={
+            **UNBIASED, **NO_WINDOW, "mamba_hidden_act": ("silu",), "mamba_proj_bias": (False,),
+        },
+        # Its configs have keys of experts, even if no layer has experts.
+        own=(
+            "n_routed_experts", "n_shared_experts", "num_nextn_predict_layers", "n_group",
+            "topk_group", "routed_scaling_factor",
+        ),
+        names=Names(
+            {
+                **state_names("mixer"), "attn_norm": "norm", "attn_q": "mixer.q_proj",
+                "attn_k": "mixer.k_proj", "attn_v": "mixer.v_proj", "attn_output": "mixer.o_proj",
+                "ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj",
+            },
+            {
+                "backbone.": "model.", "model.embeddings.": "model.embed_tokens.",
+                "model.norm_f.": "model.norm.",
+            },
+        ),
+    ),
+)  # fmt: skip

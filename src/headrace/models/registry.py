@@ -1,42 +1,50 @@
-"""Families of models that are described."""
+"""Families of models that are described and read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from ..base.arch import ModelArch
 from ..base.errors import UnsupportedModel
 from ..base.graph import Graph
-from .bert import bert
-from .cohere2 import cohere2
-from .gemma import gemma, glm4
-from .gemma4 import gemma4
-from .llama import llama
-from .nemotron_h import nemotron_h
-from .olmo2 import olmo2
-from .starcoder2 import starcoder2
+from ..base.verify import verify
+from . import (
+    bert,
+    cohere2,
+    deepseek,
+    gemma,
+    gemma4,
+    glm,
+    gpt_oss,
+    granite,
+    lfm2,
+    llama,
+    llama4,
+    minimax_m2,
+    ministral3,
+    nemotron_h,
+    olmo2,
+    phi3,
+    qwen,
+    qwen3_next,
+    starcoder2,
+)
+from .family import Family
 
-_PRE_NORM = """deepseek_v2 deepseek_v3 ernie4_5 gemma glm glm4_moe gpt_oss granite granitemoe
-    granitemoehybrid lfm2 llama llama4 minimax_m2 mistral mixtral olmoe phi3 qwen2 qwen2_moe qwen3
-    qwen3_5 qwen3_5_moe qwen3_moe qwen3_next seed_oss smollm3"""
-FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
-    "bert": bert,
-    "cohere": cohere2,
-    "cohere2": cohere2,
-    "exaone4": olmo2,
-    "gemma2": gemma,
-    "gemma3": gemma,
-    "gemma4": gemma4,
-    "glm4": glm4,
-    "nemotron_h": nemotron_h,
-    "olmo2": olmo2,
-    "olmo3": olmo2,
-    "starcoder2": starcoder2,
-    **dict.fromkeys(_PRE_NORM.split(), llama),
+FILES = (
+    bert, cohere2, deepseek, gemma, gemma4, glm, gpt_oss, granite, lfm2, llama, llama4, minimax_m2,
+    ministral3, nemotron_h, olmo2, phi3, qwen, qwen3_next, starcoder2,
+)  # fmt: skip
+"""Files of families: a line for each."""
+ALL: tuple[Family, ...] = tuple(family for file in FILES for family in file.FAMILIES)
+FAMILIES: Mapping[str, Family] = {
+    name: next(family for family in ALL if family.name == name)
+    for name in sorted({family.name for family in ALL})
 }
-"""Description of each `ModelArch.family`. A family that differs by numbers is a line, one of
-another shape a file and a line."""
+"""Families by `ModelArch.family`; of two with one name the first."""
+TYPES: Mapping[str, Family] = {kind: family for family in ALL for kind in family.types}
+"""Families by the `model_type` of a `config.json`."""
 
 
 @lru_cache(maxsize=64)
@@ -50,6 +58,6 @@ def describe(arch: ModelArch) -> Graph:
         served = ", ".join(sorted(FAMILIES))
         named = f"the architecture {arch.family!r} is not supported; supported are: {served}"
         raise UnsupportedModel(named)
-    graph = family(arch)
-    graph.verify()
+    graph = family.describe(arch)
+    verify(graph)
     return graph

@@ -26,22 +26,21 @@ def attention(case: Case, step: Composition, spec: AttentionSpec, calls: int) ->
 def _attention(
     case: Case, spec: AttentionSpec, attended: Attended, tokens: int, entries: int, calls: int
 ) -> Count:
-    tp, b = case.layout.tp, dtype_bytes(case.dtype)
-    size = tokens * spec.queries * b / tp
-    token = kv_token_bytes(spec, case.kv_dtype) / min(tp, spec.kv_heads)
+    size = tokens * spec.queries * dtype_bytes(case.dtype)
+    token = kv_token_bytes(spec, case.kv_dtype)
     return Count(
         "attend",
         "attention" if spec.window is None else f"attention/{spec.window}",
         calls,
         "attention",
-        flops=attended.pairs * spec.heads * (4 * spec.size + 5) / tp,
+        flops=attended.pairs * spec.heads * (4 * spec.size + 5),
         kv_bytes=attended.kv_tokens * token,
         read_bytes=size,
         write_bytes=size,
         rows=tokens,
         depth=attended.kv_tokens / max(1, entries),
         entries=entries,
-        pieces=entries * spec.kv_heads / min(tp, spec.kv_heads),
+        pieces=entries * spec.kv_heads,
     )
 
 
@@ -72,8 +71,7 @@ def _latent(
     calls: int,
     each: float,
 ) -> Count:
-    heads, tp = spec.heads, case.layout.tp
-    b = dtype_bytes(case.dtype)
+    heads, b = spec.heads, dtype_bytes(case.dtype)
     head = spec.plain_size + spec.rope_size
     out, inner = heads * (spec.plain_size + spec.value_size), spec.rank
     pairs, cached = attended.pairs, attended.kv_tokens
@@ -86,37 +84,39 @@ def _latent(
         "latent",
         calls,
         "attention",
-        flops=(min(absorbed, unpacked) + 5 * scores) / tp,
-        weight_bytes=out * inner * each / tp,
+        flops=min(absorbed, unpacked) + 5 * scores,
+        weight_bytes=out * inner * each,
         kv_bytes=(cached + tokens) * kv_token_bytes(spec, case.kv_dtype),
-        read_bytes=tokens * heads * head * b / tp,
-        write_bytes=tokens * heads * spec.value_size * b / tp,
+        read_bytes=tokens * heads * head * b,
+        write_bytes=tokens * heads * spec.value_size * b,
         rows=tokens,
         depth=cached / max(1, entries),
         entries=entries,
-        pieces=entries * heads / tp,
+        pieces=entries * heads,
     )
 
 
-def bidirectional_attention(case: Case, step: Composition) -> Count:
+def bidirectional_attention(
+    case: Case, spec: AttentionSpec, step: Composition, calls: int
+) -> Count:
     """Count 4 · H · E FLOPs for each of n² pairs of an input of n tokens, 5 · H for the softmax.
 
     `Composition` counts causal pairs, n · (n + 1) / 2 each: all pairs are twice that less n. q, k
     and v come from this step's projection; nothing is cached.
     """
-    arch, tokens, tp = case.arch, step.tokens, case.layout.tp
+    tokens = step.tokens
     pairs = 2 * step.attended[None].pairs - tokens
-    size = tokens * arch.heads * arch.head_dim * dtype_bytes(case.dtype) / tp
+    size = tokens * spec.queries * dtype_bytes(case.dtype)
     return Count(
         "attend",
         "attention",
-        arch.layers,
+        calls,
         "attention",
-        flops=pairs * arch.heads * (4 * arch.head_dim + 5) / tp,
+        flops=pairs * spec.heads * (4 * spec.size + 5),
         read_bytes=3 * size,
         write_bytes=size,
         rows=tokens,
         depth=tokens / max(1, step.entries),
         entries=step.entries,
-        pieces=step.entries * arch.heads / tp,
+        pieces=step.entries * spec.heads,
     )

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from functools import lru_cache
 
-from ..base.arch import ModelArch
-from ..models.registry import describe
 from .counts import Case, Count
 from .efficiency import Curve
 from .formats import dtype_bytes
 from .hardware import Hardware
 from .routing import EVEN, busiest
-from .weights import role_of
 
 
 def collectives(case: Case, tokens: int) -> Iterator[Count]:
-    """Yield all-reduces of tensor parallelism, the experts' exchange, sends between stages.
+    """Yield what is no node of a rank's graph: the experts' exchange, sends between stages.
 
-    After attention (or its replacement in a layer) and after each feed-forward, tp ranks add up N ·
-    D · b. With data-parallel attention a token goes to the ranks of its experts and back. Of k
+    With data-parallel attention a token goes to the ranks of its experts and back. Of k
     active experts on R ranks it is expected on R · (1 - (1 - 1 / R) ** k) of them, each time D · b.
     Uneven routing takes longer by the factor by which the busiest rank's tokens exceed the mean;
     `Case.gathered` sends each token to all R. A stage sends N · D · b.
@@ -28,17 +22,7 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
     arch, layout = case.arch, case.layout
     size = tokens * arch.hidden * dtype_bytes(case.dtype)
     sparse = 0 if arch.moe is None else sum(map(arch.moe.mixes, range(arch.layers)))
-    exchanged = sparse if layout.dp > 1 else 0
-    if layout.tp > 1:
-        yield Count(
-            "all_reduce",
-            "ranks",
-            blocks(arch) - exchanged,
-            "network",
-            flops=0,
-            read_bytes=size,
-            ranks=layout.tp,
-        )
+    exchanged = layout.dp > 1 and sparse
     if exchanged:
         assert arch.moe is not None
         ranks = layout.ranks
@@ -72,23 +56,11 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
         )
 
 
-@lru_cache(maxsize=64)
-def blocks(arch: ModelArch) -> int:
-    """Count the additions to the residual, one or two a layer: a layer of a hybrid may have no
-    feed-forward, or nothing else."""
-    found = set()
-    for ref in describe(arch).weights():
-        role, layer = role_of(ref), re.search(r"\.(\d+)\.", ref.names[0])
-        if layer is not None and role in ("output", "state_out", "down", "experts"):
-            found.add((layer[1], role in ("down", "experts")))
-    return len(found)
-
-
 def moved_bytes(count: Count) -> float:
     """Return bytes over each link of a rank; a ring's all-reduce moves its data 2 · (R - 1) / R
     times."""
     away = (count.ranks - 1) / count.ranks
-    times = {"all_reduce": 2 * away, "all_to_all": away, "send": 1.0}[count.operator]
+    times = {"all_reduce": 2 * away, "send": 1.0}.get(count.operator, away)
     return times * count.read_bytes
 
 

@@ -1,6 +1,6 @@
 """An architecture and its formats from any `config.json`, to be planned with though not served.
 
-`base.arch_reader` reads served models and refuses every key that would change a result. Here only
+`models.reader` reads served models and refuses every key that would change a result. Here only
 sizes matter: a key that changes no size is ignored. One that changes them in a way that is not
 priced is refused by name.
 """
@@ -12,8 +12,8 @@ from typing import Any
 
 from ..base.arch import Mla, ModelArch, Moe
 from ..base.arch_fields import Fields
-from ..base.arch_reader import from_hf
 from ..base.errors import ModelFileError, UnsupportedModel
+from ..models.reader import from_hf
 from .weights import PARTS, WIDE_ENDS, WeightBytes
 
 WHERE = "config.json"

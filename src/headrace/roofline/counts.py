@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..base.arch import ModelArch
+from ..base.graph import WeightRef
 from ..base.layout import ONE, Layout
 from .formats import dtype_bytes
 from .weights import WeightBytes, parameters, total_bytes
@@ -54,7 +55,7 @@ class Count:
 
     operator: str
     """The kind of the model's node; also "sample", "pool" and the collectives ("all_reduce",
-    "all_to_all", "send")."""
+    "all_gather", "all_to_all", "send")."""
     label: str
     """Role of the call: qkv, gate_up, head …"""
     calls: int
@@ -99,37 +100,29 @@ class Count:
 def linear(
     case: Case,
     label: str,
-    out: int,
-    inner: int,
+    weight: WeightRef,
+    whole: WeightRef,
     rows: int,
     calls: int,
     weight_bytes: float,
-    share: int = 1,
     *,
     out_bytes: int | None = None,
-    split: Literal["out", "in"] = "out",
 ) -> Count:
-    """Count 2 · N · in · out FLOPs; in · out · bits / 8 of weights, N · in · b read, N · out · b
-    written.
-
-    `share` ranks hold 1 / share of the weight each: of its outputs, or (`split` "in") of the summed
-    axis; a collective then adds up their results.
-    """
-    b = dtype_bytes(case.dtype)
-    touched = weight_bytes if rows else 0.0
-    outs, ins = (out / share, inner) if split == "out" else (out, inner / share)
+    """Count 2 · N · in · out FLOPs; `weight_bytes` of weights, N · in · b read, N · out · b
+    written. `weight`: a rank's part of `whole`."""
+    b, out, inner = dtype_bytes(case.dtype), weight.out, weight.width
     return Count(
         "linear",
         label,
         calls,
         "product",
-        flops=2.0 * rows * inner * out / share,
-        weight_bytes=touched / share,
-        read_bytes=rows * ins * b,
-        write_bytes=rows * outs * (out_bytes or b),
+        flops=2.0 * rows * inner * out,
+        weight_bytes=weight_bytes if rows else 0.0,
+        read_bytes=rows * inner * b,
+        write_bytes=rows * out * (out_bytes or b),
         rows=rows,
-        shape=(out, inner),
-        depth=ins,
+        shape=(whole.out, whole.width),
+        depth=inner,
     )
 
 

@@ -1,7 +1,7 @@
 """Curves of well-tuned GPU kernels, by device and class of operator.
 
-Fitted by `benchmarks/roofline/operator_tables.py` to the operator tables of `aiconfigurator-core`
-0.12.0 (H100, H200, B200, A100, L40S; the best of TensorRT-LLM, vLLM and SGLang for each shape).
+Fitted to the operator tables of `aiconfigurator-core` 0.12.0 (H100, H200, B200, A100, L40S; the
+best of TensorRT-LLM, vLLM and SGLang for each shape).
 docs/roofline.md has the errors, on shapes that were fitted and on shapes that were not. A class
 missing here was not measured there, or not fitted well enough to be better than the assumed shares
 (the collectives of L40S).

@@ -16,7 +16,7 @@ from ..base.arch_fields import Fields
 from ..base.errors import ModelFileError, UnsupportedModel
 from .config import architecture
 from .formats import GGML, usual_format
-from .weights import WeightBytes, from_tensors
+from .weights import WeightBytes, from_roles
 
 
 class Stored(NamedTuple):
@@ -59,16 +59,17 @@ PERIODS = {
     "smallthinker": 4,
 }  # fmt: skip
 """Every n-th layer of these sees the whole context, if the header does not say which."""
-_TOP = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
-_PARTS = (
-    (r"ffn_(gate|up|down|gate_up)_exps", "mlp.experts.all"),
-    (r"ffn_(gate|up|down)_shexp", "mlp.shared_experts.all"),
-    (r"ffn_gate_inp", "mlp.gate"),
-    (r"ffn_(gate|up)", "mlp.gate_up_proj"),
-    (r"ffn_down", "mlp.down_proj"),
-    (r"attn_output", "self_attn.o_proj"),
-    (r"attn_(q|k|v|qkv|q_a|q_b|kv_a_mqa|kv_b|k_b|v_b)", "self_attn.qkv_proj"),
+_TOP = {"token_embd.weight": "embed", "output.weight": "head"}
+_ROLES = (
+    (r"ffn_(gate|up|down|gate_up)_exps", "experts"),
+    (r"ffn_(gate|up|down)_shexp", "shared"),
+    (r"ffn_gate_inp", "router"),
+    (r"ffn_(gate|up)", "gate_up"),
+    (r"ffn_down", "down"),
+    (r"attn_output", "output"),
+    (r"attn_(q|k|v|qkv|q_a|q_b|kv_a_mqa|kv_b|k_b|v_b)", "qkv"),
 )
+"""Roles of tensors, whatever the family: no graph names those of one that is not served."""
 
 
 def read_gguf(
@@ -181,16 +182,14 @@ def _verify_gate(kind: str, values: Mapping[str, Any], tensors: Mapping[str, Sto
 
 
 def _bytes(arch: ModelArch, tensors: Mapping[str, Stored]) -> WeightBytes:
-    """Return bytes by role, under names that `weights.role_of_name` knows."""
-    sizes: Counter[str] = Counter()
     formats: Counter[str] = Counter()
+    sizes: list[tuple[str, int | None, float]] = []
     for name, stored in tensors.items():
         formats[GGML.get(stored.type, stored.type)] += stored.nbytes
         block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
         if name in _TOP:
-            sizes[_TOP[name]] += stored.nbytes
+            sizes.append((_TOP[name], None, stored.nbytes))
         elif block and int(block[1]) < arch.layers:
-            part = next((to for mark, to in _PARTS if re.fullmatch(mark, block[2])), None)
-            if part is not None:
-                sizes[f"model.layers.{int(block[1])}.{part}.weight"] += stored.nbytes
-    return from_tensors(arch, sizes, usual_format(formats, "bfloat16"))
+            role = next((role for mark, role in _ROLES if re.fullmatch(mark, block[2])), "")
+            sizes.append((role, int(block[1]), stored.nbytes))
+    return from_roles(arch, sizes, usual_format(formats, "bfloat16"))

@@ -18,7 +18,8 @@ from .weights import WeightBytes
 
 _LINES = Path(__file__).with_suffix(".jsonl").read_text().splitlines()
 KNOWN: Mapping[str, dict[str, Any]] = {each["name"]: each for each in map(json.loads, _LINES)}
-"""Models by name; no name is in the catalog, whose models are read from their files."""
+"""Models by name. A name of the catalog stands here for what its makers published, not for the
+catalog's file."""
 
 
 @cache

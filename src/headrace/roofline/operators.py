@@ -1,10 +1,11 @@
 """FLOPs and bytes of every operator of a step: a price for each kind of node in the model's graph.
 
-Nodes of equal cost are grouped once per model and question, so that a step costs a few dozen
-formulas. A sum and the norm right after it are one operator, as backends run them; a test compares
-the list with the calls of real steps. Letters: N tokens, B entries, R sampled rows, D hidden, H
-heads, G KV heads, E head size, V vocabulary, I intermediate; b bytes of an activation. One
-multiply-add is two FLOPs. Bytes are the least that must move: each operand once.
+With ranks it is the graph of one of them (`base.sums`). Nodes of equal cost are grouped once per
+model, ranks and question, so that a step costs a few dozen formulas. A sum and the norm right
+after it are one operator, as backends run them; a test compares the list with the calls of real
+steps. Letters: N tokens, B entries, R sampled rows, D hidden, H heads, G KV heads, E head size, V
+vocabulary, I intermediate; b bytes of an activation. One multiply-add is two FLOPs. Bytes are the
+least that must move: each operand once.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from ..base.graph import (
     NormSpec,
 )
 from ..base.joins import is_rms, norm_after
+from ..base.layout import ONE, Layout
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
+from ..base.sums import summed
 from ..models.registry import describe
 from .attention import attention, bidirectional_attention, latent_attention
 from .collectives import collectives
 from .composition import Composition
-from .counts import Case, Count, linear, vector
+from .counts import Case, Count, Kind, linear, vector
 from .experts import moe
 from .formats import BOUND_BITS, dtype_bytes, kv_token_bytes
 from .weights import Which, numbers_of, role_of
@@ -52,7 +55,9 @@ class Group:
     """Nodes of equal cost."""
 
     node: Node
-    """One of the nodes."""
+    """One of the nodes, as a rank has it."""
+    whole: Node
+    """The same, as the model has it."""
     label: str
     calls: int
     sampled: bool
@@ -71,8 +76,14 @@ class Group:
         mean = case.weights.of(role, self.numbers, self.layers)
         return case.weights.last.get(role, mean) != mean
 
+    @property
+    def share(self) -> float:
+        """This rank's share of the node's first weight."""
+        mine, whole = self.node.weights[0], self.whole.weights[0]
+        return mine.out * mine.width * mine.copies / (whole.out * whole.width * whole.copies)
+
     def weight_bytes(self, case: Case) -> float:
-        """Return the bytes of those weights in one of the nodes' layers.
+        """Return the bytes of those weights, of all ranks, in one of the nodes' layers.
 
         If only sampling rows are of the last layer, the other nodes are of the layers before it.
         """
@@ -89,7 +100,7 @@ def count_step(case: Case, step: Composition) -> list[Count]:
     With pipeline stages the list is the whole pipeline's: each device does 1 / pp of it.
     """
     counts: list[Count] = []
-    for group in _groups_of(case.arch, step):
+    for group in _groups_of(case, step):
         rows = step.samples if group.sampled else step.tokens
         apart = step.samples < step.tokens or group.is_wider(case)
         mark = LAST if group.sampled and apart else ""
@@ -104,18 +115,18 @@ def count_step(case: Case, step: Composition) -> list[Count]:
 def attention_counts(case: Case, step: Composition) -> Iterator[Count]:
     """Yield the counts that depend on the sequences' lengths; all others depend on tokens and
     samples."""
-    for group in _groups_of(case.arch, step):
+    for group in _groups_of(case, step):
         if group.node.kind == "attend":
             yield attend(case, step, group, step.tokens, "")
 
 
-def _groups_of(arch: ModelArch, step: Composition) -> tuple[Group, ...]:
-    return groups(arch, bool(step.samples))
+def _groups_of(case: Case, step: Composition) -> tuple[Group, ...]:
+    return groups(case.arch, bool(step.samples), case.layout)
 
 
 @lru_cache(maxsize=128)
-def groups(arch: ModelArch, samples: bool) -> tuple[Group, ...]:
-    """Group the nodes of a step with (`samples`) or without sampled rows."""
+def groups(arch: ModelArch, samples: bool, layout: Layout = ONE) -> tuple[Group, ...]:
+    """Group the nodes of a step with (`samples`) or without sampled rows, as one rank has them."""
     described = describe(arch)
     if "logits" in described.outputs:
         graph = demand(described, "sampled" if samples else "none", logits=samples)
@@ -125,19 +136,24 @@ def groups(arch: ModelArch, samples: bool) -> tuple[Group, ...]:
         body = len(demand(graph, "every").nodes)
         # After the step a head takes the inputs' first tokens.
         marked = [(node, index >= body) for index, node in enumerate(graph.nodes)]
-    found: dict[tuple[str, str, object, bool, tuple[int, ...]], list[Node]] = {}
-    for node, sampled in marked:
-        label = _label(graph, node, sampled=sampled)
+    found: dict[tuple[str, str, object, bool, tuple[int, ...]], list[tuple[Node, Node]]] = {}
+    rest = iter(marked)
+    for node in summed(graph, layout.tp, whole=layout.ep, sent=layout.dp > 1).nodes:
+        label: str | None = "ranks"
+        whole, sampled = node, node.out[0].rows == SAMPLED
+        if node.kind not in MEETINGS:
+            whole, sampled = next(rest)
+            label = _label(graph, whole, sampled=sampled)
         if label is not None:
-            widths = tuple(value.width for value in (*node.reads, *node.out))
-            key = node.kind, label, _attended(node), sampled, widths
-            found.setdefault(key, []).append(node)
+            widths = tuple(value.width for value in (*whole.reads, *whole.out))
+            key = whole.kind, label, _attended(whole), sampled, widths
+            found.setdefault(key, []).append((node, whole))
     made = []
     for (_, label, _, sampled, _), nodes in found.items():
-        refs = nodes[0].weights
-        role = role_of(refs[0]) if refs else ""
+        node, whole = nodes[0]
+        role = role_of(whole.weights[0]) if whole.weights else ""
         numbers, layers = numbers_of(arch, role) if role else (0, 0)
-        made.append(Group(nodes[0], label, len(nodes), sampled, numbers, layers))
+        made.append(Group(node, whole, label, len(nodes), sampled, numbers, layers))
     return tuple(made)
 
 
@@ -232,33 +248,16 @@ def _ends(case: Case, step: Composition) -> Iterator[Count]:
         yield Count("sample", "greedy", 1, "vector", flops=size, read_bytes=size * 4)
 
 
-REPLICATED = frozenset(("router", "shared_expert_gate", "kv_a", "q_a", "pooler"))
-"""Products that every rank computes whole."""
-INWARD = frozenset(("output", "down", "shared_down"))
-"""Products that are cut along the summed axis, so that ranks add up their results."""
-
-
 def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """Price a product, see `counts.linear`."""
-    ref, label = group.node.weights[0], group.label
-    role = role_of(ref)
-    mark = "" if role == "head" else mark
-    size, vocabulary = ref.out * ref.width, ref.role == "logits"
-    whole = group.weight_bytes(case)
-    alone = label in REPLICATED or (role == "head" and not vocabulary)
-    found = linear(
-        case,
-        f"{label}{mark}",
-        ref.out,
-        ref.width,
-        rows,
-        group.calls,
-        whole if group.numbers == size else size * (whole / group.numbers),
-        1 if alone else case.layout.tp,
-        out_bytes=4 if vocabulary else None,
-        split="in" if label in INWARD else "out",
-    )
-    bits = whole * 8 / size
+    whole, label = group.whole.weights[0], group.label
+    mark = "" if role_of(whole) == "head" else mark
+    size, vocabulary = whole.out * whole.width, whole.role == "logits"
+    bytes_ = group.weight_bytes(case)
+    every = bytes_ if group.numbers == size else size * (bytes_ / group.numbers)
+    given = group.node.weights[0], whole, rows, group.calls, every * group.share
+    found = linear(case, f"{label}{mark}", *given, out_bytes=4 if vocabulary else None)
+    bits = bytes_ * 8 / size
     if not vocabulary or bits not in BOUND_BITS:
         return found
     return replace(found, spared_bytes=found.weight_bytes * (1 - BOUND_BITS[bits] / bits))
@@ -301,22 +300,20 @@ def add(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Co
 
 def gated(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """Price about 6 FLOPs per result (exponential counted as 4); 2 · N · I read, N · I written."""
-    size = rows * group.node.out[0].width / case.layout.tp
+    size = rows * group.node.out[0].width
     return vector(case, "gated", f"{group.label}{mark}", group.calls, size, 6, 2, 1)
 
 
 def activate(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """Price about 8 FLOPs per number; read and written once."""
-    size: float = rows * group.node.out[0].width
-    label = group.label
-    if label != "pooled":
-        size, label = size / case.layout.tp, f"{label}{mark}"
+    size = rows * group.node.out[0].width
+    label = group.label if group.label == "pooled" else f"{group.label}{mark}"
     return vector(case, "activate", label, group.calls, size, 8, 1, 1)
 
 
 def multiply(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """Price about 5 FLOPs per number; two arrays read, one written."""
-    size = rows * group.node.out[0].width / case.layout.tp
+    size = rows * group.node.out[0].width
     return vector(case, "multiply", f"multiply{mark}", group.calls, size, 5, 2, 1)
 
 
@@ -327,7 +324,7 @@ def recurrent(case: Case, step: Composition, group: Group, rows: int, mark: str)
     A recurrence has 4 FLOPs per number of a state for each token, the delta rule 2 more. A state is
     read and written once for each entry.
     """
-    spec, b, tp = group.node.spec, dtype_bytes(case.dtype), case.layout.tp
+    spec, b = group.node.spec, dtype_bytes(case.dtype)
     ins, out = sum(value.width for value in group.node.reads), group.node.out[0].width
     if isinstance(spec, ConvSpec):
         flops, kept = 2.0 * out * spec.taps, 4.0 * out * spec.taps
@@ -340,10 +337,10 @@ def recurrent(case: Case, step: Composition, group: Group, rows: int, mark: str)
         group.label,
         group.calls,
         "vector",
-        flops=rows * flops / tp,
-        read_bytes=rows * ins * b / tp,
-        write_bytes=rows * out * b / tp,
-        kv_bytes=step.entries * kept / tp,
+        flops=rows * flops,
+        read_bytes=rows * ins * b,
+        write_bytes=rows * out * b,
+        kv_bytes=step.entries * kept,
     )
 
 
@@ -351,9 +348,7 @@ def select(case: Case, step: Composition, group: Group, rows: int, mark: str) ->
     """Price R · width read and written; None if all rows sample."""
     if step.samples == step.tokens:
         return None
-    width: float = group.node.out[0].width
-    if group.label != "sampled":
-        width = width / case.layout.tp
+    width = group.node.out[0].width
     return vector(case, "select", group.label, group.calls, step.samples * width, 0, 1, 1)
 
 
@@ -362,7 +357,7 @@ def write(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
 
     N · (H + 2G) · E · b read; N · H · E · b and N · `kv_token_bytes` written.
     """
-    spec, tp, b = group.node.spec, case.layout.tp, dtype_bytes(case.dtype)
+    spec, b = group.node.spec, dtype_bytes(case.dtype)
     assert isinstance(spec, AttentionSpec)
     kept = kv_token_bytes(spec, case.kv_dtype) if spec.kept else 0
     rotated = rows * (spec.heads + (spec.kv_heads if spec.kept else 0)) * spec.size
@@ -371,10 +366,10 @@ def write(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
         "write",
         group.calls,
         "vector",
-        flops=rotated * (3 + (4 if group.node.weights else 0)) / tp,
-        read_bytes=rows * spec.stacked * b / tp,
-        write_bytes=rows * spec.queries * b / tp,
-        kv_bytes=rows * kept / min(tp, spec.kv_heads),
+        flops=rotated * (3 + (4 if group.node.weights else 0)),
+        read_bytes=rows * spec.stacked * b,
+        write_bytes=rows * spec.queries * b,
+        kv_bytes=rows * kept,
     )
 
 
@@ -386,19 +381,31 @@ def attend(case: Case, step: Composition, group: Group, rows: int, mark: str) ->
         return latent_attention(case, spec, step, group.calls, group.numbers, bytes_)
     assert isinstance(spec, AttentionSpec)
     if spec.bidirectional:
-        return bidirectional_attention(case, step)
+        return bidirectional_attention(case, spec, step, group.calls)
     return attention(case, step, spec, group.calls)
 
 
 def experts(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """Price experts, see `experts.moe`; an expert for every row costs the same as two products."""
-    ref = group.node.weights[0]
+    ref, whole = group.node.weights[0], group.whole.weights[0]
+    bytes_ = group.weight_bytes(case) * group.share
     if ref.copies > 1:
-        return moe(case, rows, group.calls, group.weight_bytes(case), mark)
-    label, whole = f"{group.label}{mark}", group.weight_bytes(case)
-    return linear(
-        case, label, 3 * ref.out // 2, ref.width, rows, group.calls, whole, case.layout.tp
-    )
+        return moe(case, rows, group.calls, bytes_, ref.out // 2, mark)
+    both = [one._replace(rows=(3 * one.out // 2,), cut=()) for one in (ref, whole)]
+    return linear(case, f"{group.label}{mark}", both[0], both[1], rows, group.calls, bytes_)
+
+
+def meeting(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """Price a collective of tp ranks on N · D · b: an all-reduce, or an all-gather."""
+    name = "all_reduce" if group.node.kind == "reduce" else "all_gather"
+    size = rows * group.node.out[0].width * dtype_bytes(case.dtype)
+    kind: Kind = "network"
+    given = f"{group.label}{mark}", group.calls, kind
+    return Count(name, *given, flops=0, read_bytes=size, ranks=case.layout.tp)
+
+
+MEETINGS = ("reduce", "exchange")
+"""Kinds of nodes at which ranks meet."""
 
 
 Price = Callable[[Case, Composition, Group, int, str], Count | None]
@@ -415,5 +422,6 @@ PRICES: Mapping[str, Price] = {
     "select": select,
     "write": write,
     **dict.fromkeys(RECURRENT, recurrent),
+    **dict.fromkeys(MEETINGS, meeting),
 }
 """By kind of node: (case, step, group, rows, mark of the last layer) → work of all its calls."""

@@ -10,7 +10,7 @@ an estimate of means with a margin (`steady` has the formulas); the simulator sh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -62,6 +62,8 @@ class Candidate:
     tpot: float
     itl: float
     price_per_hour: float
+    rate: float
+    """Requests per second: those demanded or, of given devices, those that they should do."""
 
     @property
     def devices(self) -> int:
@@ -72,16 +74,21 @@ class Candidate:
         return self.pools[-1].case
 
     def cost_per_million(self, demand: Demand) -> float:
-        """Return the price per million output tokens, at the demanded rate."""
-        return self.price_per_hour / (demand.rate * demand.output_tokens * 3600) * 1e6
+        """Return the price per million output tokens, at its rate."""
+        return self.price_per_hour / (self.rate * demand.output_tokens * 3600) * 1e6
 
-    def __str__(self) -> str:
+    @property
+    def layout(self) -> str:
+        """Replicas and their layouts, of each pool."""
         parts = []
         for pool in self.pools:
             layout = "" if pool.case.layout.devices == 1 else f" of {pool.case.layout}"
             role = "" if pool.role == "all" else f" {pool.role}"
             parts.append(f"{pool.replicas}{role}{layout}")
-        return f"{self.hardware.name}: {' + '.join(parts)}"
+        return " + ".join(parts)
+
+    def __str__(self) -> str:
+        return f"{self.hardware.name}: {self.layout}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,8 @@ class Found:
     rejected: list[Rejected] = field(default_factory=list)
     nearest: Candidate | None = None
     """The candidate whose worst limit is missed by least, if all miss one."""
+    given: bool = False
+    """Whether the devices were given, and the most requests per second are looked for."""
     settings: int = 0
     """Number of engine settings that were computed."""
 
@@ -120,20 +129,24 @@ def search(
     kv_dtype: str = "auto",
     pools: bool = True,
     max_devices: int = MAX_DEVICES,
+    counts: Mapping[str, int] | None = None,
 ) -> Found:
     """Find all arrangements that should keep the goal, those that cannot, and the nearest to it.
 
-    `prices` has one for each of `devices` (`read_prices`).
+    `prices` has one for each of `devices` (`read_prices`). With `counts`, the number of each device
+    by its name, arrangements are of so many, and the best do most requests per second; the demanded
+    rate does not matter. Else the best are the cheapest at the demanded rate.
     """
     verify(arch, demand, goal)
-    found = Found()
+    found = Found(given=counts is not None)
     for hardware in devices:
         device = hardware.name
         for format in formats:
             parse_format(format)
             prefills: list[Pool] = []
             decodes: list[Pool] = []
-            for layout in layouts(arch, max_devices):
+            own = counts[device] if counts is not None else None
+            for layout in layouts(arch, max_devices if own is None else min(own, max_devices)):
                 case = make_case(arch, format, hardware, layout, kv_dtype)
                 try:
                     engine, room = _engine(case, hardware, demand)
@@ -142,15 +155,24 @@ def search(
                         Rejected(device, format, layout, error.message, fits=False)
                     )
                     continue
-                best = _together(engine, room, goal, prices[device], found)
+                best = _together(engine, room, goal, prices[device], found, own)
                 if best is not None:
                     found.candidates.append(best)
                 if pools and hardware.link_bandwidth:
                     prefills += _best_pool("prefill", engine, room, goal, found)
                     decodes += _best_pool("decode", engine, room, goal, found)
-            if prefills and decodes:
-                found.candidates.append(_apart(hardware, prefills, decodes, prices[device]))
-    found.candidates.sort(key=lambda one: (one.price_per_hour, one.devices, len(one.pools)))
+            if prefills and decodes and own is None:
+                found.candidates.append(
+                    _apart(hardware, prefills, decodes, prices[device], demand.rate)
+                )
+            elif prefills and decodes and own is not None:
+                pair = _pair(prefills, decodes, own)
+                if pair is not None:
+                    found.candidates.append(_apart(hardware, *pair, prices[device], None))
+    if counts is None:
+        found.candidates.sort(key=lambda one: (one.price_per_hour, one.devices, len(one.pools)))
+    else:
+        found.candidates.sort(key=lambda one: (-one.rate, one.devices, len(one.pools)))
     return found
 
 
@@ -233,9 +255,12 @@ def batches(room: int) -> Iterator[int]:
 
 
 def _together(
-    engine: Engine, room: int, goal: Goal, price: float, found: Found
+    engine: Engine, room: int, goal: Goal, price: float, found: Found, devices: int | None
 ) -> Candidate | None:
-    """Find the setting with which one replica serves most within the goal; None if none does."""
+    """Find the setting with which one replica serves most within the goal; None if none does.
+
+    `devices`: their number, if it is given.
+    """
     best: State | None = None
     near: tuple[float, State] | None = None
     for batch in batches(room):
@@ -255,10 +280,14 @@ def _together(
     case, hardware, demand = engine.case, engine.hardware, engine.demand
 
     def candidate(state: State) -> Candidate:
-        replicas = math.ceil(demand.rate / (state.rate * case.layout.engines))
+        each, rate = state.rate * case.layout.engines, demand.rate
+        replicas = math.ceil(rate / each)
+        if devices is not None:
+            replicas = devices // case.layout.devices
+            rate = replicas * each
         hourly = replicas * case.layout.devices * price
         pool = Pool("all", case, state, replicas)
-        return Candidate(hardware, (pool,), state.ttft, state.tpot, state.itl, hourly)
+        return Candidate(hardware, (pool,), state.ttft, state.tpot, state.itl, hourly, rate)
 
     if best is not None:
         return candidate(best)
@@ -302,14 +331,56 @@ def _best_pool(role: Role, engine: Engine, room: int, goal: Goal, found: Found) 
 
 
 def _apart(
-    hardware: Hardware, prefills: list[Pool], decodes: list[Pool], price: float
+    hardware: Hardware,
+    prefills: list[Pool],
+    decodes: list[Pool],
+    price: float,
+    rate: float | None,
 ) -> Candidate:
-    """Pair the cheapest prefill and decode pools: they meet only over the link."""
+    """Pair the cheapest prefill and decode pools: they meet only over the link.
+
+    `rate`: the demanded one; None: the most that they do.
+    """
     prefill = min(prefills, key=lambda pool: pool.devices)
     decode = min(decodes, key=lambda pool: pool.devices)
     hourly = (prefill.devices + decode.devices) * price
     state = decode.state
-    return Candidate(hardware, (prefill, decode), prefill.state.ttft, state.tpot, state.itl, hourly)
+    if rate is None:
+        rate = min(_rate(prefill), _rate(decode))
+    return Candidate(
+        hardware, (prefill, decode), prefill.state.ttft, state.tpot, state.itl, hourly, rate
+    )
+
+
+def _rate(pool: Pool, replicas: int | None = None) -> float:
+    """Return the requests per second of a pool, or of a number of its replicas."""
+    count = pool.replicas if replicas is None else replicas
+    return count * pool.case.layout.engines * pool.state.rate
+
+
+def _pair(
+    prefills: list[Pool], decodes: list[Pool], devices: int
+) -> tuple[list[Pool], list[Pool]] | None:
+    """Return the (prefill, decode) pools that do most with a number of devices; None if they do
+    not fit."""
+    best: tuple[float, Pool, Pool] | None = None
+    for prefill in prefills:
+        size = prefill.case.layout.devices
+        for decode in decodes:
+            for count in range(1, devices // size + 1):
+                left = (devices - count * size) // decode.case.layout.devices
+                rate = min(_rate(prefill, count), _rate(decode, left))
+                if left and (best is None or rate > best[0]):
+                    best = rate, replace(prefill, replicas=count), replace(decode, replicas=left)
+    return None if best is None else ([best[1]], [best[2]])
+
+
+def best_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the first candidate of each device."""
+    found: dict[str, Candidate] = {}
+    for one in candidates:
+        found.setdefault(one.hardware.name, one)
+    return list(found.values())
 
 
 def frontier(candidates: list[Candidate]) -> list[Candidate]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.errors import InvalidRequest
@@ -18,19 +19,35 @@ PRICES = {
 own (`--prices FILE`): a plan is as good as its prices."""
 
 
+@dataclass(frozen=True, slots=True)
+class PriceSource:
+    """Currency, date and source of prices."""
+
+    currency: str = "USD"
+    date: str = "2026-11"
+    source: str = "examples, of the order of on-demand offers; --prices FILE has your own"
+
+
+WORDS = ("currency", "date", "source")
+"""Keys of a price table that are not devices."""
+
+
 def read_prices(
     path: Path | None, devices: Iterable[Hardware] = tuple(DEVICES.values())
-) -> dict[str, float]:
-    """Return the table, with a JSON file of the same form over it; a user's `devices` have no
-    other.
+) -> tuple[dict[str, float], PriceSource]:
+    """Return the table and its source, with a JSON file of the same form over it; a user's
+    `devices` have no other. The file may state its currency, date and source.
 
     Raises `InvalidRequest` for a file that is no such table and for a device without a price.
     """
     known = {*DEVICES, *(device.name for device in devices)}
-    found = dict(PRICES)
+    found, told = dict(PRICES), PriceSource()
     if path is not None:
         try:
-            given = {str(key): float(value) for key, value in json.loads(path.read_text()).items()}
+            data = dict(json.loads(path.read_text()))
+            words = {key: str(data.pop(key))[:80] for key in WORDS if key in data}
+            given = {str(key): float(value) for key, value in data.items()}
+            told = PriceSource(**{"date": "without a date", "source": path.name} | words)
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise InvalidRequest(
                 f'{path} is no price table ({error}); it looks like {{"H200": 3.8}}', param="prices"
@@ -50,4 +67,4 @@ def read_prices(
                 f'{{"{device.name}": 3.8}}, with --prices',
                 param="prices",
             )
-    return found
+    return found, told

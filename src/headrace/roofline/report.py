@@ -10,7 +10,7 @@ from .counts import Case
 from .hardware import Hardware
 from .page import charts, page, table
 from .plot import Chart, Series
-from .step import StepTime
+from .step import OperatorTime, StepTime
 
 COLUMNS = ("operator", "GFLOP", "MB", "FLOP/B", "bound", "limit ms", "ms", "share")
 
@@ -92,10 +92,24 @@ def as_json(time: StepTime) -> dict[str, Any]:
     }
 
 
+NAMED = 5
+"""Operators of a chart whose names stand next to them."""
+NEAR = 3.0
+"""Ratio of two places below which their names would overlap."""
+
+
 def roofline_chart(
-    case: Case, hardware: Hardware, time: StepTime, measured: Sequence[Series] = ()
+    case: Case,
+    hardware: Hardware,
+    time: StepTime,
+    measured: Sequence[Series] = (),
+    *,
+    step: str = "",
 ) -> Chart:
-    """Draw the ceilings, and each operator at its intensity with its predicted rate."""
+    """Draw the ceilings, and each operator at its intensity with its predicted rate.
+
+    The longest operators have their names next to them. `step`: the step's name, for the title.
+    """
     compute = hardware.compute_type(case.weights.format, case.dtype)
     points = [item for item in time.operators if item.count.flops and item.seconds]
     intensities = [item.count.intensity for item in points] or [1.0]
@@ -119,10 +133,11 @@ def roofline_chart(
                 f"{item.bound}"
                 for item in points
             ],
+            tags=_names(points),
         )
     )
     return Chart(
-        f"Roofline of {hardware.name}",
+        f"Roofline of {hardware.name}{step and f': {step}'}",
         "FLOP per byte",
         "FLOP/s",
         [*series, *measured],
@@ -131,17 +146,35 @@ def roofline_chart(
     )
 
 
-def share_chart(time: StepTime) -> Chart:
+def _names(points: Sequence[OperatorTime]) -> list[str]:
+    """Return the text next to each point: the longest operators' names, those of neighbours in
+    one."""
+    texts: dict[int, list[str]] = {}
+    order = sorted(range(len(points)), key=lambda at: -points[at].seconds)
+    for at in order[:NAMED]:
+        near = (first for first in texts if _close(points[first], points[at]))
+        texts.setdefault(next(near, at), []).append(points[at].count.label)
+    return [", ".join(texts.get(at, ())) for at in range(len(points))]
+
+
+def _close(one: OperatorTime, other: OperatorTime) -> bool:
+    """Return whether the names of two points would overlap."""
+    rates = [item.count.flops * item.count.calls / item.seconds for item in (one, other)]
+    across = [item.count.intensity for item in (one, other)]
+    return all(max(pair) < NEAR * min(pair) for pair in (rates, across))
+
+
+def share_chart(time: StepTime, *, step: str = "") -> Chart:
     """Draw predicted and limit time per operator, largest first."""
     order = sorted(time.operators, key=lambda item: -item.seconds)[:8]
     places = range(1, len(order) + 1)
     return Chart(
-        "Time per operator",
+        f"Time per operator{step and f': {step}'}",
         "",
         "ms",
         [
             Series("predicted", places, [item.seconds * 1e3 for item in order], "bars"),
-            Series("limit", places, [item.limit_seconds * 1e3 for item in order], "points"),
+            Series("limit", places, [item.limit_seconds * 1e3 for item in order], "marked"),
         ],
         names=[item.count.label for item in order],
     )
@@ -154,6 +187,8 @@ def html_page(
     body = ""
     for name, time in steps:
         body += f"<h2>{name}</h2>" + table(COLUMNS, rows(time))
-        body += charts([roofline_chart(case, hardware, time), share_chart(time)])
+        body += charts(
+            [roofline_chart(case, hardware, time, step=name), share_chart(time, step=name)]
+        )
     source = f"{hardware.name}: {hardware.source}; efficiencies {hardware.efficiency.source}"
     return page(title, source, body)

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from os.path import commonprefix
+from typing import Literal, get_args
 
 from ..base.arch import ModelArch
 from ..base.errors import OptionError
-from ..base.graph import WeightRef
+from ..base.graph import Purpose, WeightRef
 from ..models.registry import describe
 from .formats import weight_bits
 
-_ROLE_PATTERNS = (
-    ("embed", r"embed_tokens(_per_layer)?\.weight$|embeddings\.\w+_embeddings\.weight$"),
-    ("head", r"lm_head\.weight$|pooler\.dense\.weight$|^classifier\.weight$"),
-    ("qkv", r"attention\.self\.(query|key|value)\.weight$"),
-    ("output", r"attention\.output\.dense\.weight$"),
-    ("up", r"intermediate\.dense\.weight$"),
-    ("down", r"\d\.output\.dense\.weight$"),
-    (
-        "qkv",
-        r"(?:self_attn|mixer)\.(q|k|v|qkv|gate|(q|kv)_a|(q|kv|k|v)_b)_?proj(_with_mqa|\.[\d*]+)?\.weight$",
-    ),
-    ("output", r"(self_attn|mixer)\.o_proj\.weight$"),
-    ("state_in", r"(conv|linear_attn|mamba|mixer)\.in_proj(_\w+)?\.weight$"),
-    ("state_out", r"(conv|linear_attn|mamba|mixer)\.out_proj\.weight$"),
-    ("shared", r"mlp\.shared_experts?\."),
-    ("experts", r"\.experts\."),
-    ("router", r"mlp\.(gate|shared_expert_gate)\.weight$|router\.proj\.weight$"),
-    ("per_layer", r"per_layer_(model_projection|input_gate|projection)\.weight$"),
-    ("up", r"mlp\.c_fc\.weight$|mixer\.up_proj\.weight$"),
-    ("gate_up", r"mlp\.(gate|up|gate_up)_proj\.weight$"),
-    ("down", r"(mlp|mixer)\.(down|c)_proj\.weight$"),
-)
-
+_LAYER = re.compile(r"\.(\d+)\.")
 Which = Literal["all", "last", "others"]
 """Choice of layers."""
 
@@ -46,7 +26,7 @@ WIDE_ENDS: Mapping[str, str] = {"embed": "bfloat16", "head": "bfloat16"}
 PARTS: Mapping[str, tuple[str, ...]] = {
     "attention": ("qkv", "output"),
     "mlp": ("gate_up", "up", "down"),
-    **{role: (role,) for role, _ in _ROLE_PATTERNS},
+    **{role: (role,) for role in get_args(Purpose) if role},
 }
 """Name in a format → roles."""
 
@@ -117,18 +97,46 @@ def parse_format(text: str) -> WeightBytes:
 
 
 def from_tensors(arch: ModelArch, sizes: Mapping[str, int], format: str) -> WeightBytes:
-    """Return the bytes by role of a file's tensors, by their Hugging Face names.
+    """Return the bytes by role of a file's tensors, by their Hugging Face names; see `from_roles`.
+
+    A tensor that the graph does not name (a stack, scales, several matrices in one) is counted with
+    the matrix whose name begins most like its own.
+    """
+    # A tied head is the embedding: the first of the two counts.
+    refs = reversed([*describe(arch).weights()])
+    graph = {name: ref for ref in refs for name in ref.names}
+    matrices = sorted(name for name, ref in graph.items() if ref.role != "vector")
+
+    def role_of_name(name: str) -> str:
+        if name not in graph:
+            at = bisect(matrices, name)
+            near = matrices[max(at - 1, 0) : at + 1]
+            # By letters, not by components: in_proj_qkvz is near in_proj_qkv.
+            name = max(near, key=lambda other: len(commonprefix((name, other))))  # noqa: RUF071
+        return graph[name].purpose
+
+    def parts() -> Iterator[tuple[str, int | None, float]]:
+        for name, size in sizes.items():
+            layer = _LAYER.search(name)
+            yield role_of_name(name), int(layer[1]) if layer else None, size
+
+    return from_roles(arch, parts(), format)
+
+
+def from_roles(
+    arch: ModelArch, sizes: Iterable[tuple[str, int | None, float]], format: str
+) -> WeightBytes:
+    """Return the bytes by role from (role, layer, bytes) of each tensor.
 
     `format` decides how the products are computed (`Hardware.compute_type`) and fills roles without
     a tensor. A tied head is read as often as a head of its own.
     """
     found: dict[str, float] = {}
     last: dict[str, float] = {}
-    for name, size in sizes.items():
-        role = role_of_name(name)
+    for role, layer, size in sizes:
         if role:
             found[role] = found.get(role, 0.0) + size
-            if f".layers.{arch.layers - 1}." in name:
+            if layer == arch.layers - 1:
                 last[role] = last.get(role, 0.0) + size
     if "head" not in found and arch.tied_embedding and "embed" in found:
         found["head"] = found["embed"]
@@ -137,12 +145,7 @@ def from_tensors(arch: ModelArch, sizes: Mapping[str, int], format: str) -> Weig
 
 def role_of(ref: WeightRef) -> str:
     """Return the role of a weight; empty for vectors, and weights without a price."""
-    return "head" if ref.role == "logits" else role_of_name(ref.names[0])
-
-
-@lru_cache(maxsize=4096)
-def role_of_name(name: str) -> str:
-    return next((role for role, pattern in _ROLE_PATTERNS if re.search(pattern, name)), "")
+    return ref.purpose
 
 
 @lru_cache(maxsize=64)
@@ -155,7 +158,7 @@ def _numbers(arch: ModelArch) -> dict[str, tuple[int, int]]:
         role = role_of(ref)
         if ref.role == "vector" or not role:
             continue
-        layer = re.search(r"\.(\d+)\.", ref.names[0])
+        layer = _LAYER.search(ref.names[0])
         layers.setdefault(role, set()).add(layer[1] if layer else "")
         numbers[role] = numbers.get(role, 0) + ref.numbers * (ref.names[0] not in seen)
         seen.update(ref.names)

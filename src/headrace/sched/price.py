@@ -12,11 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..base.drafted import Verified
-from ..base.step import Drafting, StepPlan, StepResult
+from ..base.step import DraftCosts, Drafting, StepPlan, StepResult
 from ..speculate import MODEL
 
 MEMORY = 0.1
-"""Weight of the newest step in the average of steps of about its size."""
+"""Weight of the newest step, or draft, in an average of times."""
+READING = 0.5
+"""Weight of the newest reading of a part that drafts: readings are rare."""
+RETRIED = 0.002
+"""Share of the costs of drafts that each step without any forgets."""
 FORGOTTEN = 100
 """Half-life of that average in steps: a slow moment must not count for ever."""
 MOST = 100.0
@@ -161,15 +165,32 @@ class DraftCounts:
     def __init__(self) -> None:
         self.totals = (0, 0, 0)
         """`drafts`, `draft_tokens` and `accepted_tokens`."""
-        self.costs: tuple[float, float] | None = None
-        """The latest costs of a draft model."""
+        self.costs: DraftCosts | None = None
+        """Running costs of the part that drafts; None: there is none."""
+        self._step = 0.0
+        """Recent seconds of a step without them."""
 
-    def drafting(self, told: Drafting | None) -> float:
-        """Return the seconds that a step's drafts took, if a model made some."""
-        if told is None:
-            return 0.0
-        self.costs = told.costs
-        return told.seconds
+    @property
+    def making(self) -> float:
+        """Seconds of one more draft of each sequence, if the part that drafts makes it."""
+        return 0.0 if self.costs is None else self.costs.draft * self._step
+
+    def learn(self, told: Drafting, seconds: float, *, decodes: bool) -> None:
+        """Learn from the part that drafts in a step of `seconds`. `decodes`: the step computed
+        nothing but decodes and drafts."""
+        draft, read = self.costs or told.estimate
+        if decodes:
+            passed = seconds - told.seconds
+            self._step += (MEMORY if self._step else 1.0) * (passed - self._step)
+        if self._step > 0 and told.depth:
+            draft += MEMORY * (told.making / told.depth / self._step - draft)
+        else:
+            # A part that was too expensive once is tried again.
+            draft += RETRIED * (told.estimate.draft - draft)
+        if self._step > 0 and told.read:
+            reading = told.seconds - told.making
+            read += READING * (reading / told.read / self._step - read)
+        self.costs = DraftCosts(draft, read)
 
     def note(
         self,

@@ -226,6 +226,10 @@ class Scheduler:
             self._draft(plan, entries[:decodes])
         if not entries:
             return None
+        if (slots := self.kv.slots) is not None and slots.free:
+            for work in entries:
+                if work.table is not None and work.request.spec.generates:
+                    slots.take(work.table, work.row, work.known, plan.slots)
         self._roster.carried = []
         plan.released.extend(self._roster.rows.take_released())
         if self._apart:
@@ -243,10 +247,13 @@ class Scheduler:
         flight = self._land(plan)
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
-        drafting = self._drafts.drafting(result.drafting)
-        if self.prices is not None and flight.decodes == len(plan.rows):
-            self.prices.observe(computed(plan, result), result.seconds - drafting)
         number, decodes, failures = plan.number, flight.decodes, result.failures
+        only, drafting = decodes == len(plan.rows), 0.0
+        if result.drafting is not None:
+            drafting = result.drafting.seconds
+            self._drafts.learn(result.drafting, result.seconds, decodes=only)
+        if self.prices is not None and only:
+            self.prices.observe(computed(plan, result), result.seconds - drafting)
         if result.verified:
             tokens = computed(plan, result)
             self._drafts.note(tokens, decodes, result.verified, self.prices, drafting)
@@ -439,7 +446,8 @@ class Scheduler:
         ready = [work.drafts[: min(most, work.limit - work.scheduled)] for work in decodes]
         if room <= 0 or not any(ready):
             return
-        making = [work.draft_seconds for work in decodes]
+        each = self._drafts.making
+        making = [each if work.promised else 0.0 for work in decodes]
         for entry, count in enumerate(draft_lengths(ready, tokens, room, self.prices, making)):
             work = decodes[entry]
             if not count:

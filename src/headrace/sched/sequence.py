@@ -56,7 +56,7 @@ class Sequence(Work):
         new, delta = result.tokens[entry], None
         if result.proposed is not None:
             self.drafts, drafting = result.proposed[entry], result.drafting
-            self.draft_seconds = drafting.each if drafting and entry in drafting.entries else 0.0
+            self.promised = drafting is not None and entry in drafting.entries
         if grows:
             # Rejected drafts are not computed after all.
             self.scheduled -= plan.counts[entry] - len(new)

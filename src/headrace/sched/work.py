@@ -54,10 +54,10 @@ class Work:
     """The state of one piece of work. Changed by the scheduler only."""
 
     __slots__ = (
-        "admitted", "atom", "cached", "capacity", "chain", "choice", "chunk_start",
-        "draft_seconds", "drafts", "id", "in_flight", "keeps", "limit", "loaded", "part",
-        "preemptions", "prompt_length", "rank", "request", "row", "scheduled", "scheduled_at",
-        "state", "table", "tokens", "void_until",
+        "admitted", "atom", "cached", "capacity", "chain", "choice", "chunk_start", "drafts", "id",
+        "in_flight", "keeps", "limit", "loaded", "part", "preemptions", "promised",
+        "prompt_length", "rank", "request", "row", "scheduled", "scheduled_at", "state", "table",
+        "tokens", "void_until",
     )  # fmt: skip
 
     def __init__(
@@ -109,8 +109,8 @@ class Work:
         self.capacity = 0
         self.drafts = b""
         """Drafts that are ready for its next step, as `StepResult.proposed` has them."""
-        self.draft_seconds = 0.0
-        """Seconds to make one more of these drafts, together with those of other sequences."""
+        self.promised = False
+        """Whether these drafts are still to be made, when the step begins."""
         self.in_flight = 0
         """Steps in flight that contain it."""
         self.void_until = -1

@@ -22,6 +22,7 @@ from ..base.version import VERSION
 from ..obs.loopwatch import LoopWatch
 from ..obs.tasks import TaskWatch
 from .accounts import Accounts
+from .attaching import attach
 from .authentication import Authentication, is_open
 from .batches.runner import BatchRunner
 from .border import Border
@@ -92,6 +93,7 @@ class Application(FastAPI):
         )
         self._routers = routers
         self._inside: ASGIApp | None = None
+        self._guarded: Callable[[ASGIApp], ASGIApp] = lambda inner: inner
         self._made: dict[str, asyncio.Task[Any]] = {}
         # Not `include_router`, which would rebuild every route and its schemas in the first
         # request. These routers have no prefix and nothing else to add.
@@ -131,7 +133,7 @@ class Application(FastAPI):
         """Routes with their error handling, without outer middleware and authentication (see
         `inside.post`)."""
         if self._inside is None:
-            self._inside = self._inner()
+            self._inside = super().build_middleware_stack()
         return self._inside
 
     def methods_of(self, scope: Scope) -> set[str]:
@@ -165,22 +167,26 @@ class Application(FastAPI):
         `origins`: other origins whose pages may use this application. `hosts`: additional names
         under which it answers; None: any name.
         """
-        inner = self._inner = self.build_middleware_stack
 
-        def guarded() -> ASGIApp:
-            routes = traced(authenticated(Heads(inner(), self.methods_of)), service.spans)
+        def guarded(inner: ASGIApp) -> ASGIApp:
+            routes = traced(authenticated(Heads(inner, self.methods_of)), service.spans)
             layers: ASGIApp = Origins(Paths(routes), origins, meter.refused)
             if hosts is not None:
                 layers = Hosts(layers, hosts, meter.refused)
             return Sockets(Border(layers, service, meter))
 
-        self.build_middleware_stack = guarded  # type: ignore[method-assign]
+        self._guarded = guarded
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Build Starlette's stack, which has the last error handler outermost, and guard it."""
+        return self._guarded(super().build_middleware_stack())
 
 
 def create_app(
     engine: ServingEngine | None = None, options: ServerOptions | None = None
 ) -> Application:
-    """Create the HTTP application. Without an engine it answers 503 until `state.service.attach`.
+    """Create the HTTP application. Without an engine it answers 503 until
+    `attach` gives `state.service` one.
 
     Its state: `service`, `meter`, `store`, `responses`, `accounts` (None: no keys are set, so every
     route is open), `pins`, `files` and `batches` (None: none are kept).
@@ -188,7 +194,9 @@ def create_app(
     Raises `OptionError` if the keys, the store or the folder of files cannot be used.
     """
     app = Application(ROUTERS)
-    service = Service(options or ServerOptions(), engine)
+    service = Service(options or ServerOptions())
+    if engine is not None:
+        attach(service, engine)
     given = service.options
     origins = read_origins(given.cors_origins)
     accounts = Accounts(Path(given.keys)) if given.keys else None

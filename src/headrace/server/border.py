@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .access import CLIENT_GONE, log_exchange
 from .caller import begin_exchange
 from .errors import error_response, internal_error
 
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from .meter import HttpMeter
 
 log = logging.getLogger("headrace.server")
-
-CLIENT_GONE = 499
-"""Status in the log and the metrics if the client left before its answer."""
 
 
 def request_id(headers: Headers) -> str:
@@ -87,18 +85,14 @@ class Border:
             self._meter.exchange(_route(scope), scope["method"], status, seconds)
             # Probes and scrapes come every few seconds and would drown the log.
             level = logging.DEBUG if scope["method"] == "GET" and status < 400 else logging.INFO
-            log.log(
-                level,
-                "exchange",
-                extra={
-                    "request_id": name,
-                    "method": scope["method"],
-                    "path": scope["path"],
-                    "status": status,
-                    "seconds": round(seconds, 6),
-                    **scope.get("headrace.trace", {}),
-                },
-            )
+            said = {
+                "request_id": name,
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "seconds": round(seconds, 6),
+            }
+            log_exchange(level, said, scope, begin)
 
 
 def _route(scope: Scope) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,18 @@ class Aborted(Overloaded):
 class Usage:
     """Token usage of one HTTP request, over all its prompts and choices."""
 
-    __slots__ = ("_drafted", "_followed", "_prompts", "completion", "expected", "reasoning")
+    __slots__ = (
+        "_drafted", "_followed", "_prompts", "completion", "expected", "finishes", "first", "model",
+        "reasoning",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        """Start with nothing used; `model`: name of the model or adapter that does the work."""
+        self.model = model
+        self.first: float | None = None
+        """Time of the first token, in seconds of `time.perf_counter`."""
+        self.finishes: set[str] = set()
+        """Finish reasons of its choices."""
         self._prompts: dict[int, tuple[int, int]] = {}
         self.completion = 0
         self.reasoning = 0
@@ -38,6 +48,10 @@ class Usage:
 
     def count(self, prompt: int, delta: OutputDelta) -> None:
         self.completion += len(delta.token_ids) - (delta.void or 0)
+        if self.first is None and delta.token_ids:
+            self.first = time.perf_counter()
+        if delta.finish_reason is not None:
+            self.finishes.add(delta.finish_reason)
         if self.expected:
             if delta.void is not None or delta.index not in self._followed:
                 self._followed[delta.index] = PredictedDrafter(self.expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.datastructures import State
 from starlette.types import ASGIApp, Message
 
+from .access import CLIENT_GONE, log_exchange
 from .caller import CALLER, begin_exchange, caller_of
 from .errors import error_body, internal_error
 from .wire import encode
@@ -87,6 +89,7 @@ async def post(
         CALLER.set(caller_of(account))
     answer = Answer()
     sent = False
+    begin = time.perf_counter()
 
     async def receive() -> Message:
         nonlocal sent
@@ -111,9 +114,25 @@ async def post(
         usage = scope.get("headrace.usage")
         if usage is not None:
             left(usage)
+            answer.status = CLIENT_GONE
+            _log(scope, answer, begin)
         raise
     except Exception:  # the border of a batch: a bug ends one line of it
         log.exception("unexpected error", extra={"request_id": request_id})
         answer.status, answer.body = 500, encode(error_body(internal_error()))
     answer.usage = scope.get("headrace.usage")
+    _log(scope, answer, begin)
     return answer
+
+
+def _log(scope: dict[str, Any], answer: Answer, begin: float) -> None:
+    """Write the line of the access log, as for a request that came over HTTP."""
+    said = {
+        "request_id": scope["headrace.request_id"],
+        "method": "POST",
+        "path": scope["path"],
+        "status": answer.status,
+        "seconds": round(time.perf_counter() - begin, 6),
+        "inside": True,
+    }
+    log_exchange(logging.INFO, said, scope, begin)

@@ -181,6 +181,7 @@ class ServerProcess:
                         await asyncio.sleep(BREATH_SECONDS)
             # Local: they are imported by now.
             from .app import create_app, create_operator_app
+            from .attaching import attach
             from .listen import http_server
             from .tls import Tls
 
@@ -226,7 +227,7 @@ class ServerProcess:
         try:
             engine = await self._engine(starting, http)
             if engine is not None:
-                service.attach(engine)
+                attach(service, engine)
                 if self._served is not None:
                     service.served_profile = self._served
                     app.state.meter.certified(self._served)

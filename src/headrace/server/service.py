@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import TypeIs
@@ -19,7 +18,6 @@ from ..obs.loopwatch import LoopWatch
 from ..obs.spans import Spans
 from ..obs.tasks import TaskWatch, ended
 from ..obs.threads import THREADS
-from ..speech.finding import listens
 from ..text import encode_between
 from .body import BodiesInFlight
 from .caller import named
@@ -53,7 +51,7 @@ DRAIN_RETRY = 2.0
 
 
 class Ears(Protocol):
-    """Transcription routes: `hearing.ears.HearingRoutes`, imported only if needed."""
+    """Transcription routes: `hearing.ears.HearingRoutes`."""
 
     engine: HearingEngine
 
@@ -62,15 +60,16 @@ class Ears(Protocol):
 
 
 class Voices(Protocol):
-    """Speech synthesis routes: `speaking.SpeakingRoutes`, imported only if needed."""
+    """Speech synthesis routes: `speaking.SpeakingRoutes`."""
 
     async def speak(self, request: Request, body: SpeechBody) -> Response: ...
 
 
 class Service:
-    """One served model and its HTTP state. Made before the engine is ready; `attach` opens it."""
+    """One served model and its HTTP state. Made before the engine is ready;
+    `attaching.attach` opens it."""
 
-    def __init__(self, options: ServerOptions, engine: ServingEngine | None = None) -> None:
+    def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.started = time.time()
         self.draining = False
@@ -100,26 +99,22 @@ class Service:
         self._speech = Speech()
         self._speeches: dict[str | None, Speech] = {}
         """Answer formats by the template that wrote the prompt."""
-        if engine is not None:
-            self.attach(engine)
 
-    def attach(self, engine: ServingEngine | HearingEngine) -> None:
-        """Attach the ready engine: from now on requests are served."""
-        if not writes(engine):
-            # Imported by name: servers of text models do without its dependencies.
-            self._ears = import_module("headrace.server.hearing.ears").HearingRoutes(self, engine)
-            return
+    def open(self, engine: ServingEngine) -> None:
+        """Serve text with the ready engine."""
         self._engine = engine
         self._defaults = default_sampling(engine.files)
         self._speech = Speech.of(engine, engine.files.chat_template)
         self._speeches = {one: Speech.of(engine, one) for one in engine.files.used_templates}
-        if (engine.files.path / "speech.json").is_file():
-            self._voices = import_module("headrace.server.speaking").SpeakingRoutes(self, engine)
-        if listens(engine.files.path):
-            listening = import_module("headrace.engine.listening")
-            self.listener = listening.SoundListener(engine.files)
         if self.spans is not None and hasattr(engine, "on_end"):
             engine.on_end = partial(self.spans.request, model=self.name)
+
+    def hear_with(self, ears: Ears) -> None:
+        """Serve transcription and nothing else."""
+        self._ears = ears
+
+    def speak_with(self, voices: Voices) -> None:
+        self._voices = voices
 
     @property
     def served(self) -> ServingEngine | HearingEngine:
@@ -178,8 +173,13 @@ class Service:
 
     @property
     def name(self) -> str:
-        """Name under which the model is served."""
-        return self.options.served_name or self.served.model_name
+        """Name of the model in answers."""
+        return self.names[0]
+
+    @property
+    def names(self) -> list[str]:
+        """Names under which the model is served."""
+        return self.options.served_names or [self.served.model_name]
 
     @property
     def fingerprint(self) -> str:
@@ -236,19 +236,20 @@ class Service:
     def adapter(self, name: str | None) -> str | None:
         """Return the name if it is that of a loaded adapter and not of the model."""
         loaded = getattr(getattr(self.engine, "adapters", None), "loaded", {})
-        return name if name and name != self.name and name in loaded else None
+        return name if name and name not in self.names and name in loaded else None
 
     def check_new_name(self, name: str) -> None:
         """Raise `InvalidRequest` if a new adapter would have the model's name."""
-        if name == self.name:
+        if name in self.names:
             raise InvalidRequest(f"the name {name[:200]!r} is the model's", param="lora_name")
 
     def check_model(self, name: str | None, *, adapters: bool = False) -> None:
         """Raise `ModelNotFound` unless `name` is absent or the served model's, or with `adapters`
         an adapter's."""
-        if name and name != self.name and not (adapters and self.adapter(name)):
+        if name and name not in self.names and not (adapters and self.adapter(name)):
+            served = ", ".join(map(repr, self.names))
             raise ModelNotFound(
-                f"the model {name[:200]!r} is not served here; this server has {self.name!r}",
+                f"the model {name[:200]!r} is not served here; this server has {served}",
                 param="model",
             )
 

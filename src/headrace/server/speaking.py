@@ -47,13 +47,16 @@ class SpeakingRoutes:
             priority=body.priority or 0,
             cache_salt=CALLER.get().salt(None),
         )
+        model = self._service.name
         if body.stream_format == "sse":
-            events = _events(speaking, writer, request.scope)
+            events = _events(speaking, writer, request.scope, model)
             return EventStream(events, keep_alive=self._service.keep_alive)
-        return SoundReply(_file(speaking, writer, request.scope), MEDIA_TYPES[format])
+        return SoundReply(_file(speaking, writer, request.scope, model), MEDIA_TYPES[format])
 
 
-async def _file(speaking: Speaking, writer: SoundWriter, scope: Scope) -> AsyncGenerator[bytes]:
+async def _file(
+    speaking: Speaking, writer: SoundWriter, scope: Scope, model: str
+) -> AsyncGenerator[bytes]:
     """Yield the bytes of the file, none of them empty."""
     try:
         async for samples in speaking.pieces():
@@ -62,12 +65,14 @@ async def _file(speaking: Speaking, writer: SoundWriter, scope: Scope) -> AsyncG
         if data := writer.end():
             yield data
     finally:
-        scope["headrace.usage"] = _used(speaking)
+        scope["headrace.usage"] = _used(speaking, model)
         speaking.cancel()
 
 
-async def _events(speaking: Speaking, writer: SoundWriter, scope: Scope) -> AsyncGenerator[bytes]:
-    file = _file(speaking, writer, scope)
+async def _events(
+    speaking: Speaking, writer: SoundWriter, scope: Scope, model: str
+) -> AsyncGenerator[bytes]:
+    file = _file(speaking, writer, scope, model)
     try:
         async for data in file:
             audio = base64.b64encode(data).decode()
@@ -84,9 +89,9 @@ async def _events(speaking: Speaking, writer: SoundWriter, scope: Scope) -> Asyn
     )
 
 
-def _used(speaking: Speaking) -> Usage:
+def _used(speaking: Speaking, model: str) -> Usage:
     """Return the usage that a key is charged: tokens, as for a text."""
-    found = Usage()
+    found = Usage(model)
     found.known_prompt(0, speaking.prompt_tokens)
     found.completion = speaking.tokens
     return found

@@ -24,15 +24,17 @@ def clock(seconds: float, mark: str) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{mark}{rest % 1000:03d}"
 
 
-def srt(segments: Sequence[Said]) -> str:
+def srt(segments: Sequence[Said], first: int = 1) -> str:
+    """Return the captions, numbered from `first`."""
     return "".join(
         f"{number}\n{clock(one.start, ',')} --> {clock(one.end, ',')}\n{_line(one)}\n\n"
-        for number, one in enumerate(segments, 1)
+        for number, one in enumerate(segments, first)
     )
 
 
-def vtt(segments: Sequence[Said]) -> str:
-    return "WEBVTT\n\n" + "".join(
+def vtt(segments: Sequence[Said], first: int = 1) -> str:
+    """Return the captions; the head of a file is before those that are `first`, number 1."""
+    return ("WEBVTT\n\n" if first == 1 else "") + "".join(
         f"{clock(one.start, '.')} --> {clock(one.end, '.')}\n{_line(one)}\n\n" for one in segments
     )
 

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from ..base.errors import HeadraceError, ModelNotFound
 from ..base.names import nearest
 from ..loader import Progress
+from ..loader.cache import hub_folder, is_hub_id
 from ..loader.catalog import CATALOG
 from ..loader.jsonfile import read_json
+from ..loader.open import fetched
 
 DEFAULT_MODEL = "whisper-base"
 KINDS = ("whisper", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt", "moonshine")
 """Supported `model_type` of folders in Hugging Face's layout."""
 
 
-def hears(name: str) -> bool:
-    """Tell whether a name or a folder is a transcription model. Downloads nothing."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        return name in CATALOG and CATALOG[name].speech
-    if (folder / "model.bin").exists() and (folder / "vocabulary.txt").exists():
+def hears(name: str, *, cache_dir: str | Path | None = None, offline: bool = True) -> bool:
+    """Tell whether a name or a folder is a transcription model.
+
+    Downloads nothing, but if not `offline` the config of a hub model that is not in the cache.
+    """
+    folder = _folder(name)
+    if folder is None:
+        if name in CATALOG or not is_hub_id(name):
+            return name in CATALOG and CATALOG[name].speech
+        folder = hub_folder(name, cache_dir)
+        if not folder.is_dir() and not offline:
+            with suppress(HeadraceError):  # It will be reported by what needs the model.
+                fetched(f"{name}:config.json", cache_dir=cache_dir)
+    if (folder / "model.bin").exists() and any(folder.glob("vocabulary.*")):
         return True
     try:
         return read_json(folder / "config.json").get("model_type") in KINDS
     except (HeadraceError, OSError):
         return False
+
+
+def _folder(name: str) -> Path | None:
+    """Return the folder of this name, if there is one."""
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # Too long, a home without a user, NUL.
+        return None
 
 
 def listens(path: Path) -> bool:
@@ -43,23 +63,19 @@ def find(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Return the folder of a transcription model; download it if it is the catalog's and not on
-    disk.
+    """Return the folder of a transcription model: a folder, a catalog name or a hub id; download
+    it if needed.
 
     Raises `ModelNotFound`, `DownloadError`.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = _folder(name)
+    if folder is not None:
         return folder
-    known = CATALOG.get(name)
-    if known is not None and known.speech:
-        # Local: 60 ms of imports, useless if the files are here.
-        from ..loader.download import fetch_catalog
-
-        return fetch_catalog(known, cache_dir=cache_dir, offline=offline, progress=progress)
     speech = [model.name for model in CATALOG.values() if model.speech]
+    if name in speech or (name not in CATALOG and is_hub_id(name)):
+        return fetched(name, cache_dir=cache_dir, offline=offline, progress=progress)
     raise ModelNotFound(
-        f"no speech model {name!r:.200}; it is a catalog name ({', '.join(speech)}) or a folder"
-        f"{nearest(name, speech)}",
+        f"no speech model {name!r:.200}{nearest(name, speech)}; it is a catalog name "
+        f"({', '.join(speech)}), a folder, or a hub id such as openai/whisper-small",
         param="model",
     )

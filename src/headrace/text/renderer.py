@@ -3,7 +3,7 @@
 jinja's filters do their work in C, where no step is counted and no clock is checked: rounding to
 10^8 places takes minutes and holds the interpreter lock. A thread cannot be stopped in that; a
 process can. One is started when the first large conversation comes, keeps the compiled template,
-and takes one rendering after another over its standard streams (ADR 0055).
+and takes one rendering after another over its standard streams (`rendering`, ADR 0055).
 
     parent → child: length (4 bytes), MessagePack: a source, then the variables of each; another
     source replaces it
@@ -20,12 +20,11 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from headrace.base.errors import InvalidRequest, Overloaded
-
+from ..base.errors import InvalidRequest, Overloaded
 from ..base.foreign import msgpack_reader
 
 HARD_SECONDS = 6.0
@@ -36,9 +35,8 @@ MOST = 2
 """Largest number of processes of one template."""
 MEMORY = 2 * 2**30
 """Bytes of address space of such a process."""
-_LENGTH = struct.Struct("<I")
-_encode = msgspec.msgpack.encode
-_asked = msgpack_reader()
+LENGTH = struct.Struct("<I")
+encode = msgspec.msgpack.encode
 _answered = msgpack_reader(tuple[str, str])
 
 
@@ -54,7 +52,7 @@ class Renderers:
         """Render in a process; return (kind, text) as the child reports it. Raises `Overloaded` if
         no process can be started and `InvalidRequest` for variables that are not JSON."""
         try:
-            asked = _encode(variables)
+            asked = encode(variables)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequest(
                 f"the chat template cannot be given this: {error}"[:500], param="messages"
@@ -86,7 +84,7 @@ class _Renderer:
     def __init__(self, source: str) -> None:
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "LC_ALL": "C.UTF-8"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", f"{__package__}.rendering"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -101,7 +99,7 @@ class _Renderer:
 
     def take(self, source: str) -> None:
         """Render this template from now on."""
-        if self._exchange(_encode(source), START_SECONDS) is None:
+        if self._exchange(encode(source), START_SECONDS) is None:
             raise OSError("it did not start")
 
     @property
@@ -119,8 +117,8 @@ class _Renderer:
         """Return the answer; None if none came in time, and the process is killed."""
         end = time.monotonic() + seconds
         try:
-            self._send(memoryview(_LENGTH.pack(len(asked)) + asked), end)
-            (length,) = _LENGTH.unpack(self._read(_LENGTH.size, end))
+            self._send(memoryview(LENGTH.pack(len(asked)) + asked), end)
+            (length,) = LENGTH.unpack(self._read(LENGTH.size, end))
             return self._read(length, end)
         except (OSError, EOFError):
             self.kill()
@@ -162,64 +160,3 @@ class _Renderer:
     def __del__(self) -> None:
         if getattr(self, "alive", False):
             self.kill()
-
-
-def _main(into: BinaryIO, out: BinaryIO) -> None:
-    """Run the child: render until the parent is gone."""
-    # Local: the parent does not need them.
-    from .sandbox import TemplateEnvironment
-
-    template = None
-    while True:
-        given = _asked(_message(into))
-        if isinstance(given, str):
-            template = TemplateEnvironment().from_string(given)
-            _answer(out, "ok", "")
-        else:
-            _limit()
-            _answer(out, *_rendered(template, given))
-
-
-def _rendered(template: Any, variables: dict[str, Any]) -> tuple[str, str]:
-    from .sandbox import Exhausted, Raised, rendered
-
-    try:
-        return "ok", rendered(template, variables)
-    except Raised as error:
-        return "raised", str(error)
-    except Exhausted as error:
-        return "exhausted", str(error)
-    except MemoryError:
-        return "exhausted", "takes too much memory"
-    except Exception as error:  # noqa: BLE001 - the boundary to foreign code
-        return "failed", f"{type(error).__name__}: {error}"[:1000]
-
-
-def _limit() -> None:
-    """Let the kernel end this process if its parent does not live to do so."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        soft = int(used.ru_utime + used.ru_stime + HARD_SECONDS) + 2
-        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-
-
-def _message(into: BinaryIO) -> bytes:
-    head = into.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        sys.exit(0)
-    return into.read(_LENGTH.unpack(head)[0])
-
-
-def _answer(out: BinaryIO, kind: str, text: str) -> None:
-    data = _encode((kind, text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")))
-    out.write(_LENGTH.pack(len(data)) + data)
-    out.flush()
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        _main(sys.stdin.buffer, sys.stdout.buffer)

@@ -16,7 +16,7 @@ That bounds Python's work between two steps, not C's work in one of them. So a r
 or not (ADR 0055). A small one runs in-process, within milliseconds, with small values, and only
 with operations whose cost grows at most linearly with their values. At the first sign of anything
 else it raises `Elsewhere`, and the whole rendering is done in a process that can be killed
-(`text.renderer`).
+(`text.rendering`).
 """
 
 from __future__ import annotations

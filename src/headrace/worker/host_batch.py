@@ -21,6 +21,9 @@ from .batch import make_batch, sampled_tokens
 from .rows import BlockTables, Rows
 
 _FEW = 3
+_LOOPED = 24
+"""Largest number of tokens in a step that verifies drafts for which a loop over single numbers is
+faster than numpy's calls."""
 _TABLE_STEP = 8
 """Multiple of blocks to which tables are cut, so that their view seldom changes."""
 
@@ -87,6 +90,8 @@ class HostBatches:
             [slots.data for slots in self._slots],
         )
         self._decoding: StepBatch | None = None
+        self._verifying: dict[tuple[int, int, int], StepBatch] = {}
+        """Batches that verify drafts, by tokens, entries and the width of their tables."""
         self._starts: list[int] = []
         self._of: list[int] = []
         """Rows of the last step."""
@@ -113,13 +118,19 @@ class HostBatches:
         return self._mixed(plan, count, total, drafted)
 
     def decode(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch | None:
-        """Make the batch of a step in which every entry computes one token and gets one, of rows
-        that neither pool nor have an adapter. None for any other step, such as one with drafts
-        (`DraftBatches`)."""
-        count = len(plan.rows)
-        if self._typed or sum(plan.counts) != count or count > self._limits.entries:
+        """Make the batch of a step in which every entry computes one token, and drafts after it if
+        there are any, and gets a token for each. Its rows neither pool nor have an adapter. None
+        for any other step. The caller that compares the drafts records which count as computed."""
+        count, total = len(plan.rows), sum(plan.counts)
+        if self._typed or total > self._limits.tokens or count > self._limits.entries:
             return None
-        return self._decode(plan, count) if all(plan.samples) else None
+        if total != count + (0 if drafted is None else sum(drafted)) or not all(plan.samples):
+            return None
+        if drafted is None:
+            return self._decode(plan, count)
+        if total > _LOOPED:
+            return self._mixed(plan, count, total, drafted)
+        return self._verify_few(plan, count, total, drafted)
 
     def keep(self, tokens: list[int]) -> None:
         """Write each row's new token after its computed ones; after `decode`, the step's tokens."""
@@ -162,6 +173,35 @@ class HostBatches:
         batch.max_length = max_length
         batch.rules = self._rules
         self._settle(plan)
+        return batch
+
+    def _verify_few(self, plan: StepPlan, count: int, total: int, drafted: list[int]) -> StepBatch:
+        """Make the batch of a step of few tokens that verifies drafts."""
+        rows, size = self._array_of(plan.rows), self._pool.block_size
+        known, _, tables, tokens, positions, lengths, bounds, all_slots = self._few
+        at = longest = 0
+        for place, (row, start, each) in enumerate(
+            zip(plan.rows, plan.starts, plan.counts, strict=True)
+        ):
+            end = start + each
+            for position in range(start, end):
+                positions[at], tokens[at] = position, known[row, position]
+                block, offset = divmod(position, size)
+                for table, slots in zip(tables, all_slots, strict=True):
+                    slots[at] = table[row, block] * size + offset
+                at += 1
+            lengths[place] = end
+            bounds[place + 1] = at
+            longest = max(longest, end)
+        width = self._pick(rows, longest)
+        batch = self._verifying.get((total, count, width))
+        if batch is None:
+            batch = self._views(total, count, width, self._bounds, self._each[:total])
+            batch.fixed = True
+            self._verifying[total, count, width] = batch
+        batch.max_count, batch.max_length = max(plan.counts), longest
+        self._settle(plan, drafted)
+        batch.rules = None if self._rules is None else self._rules.repeat(plan.counts)
         return batch
 
     def _settle(self, plan: StepPlan, drafted: list[int] | None = None) -> None:

@@ -1,10 +1,13 @@
-"""Choice of the kernels that serve a model in a worker, before and without loading its weights."""
+"""The parts of a model in a worker, and the choice of their kernels, before weights are loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
 
 from ..base import hardware
 from ..base.absorb import absorbed
@@ -14,13 +17,24 @@ from ..base.modelfiles import ModelFiles
 from ..kernels.backend import Question, Shelf
 from ..kernels.program import Provider
 from ..kernels.select import choose
-from ..loader.heads import HeadFiles, open_head, tap_name, tap_weights
+from ..loader.heads import HeadFiles, head_weights, open_head, tap_name, tap_weights
 from ..loader.open import open_model
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
-from ..models.heads import tapped
+from ..models.heads import STATES, describe_head, tapped
 from ..models.registry import describe
 from .options import Resolved, WorkerOptions, resolve
+
+READ = 256
+"""Most tokens in a step of the part that drafts: all others wait meanwhile."""
+
+
+class OpenPart(NamedTuple):
+    """A part whose weights are not loaded."""
+
+    files: ModelFiles | HeadFiles
+    graph: Graph
+    source: WeightSource
 
 
 def choose_operators(
@@ -53,26 +67,33 @@ def choose_operators(
 def kernel_decisions(files: ModelFiles, options: WorkerOptions) -> list[Decision]:
     """Return what a worker would choose, without loading a weight. Raises as `Worker` does."""
     resolved = resolve(options)
-    graph, source, _ = open_weights(describe(files.arch), files, options)
+    _, graph, source = open_parts(files, options)["text"]
     return choose_operators(graph, options, resolved, source)[1]
 
 
-def open_weights(
-    graph: Graph, files: ModelFiles, options: WorkerOptions
-) -> tuple[Graph, WeightSource, ModelFiles | HeadFiles | None]:
-    """Return a model's `graph`, its weights and its drafter.
+def open_parts(files: ModelFiles, options: WorkerOptions) -> dict[str, OpenPart]:
+    """Return the parts of a model by name: "text", and "draft" if the options name a drafter.
 
-    The drafter is a model, a head or None. The states that a head reads become outputs of the
+    The drafter is a model or a head. The states that a head reads become outputs of the text's
     graph. Raises what `open_model` and `open_head` raise.
     """
-    weights = load_weights(files)
-    drafter: ModelFiles | HeadFiles | None = None
+    graph, weights = describe(files.arch), load_weights(files)
+    parts: dict[str, OpenPart] = {}
     if options.draft_model is not None:
-        drafter = open_head(options.draft_model, files) or open_model(options.draft_model)
-    if isinstance(drafter, HeadFiles) and drafter.arch.reads:
-        graph = tapped(graph, drafter.arch.reads, tap_name(drafter))
-        weights = chain(weights, tap_weights(drafter))
-    return graph, WeightSource(weights), drafter
+        head = open_head(options.draft_model, files)
+        if head is None:
+            model = open_model(options.draft_model)
+            its = WeightSource(load_weights(model))
+            parts["draft"] = OpenPart(model, describe(model.arch), its)
+        else:
+            states = np.zeros((READ, head.arch.arch.hidden), np.float32)
+            its = WeightSource([*head_weights(head), (f"{STATES}.weight", states)])
+            parts["draft"] = OpenPart(head, describe_head(head.arch, READ), its)
+            if head.arch.reads:
+                graph = tapped(graph, head.arch.reads, tap_name(head))
+                weights = chain(weights, tap_weights(head))
+    parts["text"] = OpenPart(files, graph, WeightSource(weights))
+    return parts
 
 
 def inference_of(operators: Provider) -> Callable[[], AbstractContextManager[object]]:

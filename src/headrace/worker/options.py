@@ -37,10 +37,6 @@ class WorkerOptions:
     """Drafter of `speculate.DRAFTERS`; auto: the best combination; draft: the draft model alone."""
     draft_model: str | None = None
     """Path of a model that drafts too; None: drafts come from text alone."""
-    draft_slots: int = 0
-    """Sequences for which it drafts at the same time."""
-    draft_context: int = 0
-    """Tokens of the longest sequence that it drafts for."""
     ranks: int = 1
     """Processes that share the model; this is `rank` of them."""
     rank: int = 0

@@ -12,18 +12,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from ..base.step import StepPlan, StepResult
 from ..kernels.arrays import Array, host
 from ..kernels.draws import Drawing
 from ..kernels.operators import KvCache, StepBatch
-from ..kernels.program import BEST, RULES, Outputs, Program, Tokens, choose, want
-from .arrays import like
-from .features import Asked, Features
+from ..kernels.program import BEST, RULES, Outputs, Program, Tokens, Want, choose, want
+from .features import Arrived, Asked, Features, Indices
 from .host_batch import HostBatches
 from .kv_tensors import copy_blocks
 from .rows import BlockTables, Rows
@@ -52,6 +50,8 @@ class Steps:
     """Context in which a step with tensors runs."""
     verification: Verification | None = None
     """Verification of drafts, if rows draft."""
+    silent: bool = False
+    """Flag: a pipeline stage without the head, which yields no tokens; it learns them later."""
     _tokens: Array | None = None
     _values: memoryview | None = None
     """Memory of `_tokens`; steps return the same array again and again."""
@@ -96,7 +96,8 @@ class Steps:
             result = StepResult(plan.number, [[token] for token in values])
         if verification is not None:
             if drafted is not None:
-                result = StepResult(plan.number, verification.take(plan, drafted, values))
+                news = verification.accept(plan, drafted, range(len(plan.rows)), values)
+                result = StepResult(plan.number, news)
             verification.propose(plan, result, outputs.states)
         result.seconds = time.perf_counter() - begin
         return result
@@ -110,57 +111,34 @@ class Steps:
     def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         plan, drafted = self._prepare(plan)
         asked = self.features.of(plan.rows)
-        entries = sampling = self._sampling(plan)
+        entries, rows, places = self._drawn(plan, drafted)
         batch = self.batch(plan, drafted)
-        depths = [0] * len(sampling)
-        if drafted is not None:
-            depths = [depth for entry in sampling for depth in range(min(0, -drafted[entry]), 1)]
-            entries = [entry for entry in sampling for _ in range(min(0, -drafted[entry]), 1)]
         stop = None if self.stopwatch is None else self.stopwatch.start()
-        masked, hidden = asked.wants(plan)
-        if self.verification is not None and self.verification.hidden:
-            hidden = "every"
-        drawn = batch.rules is not None or batch.draws is not None
-        tokens: Tokens = "none" if masked or not entries else "rules" if drawn else "best"
-        outputs = self.program.step(batch, want(tokens, logits=masked, hidden=hidden))
+        outputs = self.program.step(batch, self._wanted(plan, asked, batch, draws=bool(entries)))
         result = StepResult(plan.number, tokens=[[] for _ in plan.rows])
-        arrived: Callable[[], list[int]] | None = None
-        rows = np.array([plan.rows[entry] for entry in entries], np.int64)
+        arrived: Arrived = list
         if entries:
-            places = np.array([plan.starts[entry] + plan.counts[entry] for entry in entries])
-            places += depths
-            chosen, targets = self._chosen(outputs, batch, asked, rows, places), batch.targets
-            # The program may return the same object again.
-            outputs = Outputs(chosen, outputs.logits, outputs.hidden, outputs.states)
-            if drafted is not None:
-                assert self.verification is not None
-                news = self.verification.accept(plan, drafted, sampling, chosen.tolist())
-                entries = [entry for entry, new in zip(sampling, news, strict=True) for _ in new]
-                rows = np.array([plan.rows[entry] for entry in entries])
-                places = self.rows.computed[rows]
-                places += np.array([left for new in news for left in range(1 - len(new), 1)])
-                chosen, targets = like(np.concatenate(news), chosen), None
-            self.rows.append(rows, places, chosen, targets)
-            arrived = to_host(chosen)
+            outputs = self._chosen(outputs, batch, asked, rows, places)
+            chosen = outputs.tokens
+            if drafted is None:
+                self.rows.append(rows, places, chosen, batch.targets)
+                arrived = to_host(chosen)
+            else:
+                entries, rows, arrived = self._accepted(plan, drafted, entries, chosen)
         asked.collect(plan, outputs, result)
-        if arrived is not None:
+        if entries:
             for place, fault in asked.advance(rows, arrived).items():
                 result.failures[entries[place]] = fault
         read = None if stop is None else stop()
 
         def deliver() -> None:
-            if arrived is not None:
-                for entry, token in zip(entries, arrived(), strict=True):
-                    if entry not in result.failures:
-                        result.tokens[entry].append(token)
+            for entry, token in zip(entries, arrived(), strict=True):
+                if entry not in result.failures:
+                    result.tokens[entry].append(token)
 
-        if self.verification is not None:
-            # At once: the next step's drafts follow from these tokens.
+        if self.verification is not None:  # At once: the next step's drafts follow from the tokens.
             deliver()
             self.verification.propose(plan, result, outputs.states)
-            if result.logprobs is not None:  # Without those after a refused draft.
-                pairs = zip(result.logprobs, result.tokens, strict=True)
-                result.logprobs = [found[: len(new)] for found, new in pairs]
 
         def finish() -> StepResult:
             if self.verification is None:
@@ -171,21 +149,53 @@ class Steps:
 
         return finish
 
+    def _drawn(
+        self, plan: StepPlan, drafted: list[int] | None
+    ) -> tuple[list[int], Indices, Indices]:
+        """Return the entry, row and place of each token [R] that the step draws: one after each
+        entry that samples and wants no vector, and one before each draft that is not granted."""
+        pooling = self.rows.columns["pooling"][plan.rows].tolist()
+        entries, depths = list[int](), list[int]()
+        for entry, (samples, pools) in enumerate(zip(plan.samples, pooling, strict=True)):
+            if samples and not pools:
+                some = range(min(0, 0 if drafted is None else -drafted[entry]), 1)
+                entries += [entry] * len(some)
+                depths += some
+        rows, ends = np.array(plan.rows, np.int64), np.add(plan.starts, plan.counts)
+        return entries, rows[entries], ends[entries] + np.array(depths, np.int64)
+
+    def _wanted(self, plan: StepPlan, asked: Asked, batch: StepBatch, *, draws: bool) -> Want:
+        """Name the outputs that a step needs; `draws`: tokens are among them."""
+        masked, hidden = asked.wants(plan)
+        if self.silent or (self.verification is not None and self.verification.hidden):
+            hidden = "every"
+        ruled = batch.rules is not None or batch.draws is not None
+        tokens: Tokens = "none" if masked or not draws else "rules" if ruled else "best"
+        return want(tokens, logits=masked, hidden=hidden)
+
     def _chosen(
-        self,
-        outputs: Outputs,
-        batch: StepBatch,
-        asked: Asked,
-        rows: npt.NDArray[np.int64],
-        places: npt.NDArray[np.int64],
-    ) -> Array:
-        """Return the tokens [R] of a step: the program's, or a choice from its masked logits."""
+        self, outputs: Outputs, batch: StepBatch, asked: Asked, rows: Indices, places: Indices
+    ) -> Outputs:
+        """Return the outputs of a step with its tokens [R]: the program's, or a choice from its
+        masked logits. The object is new: the program may return its own again."""
         tokens = outputs.tokens
         if tokens is None:
             asked.mask(outputs.logits, rows, places)
-        elif not isinstance(tokens, np.ndarray) or not (tokens < 0).any():
-            return tokens
-        return choose(self.drawing, outputs.logits, batch)
+        if tokens is None or (isinstance(tokens, np.ndarray) and (tokens < 0).any()):
+            tokens = choose(self.drawing, outputs.logits, batch)
+        return Outputs(tokens, outputs.logits, outputs.hidden, outputs.states)
+
+    def _accepted(
+        self, plan: StepPlan, drafted: list[int], drawn: list[int], chosen: Array
+    ) -> tuple[list[int], Indices, Arrived]:
+        """Return the entry and row of each new token, those of accepted drafts among them, and the
+        tokens. `drawn`: the entries of the `chosen` ones."""
+        assert self.verification is not None
+        sampling = list(dict.fromkeys(drawn))
+        news = self.verification.accept(plan, drafted, sampling, chosen.tolist())
+        entries = [entry for entry, new in zip(sampling, news, strict=True) for _ in new]
+        tokens = [token for new in news for token in new]
+        return entries, np.array(plan.rows, np.int64)[entries], lambda: tokens
 
     def _prepare(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
         """Bring the tables to the state that the plan assumes; return the plan as computed, and the
@@ -211,13 +221,6 @@ class Steps:
         self.rows.note_computed(plan)
         if plan.copies:
             copy_blocks(self.cache, plan.copies)
+        if self.silent:
+            plan = replace(plan, samples=[False] * len(plan.rows))
         return plan, drafted
-
-    def _sampling(self, plan: StepPlan) -> list[int]:
-        """List the entries that get a token: those that sample and want no vector."""
-        pooling = self.rows.columns["pooling"][plan.rows].tolist()
-        return [
-            entry
-            for entry, (samples, pools) in enumerate(zip(plan.samples, pooling, strict=True))
-            if samples and not pools
-        ]

@@ -12,7 +12,6 @@ too. The next step overwrites it, and the prefix index never saw it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -30,8 +29,6 @@ MOST_ASLEEP = 8
 """Steps for which a row may be left alone: copying is noticed that many tokens late."""
 MATCHED = 4
 """Prior for a draft model's drafts before any was tried: a matched context of this many tokens."""
-MEMORY = 0.1
-"""Weight of the newest step in the running average of a step's time."""
 
 
 @dataclass(slots=True)
@@ -69,22 +66,16 @@ class Verification:
         most: int,
         masks: GrammarMasks | None,
         model: DraftModel | DraftHead | None = None,
-        *,
-        follows: bool = False,
     ) -> None:
         """Start without rows. `most`: drafts of one row and step.
 
         `masks`: of rows with a grammar, which were admitted there before. `model`: a drafter too,
-        bound to `rows`; a head gets the states of each step. `follows`: plans carry the drafting
-        costs, the same for all ranks of a group.
+        bound to `rows`; a head gets the states of each step.
         """
-        self._follows = follows
         self._table, self._speculation, self._most = rows, speculation, most
         self._masks, self._model = masks, model
         self.hidden = isinstance(model, DraftHead)
         """Flag: a step's hidden states must be those of all of its tokens."""
-        self._began = self._step = 0.0
-        """Start of the running step, after drafting; recent seconds of a step."""
         self._rows: dict[int, _Row] = {}
         self._verified: dict[int, Verified] = {}
         """Results of verification, for the step's result."""
@@ -124,8 +115,10 @@ class Verification:
         """
         starts, counts, drafted = plan.starts, plan.counts, [0] * len(plan.rows)
         if self._model is not None:
-            if self._follows and plan.draft_costs is not None:
-                self._model.follow(plan.draft_costs)
+            for write in plan.slots:
+                self._model.take(write)
+            if plan.draft_costs is not None:
+                self._model.costs = plan.draft_costs
             self._draft(self._model, plan)
         changed = False
         for entry, row in enumerate(plan.rows):
@@ -162,7 +155,6 @@ class Verification:
                 found.promised, found.ready = False, _before_end(_by_model(tokens), found.ends)
                 if found.form is not None:
                     found.ready = self._announced(row, found.ready)
-        self._began = time.perf_counter()
 
     def accept(
         self, plan: StepPlan, drafted: list[int], entries: Iterable[int], chosen: Sequence[int]
@@ -170,9 +162,10 @@ class Verification:
         """Return the tokens of each of these entries that follow from accepted ones.
 
         `chosen` has one token for each of their rows of the head. The result has the granted
-        tokens, and those of `chosen` up to the first that differs from its draft.
+        tokens, and those of `chosen` up to the first that differs from its draft. The last one is
+        written after the others, which stand in the table as drafts.
         """
-        news, at = list[list[int]](), 0
+        news, at, table = list[list[int]](), 0, self._table
         self._verified = {}
         for entry in entries:
             row, some, right = plan.rows[entry], drafted[entry], 0
@@ -182,16 +175,9 @@ class Verification:
             if some:
                 right = self._settle(entry, row, line[: abs(some)])
             end = plan.starts[entry] + plan.counts[entry]
-            self._table.computed[row] = end - abs(some) + right
+            table.computed[row] = known = end - abs(some) + right
+            table.host_tokens[row, known] = line[right]
             news.append(line[: 1 + right])
-        return news
-
-    def take(self, plan: StepPlan, drafted: list[int], chosen: list[int]) -> list[list[int]]:
-        """Accept drafts like `accept`, in a step whose entries all decode and sample. Writes the
-        last token of each after the others, which stand in the table as drafts."""
-        news, table = self.accept(plan, drafted, range(len(plan.rows)), chosen), self._table
-        for row, new in zip(plan.rows, news, strict=True):
-            table.host_tokens[row, table.computed[row]] = new[-1]
         return news
 
     def _settle(self, entry: int, row: int, chosen: Sequence[int]) -> int:
@@ -214,9 +200,6 @@ class Verification:
         """
         proposed: list[bytes] | None = None
         model, entries = self._model, list[int]()
-        if model is not None and len(plan.rows) == plan.tokens - plan.drafts:
-            passed = time.perf_counter() - self._began
-            self._step += (MEMORY if self._step else 1.0) * (passed - self._step)
         if isinstance(model, DraftHead):
             model.note(plan, self._rows.keys(), states)
         for entry, (row, new) in enumerate(zip(plan.rows, result.tokens, strict=True)):
@@ -254,11 +237,14 @@ class Verification:
             if alive:
                 proposed[entry] = bytes([round(255 * one) for one in alive])
         result.proposed = proposed
+        if result.logprobs is not None:  # Without those after a refused draft.
+            pairs = zip(result.logprobs, result.tokens, strict=True)
+            result.logprobs = [found[: len(new)] for found, new in pairs]
         if self._verified:
             result.verified, self._verified = self._verified, {}
         if model is not None:
             model.read()
-            result.drafting = model.account(entries, self._step)
+            result.drafting = model.account(entries)
 
     def _promise(
         self, model: DraftModel | DraftHead, row: int, found: _Row, looked: float
@@ -270,7 +256,7 @@ class Verification:
         """
         most = min(self._most, model.room(found.known))
         chances = found.drafts.survival(_by_model([0] * most))
-        worth = max(accumulate(chance - model.share for chance in chances), default=0.0)
+        worth = max(accumulate(chance - model.costs.draft for chance in chances), default=0.0)
         if looked and worth <= looked:
             return []
         saves = worth / (1 + worth) * (found.limit - found.known) if worth > 0 else 0.0

@@ -10,47 +10,48 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from .. import speculate
 from ..base import hardware
 from ..base.config import Decision
 from ..base.environment import check_plans
-from ..base.errors import EngineFault, OptionError
+from ..base.errors import EngineFault
 from ..base.facts import WorkerFacts
 from ..base.groups import graph_groups, pool_bytes, pool_of_rank
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.commons import Commons
-from ..kernels.cpu.library import meet
+from ..kernels.cpu.meeting import meeting_of
 from ..kernels.model import Model
-from ..kernels.operators import StepBatch, StepLimits
-from ..kernels.program import BEST, EVERY, CallByCall, Program
+from ..kernels.operators import KvCache, StepBatch, StepLimits
+from ..kernels.program import BEST, EVERY, Program
+from ..kernels.ranks import Ranks
 from ..kernels.timing import OperatorTimes, operator_times
 from ..loader.adapters import open_adapter
-from ..loader.heads import HeadFiles
 from ..loader.panels import PanelShelf
-from ..loader.prepare import prepare
 from ..models.registry import describe
 from .bans import AllowedTokens, BadWords
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
-from .draft_batch import DraftBatches
 from .draft_head import DraftHead
 from .draft_model import DraftModel
+from .drafter import load_drafter
 from .features import Features, RowFeature
 from .filters import Filters
 from .gaps import Gaps
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
-from .kv_tensors import PoolMemory, allocate_kv, clear_null_blocks, leave_biases_out
-from .loading import choose_operators, inference_of, open_weights
+from .kv_tensors import PoolMemory, clear_null_blocks
+from .loading import open_parts
 from .logprobs import Logprobs
 from .masks import LogitBias, MinTokens, Penalties
 from .options import WorkerOptions, resolve
+from .part import Part
 from .pooling import Pooler
 from .prompt_scores import PromptScores
 from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
-from .stage import StageSteps
 from .step import Steps
 from .transfer import Stopwatch
 from .verification import Verification
@@ -99,33 +100,30 @@ class Worker:
         threads = options.threads or hardware.cpu().cores
         phases = {}
         begin = time.perf_counter()
-        graph, source, drafter = open_weights(describe(files.arch), files, options)
+        opened = open_parts(files, options)
         phases["open_weights"] = time.perf_counter() - begin
-        self._operators, decisions = choose_operators(graph, options, self._resolved, source, shelf)
-        self._inference = inference_of(self._operators)
         if device == "cpu":
             _set_torch_threads(threads)
         begin = time.perf_counter()
-        with self._inference():
-            self._model = prepare(
-                graph,
-                source,
-                self._operators,
-                device=device,
-                dtype=dtype,
-                max_context=options.max_context,
-            )
+        _, graph, source = opened["text"]
+        self.text = text = Part(
+            graph, source, options, self._resolved, options.max_context, shelf=shelf
+        )
+        """The part whose steps are planned."""
+        decisions = text.decisions
+        with text.inference():
             begin, phases["load_weights"] = (now := time.perf_counter()), now - begin
             # Before any rank takes its part of a matrix: packed weights are read from here on.
             if shelf is not None and shelf.finish():
                 decisions.append(Decision("panels", shelf.outcome, shelf.reason))
             phases["keep_weights"] = time.perf_counter() - begin
-            weight_bytes = self._model.weights.nbytes
-            whole = self._model
+            whole = text.model
+            weight_bytes = whole.weights.nbytes
             if options.ranks > 1:
                 commons = Commons(options.commons, options.ranks, options.rank, options.stages)
-                self._model = self._model.part(commons, dealt=options.dealt)
-            decisions += getattr(self._operators, "told", ())
+                ranks = Ranks(commons, meeting_of(commons), options.step_tokens)
+                text.model = whole.part(ranks, dealt=options.dealt)
+            decisions += getattr(text.operators, "told", ())
             self._adapters: Adapters | None = None
             if options.adapters and whole.generates:
                 # Local: they are tensors everywhere.
@@ -134,35 +132,29 @@ class Worker:
                 from .adapters import Adapters
 
                 self._adapters = Adapters(
-                    self._model.products(),
+                    text.model.products(),
                     slots=options.adapters,
                     rank=options.adapter_rank,
                     device=device,
                     dtype=getattr(torch, dtype),
                 )
                 weight_bytes += self._adapters.nbytes
-            self._draft_model: DraftModel | DraftHead | None = None
-            if drafter is not None:
-                # Every rank drafts with the whole drafter.
-                given = options, self._resolved, self._operators, whole
-                self._draft_model = (
-                    DraftHead(drafter, *given)
-                    if isinstance(drafter, HeadFiles)
-                    else DraftModel(drafter, *given)
-                )
-                weight_bytes += self._draft_model.nbytes
+            self.drafter: DraftModel | DraftHead | None = None
+            if "draft" in opened:
+                self.drafter = load_drafter(opened["draft"], options, self._resolved, text, whole)
+                weight_bytes += self.drafter.part.model.weights.nbytes
         if device == "cpu":
             _set_torch_threads(threads)  # Again, if a weight was the first to need torch.
         self._memory = memory or _memory_of(device)
         begin = time.perf_counter()
         measured = StepMemory(0, 0)
-        if self._memory is not None and self._model.generates:
+        if self._memory is not None and text.model.generates:
             from .step_memory import measure_step  # Local: a matter of GPUs, on tensors.
 
-            with self._inference():
+            with text.inference():
                 measured = measure_step(
-                    self._model,
-                    self._operators,
+                    text.model,
+                    text.operators,
                     files.arch,
                     self._resolved.kv_dtype,
                     device,
@@ -182,12 +174,17 @@ class Worker:
             graph_bytes=measured.graph_bytes,
         )
 
+    @property
+    def cache(self) -> KvCache:
+        """KV of the pool's groups."""
+        return self.text.cache
+
     def _features(self, model: Model) -> tuple[str, ...]:
         if not model.generates:
             return ("pooling", "score") if model.labels else ("pooling",)
         parts = {"grammar": self._grammars, "adapter": self._adapters}
         found = ["pooling", *(name for name, part in parts.items() if part is not None)]
-        alone = self.options.ranks == 1 and self._draft_model is None
+        alone = self.options.ranks == 1 and self.drafter is None
         if alone and self._resolved.device == "cpu":
             found.append("inputs")
         return tuple(found)
@@ -223,40 +220,26 @@ class Worker:
         ours = graph_groups(describe(self.arch), self._resolved.kv_dtype, 0)
         planned = tuple(group._replace(blocks=0) for group in pool.groups)
         assert planned == ours, f"the pool is of another model: {planned}, not {ours}"
-        with self._inference():
+        assert bool(pool.slots) == (self.drafter is not None), "slots are of the part that drafts"
+        text = self.text
+        with text.inference():
             self._pool = pool
-            if self._model.commons is not None:
-                self._model.commons.begin_anew()  # The program that had its rooms is gone.
+            if text.model.ranks is not None:
+                text.model.ranks.begin_anew()  # The program that had its rooms is gone.
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
             if self._adapters is not None:
                 self._adapters.bind(self._rows)
-            self.cache = allocate_kv(
-                self._kept(pool), device, host=self._operators.host, memory=self.pool_memory
-            )
-            leave_biases_out(self._model, self._operators.name, self.cache)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(
                 options.step_tokens, options.rows, options.max_context, options.drafts
             )
-            plain = self._plain = CallByCall(
-                self._model,
-                self._operators,
-                self.cache,
-                self._operators.drawing,
-                None if self._adapters is None else self._adapters.additions,
-            )
-            program: Program = self._operators.compile(plain, limits) or plain
-            if self._model.commons is not None and not program.lowered:
-                raise OptionError(
-                    "layout: ranks share a model in a program of the CPU kernels, and this one has "
-                    "a step of which there is none",
-                    param="layout",
-                )
-            self._program = program
-            typed = "types" in self._model.indices
+            additions = None if self._adapters is None else self._adapters.additions
+            text.allocate(self._kept(pool), limits, memory=self.pool_memory, additions=additions)
+            program = text.program
+            typed = "types" in text.model.indices
             host = None
             if device == "cpu":
-                host = (DraftBatches if options.drafts else HostBatches)(
+                host = HostBatches(
                     self._rows,
                     self._tables,
                     pool,
@@ -274,53 +257,49 @@ class Worker:
                     pool=pool,
                     token_types=typed,
                     draws=True,
-                    planner=self._operators.planner(self.cache, options.drafts),
+                    planner=text.operators.planner(text.cache, options.drafts),
                 )
             )
             if program.lowered:
                 # Torch's remaining work in a step is small, and waking its threads costs more.
                 _set_torch_threads(1)
-            self._steps: Steps | StageSteps
-            if (commons := self._model.commons) and commons.stage + 1 < commons.stages:
-                given = program, self._rows, self._tables, self.cache, self._batch
-                self._steps = StageSteps(*given, check_plans(), self._adapters)
-                return
-            features = Features(self._listed(program), options.rows)
             self._steps = Steps(
                 program=program,
-                drawing=self._operators.drawing,
+                drawing=text.operators.drawing,
                 rows=self._rows,
                 tables=self._tables,
-                cache=self.cache,
-                features=features,
+                cache=text.cache,
+                features=Features(self._listed(program), options.rows),
                 batch=self._batch,
                 stopwatch=Stopwatch() if device == "cuda" else None,
                 check=check_plans(),
-                host=host if program.host else None,
-                inference=self._inference,
+                host=host if program.host and not text.headless else None,
+                inference=text.inference,
                 verification=self._verification(),
+                silent=text.headless,
             )
         self._phases["allocate"] = time.perf_counter() - begin
 
     def _kept(self, pool: PoolShape) -> PoolShape:
         """Return the part of the pool that this worker keeps."""
-        if self._model.commons is None:
+        if self.text.model.commons is None:
             return pool
-        return pool_of_rank(pool, graph_groups(self._model.graph, self._resolved.kv_dtype))
+        return pool_of_rank(pool, graph_groups(self.text.model.graph, self._resolved.kv_dtype))
 
     def _verification(self) -> Verification | None:
-        if not self.options.drafts or not self._model.generates:
+        if not self.options.drafts or not self.text.model.generates:
             return None
-        model = self._draft_model
-        if model is not None:
-            model.bind(self._rows)
-        most, follows = self.options.drafts, self.options.ranks > 1
-        return Verification(
-            self._rows, self._speculation, most, self._masks, model, follows=follows
-        )
+        drafter = self.drafter
+        if drafter is not None:
+            drafter.bind(self._rows, self._resolved.kv_dtype, self._pool.slots)
+        most = self.options.drafts
+        return Verification(self._rows, self._speculation, most, self._masks, drafter)
 
     def _listed(self, program: Program) -> list[RowFeature]:
-        """List the row features in the order of `features`, for a table without a held row."""
+        """List the row features in the order of `features`, for a table without a held row. A stage
+        without the head has adapters alone."""
+        if self.text.headless:
+            return [] if self._adapters is None else [self._adapters]
         listed: list[RowFeature] = [Logprobs()]
         if self._masks is not None:
             self._masks.close()
@@ -339,31 +318,31 @@ class Worker:
         ]
         if self._adapters is not None:
             listed.append(self._adapters)
-        head = program.head if self._model.labels else None
+        head = program.head if self.text.model.labels else None
         return [*listed, Pooler(self._pooling, head), PromptScores(self._rows, program.head)]
 
     def time_operators(self) -> OperatorTimes:
         """Run further steps operator by operator, each timed."""
-        assert not self._program.host, "the library times its own records"
-        times = self._plain.times = operator_times(self._resolved.device)
-        self._program = self._steps.program = self._plain
+        assert not self.text.program.host, "the library times its own records"
+        times = self.text.plain.times = operator_times(self._resolved.device)
+        self.text.program = self._steps.program = self.text.plain
         return times
 
     def warm_up(self) -> None:
         """Touch every path once: a decode step and a short prefill, on the null block."""
         begin = time.perf_counter()
-        with self._inference():
+        with self.text.inference():
             for count in (1, min(16, self.options.step_tokens, self.options.max_context)):
                 plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
                 self._rows.begin_anew(0)
                 batch = self._batch(plan, None)
-                self._program.step(batch, BEST if self._model.generates else EVERY)
+                self.text.program.step(batch, BEST if self.text.model.generates else EVERY)
                 ended = self._alike(plan, begin, StepResult(0, []))  # No rank is a step ahead.
                 if ended.error is not None:
                     raise EngineFault(ended.error)
             clear_null_blocks(self.cache)
-            if self._model.dealing is not None:
-                self._model.dealing.forget()
+            if self.text.model.dealing is not None:
+                self.text.model.dealing.forget()
         if self._memory is not None:
             pool = pool_bytes(self._pool)
             planned = {"KV pool": pool, "graphs": self.facts.graph_bytes}
@@ -382,8 +361,9 @@ class Worker:
         function may be called in any thread, once; launches stay in their own.
         """
         self.gaps.step_begins()
-        if self._model.dealing is not None:
-            self._model.dealing.begin(plan.number)
+        dealing = self.text.model.dealing
+        if dealing is not None:
+            dealing.begin(plan.number)
         begin = time.perf_counter()
         # The boundary of the data plane: any failure in a step ends that step's sequences and no
         # others.
@@ -411,24 +391,26 @@ class Worker:
     def _alike(self, plan: StepPlan, begin: float, result: StepResult) -> StepResult:
         """Return the result of a step after all ranks that share the model have ended it, well or
         not. Otherwise the others would wait at an all-gather for a rank that failed alone."""
-        commons = self._model.commons
-        if commons is not None and commons.ranks > 1:
+        model = self.text.model
+        ranks, commons, dealing = model.ranks, model.commons, model.dealing
+        if ranks is not None and ranks.memory.ranks > 1:
             try:
-                sign = 0 if self._model.dealing is None else self._model.dealing.sign
-                meet(commons.fence, commons.ranks, sign + (1 if result.error is None else 2))
+                sign = 0 if dealing is None else dealing.sign
+                ranks.meet(sign + (1 if result.error is None else 2))
             except EngineFault as fault:
                 result = _failed(plan, begin, fault)
         if commons is not None and commons.stages > 1 and result.error is not None:
             commons.tear()  # The later stages wait for values that will not come.
-        if self._model.dealing is not None and result.error is not None:
-            self._model.dealing.forget()
+        if dealing is not None and result.error is not None:
+            dealing.forget()
         return result
 
     def learn(self, rows: list[int], places: list[int], tokens: list[list[int]]) -> None:
         """Take the tokens that the last stage sampled in a step of this one, which lacks the
         head."""
-        assert isinstance(self._steps, StageSteps)
-        self._steps.learn(rows, places, tokens)
+        for row, place, new in zip(rows, places, tokens, strict=True):
+            if new:
+                self._rows.append(np.array([row]), np.array([place]), np.array(new))
 
     def prepare_grammar(
         self, source: str, owner: str = "", done: Callable[[], None] | None = None

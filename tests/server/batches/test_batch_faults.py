@@ -26,7 +26,7 @@ from batch_kit import (
 )
 from server_fake import FakeEngine
 
-from headrace.base.config import EngineOptions, ServerOptions
+from headrace.base.config import ServerOptions
 from headrace.base.request import StepStats
 from headrace.server.app import Application
 from headrace.server.batches import job as job_module
@@ -229,7 +229,7 @@ def test_rows_of_a_request(body: dict[str, Any], rows: int) -> None:
 async def test_the_room_is_counted_in_rows(
     client: httpx.AsyncClient, engine: FakeEngine, gate: Path, n: int, most: int
 ) -> None:
-    engine.options = EngineOptions(max_sequences=8)  # A batch may have six.
+    engine.rows = 8  # A batch may have six.
     submit, rows, seen = engine.submit, {}, 0
 
     def watched(prompt: Any, sampling: Any, *, request_id: str = "", **more: Any) -> Any:
@@ -253,7 +253,7 @@ async def test_the_room_is_counted_in_rows(
 
 async def test_a_large_request_is_not_overtaken_for_ever() -> None:
     engine = SimpleNamespace(
-        options=EngineOptions(max_sequences=8),
+        rows=8,
         stats=StepStats(),
         health=lambda: SimpleNamespace(ready=True),
     )
@@ -304,7 +304,7 @@ async def test_what_a_batch_writes_counts_before_it_is_a_file(tmp_path: Path) ->
     quota, engine, gate = 6000, FakeEngine(delay=0.005), tmp_path / "gate"
     engine.gate, engine.held_after = gate, 0
     gate.touch()
-    engine.options = EngineOptions(max_sequences=8)  # A batch may have six.
+    engine.rows = 8  # A batch may have six.
     app = serving(tmp_path / "files", engine, file_quota=quota)
     async with client_of(app) as client:
         batch = await begin(client, jsonl(*(request_line(f"{i}") for i in range(40))))

@@ -24,7 +24,6 @@ from batch_kit import (
 )
 from server_fake import FakeEngine
 
-from headrace.base.config import EngineOptions
 from headrace.base.errors import EngineDead, Overloaded
 from headrace.base.request import StepStats
 from headrace.server.app import Application
@@ -257,7 +256,7 @@ async def test_the_key_that_made_it_pays(tmp_path: Path) -> None:
 async def test_a_batch_leaves_room_and_goes_last(
     app: Application, client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    engine.options = EngineOptions(max_sequences=8)
+    engine.rows = 8
     courtesy, service = app.state.batches.courtesy, app.state.service
     assert courtesy.room() == 6
     service.in_work = 3

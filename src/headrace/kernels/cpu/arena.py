@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import aligned
-from ..model import RankMemory
+from ..ranks import RankMemory
 from .emit import QuantisedRows, needs_codes, needs_floats
 from .mixture import Mixture, Placed
 from .records import ROWS_N
@@ -32,8 +32,6 @@ class Arena:
         )
         for key, buffer in self.all:
             self._free.setdefault(key, []).append(buffer)
-        self._links: dict[int, npt.NDArray[np.uint8]] = {} if beside is None else beside._links
-        """By process, the memory through which it hands its rows to the next stage."""
         self._placed: dict[object, Placed] = {} if beside is None else beside._placed
         """Room of mixtures. It is used only between the three records of a mixture, so all mixtures
         of one shape share one."""
@@ -94,12 +92,10 @@ class Arena:
         """Return the memory through which process `giver` hands rows [N, width] to that of the next
         stage: csrc/handover.h."""
         assert self.commons is not None
-        for number in range(self.commons.ranks * (self.commons.stages - 1)):
-            # All processes take all of them, in one order.
-            if number not in self._links:
-                size = 128 + SLOTS * (64 + 4 * self._rows[ROWS_N] * width)
-                self._links[number] = self.commons.take(size, between=True)
-        return self._links[giver]
+        room: npt.NDArray[np.uint8] = self.commons.link(
+            giver, link_bytes(self._rows[ROWS_N], width)
+        )
+        return room
 
     def most(self, rows: int) -> int:
         """Return the most rows of N or R."""
@@ -112,4 +108,11 @@ class Arena:
 
 SLOTS = 4
 """Most steps that a stage may be ahead of the next one."""
+
+
+def link_bytes(rows: int, width: int) -> int:
+    """Return the bytes of a link between two stages for steps of at most `rows` rows."""
+    return 128 + SLOTS * (64 + 4 * rows * width)
+
+
 _KINDS = {False: ("f", "q"), True: ("f of ranks", "q of ranks")}

@@ -18,12 +18,20 @@ import numpy.typing as npt
 from ...base.graph import AttentionSpec
 from ..arrays import Array, address, aligned, contiguous, dtype_name, stride
 from ..key_bias import KeyBias
-from ..model import RankMemory
 from ..operators import KvLayer
 from ..prepared import RopeTable
-from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
+from ..ranks import RankMemory
+from ..weights import (
+    OUTPUTS,
+    BlockWeight,
+    DenseWeight,
+    LoraWeight,
+    PanelWeight,
+    StackedWeight,
+    Weight,
+)
 from . import records
-from .panels import OUTPUTS, kind_of
+from .panels import kind_of
 from .rank_records import HrExchange, HrHandover, HrPiece
 from .records import (
     ACTIVATIONS,
@@ -393,9 +401,9 @@ def rope(
         pairs,
         spec.whole_norm and bool(norms),
         records.VALUES[spec.values],
-        *(spec.growth or (0.0, 1)),
+        *(spec.growth or (0.0, 1))[:2],
         spec.behind,
-        0,
+        spec.growth[2] if spec.growth else 0,
     )
 
 

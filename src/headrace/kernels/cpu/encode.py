@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -62,8 +64,9 @@ class Encoder:
         return scales
 
 
+@functools.cache
 def encoder() -> Encoder:
-    """Make an encoder with a thread pool of all cores. Raises `UnsupportedModel`."""
+    """Return this process's encoder, with a thread pool of all cores. Raises `UnsupportedModel`."""
     try:
         return Encoder(Team(cpu().cores))
     except LibraryAbsent as absent:

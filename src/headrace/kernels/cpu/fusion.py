@@ -28,7 +28,6 @@ from ...base.joins import norm_after, only_reader, reader_of_kind, sum_after
 from ..prepared import Prepared
 from ..weights import LoraWeight, Weight
 from . import emit, latent, mixture
-from .cuts import cut_weight
 from .records import ROWS_N, ROWS_R
 
 Additions = Mapping[tuple[str, ...], LoraWeight]
@@ -176,8 +175,7 @@ class Fusion:
         return self._nodes[after] if after >= 0 else None
 
     def _weight(self, node: Node) -> Weight:
-        ref = node.weights[0]
-        return cut_weight(self._weights.weight(ref), ref.cut)
+        return self._weights.weight(node.weights[0])
 
     def _is_added_to(self, node: Node) -> bool:
         return node.weights[0].role == "linear" and node.weights[0].names in self._additions

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import address, aligned
-from ..model import RankMemory
+from ..ranks import RankMemory
+from ..weights import OUTPUTS, PLANES
 from . import emit, records
 from .emit import Emitted
-from .panels import LOW_SHARE, OUTPUTS, PLANES
+from .panels import LOW_SHARE
 from .rank_records import HrAgree
 from .records import KINDS, HrHead, HrLinear, HrPart, HrWorth
 

@@ -292,17 +292,11 @@ class Lowering(Fusion):
             assert self._met.get(placed, -1) < self.meetings, "another rank may still read this"
         self._emit("experts_up", up)
         if spec.inner is not None:
-            rooms = [placed.inner_codes, placed.inner_floats]
-            bounds = spec.inner.bounds
-            self._meet(
-                emit.piece(one, bounds, -1, placed.spans) for one in rooms if one is not None
-            )
+            self._meet(mixture.pieces(placed, spec.inner, None))
             self._met[placed] = self.meetings
         self._emit("experts_down", down)
         if deal is not None:
-            assert placed.values is not None
-            bounds = 0, placed.values.shape[1]
-            self._meet([emit.piece(placed.values, bounds, -1, placed.spans, deal.owners)])
+            self._meet(mixture.pieces(placed, None, deal))
             self._met[placed] = self.meetings
             self._emit("experts_sum", sums[0])
 

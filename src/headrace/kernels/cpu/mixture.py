@@ -17,7 +17,6 @@ from ..dealing import Dealing
 from ..prepared import Prepared
 from ..weights import Weight
 from . import records
-from .cuts import cut_weight
 from .emit import (
     NOT_QUANTISED,
     Emitted,
@@ -30,8 +29,9 @@ from .emit import (
     needs_floats,
     part_of,
     parts_of,
+    piece,
 )
-from .rank_records import HrDeal
+from .rank_records import HrDeal, HrPiece
 from .records import ACTIVATIONS, SIX, HrExperts, HrPart, HrQuantised, HrRoute, HrSpan
 
 
@@ -89,9 +89,7 @@ class Mixture(NamedTuple):
 
 def of(node: Node, weights: Prepared) -> Mixture:
     """Return the experts of an `experts` node."""
-    gate_up, down = (
-        [cut_weight(one, ref.cut) for one in weights.copies(ref)] for ref in node.weights[:2]
-    )
+    gate_up, down = map(weights.copies, node.weights[:2])
     return Mixture(gate_up, down, weights.biases(node.weights[2:]))
 
 
@@ -144,6 +142,16 @@ def deal_of(dealing: Dealing, mixture: int, placed: Placed) -> HrDeal:
     made = HrDeal(*given, *matrix(values), dealing.rank, 0)
     made.keep = owners, went, placed
     return made
+
+
+def pieces(placed: Placed, inner: ExchangeSpec | None, deal: HrDeal | None) -> list[HrPiece]:
+    """Describe what ranks exchange: their inner columns, or their experts' results."""
+    if deal is not None:
+        assert placed.values is not None
+        bounds = 0, placed.values.shape[1]
+        return [piece(placed.values, bounds, -1, placed.spans, deal.owners)]
+    rooms = [room for room in (placed.inner_codes, placed.inner_floats) if room is not None]
+    return [] if inner is None else [piece(one, inner.bounds, -1, placed.spans) for one in rooms]
 
 
 def experts(

@@ -20,6 +20,7 @@ from ..backend import Shelf
 from ..operators import Dequantise, KvCache, KvLayer, StateLayer, StepBatch, StepLimits
 from ..prepared import RopeTable
 from ..program import CallByCall, Program
+from ..ranks import ExpertShare
 from ..weights import BlockWeight, StackedWeight, Weight
 from . import emit, mixture, states
 from .drawing import drawing
@@ -237,18 +238,28 @@ class CpuOperators:
         activation: str,
         biases: tuple[Array, Array] | None = None,
         inside: bool = False,
+        share: ExpertShare | None = None,
     ) -> Array:
         x = x if stride(x, 1) == 1 else in_order(x)
         (rows, width), active = x.shape, chosen.shape[1]
-        layer, y = mixture.Mixture(gate_up, down, biases), floats_like(x, *x.shape)
-        placed = mixture.Placed(layer, rows, active)
+        layer = mixture.Mixture(gate_up, down, biases)
+        y, deal = floats_like(x, rows, down[0].shape[0]), None
+        dealing = None if share is None else share.dealing
+        take = None if share is None else share.ranks.rooms()
+        placed = mixture.Placed(layer, rows, active, take, dealt=dealing is not None)
+        if share is not None and dealing is not None:
+            deal = mixture.deal_of(dealing, share.mixture, placed)
         room = QuantisedRows(rows, width if layer.codes else 0)
         ops = [emit.quantise(matrix(x), room.struct, width, ROWS_N)] if layer.codes else []
         routed, spec = mixture.Routed(matrix(chosen), matrix(shares)), (activation, inside)
-        ops += mixture.experts(
-            room.struct, matrix(x), routed, layer, placed, spec, matrix(y), ROWS_N
-        )
-        self._run(ops, HrStep(n=rows))
+        inner = None if share is None else share.inner
+        given = layer, placed, spec, matrix(y), ROWS_N, inner, deal
+        made = mixture.experts(room.struct, matrix(x), routed, *given)
+        if share is not None:
+            # Ranks meet between up and down, or after down.
+            met = emit.exchange(share.ranks.memory, 0, mixture.pieces(placed, inner, deal))
+            made.insert(2 if deal is None else 3, met)
+        self._run([*ops, *made], HrStep(n=rows))
         return y
 
     def select(self, x: Array, rows: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..arrays import Array, address, contiguous, dtype_name
 from ..backend import Shelf
-from ..weights import BlockWeight, DenseWeight, PanelWeight
+from ..weights import LOW_BYTES, OUTPUTS, PLANES, UNIT_BYTES, BlockWeight, DenseWeight, PanelWeight
 from .coded import CodedWeight, KeptWeight
 from .library import Team, allocate, forget, load
 from .mapped import give_back
@@ -20,13 +20,8 @@ Bytes = npt.NDArray[np.uint8]
 Made = DenseWeight | BlockWeight | CodedWeight | NarrowWeight
 Source = Made | KeptWeight
 DENSE_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-PLANES = "Q8_0_PLANES"
-"""Kind of Q8_0 with its three low bits apart, for a head (csrc/bound.h)."""
-OUTPUTS = 16
-"""Outputs in a panel (csrc/layout.h)."""
-_UNIT_BYTES, _LOW_BYTES = 544, 192
-"""Bytes of 16 outputs by 32 inputs in `PLANES`, and of the low plane among them."""
-LOW_SHARE = _LOW_BYTES / _UNIT_BYTES
+LOW_SHARE = LOW_BYTES / UNIT_BYTES
+"""Share of the low plane in `PLANES`."""
 _CHUNK = 64 << 20
 _AT_ONCE = 32 << 20
 """Bytes of a weight that are packed before its pages go back."""
@@ -49,12 +44,6 @@ def panel_kind(weight: Source, planes: bool) -> str:
     kind = kind_of(weight)
     apart = planes and kind == "Q8_0" and not isinstance(weight, CodedWeight | KeptWeight)
     return PLANES if apart else kind
-
-
-def low_bytes(panels: PanelWeight) -> int:
-    """Return the bytes of its plane of low bits; a greedy step of few rows reads next to none of
-    them."""
-    return panels.nbytes // _UNIT_BYTES * _LOW_BYTES if panels.kind == PLANES else 0
 
 
 def pack(
@@ -157,7 +146,7 @@ class Packer:
         else:
             first = DenseWeight(in_order(weight.data[:rows]))
         fresh = pack(first, self._team, planes=panels.kind == PLANES)
-        size, begin = (each.nbytes - low_bytes(each) for each in (fresh, panels))
+        size, begin = (each.nbytes - each.low_bytes for each in (fresh, panels))
         low = fresh.data[size:]
         return np.array_equal(fresh.data[:size], panels.data[:size]) and np.array_equal(
             low, panels.data[begin : begin + low.nbytes]

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from ...base.graph import SAMPLED
 from ..arrays import Array, address
 from ..draws import RULE
-from ..model import RankMemory
 from ..operators import Operators, StepBatch, StepLimits
 from ..program import CallByCall, Outputs, Want
+from ..ranks import RankMemory
 from . import emit
 from .arena import Arena
 from .emit import Emitted

@@ -125,7 +125,7 @@ class HrKv(Structure):
 class HrRope(Structure):
     _fields_ = laid(
         "HrKv kv; P qkv; L stride; P q_norm k_norm cos sin; F eps offset; I rotated interleaved "
-        "whole values; F growth; I every behind unused"
+        "whole values; F growth; I every behind first"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import c_int32
 
-from ..model import RankMemory
+from ..ranks import RankMemory
 from .library import load
 
 

@@ -16,9 +16,9 @@ however its prompt was cut.
 Order. Causal tiles differ in work by as much as there are tokens. Programs are handed out by their
 number, so the longest come first: the last tiles of all KV heads, then the ones before them. That
 ends within 3 % of the work divided by the multiprocessors wherever a step has several tiles for
-each, as a persistent kernel with a queue would (`benchmarks/gpu_waves.py`); one head after the
-other, first tiles first, was 6 % over it at 8,192 tokens, 30 % at 2,048. Heads whose KV would not
-stay in L2 together come in sections, one after the other.
+each, as a persistent kernel with a queue would; one head after the other, first tiles first, was
+6 % over it at 8,192 tokens, 30 % at 2,048. Heads whose KV would not stay in L2 together come in
+sections, one after the other.
 
 Latents (see `attention_decode`) take 2,176 operations of a head where keys and values of 192 and
 128 numbers would take 640, and nothing is unpacked. Prompts so pay 3.4 times the operations of

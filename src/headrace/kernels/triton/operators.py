@@ -14,13 +14,14 @@ from ...base.graph import AttentionSpec, LatentSpec, Role, RouteSpec
 from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from ..arrays import tensor
 from ..attention_lists import plan_step
-from ..attention_plan import Planner
+from ..attention_plan import PER_MULTIPROCESSOR, Planner
 from ..cuda_graphs import CudaGraphMaker, GraphProgram, null_step
 from ..draws import Drawing, DrawParameters
 from ..fuse import Norm, Way
 from ..operators import Dequantise, KvCache, KvLayer, StateLayer, StepBatch, StepLimits
 from ..prepared import RopeTable
 from ..program import LOGITS, CallByCall, Program
+from ..ranks import ExpertShare
 from ..reference import ReferenceOperators, unpack_rows
 from ..weights import (
     BlockWeight,
@@ -105,7 +106,11 @@ class TritonOperators(ReferenceOperators):
         heads = cache.first.k.shape[1]
         if cache.first.k is cache.first.v:
             heads, few = LATENT_SHARE, 1
-        return Planner(heads, cache.windows, 0 if self.deterministic else few)
+        device, programs = cache.first.k.device, None
+        if device.type == "cuda":
+            facts = torch.cuda.get_device_properties(device)
+            programs = PER_MULTIPROCESSOR * facts.multi_processor_count
+        return Planner(heads, cache.windows, 0 if self.deterministic else few, programs)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         """Keep dense weights dense, tile packed ones, and make tables dense."""
@@ -356,7 +361,9 @@ class TritonOperators(ReferenceOperators):
         activation: str,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
         inside: bool = False,
+        share: ExpertShare | None = None,
     ) -> torch.Tensor:
+        assert share is None, "ranks share no model on these kernels"
         experts, table = len(gate_up), self._table(x.device)
         rows = 1 if self.deterministic else -(-chosen.numel() // experts)
         # Tiles of 8 rows as long as hardly an expert has more of them.

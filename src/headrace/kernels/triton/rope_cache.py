@@ -120,6 +120,7 @@ def _rope_kernel(
     TO_ONE: tl.constexpr,
     BEHIND: tl.constexpr,
     EVERY: tl.constexpr,
+    FIRST: tl.constexpr,
     HALF: tl.constexpr,
     HALF_PADDED: tl.constexpr,
     TURNED: tl.constexpr,
@@ -221,7 +222,7 @@ def _rope_kernel(
             low *= factor
             high *= factor
         if EVERY > 0 and is_query:
-            steps = (tl.load(positions + token) + 1) // EVERY
+            steps = (tl.load(positions + token) + FIRST) // EVERY
             larger = (tl.log(1.0 + steps.to(tl.float32)) * growth + 1.0).to(qkv.dtype.element_ty)
             low = low.to(qkv.dtype.element_ty).to(tl.float32) * larger.to(tl.float32)
             high = high.to(qkv.dtype.element_ty).to(tl.float32) * larger.to(tl.float32)
@@ -302,7 +303,7 @@ def rope_and_cache(
     together = min(TOGETHER, triton.next_power_of_2(heads))
     written = 2 if spec.values == "keys" else spec.kept
     programs = triton.cdiv(heads, together) + written * triton.cdiv(kv_heads, together)
-    growth, every = spec.growth or (0.0, 0)
+    growth, every, first = spec.growth or (0.0, 0, 0)
     cos, sin = (qkv, qkv) if rope is None else (rope.cos, rope.sin)
     _rope_kernel[(tokens, programs)](
         qkv,
@@ -331,6 +332,7 @@ def rope_and_cache(
         TO_ONE=spec.values in ("normed", "keys"),
         BEHIND=spec.behind,
         EVERY=every,
+        FIRST=first,
         HALF=width // 2,
         HALF_PADDED=triton.next_power_of_2(width // 2),
         TURNED=0 if rope is None else rope.cos.shape[1],

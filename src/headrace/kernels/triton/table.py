@@ -1,7 +1,9 @@
 """Cut of each kernel, by architecture and shape bucket: read from a table that ships.
 
-`table.json` maps architecture (sm_80, sm_90, sm_100) → kernel → buckets, each a bound on a size
-(`up_to`) and a configuration. The first bucket whose bound is not exceeded applies. Tuning
+`table.json` maps architecture → kernel → buckets, each a bound on a size (`up_to`) and a
+configuration. The first bucket whose bound is not exceeded applies. An architecture that is `like`
+another names only the kernels that differ: sm_86 (also 8.9) and sm_120 have 99 KB of shared memory
+for a block, and smaller tiles where the others' take more. Tuning
 (`python -m headrace.kernels.triton.tune`, on the GPU) writes the table; serving only reads it, so
 nothing is tuned after start and the same shapes always run the same code.
 """
@@ -26,7 +28,7 @@ from .product_packed_skinny import PackedSkinnyConfig
 from .product_skinny import SkinnyConfig
 
 PATH = Path(__file__).with_name("table.json")
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 
 Config = TypeVar("Config")
 
@@ -36,6 +38,9 @@ def load_table(path: Path = PATH) -> dict[str, Any]:
     """Return the whole table, a file that ships with the package, so it never changes while we
     run."""
     table: dict[str, Any] = json.loads(path.read_text())
+    for name, row in table.items():
+        if like := row.pop("like", None):
+            table[name] = {**table[like], **row}
     return table
 
 
@@ -59,7 +64,7 @@ def multiplies_fp8(device: torch.device, row: str | None = None) -> bool:
     """
     if row is None and device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 9)
-    return (row or architecture(device)) != "sm_80"
+    return (row or architecture(device)) not in ("sm_80", "sm_86")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Courtesy:
             return 0
         if self._service.draining or not engine.health().ready:
             return 0
-        rows = engine.options.max_sequences
+        rows = engine.rows
         if engine.stats.waiting:
             return 1
         return max(1, rows - -(-rows // 4) - self._service.in_work)

@@ -10,20 +10,20 @@ from starlette.responses import Response
 
 from ...engine.hearing.messages import HeardSegment, SoundEnd
 from ...speech.captions import srt, vtt
+from ...speech.languages import name_of
 from ..generation import Usage
 from ..transcription_form import HeardToken, SecondsUsage
 from ..wire import json_response
 from .form import AudioForm
-from .languages import name_of
 
 POSITIONS_A_SECOND = 50
 """Encoder positions per second of sound: each counts as a prompt token in a key's limits and in the
 ledger."""
 
 
-def used(seconds: float, pieces: Sequence[HeardSegment]) -> Usage:
+def used(seconds: float, pieces: Sequence[HeardSegment], model: str) -> Usage:
     """Return the usage that a key is charged."""
-    found = Usage()
+    found = Usage(model)
     found.known_prompt(0, round(seconds * POSITIONS_A_SECOND))
     found.completion = sum(len(piece.tokens) for piece in pieces)
     return found

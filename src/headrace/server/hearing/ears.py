@@ -15,6 +15,7 @@ from ...base.shares import Shares
 from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.messages import HeardSegment, HearOptions, SoundEnd
 from ...media import RATE, REFUSALS, AudioLimits, declared, decode_into
+from ...speech.languages import code_of
 from ...speech.voice import USUAL_PAUSES, Pauses
 from ..caller import CALLER, engine_id
 from ..connection import EventStream, while_connected
@@ -22,7 +23,6 @@ from ..wire import frame
 from . import answers
 from .form import AudioForm, VadFields, read_form
 from .handshake import Live
-from .languages import code_of
 
 if TYPE_CHECKING:
     from ..service import Service
@@ -58,7 +58,7 @@ class HearingRoutes:
             return EventStream(events, keep_alive=self.service.keep_alive)
         work = self._whole(data, options, name)
         pieces, end = await while_connected(request.receive, work)
-        request.scope["headrace.usage"] = answers.used(end.seconds, pieces)
+        request.scope["headrace.usage"] = answers.used(end.seconds, pieces, self.service.name)
         return answers.answer(form, task, pieces, end)
 
     def live(self, request: Request) -> Response:
@@ -85,7 +85,8 @@ class HearingRoutes:
                 if news.pieces:
                     yield frame(answers.delta(form, news.pieces))
                 if news.end is not None:
-                    scope["headrace.usage"] = answers.used(news.end.seconds, pieces)
+                    used = answers.used(news.end.seconds, pieces, self.service.name)
+                    scope["headrace.usage"] = used
                     yield frame(answers.done(form, pieces, news.end))
         finally:
             hearing.cancel()

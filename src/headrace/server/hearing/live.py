@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
@@ -22,6 +23,7 @@ from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.messages import HeardSegment, HearOptions
 from ...media import RATE
 from ...obs.tasks import TaskWatch
+from ..access import log_exchange
 from ..caller import CALLER
 from ..errors import internal_error
 from ..socket import GOING_AWAY, Socket
@@ -407,10 +409,17 @@ class LiveSession:
     async def _transcribe(self, turn: SpokenTurn) -> None:
         if self._account is not None:
             self._account.check_tokens()
+        begin = time.perf_counter()
         pieces = await self._heard(turn.data, live=False)
         seconds = turn.count / RATE
+        used = answers.used(seconds, pieces, self._service.name)
         if self._account is not None:
-            self._account.charge(answers.used(seconds, pieces))
+            self._account.charge(used)
+        log_exchange(
+            logging.INFO,
+            {"path": "/v1/realtime", "seconds": round(time.perf_counter() - begin, 6)},
+            {"headrace.account": self._account, "headrace.usage": used},
+        )
         text = answers.text_of(pieces)
         fresh, wrong = turn.agreed.end(text)
         self._engine.metrics.rewritten.inc(wrong)

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...base.errors import InvalidRequest
+from ...speech.languages import code_of
 from ...speech.voice import Pauses
 from ..body import converted
-from .languages import code_of
 from .pcm import PCM_RATES
 
 LOGPROBS = "item.input_audio_transcription.logprobs"

@@ -132,7 +132,9 @@ def _runner(request: Request) -> BatchRunner:
 
 def _reply(request: Request, batch: Batch) -> dict[str, object]:
     service = of(request)
-    return batch.reply(service.name if service.loaded else service.options.served_name)
+    return batch.reply(
+        service.name if service.loaded else next(iter(service.options.served_names), None)
+    )
 
 
 @router.post("/v1/batches", responses=replies(BatchReply))

@@ -129,7 +129,7 @@ async def computed(
 ) -> tuple[str, list[list[float]], VectorUsage]:
     """Compute `task` for each input while the client stays; return (request id, results, usage)."""
     name = f"{kind}-{body.request_id or request.scope['headrace.request_id']}"
-    request.scope["headrace.usage"] = usage = Usage()
+    request.scope["headrace.usage"] = usage = Usage(service.name)
     priority = body.priority or 0
     work = vectors(
         service, inputs, task, request_id=name, priority=priority, usage=usage, param=param

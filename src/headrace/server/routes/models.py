@@ -55,12 +55,12 @@ class AnthropicModels(TypedDict):
     last_id: str
 
 
-def describe(service: Service, adapter: str | None = None) -> ModelReply:
-    """Describe the model or one of its adapters."""
+def describe(service: Service, name: str) -> ModelReply:
+    """Describe the model under one of its names, or one of its adapters."""
     served = service.served
     if not writes(served):
         return {
-            "id": service.name,
+            "id": name,
             "object": "model",
             "created": int(service.started),
             "owned_by": "headrace",
@@ -70,12 +70,12 @@ def describe(service: Service, adapter: str | None = None) -> ModelReply:
             "task": "transcription",
         }
     return {
-        "id": adapter or service.name,
+        "id": name,
         "object": "model",
         "created": int(service.started),
         "owned_by": "headrace",
         "root": served.files.name,
-        "parent": service.name if adapter else None,
+        "parent": None if name in service.names else service.name,
         "max_model_len": served.max_context,
     }
 
@@ -99,7 +99,7 @@ async def models(request: Request) -> Response:
     service = of(request)
     foreign = "anthropic-version" in request.headers
     adapters = [adapter.name for adapter in getattr(service.served, "adapters", ())]
-    listed = [describe(service), *(describe(service, name) for name in sorted(adapters))]
+    listed = [describe(service, name) for name in (*service.names, *sorted(adapters))]
     if foreign:
         ids = [each["id"] for each in listed]
         data = [describe_to_anthropic(each) for each in listed]
@@ -116,7 +116,7 @@ async def model(request: Request, model: str) -> Response:
     if "anthropic-version" in request.headers:
         request.scope["headrace.error_reply"] = error_reply
     service.check_model(model, adapters=True)
-    described = describe(service, service.adapter(model))
+    described = describe(service, model or service.name)
     if "anthropic-version" in request.headers:
         return json_response(describe_to_anthropic(described))
     return json_response(described)

@@ -284,10 +284,10 @@ typedef struct {
   int32_t interleaved;   // pairs are (2i, 2i + 1), else (i, i + rotated / 2)
   int32_t whole;         // the norms are over all heads together: [H · E] and [G · E]
   int32_t values;        // HR_VALUES_…: where V come from
-  float growth;          // q is multiplied by 1 + growth · log(1 + ⌊(position + 1) / every⌋)
+  float growth;          // q is multiplied by 1 + growth · log(1 + ⌊(position + first) / every⌋)
   int32_t every;
   int32_t behind;        // q and k are scaled to a root mean square of one, behind the rotation
-  int32_t unused;
+  int32_t first;
 } HrRope;
 
 typedef struct {

@@ -51,7 +51,7 @@ HR_INLINE void rotate_pairs(float* head, int64_t half, const float* cos, const f
 
 // By what queries grow: rounded once, from double.
 HR_INLINE float growth_at(const HrRope& op, int64_t position) {
-  const double steps = static_cast<double>((position + 1) / op.every);
+  const double steps = static_cast<double>((position + op.first) / op.every);
   return static_cast<float>(1.0 + op.growth * __builtin_log1p(steps));
 }
 

@@ -5,8 +5,7 @@
 // (Neoverse V1, Cortex-X1, Apple: 128). A unit (16 outputs × 32 of K) and row is 32 sdot, 4 int →
 // float, 4 multiplies and 4 fma: 44 operations, 22 cycles on two pipes, 73 % of that rate. Added to
 // it are decoding, shared by the rows of a pass, copies, and the start of each sum. What GCC 12
-// makes of it, vector operations a unit and row of level dotprod (`python
-// benchmarks/neon_instructions.py`):
+// makes of it, vector operations a unit and row of level dotprod:
 //
 //   rows of a pass     1     2     3     6   cycles a row of six on two pipes, and of the rate
 //   Q4_0             103    76    68    61   31   52 %

@@ -56,7 +56,7 @@ class Chat:
         self.legacy = is_legacy(body)
         self.hidden = self.speech.hidden(tools=bool(self.tools))
         self.grammar: str | None = None
-        self.usage = Usage()
+        self.usage = Usage(self.model)
         self.retained: tuple[Retained, ...] = ()
         self.inputs: list[InputSpan] = []
         """Sounds of the prompt."""

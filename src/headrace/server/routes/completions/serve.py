@@ -55,7 +55,7 @@ class Completion:
         self.ends: tuple[int, ...] = ()
         """Additional tokens that end an answer."""
         self.grammar: str | None = None
-        self.usage = Usage()
+        self.usage = Usage(self.model)
 
     def sampling(self) -> SamplingParams:
         body = self.body

@@ -35,7 +35,7 @@ class Native:
     def __init__(self, service: Service, body: NativeFields, request: Request) -> None:
         self.service = service
         self.body = body
-        self.usage = Usage()
+        self.usage = Usage(service.adapter(body.model) or service.name)
         self.prompt: list[int] = []
         self.ends: tuple[int, ...] = ()
         """Additional tokens that end the answer."""

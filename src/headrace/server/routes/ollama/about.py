@@ -26,7 +26,7 @@ _LEVEL = re.compile(r"(?i)(?<![a-z0-9])(i?q\d+_[a-z0-9_]+|bf16|f16|f32)(?![a-z0-
 def names(service: Service) -> list[str]:
     """List the model and its adapters, with a tag: some clients append one to every name."""
     adapters = sorted(adapter.name for adapter in getattr(service.engine, "adapters", ()))
-    return [name if ":" in name else name + TAG for name in (service.name, *adapters)]
+    return [name if ":" in name else name + TAG for name in (*service.names, *adapters)]
 
 
 def details(service: Service) -> Details:

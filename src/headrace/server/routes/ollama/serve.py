@@ -189,7 +189,7 @@ async def embed(
     size = dimensions_of(service, getattr(body, "dimensions", None))
     cut = getattr(body, "truncate", None) is not False
     limit = cut_limit(-1 if cut else None, service.engine.max_context)
-    usage = Usage()
+    usage = Usage(service.name)
     request.scope["headrace.usage"] = usage
     encode = service.engine.tokenizer.encode_with_specials
     # In a thread: a long list would delay the streams.

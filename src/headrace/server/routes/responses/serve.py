@@ -4,6 +4,7 @@ result."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from ....base.errors import HeadraceError, InvalidRequest, NotFound
 from ....base.request import OutputDelta
+from ...access import log_exchange
 from ...connection import EventStream, while_connected
 from ...generation import Usage, deltas
 from ...logprobs import chat_logprobs
@@ -157,6 +159,7 @@ class Responses:
             "headrace.account": request.scope.get("headrace.account"),
             "headrace.usage": usage,
         }
+        name = request.scope["headrace.request_id"]
 
         account: Account | None = work["headrace.account"]
         removed = None
@@ -170,6 +173,8 @@ class Responses:
                 removed.cancel()
             self.running.pop(response["id"], None)
             self.turns.pop(response["id"], None)
+            said = {"request_id": name, "path": request.scope["path"], "background": True}
+            log_exchange(logging.INFO, said, work)
             self.service.leave(work)
 
         task.add_done_callback(ended)

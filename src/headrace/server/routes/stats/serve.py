@@ -79,7 +79,7 @@ def facts(service: Service) -> dict[str, Any]:
         "ready": ready,
         "reason": reason,
         "max_context": engine.max_context,
-        "max_sequences": engine.options.max_sequences,
+        "max_sequences": engine.rows,
         "in_work": service.in_work,
         "features": sorted(getattr(engine, "features", ())),
         "decisions": [

@@ -1,0 +1,10 @@
+#!/bin/sh
+# llama-3.1-8b in bfloat16: H100: 2
+# planned for 40 requests/s, 1,024 tokens in, 256 out, p99 TTFT < 1 s, TPOT < 50 ms
+# Names of the options: vllm 0.33.0, the wheel's vllm/engine/arg_utils.py and vllm/entrypoints.
+test -n "$MODEL" || MODEL=llama-3.1-8b  # A folder or a hub id.
+CUDA_VISIBLE_DEVICES=0 vllm serve "$MODEL" --tensor-parallel-size 1 --max-num-seqs 277 --max-num-batched-tokens 512 --max-model-len 2560 --port 8000 &
+CUDA_VISIBLE_DEVICES=1 vllm serve "$MODEL" --tensor-parallel-size 1 --max-num-seqs 277 --max-num-batched-tokens 512 --max-model-len 2560 --port 8001 &
+# One address before them (other nodes: their names):
+headrace route http://127.0.0.1:8000 http://127.0.0.1:8001 &
+wait

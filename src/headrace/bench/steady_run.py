@@ -1,0 +1,418 @@
+"""Steady state of a simulated load: its figures, and whether there is one.
+
+A run has three parts. In the first the system fills, in the last it empties; neither is counted.
+Between them lies the window: latencies are of the requests that came in it, rates of those that
+ended in it.
+
+A stream of single requests begins in the middle of its life. Two short runs come first: one request
+alone, and an engine with more users than it can hold. They give the most requests per second, and,
+as the time per token grows linearly with the sequences in work, the number in work at the asked
+rate (Little's law). As many requests start at random points of their answers. Without that the
+window would have to wait for stay / (1 - load), which is long where it matters.
+
+A stream above the most that can be done has no steady state: its queue grows for as long as it is
+watched.
+
+The window grows until each limit of the SLO is decided: the 95 % interval of its percentile leaves
+the limit out. Intervals are a jackknife over ten consecutive parts of the window, because requests
+at the same time are alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ..engine.sim import Cluster
+from ..engine.sim_replica import Replica
+from .material import AnyIds
+from .metrics import Limit, Run, request_values
+from .options import RunOptions
+from .record import RequestRecord
+from .statistics import t_95
+from .virtual import NS, Simulation
+
+LEAST, MOST = 200, 5000
+"""Requests of a window: at least, and at most where the user asks for no more."""
+STAYS = 2.0
+"""Length of a window at least, in mean times that a request stays."""
+MORE = 1.5
+"""Growth of a window that does not decide."""
+PARTS = 10
+NARROW = 0.05
+"""Half an interval over its value, at which a figure without a limit is known well enough."""
+EDGE = 0.03
+"""Distance from the most that can be done within which latencies take too long to settle."""
+LOOK = 32
+"""Answers between two looks at a window."""
+SAMPLE = 256
+"""Sessions whose mean lengths stand for all."""
+
+Verdict = Literal["steady", "overloaded", "not steady"]
+Make = Callable[[bool], Cluster]
+"""A cluster; with True one that can begin with requests in work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The most that engines do, whatever the latency."""
+
+    rate: float
+    """Requests per second."""
+    running: float
+    """Sequences in work meanwhile."""
+    alone: float
+    """Seconds of a request alone."""
+    full: float
+    """Seconds of a request while `running` are in work, without its wait."""
+
+    def of(self, count: int) -> Capacity:
+        """Return that of as many such clusters."""
+        return replace(self, rate=count * self.rate, running=count * self.running)
+
+    def in_work(self, rate: float) -> int:
+        """Return the requests in work at a rate, by Little's law, at most `running`."""
+        slope = max(0.0, self.full - self.alone) / max(1.0, self.running - 1)
+        left = 1 - rate * slope
+        found = rate * (self.alone - slope) / left if left > 0 else math.inf
+        return max(1, round(min(found, self.running)))
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A limit of an SLO over a window."""
+
+    limit: Limit
+    value: float | None
+    low: float
+    high: float
+
+    @property
+    def kept(self) -> bool | None:
+        """Return whether it is kept; None: the interval has the limit in it."""
+        if self.value is None or self.low > self.limit.seconds:
+            return False
+        return True if self.high <= self.limit.seconds else None
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """A simulated load."""
+
+    verdict: Verdict
+    window: Run
+    """Requests that came in the window."""
+    rates: Run
+    """Requests that ended in it."""
+    limits: tuple[Decided, ...]
+    throughput: tuple[float, float]
+    """95 % interval of the output tokens per second."""
+    capacity: Capacity | None
+    offered: float | None
+    """Requests per second of an open loop."""
+    simulation: Simulation
+
+    @property
+    def load(self) -> float | None:
+        """Offered rate over the most that can be done."""
+        if self.capacity is None or self.offered is None:
+            return None
+        return self.offered / self.capacity.rate
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the SLO is met; None: that cannot be said, or there is none."""
+        if self.verdict == "overloaded":
+            return False if self.limits else None
+        kept = [one.kept for one in self.limits]
+        if False in kept:
+            return False
+        return True if kept and None not in kept and self.verdict == "steady" else None
+
+
+def steady_run(
+    make: Make,
+    options: RunOptions,
+    *,
+    most: int = MOST,
+    stays: float = STAYS,
+    capacity: Capacity | None = None,
+    watch: Callable[[str], None] = lambda _text: None,
+) -> Steady:
+    """Simulate a load until its window decides; `options.requests` is the least of a window.
+
+    `capacity` is that of the cluster, if it is known. A trace and arrivals whose rate changes are
+    run as they are, and their middle is the window.
+    """
+    offered = rate_of(options)
+    if options.trace is not None or (options.arrivals is not None and offered is None):
+        return _finite(make, options)
+    single = _single(options)
+    if offered is not None and single and capacity is None:
+        watch("the most that these engines can do")
+        capacity = flood(make, options)
+    load = offered / capacity.rate if offered is not None and capacity is not None else 0.0
+    if not single:
+        started = 0
+    elif options.arrivals is None:
+        started = options.concurrency
+    else:
+        assert capacity is not None
+        assert offered is not None
+        started = capacity.in_work(offered)
+    watch("the load")
+    least = options.requests or LEAST
+    simulation = Simulation(
+        make(started > 0),
+        replace(options, requests=max(least, 2 * started, 64)),
+        started=started,
+        endless=True,
+        material=AnyIds(),
+    )
+    over = load > 1 + EDGE
+    if over:
+        least = min(least, LEAST)  # More of a growing queue says no more.
+    watcher = _Watcher(simulation, started, least, max(least, most), stays, decides=not over)
+    simulation.play(watcher.enough)
+    verdict: Verdict = "steady"
+    if over:
+        verdict = "overloaded"
+    elif load > 1 - EDGE:
+        verdict = "not steady"
+    return watcher.found(verdict, capacity, offered)
+
+
+def rate_of(options: RunOptions) -> float | None:
+    """Return the rate of arrivals that keep theirs; None for others."""
+    kind, *numbers = (options.arrivals or "").split(":")
+    return float(numbers[0]) if kind in ("constant", "poisson", "gamma") else None
+
+
+def _single(options: RunOptions) -> bool:
+    """Whether the load is of single requests with an answer."""
+    return options.workload in ("fixed", "shared-prefix", "long-context", "structured")
+
+
+def flood(make: Make, options: RunOptions) -> Capacity:
+    """Return the most that the engines do: more users than they hold, each always with a request.
+
+    The users start at random points of their answers. The window is the second half of the run.
+    """
+    loaded = replace(options, arrivals=None, slo=None, requests=SAMPLE)
+    quick = AnyIds()
+    probe = Simulation(make(False), replace(loaded, requests=SAMPLE, concurrency=1), material=quick)
+    lengths = probe.mean_lengths()
+    probe.play(lambda: True)
+    alone = probe.records[0]
+    cluster = make(True)
+    held = sum(_held(one, sum(lengths)) for one in cluster.replicas if one.role != "prefill")
+    users = math.ceil(1.25 * held) + 4
+    loaded = replace(loaded, concurrency=users, requests=3 * users)
+    simulation = Simulation(cluster, loaded, started=users, endless=True, material=quick)
+    marks: list[tuple[float, int]] = []
+
+    def enough() -> bool:
+        if len(simulation.records) in (held, 3 * held):
+            marks.append((cluster.clock.now, cluster.tokens))
+        return len(marks) > 1
+
+    simulation.play(enough)
+    (begin, before), (end, after) = marks
+    done = (after - before) / lengths[1] / (end - begin)
+    late = [one for one in simulation.records if one.end_ns > begin * NS and one.chunk_ns]
+    fresh = [one for one in late if one.planned_ns > 0] or late
+    each = statistics.fmean((one.end_ns - one.chunk_ns[0]) / NS for one in fresh)
+    alone_seconds = (alone.end_ns - alone.planned_ns) / NS
+    return Capacity(done, max(1.0, done * each), alone_seconds, max(each, alone_seconds))
+
+
+def _held(replica: Replica, length: float) -> int:
+    """Return the sequences of a mean length that an engine holds."""
+    rows = replica.scheduler.limits.rows
+    return max(1, min(rows, int(replica.kv.capacity / max(1.0, length))))
+
+
+class _Watcher:
+    """The window of a running simulation."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        started: int,
+        least: int,
+        most: int,
+        stays: float,
+        *,
+        decides: bool,
+    ) -> None:
+        self._simulation, self._least, self._most = simulation, least, most
+        self._started, self._stays, self._decides = started, stays, decides
+        self._begin: float | None = None
+        self._wanted, self._highest = least, 1
+
+    def enough(self) -> bool:
+        """Return whether the window that ends here decides."""
+        simulation = self._simulation
+        ended = len(simulation.records)
+        self._highest = max(self._highest, simulation.in_work)
+        if self._begin is None:
+            # A cold start needs some stays until as many are in work as will be.
+            needed = self._started or max(50, 3 * self._highest)
+            if ended >= max(20, needed):
+                self._begin = simulation.cluster.clock.now
+                self._wanted = max(self._least, math.ceil(self._stays * self._highest))
+            return False
+        if ended % LOOK or ended < self._wanted:
+            return False
+        window = self.window()
+        if len(window.records) < self._wanted:
+            return False
+        if len(window.records) >= self._most or not self._decides or self._narrow(window):
+            return True
+        self._wanted = math.ceil(MORE * len(window.records))
+        return False
+
+    def window(self) -> Run:
+        """Return the requests that came in the window, all of which have ended."""
+        begin, end = self._begin or 0.0, self._simulation.waiting_since
+        if end <= begin:  # Nothing is in work: all that came.
+            end = self._simulation.cluster.clock.now
+        return part(self._simulation, begin, end)
+
+    def _narrow(self, window: Run) -> bool:
+        limits = decided(window)
+        if any(one.kept is False for one in limits):
+            return True
+        if limits or self._simulation.options.arrivals is not None:
+            return all(one.kept for one in limits)
+        low, high = throughput(ended_in(self._simulation, window))
+        return high - low <= NARROW * (high + low)
+
+    def found(self, verdict: Verdict, capacity: Capacity | None, offered: float | None) -> Steady:
+        window = self.window()
+        if self._begin is None or not window.records:
+            verdict, window = "not steady", part(self._simulation, 0.0, math.inf)
+        return of(self._simulation, window, verdict, capacity, offered)
+
+
+def _finite(make: Make, options: RunOptions) -> Steady:
+    """Run a load that has a beginning and an end; the window leaves out a stay at both."""
+    simulation = Simulation(make(False), options)
+    simulation.play(lambda: False)
+    records = simulation.records
+    stay = statistics.median(one.end_ns - one.planned_ns for one in records)
+    planned = [one.planned_ns for one in records]
+    window = part(simulation, (min(planned) + stay) / NS, (max(planned) - stay) / NS)
+    if len(window.records) < len(records) / 4:
+        return of(simulation, part(simulation, 0.0, math.inf), "not steady", None, None)
+    return of(simulation, window, "steady", None, None)
+
+
+def of(
+    simulation: Simulation,
+    window: Run,
+    verdict: Verdict,
+    capacity: Capacity | None,
+    offered: float | None,
+) -> Steady:
+    rates = ended_in(simulation, window)
+    return Steady(
+        verdict, window, rates, decided(window), throughput(rates), capacity, offered, simulation
+    )
+
+
+def part(simulation: Simulation, begin: float, end: float) -> Run:
+    """Return the requests that came between two times, in the order of their coming."""
+    end = min(end, max((one.end_ns for one in simulation.records), default=NS) / NS)
+    start_ns, end_ns = round(begin * NS), max(round(end * NS), round(begin * NS) + 1)
+    kept = [one for one in simulation.records if start_ns <= one.planned_ns <= end_ns]
+    kept.sort(key=lambda one: one.planned_ns)
+    return simulation.run_of(kept, start_ns, end_ns)
+
+
+def ended_in(simulation: Simulation, window: Run) -> Run:
+    """Return the requests that ended in the time of a window."""
+    kept = [one for one in simulation.records if window.start_ns < one.end_ns <= window.end_ns]
+    return simulation.run_of(kept, window.start_ns, window.end_ns)
+
+
+def decided(window: Run) -> tuple[Decided, ...]:
+    """Decide each limit of the SLO."""
+    return tuple(
+        _decide(window.records, limit) for limit in (window.slo.limits if window.slo else ())
+    )
+
+
+def _decide(records: Sequence[RequestRecord], limit: Limit) -> Decided:
+    values = [request_values(limit.metric, one) if one.ok else [math.inf] for one in records]
+    low, value, high = interval(values, limit.percentile)
+    return Decided(limit, value if math.isfinite(value) else None, low, high)
+
+
+def interval(values: Sequence[Sequence[float]], percentile: float) -> tuple[float, float, float]:
+    """Return (low, value, high) of a percentile: a jackknife over consecutive parts of a sequence
+    of samples."""
+    edges = np.linspace(0, len(values), PARTS + 1).astype(int)
+    parts = [
+        np.array([one for each in values[low:high] for one in each])
+        for low, high in itertools.pairwise(edges)
+    ]
+    parts = [one for one in parts if one.size]
+    if not parts:
+        return math.inf, math.inf, math.inf
+    value = float(np.percentile(np.concatenate(parts), percentile, method="higher"))
+    if len(parts) < 2 or not math.isfinite(value):
+        return value, value, value
+    without = np.array(
+        [
+            np.percentile(np.concatenate(parts[:n] + parts[n + 1 :]), percentile, method="higher")
+            for n in range(len(parts))
+        ]
+    )
+    count = len(parts)
+    spread = math.sqrt((count - 1) / count * float(np.sum((without - without.mean()) ** 2)))
+    half = t_95(count - 1) * spread
+    return max(0.0, value - half), value, value + half
+
+
+def throughput(rates: Run) -> tuple[float, float]:
+    """Return the 95 % interval of the output tokens per second."""
+    if not rates.records:
+        return 0.0, 0.0
+    edges = np.linspace(rates.start_ns, rates.end_ns, PARTS + 1)
+    tokens, _ = np.histogram(
+        [one.end_ns for one in rates.good], edges, weights=[one.tokens for one in rates.good]
+    )
+    each = tokens / ((edges[1] - edges[0]) / NS)
+    half = t_95(PARTS - 1) * float(each.std(ddof=1)) / math.sqrt(PARTS)
+    return float(each.mean()) - half, float(each.mean()) + half
+
+
+def document(found: Steady) -> dict[str, Any]:
+    """Return the result of the window, with `simulation.steady`."""
+    result = found.simulation.document(found.window, found.rates)
+    if result["slo"] is not None:
+        result["slo"]["met"] = found.met
+        for check, one in zip(result["slo"]["checks"], found.limits, strict=True):
+            check["kept"] = one.kept
+            check["interval"] = [one.low, one.high] if math.isfinite(one.high) else None
+    capacity = found.capacity
+    result["simulation"]["steady"] = {
+        "verdict": found.verdict,
+        "from": found.window.start_ns / NS,
+        "to": found.window.end_ns / NS,
+        "requests": len(found.window.records),
+        "left_out": len(found.simulation.records) - len(found.window.records),
+        "offered_rate": found.offered,
+        "most_rate": None if capacity is None else capacity.rate,
+        "load": found.load,
+        "output_throughput_interval": list(found.throughput),
+    }
+    result["valid"] = found.verdict == "steady" and (found.met is not None or not found.limits)
+    return result

@@ -1,0 +1,199 @@
+"""Simulation of a plan's candidates, which has the last word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..bench.metrics import request_values
+from ..bench.options import RunOptions
+from ..bench.steady_run import Capacity, Steady, flood, interval, steady_run
+from ..engine.draft_law import DraftLaw
+from ..engine.sim import Cluster
+from ..engine.sim_replica import ReplicaSpec
+from ..roofline.planner import Candidate, Pool
+from ..roofline.steady import Demand, Goal
+
+GROWTH = 4
+"""Number of times that a candidate which misses gets 15 % more replicas."""
+MAX_SIMULATED = 4
+"""Most engines of a simulation; larger layouts are checked by a part with its share of the load."""
+MOST_REQUESTS = 400
+"""Most requests of a simulation that does not decide, unless the user asks for more."""
+STAYS = 1.0
+"""Length of a simulated window in the mean times that a request stays, at least."""
+STEP, CLOSE, TRIES = 1.08, 1.06, 5
+"""The search of the most requests per second: growth of the rate, the ratio of missed to kept at
+which it ends, and most simulations."""
+FULLEST = 0.96
+"""Share of the most that engines do, above which waits take too long to settle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A candidate after the simulation, at its final replicas and rate; p99 in seconds."""
+
+    candidate: Candidate
+    ttft: float
+    tpot: float
+    itl: float
+    kept: bool
+    per_user: float
+    """Median output tokens per second of one user."""
+    missed: float | None = None
+    """Least rate that was seen to miss, of given devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The terms of a simulation."""
+
+    demand: Demand
+    goal: Goal
+    requests: int
+    trace: str | None = None
+    law: DraftLaw | None = None
+
+    def verify(self, candidate: Candidate) -> Checked:
+        """Simulate; add replicas while it misses."""
+        for attempt in range(GROWTH + 1):
+            found = self.at(candidate)
+            if found.kept or attempt == GROWTH:
+                break
+            candidate = grown(candidate)
+        return found
+
+    def most(self, candidate: Candidate, watch: Callable[[str], None]) -> Checked:
+        """Find the most requests per second that it keeps the limits at."""
+        part = _Part(candidate, self)
+        watch(f"{candidate}: the most it can do")
+        capacity = part.capacity()
+        highest = FULLEST * capacity.rate / part.share
+        rate, kept, missed = min(candidate.rate, highest), None, None
+        last: Checked | None = None
+        for _ in range(TRIES):
+            watch(f"{candidate}: {rate:.3g} requests/s")
+            last = part.checked(part.run(rate, capacity), rate)
+            if last.kept:
+                kept = last
+                if missed is None and rate >= highest:
+                    break
+            else:
+                missed = rate
+            if kept is None:
+                rate /= STEP**2
+            elif missed is None:
+                rate = min(highest, rate * STEP)
+            elif missed / kept.candidate.rate < CLOSE * STEP:
+                break
+            else:
+                rate = (kept.candidate.rate + missed) / 2
+        assert last is not None
+        return replace(kept or last, missed=missed)
+
+    def at(self, candidate: Candidate) -> Checked:
+        """Simulate at the candidate's own rate."""
+        part = _Part(candidate, self)
+        capacity = None if self.trace is not None else part.capacity()
+        return part.checked(part.run(candidate.rate, capacity), candidate.rate)
+
+
+class _Part:
+    """The simulated engines of a candidate, with their share of the load."""
+
+    def __init__(self, candidate: Candidate, check: Check) -> None:
+        self._candidate, self._check = candidate, check
+        pools = candidate.pools
+        engines = sum(pool.replicas * pool.case.layout.engines for pool in pools)
+        share = min(1.0, MAX_SIMULATED / engines)
+        self._used = [max(1, round(pool.replicas * share)) for pool in pools]
+        self.share = min(n / pool.replicas for n, pool in zip(self._used, pools, strict=True))
+        self._specs = [_spec(candidate, pool, check) for pool in pools]
+
+    def capacity(self) -> Capacity:
+        """Measure the most that the part does; of equal replicas that share no prefixes, of one."""
+        options = self.options(self._candidate.rate)
+        if len(self._specs) > 1 or self._check.demand.shared_tokens:
+            return flood(self.make, options)
+        return flood(lambda warm: self.make(warm, 1), options).of(self._used[0])
+
+    def make(self, warm: bool, replicas: int | None = None) -> Cluster:
+        return Cluster(
+            self._specs[0],
+            replicas or sum(self._used),
+            "prefix" if self._check.demand.shared_tokens else "least-loaded",
+            prefill=self._used[0] if len(self._specs) > 1 else 0,
+            decode_spec=self._specs[-1],
+            warm=warm,
+        )
+
+    def options(self, rate: float) -> RunOptions:
+        """Return a Poisson load with spread lengths; `rate` is of the whole candidate."""
+        demand, goal = self._check.demand, self._check.goal
+        # The log-normal's median for this mean, at sigma 0.4.
+        median = {
+            name: max(1, round(mean / 1.083))
+            for name, mean in (("input", demand.fresh), ("output", demand.output_tokens))
+        }
+        limits = [f"ttft:p99<{goal.ttft:.6f}s", f"tpot:p99<{goal.tpot:.6f}s"]
+        if goal.itl is not None:
+            limits.append(f"itl:p99<{goal.itl:.6f}s")
+        return RunOptions(
+            url="simulated",
+            workload="shared-prefix" if demand.shared_tokens else "fixed",
+            prefix_tokens=max(1, demand.shared_tokens),
+            groups=4,
+            requests=None if self._check.trace else self._check.requests,
+            trace=self._check.trace,
+            input=f"lognormal:{median['input']}:0.4@1-{2 * demand.input_tokens}",
+            output=f"lognormal:{median['output']}:0.4@2-{2 * demand.output_tokens + 2}",
+            arrivals=f"poisson:{rate * self.share}",
+            slo=",".join(limits),
+        )
+
+    def run(self, rate: float, capacity: Capacity | None) -> Steady:
+        return steady_run(
+            self.make, self.options(rate), most=MOST_REQUESTS, stays=STAYS, capacity=capacity
+        )
+
+    def checked(self, found: Steady, rate: float) -> Checked:
+        records = [one for one in found.window.records if one.ok]
+        p99 = {
+            name: interval([request_values(name, one) for one in records], 99)[1]
+            for name in ("ttft", "tpot", "itl")
+        }
+        each = interval([request_values("tpot", one) for one in records], 50)[1]
+        kept = found.verdict != "overloaded" and all(
+            one.value is not None and one.value <= one.limit.seconds for one in found.limits
+        )
+        candidate = replace(self._candidate, rate=rate)
+        return Checked(candidate, **p99, kept=kept, per_user=1 / each if each else 0.0)
+
+
+def _spec(candidate: Candidate, pool: Pool, check: Check) -> ReplicaSpec:
+    demand = check.demand
+    longest = 4 * (demand.input_tokens + demand.output_tokens)
+    return ReplicaSpec(
+        pool.case,
+        candidate.hardware,
+        rows=max(8, pool.state.batch),
+        step_tokens=max(pool.state.step_tokens, pool.state.batch + 16),
+        depth=1 if pool.case.layout.pp > 1 else 2,
+        max_context=min(pool.case.arch.max_context, longest),
+        prefix_cache=demand.shared_tokens > 0 or check.trace is not None,
+        drafts=check.law,
+    )
+
+
+def grown(candidate: Candidate) -> Candidate:
+    """Add 15 % more replicas in each pool, and their price."""
+    pools = tuple(
+        replace(pool, replicas=max(pool.replicas + 1, round(pool.replicas * 1.15)))
+        for pool in candidate.pools
+    )
+    devices = sum(pool.devices for pool in pools)
+    return replace(
+        candidate,
+        pools=pools,
+        price_per_hour=candidate.price_per_hour * devices / candidate.devices,
+    )

@@ -1,0 +1,255 @@
+"""Launch files of a plan: our own command and Helm values, and the commands of other engines with
+their names for the same settings.
+
+`engine_flags.json` lists the names that each engine publishes, with its version; a test holds the
+commands against it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..base.errors import OptionError
+from ..roofline.planner import Candidate, Pool
+from .plan_show import PlanQuestion, format_words
+
+FLAGS = Path(__file__).with_name("engine_flags.json")
+PORT = 8000
+Words = list[str]
+WIDE = ("bfloat16", "float16", "float32")
+
+
+def write_launch(folder: Path, question: PlanQuestion, candidate: Candidate) -> list[Path]:
+    """Write the files of a plan; return them. Raises `OptionError` if the folder cannot be
+    written."""
+    files = {"values.yaml": values(question, candidate)}
+    for name, make in ENGINES.items():
+        files[f"{name}.sh"] = script(name, make, question, candidate)
+    if _attention_groups(candidate) or _narrow_kv(candidate):
+        files["tensorrt-llm.yaml"] = tensorrt_config(candidate)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{folder} cannot be written: {error.strerror}", param="launch") from None
+    return [folder / name for name in files]
+
+
+def script(
+    name: str,
+    make: Callable[[PlanQuestion, Pool], Words],
+    question: PlanQuestion,
+    candidate: Candidate,
+) -> str:
+    """Return the shell script that starts an engine's replicas on one node after another."""
+    lines = ["#!/bin/sh", *_comment(question, candidate)]
+    known = json.loads(FLAGS.read_text())
+    if name in known:
+        told = known[name]
+        lines.append(f"# Names of the options: {name} {told['version']}, {told['source']}.")
+    if (why := _refusal(name, candidate)) is not None:
+        return "\n".join([*lines, f"# No command: {why}.", "exit 1", ""])
+    if (
+        name == "headrace"
+        and candidate.case.layout.devices > 1
+        and candidate.hardware.kind != "cpu"
+    ):
+        lines.append("# This version serves one GPU an engine and refuses the layout at start.")
+    lines.append(
+        f'test -n "$MODEL" || MODEL={shlex.quote(question.model)}  # A folder or a hub id.'
+    )
+    if name == "dynamo":
+        lines.append(f"python -m dynamo.frontend --http-port {PORT} --router-mode kv &")
+    number = first = 0
+    nodes = candidate.hardware.node_devices
+    for pool in candidate.pools:
+        size = pool.case.layout.devices
+        if size > nodes:
+            lines.append(f"# A replica of {size} devices takes several nodes of {nodes}.")
+        for _ in range(pool.replicas):
+            if first + size > nodes and size <= nodes:
+                lines.append("# The next node:")
+                first = 0
+            words = make(question, pool)
+            if name != "dynamo":
+                words += ["--port", str(PORT + number)]
+            ids = ",".join(str(first + n) for n in range(min(size, nodes)))
+            lines.append(f"CUDA_VISIBLE_DEVICES={ids} {_joined(words)} &")
+            first, number = first + size, number + 1
+    if number > 1 and name != "dynamo":
+        addresses = " ".join(f"http://127.0.0.1:{PORT + n}" for n in range(number))
+        lines.append("# One address before them (other nodes: their names):")
+        lines.append(f"headrace route {addresses} &")
+    return "\n".join([*lines, "wait", ""])
+
+
+def _joined(words: Words) -> str:
+    return " ".join(word if word == '"$MODEL"' else shlex.quote(word) for word in words)
+
+
+def _comment(question: PlanQuestion, candidate: Candidate) -> Iterator[str]:
+    model = " ".join(question.model.split())
+    yield f"# {model} in {format_words(candidate.case.weights)}: {candidate}"
+    yield f"# planned for {candidate.rate:.3g} requests/s, {question.lengths}, {question.limits}"
+
+
+def _longest(question: PlanQuestion, pool: Pool) -> int:
+    """Return the longest request: twice the mean lengths, in whole hundreds of tokens."""
+    demand = question.demand
+    wanted = -(-2 * (demand.input_tokens + demand.output_tokens) // 256) * 256
+    return min(pool.case.arch.max_context, wanted)
+
+
+def _quantised(question: PlanQuestion, pool: Pool) -> str | None:
+    """Return the format that an engine must make of wide weights while it loads them."""
+    published = question.described.weights.format
+    planned = pool.case.weights.format
+    return planned if published in WIDE and planned not in WIDE else None
+
+
+def _attention_groups(candidate: Candidate) -> bool:
+    return any(pool.case.layout.dp > 1 for pool in candidate.pools)
+
+
+def _narrow_kv(candidate: Candidate) -> bool:
+    return any(pool.case.kv_dtype == "fp8" for pool in candidate.pools)
+
+
+def _refusal(name: str, candidate: Candidate) -> str | None:
+    """Return the reason why an engine has no command for a plan."""
+    if name != "dynamo" and len(candidate.pools) > 1 and name != "headrace":
+        return "prefill and decode pools are in dynamo.sh"
+    layouts = [pool.case.layout for pool in candidate.pools]
+    if name == "headrace" and len(candidate.pools) > 1:
+        return "pools are joined by --role, see docs/split.md"
+    if name in ("sglang", "tensorrt-llm") and any(one.dp > 1 and one.pp > 1 for one in layouts):
+        return "attention groups with pipeline stages are not in its options"
+    if name == "tensorrt-llm" and any(one.dp > 1 and one.tp > 1 for one in layouts):
+        return "its attention is either split or in groups of one device"
+    return None
+
+
+def _headrace(question: PlanQuestion, pool: Pool) -> Words:
+    words = ["headrace", "serve", '"$MODEL"']
+    words += [
+        "--max-sequences",
+        str(pool.state.batch),
+        "--step-tokens",
+        str(pool.state.step_tokens),
+    ]
+    words += ["--max-context", str(_longest(question, pool)), "--kv-dtype", pool.case.kv_dtype]
+    if pool.case.layout.devices > 1:
+        words += ["--layout", str(pool.case.layout).replace("·", ".")]
+    if (made := _quantised(question, pool)) is not None:
+        words += ["--quantise", made]
+    return words
+
+
+def _vllm(question: PlanQuestion, pool: Pool) -> Words:
+    """vLLM's limit of sequences is of a data-parallel rank, over all its pipeline stages."""
+    return ["vllm", "serve", '"$MODEL"', *_vllm_options(question, pool)]
+
+
+def _vllm_options(question: PlanQuestion, pool: Pool) -> Words:
+    layout = pool.case.layout
+    words = ["--tensor-parallel-size", str(layout.tp)]
+    if layout.pp > 1:
+        words += ["--pipeline-parallel-size", str(layout.pp)]
+    if layout.dp > 1:
+        words += ["--data-parallel-size", str(layout.dp)]
+    if layout.ep:
+        words += ["--enable-expert-parallel"]
+    words += ["--max-num-seqs", str(pool.state.batch * layout.pp)]
+    words += ["--max-num-batched-tokens", str(pool.state.step_tokens)]
+    words += ["--max-model-len", str(_longest(question, pool))]
+    if pool.case.kv_dtype == "fp8":
+        words += ["--kv-cache-dtype", "fp8"]
+    if (made := _quantised(question, pool)) is not None:
+        words += ["--quantization", made]
+    return words
+
+
+def _sglang(question: PlanQuestion, pool: Pool) -> Words:
+    """SGLang's ranks count all devices of a stage, and its limits all attention groups."""
+    layout = pool.case.layout
+    words = ["python", "-m", "sglang.launch_server", "--model-path", '"$MODEL"']
+    words += ["--tp-size", str(layout.ranks)]
+    if layout.pp > 1:
+        words += ["--pp-size", str(layout.pp)]
+    if layout.dp > 1:
+        words += ["--dp-size", str(layout.dp), "--enable-dp-attention"]
+    if layout.ep:
+        words += ["--ep-size", str(layout.ranks)]
+    words += ["--max-running-requests", str(pool.state.batch * layout.dp * layout.pp)]
+    words += ["--chunked-prefill-size", str(pool.state.step_tokens * layout.dp)]
+    words += ["--context-length", str(_longest(question, pool))]
+    if pool.case.kv_dtype == "fp8":
+        words += ["--kv-cache-dtype", "fp8_e4m3"]
+    if (made := _quantised(question, pool)) is not None:
+        words += ["--quantization", made]
+    return words
+
+
+def _tensorrt(question: PlanQuestion, pool: Pool) -> Words:
+    """TensorRT-LLM takes the KV's type and attention groups from a YAML file, and wants weights
+    that are quantised already."""
+    layout = pool.case.layout
+    words = ["trtllm-serve", "serve", '"$MODEL"', "--tp_size", str(layout.ranks)]
+    if layout.pp > 1:
+        words += ["--pp_size", str(layout.pp)]
+    if layout.ep:
+        words += ["--ep_size", str(layout.ranks)]
+    words += ["--max_batch_size", str(pool.state.batch)]
+    words += ["--max_num_tokens", str(pool.state.step_tokens), "--enable_chunked_prefill"]
+    words += ["--max_seq_len", str(_longest(question, pool))]
+    if layout.dp > 1 or pool.case.kv_dtype == "fp8":
+        words += ["--config", "tensorrt-llm.yaml"]
+    return words
+
+
+def tensorrt_config(candidate: Candidate) -> str:
+    """Return the settings that TensorRT-LLM reads from a file."""
+    lines = []
+    if _attention_groups(candidate):
+        lines.append("enable_attention_dp: true")
+    if _narrow_kv(candidate):
+        lines += ["kv_cache_config:", "  dtype: fp8"]
+    return "\n".join([*lines, ""])
+
+
+def _dynamo(question: PlanQuestion, pool: Pool) -> Words:
+    """Dynamo's worker takes vLLM's options."""
+    words = ["python", "-m", "dynamo.vllm", "--model", '"$MODEL"']
+    if pool.role != "all":
+        words += ["--disaggregation-mode", pool.role]
+    return words + _vllm_options(question, pool)
+
+
+ENGINES: dict[str, Callable[[PlanQuestion, Pool], Words]] = {
+    "headrace": _headrace,
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "tensorrt-llm": _tensorrt,
+    "dynamo": _dynamo,
+}
+"""Engine → the command of one replica, without its port."""
+
+
+def values(question: PlanQuestion, candidate: Candidate) -> str:
+    """Return values for our chart (`headrace factory chart`), over those that it has."""
+    pool = candidate.pools[-1]
+    engine = _joined(_headrace(question, pool)[3:])
+    replicas = sum(one.replicas for one in candidate.pools)
+    lines = [
+        *_comment(question, candidate),
+        "# helm install NAME CHART -f values.yaml. The engine's own options are bound by the",
+        f"# profile that the chart is of: {engine}",
+        f"replicas: {replicas}",
+    ]
+    if candidate.hardware.kind != "cpu":
+        lines += ["resources:", "  limits:", f"    nvidia.com/gpu: {pool.case.layout.devices}"]
+    return "\n".join([*lines, ""])

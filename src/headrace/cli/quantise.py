@@ -1,0 +1,133 @@
+"""`headrace quantise`: a model in fewer bits, calibrated on a text, with its loss measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..base.config import DEFAULT_MODEL, EngineOptions
+from ..base.errors import OptionError
+from ..factory.quantise import BUILT_IN, NO_TEXT, TARGETS
+from ..factory.shrink import QuantiseWish, Shrinking, write_report
+from ..quantise.text import TOKENS
+from ..roofline.hardware import find_hardware
+from ..roofline.machine import calibration_path
+from .progress import DownloadBars
+
+FAILED = 1
+"""Exit status if the result lost too much."""
+
+
+def quantise(
+    model: Annotated[
+        str, typer.Argument(help="A dense model: as of `headrace serve`.")
+    ] = DEFAULT_MODEL,
+    to: Annotated[
+        str, typer.Option("--to", help=f"Of a GGUF or of safetensors: {', '.join(TARGETS)}.")
+    ] = "q4_k",
+    text: Annotated[
+        str,
+        typer.Option(
+            help="Text to calibrate on: a UTF-8 file, .jsonl with `text` or `messages`, an "
+            f"importance matrix of llama.cpp, {BUILT_IN}, or {NO_TEXT}."
+        ),
+    ] = BUILT_IN,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of it, spread evenly.")] = TOKENS,
+    out: Annotated[Path | None, typer.Option(help="The result; none: named after both.")] = None,
+    imatrix: Annotated[
+        Path | None, typer.Option(help="Also write llama.cpp's importance matrix here.")
+    ] = None,
+    windows: Annotated[int, typer.Option(min=1, help="Windows of text for the gate.")] = 8,
+    least_share: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Share of the original's perplexity to keep; none: by the format."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print size and predicted speed; make nothing.")
+    ] = False,
+    cache_dir: Annotated[str | None, typer.Option(help="Where models are kept.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Download nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Make a smaller model; publish it only if it lost no more than is allowed.
+
+    Ended at any point (Ctrl-C, kill), the same command goes on from the last finished layer.
+    """
+    if to not in TARGETS:
+        raise OptionError(f"to must be one of {', '.join(TARGETS)}, not {to!r}", param="to")
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
+    wish = QuantiseWish(engine, to, text, tokens, out, windows, imatrix, least_share)
+    with DownloadBars(sys.stderr, enabled=not as_json) as bars:
+        planned = Shrinking(wish, bars)
+        if dry_run:
+            _show(console, planned, as_json)
+            return
+        _say_text(console, planned)
+        report = planned.run()
+    if as_json:
+        print(json.dumps(report))
+    _say(console, planned.out, report)
+    if report["gate"]["passed"] is False:
+        paths = write_report(planned.out, report)
+        console.print(f"nothing was published; report: {paths[1]}", style="bold red")
+        raise typer.Exit(FAILED)
+
+
+def _say_text(console: Console, planned: Shrinking) -> None:
+    if planned.text is None or planned.sample is None:
+        what = "an importance matrix" if planned.text else "no text"
+        console.print(f"{what}: nothing goes through the model")
+        return
+    said = planned.sample.said()
+    console.print(
+        f"text: {planned.text.name} ({planned.text.licence}), {said['tokens']:,} of {said['of']:,} "
+        f"tokens in {said['windows']} windows"
+    )
+
+
+def _show(console: Console, planned: Shrinking, as_json: bool) -> None:
+    found = planned.predict(find_hardware("this", calibration_path()))
+    if as_json:
+        print(json.dumps(found))
+        return
+    _say_text(console, planned)
+    for name, one in found.items():
+        speeds = ", ".join(f"{value:,} {what}" for what, value in one.items() if what != "bytes")
+        console.print(f"{name}: {one['bytes'] / 1e6:,.1f} MB; predicted {speeds}")
+
+
+def _say(console: Console, out: Path, report: dict[str, Any]) -> None:
+    kinds = ", ".join(report["kinds"])
+    console.print(
+        f"{out}: {report['matrices']} matrices as {kinds}, {report['bytes'] / 1e6:,.1f} MB, "
+        f"{report['bytes'] / report['was']:.0%} of the model"
+    )
+    for what in ("without_text", "few_rows"):
+        if names := report.get(what):
+            rule = {
+                "without_text": "no text reached them; rounded by the weights' own error",
+                "few_rows": "few tokens reached them; rounded on their mixture's inputs",
+            }[what]
+            shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+            console.print(f"{len(names)} {rule}: {shown}", style="yellow")
+    if found := report.get("comparison"):
+        share, kl, same = found["share"], found["kl"], found["same_top"]
+        console.print(
+            f"perplexity {found['perplexity']} (was {found['original']}): "
+            f"{share['mean']:.2%} kept; KL {kl['mean']:.4f}, 99.9th percentile "
+            f"{found['kl_999']:.3f}; same top token {same['mean']:.1%}; "
+            f"flips {found['flips']:.1%}; KV {found['kv_dtype']}"
+        )
+    for why in report["gate"]["why"]:
+        console.print(why, style="bold red" if report["gate"]["passed"] is False else "yellow")
+
+
+command = quantise

@@ -1,0 +1,425 @@
+"""A server's command line of another engine as one of ours (`headrace serve --from`).
+
+The rows are in `base.other_engines`; here are the conversions of values, by the rows' `turn`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..base.environment import cache_root
+from ..base.errors import OptionError
+from ..base.names import nearest
+from ..base.other_engines import ENGINES, OtherOption
+from ..loader.catalog import CATALOG
+from ..server.keys import Key, hash_of, write_keys
+
+PROGRAMS = re.compile(
+    r"(\S*/)?(vllm( serve)?|sglang( serve)?|llama-server|ollama( serve| run| create)?"
+    r"|python[\d.]* -m (vllm\.entrypoints\.openai\.api_server|sglang\.launch_server)"
+    r") "
+)
+"""Beginnings of a line, which say only what is started."""
+SWITCH = ("on", "off", "auto", "0", "1", "true", "false")
+"""Values that llama.cpp's `-fa` may have."""
+_TYPES = {
+    **dict.fromkeys(("auto", ""), None),
+    **dict.fromkeys(("half", "float16", "fp16", "f16"), "float16"),
+    **dict.fromkeys(("float", "float32", "f32"), "float32"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+}
+_KV_TYPES = {**_TYPES, "fp8": "fp8", "fp8_e4m3": "fp8", "q8_0": "int8"}
+"""Type in another engine → ours; None: the default."""
+
+
+@dataclass(slots=True)
+class Translated:
+    """A translated line as it grows."""
+
+    engine: str
+    model: str | None = None
+    options: dict[str, str | bool] = field(default_factory=dict)
+    """Field of our options → its value."""
+    notes: list[str] = field(default_factory=list)
+    """Options that were left out, each with the reason."""
+    ranks: dict[str, int] = field(default_factory=dict)
+    """TP, PP and EP → size."""
+    values_type: str | None = None
+    """llama.cpp's type of V."""
+    file: str | None = None
+    unified: bool = False
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of `headrace serve`."""
+        written = [] if self.model is None else [self.model]
+        for name, value in self.options.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                written.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                written += [f"--{flag}", value]
+        return written
+
+
+Turn = Callable[[Translated, OtherOption, list[str]], None]
+
+
+def translate(engine: str, words: list[str]) -> Translated:
+    """Translate the words of another engine's command line.
+
+    Raises `OptionError` for an unknown engine or option, and for an option whose absence would
+    change what the server does.
+    """
+    if engine not in ENGINES:
+        raise OptionError(
+            f"from must be one of {', '.join(ENGINES)}, not {engine!r:.40}", param="from"
+        )
+    known = {name: word for word in ENGINES[engine] for name in word.names}
+    line = Translated(engine)
+    rest = iter(_without_program(words))
+    for name, values in _options(rest, known, line):
+        word = known[name]
+        TURNS[word.turn](line, OtherOption((name,), *_rest_of(word)), values)
+    _finish(line)
+    return line
+
+
+def _rest_of(word: OtherOption) -> tuple[str, str, str, str]:
+    return word.values, word.ours, word.turn, word.note
+
+
+def _without_program(words: list[str]) -> list[str]:
+    start = next((n for n, word in enumerate(words) if "=" not in word), 0)  # Behind variables.
+    found = PROGRAMS.match(" ".join(words[start : start + 4]) + " ")
+    return words[:start] + words[start + len(found[0].split()) :] if found else words
+
+
+def _options(
+    rest: Iterator[str], known: Mapping[str, OtherOption], line: Translated
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield each option as the table spells it, with its values; take the model on the way."""
+    ahead: list[str] = []
+    for given in rest:
+        ahead.append(given)
+        while ahead:
+            word = ahead.pop(0)
+            if word == "PARAMETER":
+                continue
+            name, equals, value = word.partition("=")
+            name, off = _spelling(name, known)
+            if name not in known:
+                if word.startswith("-") or line.model is not None:
+                    near = nearest(name, list(known))
+                    raise OptionError(
+                        f"{line.engine}'s {name[:80]} is not known here{near}; leave it out, or "
+                        "see docs/other-engines.md for what is",
+                        param="from",
+                    )
+                _model(line, word)
+                continue
+            values = [value] if equals else _taken(rest, ahead, known[name].values)
+            if not values and known[name].values in ("one", "many"):
+                raise OptionError(f"{line.engine}'s {name} needs a value", param="from")
+            yield name, ["off"] if off else values
+
+
+def _taken(rest: Iterator[str], ahead: list[str], kind: str) -> list[str]:
+    """Take an option's values; a word that is none stays `ahead`."""
+    values: list[str] = []
+    while kind != "flag" and (word := next(rest, None)) is not None:
+        if (kind == "many" and values and word.startswith("-")) or (
+            kind == "switch" and word not in SWITCH
+        ):
+            ahead.append(word)
+            break
+        values.append(word)
+        if kind != "many":
+            break
+    return values
+
+
+def _spelling(name: str, known: Mapping[str, OtherOption]) -> tuple[str, bool]:
+    """Return an option as the table spells it, and whether it is its `--no-` form."""
+    if name in known:
+        return name, False
+    dashed = "--" + name.lstrip("-").replace("_", "-")
+    if name.startswith("--") and dashed in known:
+        return dashed, False
+    plain = "--" + dashed.removeprefix("--no-")
+    if dashed.startswith("--no-") and plain in known and known[plain].values == "flag":
+        return plain, True
+    return name, False
+
+
+def _model(line: Translated, name: str) -> None:
+    if line.engine == "ollama":
+        name = re.sub(r"^(hf\.co|huggingface\.co)/", "", name)
+        if name.replace(":", "-") in CATALOG:
+            name = name.replace(":", "-")
+    line.model = name
+
+
+def _finish(line: Translated) -> None:
+    """Settle what depends on several options."""
+    if "EP" in line.ranks:
+        line.ranks["EP"] = max(line.ranks["EP"], line.ranks.get("TP", 1))
+    sizes = [f"{kind}{size}" for kind, size in line.ranks.items() if size > 1]
+    if sizes:
+        line.options["layout"] = ".".join(sizes)
+    slots, context = line.options.get("max_sequences"), line.options.get("max_context")
+    if line.engine == "llama.cpp" and slots and context and not line.unified:
+        line.options["max_context"] = str(int(context) // int(slots))
+    if line.values_type is not None:
+        keys = line.options.get("kv_dtype", "float16")
+        if (keys, line.values_type) == ("int8", "q4_0"):
+            line.options["kv_dtype"] = "k8v4"
+        elif _KV_TYPES.get(line.values_type) != keys:
+            raise OptionError(
+                "llama.cpp's --cache-type-v: K and V have one type here, or q8_0 and q4_0 (k8v4)",
+                param="from",
+            )
+    if line.file is not None:
+        line.model = f"{(line.model or '').partition(':')[0]}:{line.file}"
+
+
+def _wrong(line: Translated, word: OtherOption, value: str, allowed: str) -> OptionError:
+    return OptionError(
+        f"{line.engine}'s {word.names[0]} {value:.80}: only {allowed} have a counterpart here",
+        param="from",
+    )
+
+
+def _same(line: Translated, word: OtherOption, values: list[str]) -> None:
+    if word.ours == "model":
+        _model(line, values[0])
+    else:
+        line.options[word.ours] = values[0]
+
+
+def _tokens(line: Translated, word: OtherOption, values: list[str]) -> None:
+    """Take a number, also with vLLM's k (1,000) and K (1,024); none and negative: our default."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", values[0])
+    if values[0] == "auto" or values[0].startswith("-"):
+        return
+    if found is None:
+        raise _wrong(line, word, values[0], "numbers")
+    unit = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}[found[2]]
+    count = int(float(found[1]) * unit)
+    if count:
+        line.options[word.ours] = str(count)
+
+
+def _ranks(line: Translated, word: OtherOption, values: list[str]) -> None:
+    if values == ["off"]:
+        return
+    size = values[0] if values else "1"
+    if not size.isdecimal():
+        raise _wrong(line, word, size, "numbers")
+    if values or word.turn == "EP":
+        line.ranks[word.turn] = int(size)
+
+
+def _copies(line: Translated, word: OtherOption, values: list[str]) -> None:
+    if values[0] != "1":
+        _refuse(line, word, values)
+
+
+def _refuse(line: Translated, word: OtherOption, values: list[str]) -> None:
+    raise OptionError(f"{line.engine}'s {word.names[0]}: {word.note}", param="from")
+
+
+def _omit(line: Translated, word: OtherOption, values: list[str]) -> None:
+    line.notes.append(f"{word.names[0]}: {word.note}")
+
+
+def _backend(line: Translated, word: OtherOption, values: list[str]) -> None:
+    launchers = {"ray": "ray", "external_launcher": "env", "mp": None, "uni": None}
+    _choose(line, word, values[0], launchers)
+
+
+def _choose(
+    line: Translated, word: OtherOption, value: str, choices: Mapping[str, str | None]
+) -> None:
+    if value not in choices:
+        raise _wrong(line, word, value, ", ".join(one for one in choices if one))
+    ours = choices[value]
+    if ours is not None:
+        line.options[word.ours] = ours
+
+
+def _format(line: Translated, word: OtherOption, values: list[str]) -> None:
+    if values[0] == "fp8":
+        line.options[word.ours] = "fp8"
+    else:
+        _omit(line, word, values)
+
+
+def _method(line: Translated, word: OtherOption, values: list[str]) -> None:
+    method = values[0].lower()
+    if method == "ngram":
+        line.options["speculate"] = "ngram"
+    elif method == "nextn":
+        line.options["draft_model"] = "mtp"
+    elif method not in ("eagle", "eagle3", "standalone"):
+        raise _wrong(line, word, values[0], "NGRAM, NEXTN, EAGLE, EAGLE3, STANDALONE")
+
+
+def _drafts(line: Translated, word: OtherOption, values: list[str]) -> None:
+    """Take vLLM's JSON object of speculation."""
+    try:
+        given = json.loads(values[0])
+        method, model = given.get("method"), given.get("model")
+    except (ValueError, AttributeError):
+        raise _wrong(line, word, values[0], "JSON objects") from None
+    if method == "ngram":
+        line.options["speculate"] = "ngram"
+    elif isinstance(model, str):
+        line.options["draft_model"] = model
+    elif method in ("mtp", "deepseek_mtp"):
+        line.options["draft_model"] = "mtp"
+    else:
+        raise _wrong(line, word, values[0], "a model, and the methods ngram and mtp,")
+
+
+def _secret(line: Translated, word: OtherOption, values: list[str]) -> None:
+    _keep_keys(line, [key for value in values for key in value.split(",")])
+
+
+def _secrets(line: Translated, word: OtherOption, values: list[str]) -> None:
+    try:
+        lines = Path(values[0]).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"cannot read {values[0]}: {reason}", param="from") from None
+    _keep_keys(line, [one.strip() for one in lines if one.strip() and not one.startswith("#")])
+
+
+def _keep_keys(line: Translated, secrets: list[str]) -> None:
+    """Write the keys' hashes into a file of the cache folder, named after them."""
+    hashes = dict.fromkeys(hash_of(secret) for secret in secrets if secret)
+    if not hashes:
+        raise OptionError(f"{line.engine}'s API key is empty", param="from")
+    folder = cache_root() / "keys"
+    path = folder / f"{hash_of(','.join(hashes)).removeprefix('sha256:')[:16]}.toml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise OptionError(f"cannot write {folder}: {error.strerror}", param="from") from None
+    write_keys(path, [Key(f"key-{n}", one) for n, one in enumerate(hashes, start=1)])
+    line.options["keys"] = str(path)
+
+
+def _origins(line: Translated, word: OtherOption, values: list[str]) -> None:
+    try:
+        given = json.loads(values[0])
+    except ValueError:
+        given = values[0]
+    line.options[word.ours] = ",".join(given) if isinstance(given, list) else values[0]
+
+
+def _level(line: Translated, word: OtherOption, values: list[str]) -> None:
+    level = {"critical": "error", "trace": "debug"}.get(values[0].lower(), values[0].lower())
+    line.options[word.ours] = level
+
+
+def _layers(line: Translated, word: OtherOption, values: list[str]) -> None:
+    if values[0] == "0":
+        line.options["device"] = "cpu"
+    else:
+        _omit(line, word, values)
+
+
+def _none(line: Translated, word: OtherOption, values: list[str]) -> None:
+    if values[0] == "none":
+        line.options["device"] = "cpu"
+    else:
+        line.notes.append(f"{word.names[0]}: CUDA_VISIBLE_DEVICES chooses the GPU")
+
+
+def _parts(line: Translated, word: OtherOption, values: list[str]) -> None:
+    parts = values[0].split(",")
+    if len(set(parts)) != 1:
+        raise _wrong(line, word, values[0], "equal parts")
+    line.ranks["TP"] = len(parts)
+
+
+def _address(line: Translated, word: OtherOption, values: list[str]) -> None:
+    host, _, port = re.sub(r"^https?://", "", values[0]).rpartition(":")
+    if not port.isdecimal():
+        host, port = values[0], ""
+    if host:
+        line.options["host"] = host
+    if port:
+        line.options["port"] = port
+
+
+def _page(line: Translated, word: OtherOption, values: list[str]) -> None:
+    if values[0] in ("8", "16", "32", "64", "128"):
+        line.options[word.ours] = values[0]
+    else:
+        line.notes.append(f"{word.names[0]}: blocks have 8, 16, 32, 64 or 128 tokens")
+
+
+def _order(line: Translated, word: OtherOption, values: list[str]) -> None:
+    if values[0] in ("fcfs", "priority"):
+        line.options[word.ours] = values[0]
+    else:
+        line.notes.append(f"{word.names[0]}: the order is fcfs or priority")
+
+
+def _adapter(line: Translated, word: OtherOption, values: list[str]) -> None:
+    line.options.setdefault(word.ours, "1")
+
+
+def _set(line: Translated, name: str, value: str | bool) -> None:
+    line.options[name] = value
+
+
+TURNS: Mapping[str, Turn] = {
+    "same": _same,
+    "ollama": _same,
+    "tokens": _tokens,
+    "slots": _tokens,
+    "TP": _ranks,
+    "PP": _ranks,
+    "EP": _ranks,
+    "copies": _copies,
+    "refuse": _refuse,
+    "omit": _omit,
+    "share": _omit,
+    "backend": _backend,
+    "dtype": lambda line, word, values: _choose(line, word, values[0], _TYPES),
+    "kv": lambda line, word, values: _choose(line, word, values[0], _KV_TYPES),
+    "kv_v": lambda line, word, values: setattr(line, "values_type", values[0]),
+    "format": _format,
+    "names": lambda line, word, values: _set(line, word.ours, ",".join(values)),
+    "flag": lambda line, word, values: _set(line, word.ours, values != ["off"]),
+    "off": lambda line, word, values: _set(line, word.ours, False),
+    "two": lambda line, word, values: _set(line, word.ours, "1" if values == ["off"] else "2"),
+    "urgent": lambda line, word, values: _set(line, word.ours, "priority"),
+    "adapter": _adapter,
+    "debug": lambda line, word, values: (
+        None if values[0] in ("0", "false") else _set(line, word.ours, "debug")
+    ),
+    "unified": lambda line, word, values: setattr(line, "unified", True),
+    "file": lambda line, word, values: setattr(line, "file", values[0]),
+    "drafts": _drafts,
+    "method": _method,
+    "secret": _secret,
+    "secrets": _secrets,
+    "origins": _origins,
+    "level": _level,
+    "layers": _layers,
+    "none": _none,
+    "parts": _parts,
+    "address": _address,
+    "page": _page,
+    "order": _order,
+    "request": _omit,
+}
+"""Name of a conversion → the function that applies it."""

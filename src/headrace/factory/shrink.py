@@ -1,0 +1,298 @@
+"""`headrace quantise`: a model's files in fewer bits, published only if they passed their gate.
+
+Everything is made in a work folder next to the result. The result gets its name when it is whole,
+was loaded by our own loader, and lost no more than is allowed.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.config import EngineOptions
+from ..base.errors import InvalidRequest, OptionError
+from ..base.modelfiles import ModelFiles
+from ..bench.accuracy import stdlib_corpus, windows
+from ..engine.described import make_case
+from ..loader.gguf import GgufFile
+from ..loader.open import open_local, open_model
+from ..loader.partial import check_space, file_sha256
+from ..loader.progress import Progress
+from ..quantise.imatrix import write_imatrix
+from ..quantise.text import TOKENS, Text, TextSample, sample
+from ..quantise.work import WorkFolder
+from ..roofline.composition import decode_step, prefill_step
+from ..roofline.hardware import Hardware
+from ..roofline.page import charts, page, table
+from ..roofline.plot import Chart, Series
+from ..roofline.step import step_time
+from ..roofline.weights import WeightBytes, from_tensors, parse_format
+from ..text.load import load_tokenizer
+from . import to_compressed, to_gguf
+from .key import canonical, digest_of, hardware_class
+from .quantise import (
+    HELD_OUT,
+    Calibration,
+    Quantised,
+    importances,
+    quantise_files,
+    recipe_of,
+    text_of,
+)
+from .source import find_source, model_path
+
+PRICED = {"int8": "int8", "int4": "int4", "w8a8": "int8", "fp8": "fp8", "w4a16": "int4"}
+"""Beginning of a target → format of the roofline."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseWish:
+    """Model, target, and what the result is held to."""
+
+    engine: EngineOptions
+    to: str
+    text: str
+    tokens: int = TOKENS
+    out: Path | None = None
+    """Place of the result; None: the current folder, named after model and target."""
+    windows: int = HELD_OUT[1]
+    """Windows of text for the gate."""
+    imatrix: Path | None = None
+    """File for the importance matrix of the text."""
+    least_share: float | None = None
+    """Share of the original's perplexity; None: as the format usually keeps."""
+
+
+class Shrinking:
+    """One run of the command, planned; `run` does it. Raises the errors of a wrong model, target or
+    text."""
+
+    def __init__(self, wish: QuantiseWish, progress: Progress | None = None) -> None:
+        self.wish, self._progress = wish, progress
+        engine = wish.engine
+        self.files: ModelFiles = open_model(
+            engine.model, cache_dir=engine.cache_dir, offline=engine.offline, progress=progress
+        )
+        self._folder = self.files.path if self.files.path.is_dir() else self.files.path.parent
+        self._source = find_source(engine)
+        self._paths = {one.path: self._folder / one.path for one in self._source.files}
+        ending = ".gguf" if wish.to in to_gguf.TARGETS else ".safetensors"
+        self.out = wish.out or Path(_name_of(self._source.name, wish.to, single=ending == ".gguf"))
+        if self.out.exists():
+            raise InvalidRequest(f"{self.out} exists; choose another with --out", param="out")
+        self.text: Text | None = text_of(wish.text)
+        self.sample: TextSample | None = None
+        if self.text is not None and self.text.importance is None:
+            self.sample = sample(self.text, self.files, wish.tokens)
+
+    def predict(self, hardware: Hardware) -> dict[str, Any]:
+        """Return size, and predicted decode and prefill, of the result next to the model's."""
+        weights, nbytes = self._sizes()
+        case = make_case(str(self.files.path), hardware)
+        found = {}
+        for name, one in (("model", case.weights), (self.wish.to, weights)):
+            priced = replace(case, weights=one)
+            arch = priced.arch
+            context = min(1024, arch.max_context - 1)
+            steps = [prefill_step(arch, [min(512, arch.max_context)])]
+            if arch.task == "tokens":
+                steps.append(decode_step(arch, 1, context))
+            rates = [
+                step.tokens / step.seconds
+                for step in (step_time(priced, hardware, s) for s in steps)
+            ]
+            found[name] = {
+                "prefill tokens/s": round(rates[0], 1),
+                **({"decode tokens/s": round(rates[1], 1)} if len(rates) > 1 else {}),
+            }
+        before = sum(one.size for one in self._source.files)
+        found["model"]["bytes"], found[self.wish.to]["bytes"] = before, nbytes
+        return found
+
+    def _sizes(self) -> tuple[WeightBytes, int]:
+        """Return the result's weights as the roofline prices them, and its bytes."""
+        to, arch = self.wish.to, self.files.arch
+        total = sum(one.size for one in self._source.files)
+        if to in to_gguf.TARGETS:
+            file = GgufFile(self.files.path)
+            made = to_gguf.tensors(file, arch, to)
+            sizes = {one.names[0]: one.nbytes for one in made if one.names}
+            total += sum(one.nbytes - one.info.nbytes for one in made)
+            return from_tensors(
+                arch, sizes, to_gguf.TARGETS[to].inner[0].replace("MXFP4", "mxfp4")
+            ), total
+        shards = {name: path for name, path in self._paths.items() if name.endswith(".safetensors")}
+        for one in to_compressed.Folder(shards, to, arch).tensors:
+            total += one.nbytes - one.stored.nbytes
+        return parse_format(next(name for at, name in PRICED.items() if to.startswith(at))), total
+
+    def run(self) -> dict[str, Any]:
+        """Make the files, compare them with the model, publish them if they pass; return the
+        report."""
+        total = sum(one.size for one in self._source.files)
+        work = self.out.with_name(f"{self.out.name}.work")
+        check_space(self.out.absolute(), 2 * total)
+        model = digest_of(canonical(self._source.parameters()["files"]))
+        about = {"model": model, **recipe_of(self.wish.to, self.text, self.wish.tokens)}
+        folder = WorkFolder(work, about)
+        try:
+            staged = work / "made"
+            shutil.rmtree(staged, ignore_errors=True)
+            made = self._made(folder, staged)
+            self._keep_importance(made, folder)
+            report = self._report(about, made, staged)
+            if report["gate"]["passed"] is not False:
+                self._publish(staged, report)
+        finally:
+            folder.close()
+        if report["gate"]["passed"] is not False:
+            shutil.rmtree(work)
+        return report
+
+    def _made(self, folder: WorkFolder, staged: Path) -> Quantised:
+        def write(name: str, body: Callable[[BinaryIO], None]) -> None:
+            path = staged / name
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as out:
+                    body(out)
+                    out.flush()
+                    os.fsync(out.fileno())
+            except OSError as error:
+                raise OptionError(
+                    f"{path} cannot be written: {error.strerror}", param="out"
+                ) from None
+
+        chosen: Calibration = None if self.text is None else self.text.importance
+        if self.sample is not None:
+            chosen = self.files, self.sample
+        made = quantise_files(self._paths, self.wish.to, chosen, folder, write, self._progress)
+        for name, path in self._paths.items():
+            if name not in made.names and not made.single:
+                write(name, partial(_copied, path))
+        return made
+
+    def _keep_importance(self, made: Quantised, folder: WorkFolder) -> None:
+        if self.wish.imatrix is None or self.text is None or self.sample is None:
+            return
+        said = self.sample.said()
+        try:
+            with self.wish.imatrix.open("wb") as out:
+                found = importances(made, folder)
+                write_imatrix(out, found, self.text.name, said["windows"], said["longest"])
+        except OSError as error:
+            raise InvalidRequest(
+                f"{self.wish.imatrix} cannot be written: {error.strerror}", param="imatrix"
+            ) from None
+
+    def _report(self, about: dict[str, str], made: Quantised, staged: Path) -> dict[str, Any]:
+        # Local: kernels, which a plan does without.
+        from .compare import compare, thresholds
+
+        names = sorted(path.relative_to(staged).as_posix() for path in staged.rglob("*.*"))
+        opened = open_local(model_path(staged, names), self._source.name)
+        report: dict[str, Any] = {
+            "model": self._source.name, "to": self.wish.to, "digests": about,
+            "hardware": hardware_class(), **made.figures(),
+            "bytes": sum((staged / name).stat().st_size for name in names),
+            "was": sum(one.size for one in self._source.files),
+            "files": {name: file_sha256(staged / name) for name in names},
+            "tensors": made.tensors,
+        }  # fmt: skip
+        if self.text is not None:
+            counts = {} if self.sample is None else self.sample.said()
+            report["text"] = {"name": self.text.name, "licence": self.text.licence, **counts}
+        if self.files.arch.task != "tokens":
+            why = "not evaluated: the model makes vectors, and the gate reads text"
+            return {**report, "gate": {"passed": None, "why": [why]}}
+        found = compare(self.files, opened, self._held_out())
+        share, same = thresholds(report["kinds"])
+        share = share if self.wish.least_share is None else self.wish.least_share
+        same = same if self.wish.least_share is None else 0.0
+        wrong = found.fails(share, same)
+        gate = {"passed": not wrong, "why": wrong, "least_share": share, "least_same_top": same}
+        return {**report, "comparison": found.said(), "gate": gate}
+
+    def _held_out(self) -> Sequence[npt.NDArray[np.int64]]:
+        """Return the windows of the gate, which no calibration reads unless the user's text has
+        them."""
+        tokenizer = load_tokenizer(self.files.tokenizer, self.files.arch.vocab_size)
+        characters = min(HELD_OUT[0], self.files.arch.max_context // 2)
+        pieces = windows(stdlib_corpus()[0], characters, self.wish.windows)
+        return [np.array(tokenizer.encode(piece, add_bos=True), np.int64) for piece in pieces]
+
+    def _publish(self, staged: Path, report: dict[str, Any]) -> None:
+        only = list(staged.iterdir())
+        single = len(only) == 1 and only[0].suffix == ".gguf"
+        os.replace(only[0] if single else staged, self.out)
+        write_report(self.out, report)
+
+
+def _copied(path: Path, out: BinaryIO) -> None:
+    with path.open("rb") as source:
+        shutil.copyfileobj(source, out)
+
+
+def write_report(out: Path, report: dict[str, Any]) -> tuple[Path, Path]:
+    """Write the report next to the result as JSON and as a page; return both paths."""
+    paths = out.with_name(f"{out.name}.report.json"), out.with_name(f"{out.name}.report.html")
+    paths[0].write_text(json.dumps(report, indent=1) + "\n")
+    paths[1].write_text(report_page(report))
+    return paths
+
+
+def report_page(report: dict[str, Any]) -> str:
+    """Return the report as one page with charts."""
+    gate = report["gate"]
+    verdict = {True: "passed", False: "failed", None: "not evaluated"}[gate["passed"]]
+    share = report["bytes"] / report["was"]
+    told = f"{report['bytes'] / 1e6:,.0f} MB, {share:.0%} of the model; gate {verdict}"
+    body = "".join(f"<p>{html.escape(why)}</p>" for why in gate["why"])
+    if found := report.get("comparison"):
+        rows = []
+        for name, value in found.items():
+            shown = value
+            if isinstance(value, dict):
+                shown = f"{value['mean']} ({value['low']} to {value['high']})"
+            rows.append([name, str(shown)])
+        body += table(["figure", "value (95 % interval)"], rows)
+    reached = [one for one in report["tensors"] if one.get("error")]
+    if reached:
+        body += charts([_errors_chart(reached)])
+    cells = ("kind", "weights", "rows", "nearest", "error")
+    rows = [
+        [one["tensor"], *(str(one.get(name, "")) for name in cells)] for one in report["tensors"]
+    ]
+    body += table(["tensor", "type", "weights", "rows of text", "nearest", "kept"], rows)
+    digests = {**report["digests"], **report["files"]}
+    body += table(["digest of", "SHA-256"], [[name, one] for name, one in digests.items()])
+    return page(f"{report['model']} as {report['to']}", told, body)
+
+
+def _errors_chart(tensors: list[dict[str, Any]]) -> Chart:
+    at = list(range(1, len(tensors) + 1))
+    names = [one["tensor"] for one in tensors]
+    series = [
+        Series(title, at, [max(one[key], 1e-12) for one in tensors], "points", names)
+        for title, key in (("to the nearest", "nearest"), ("kept", "error"))
+    ]
+    return Chart(
+        "Error of each product on the text", "tensor", "share of its square", series, log_y=True
+    )
+
+
+def _name_of(model: str, to: str, *, single: bool) -> str:
+    stem = Path(model).name.removesuffix(".gguf")
+    for was in ("f32", "f16", "bf16", "F32", "F16", "BF16"):
+        stem = stem.removesuffix(f"-{was}").removesuffix(f".{was}")
+    return f"{stem}-{to}.gguf" if single else f"{stem}-{to}"

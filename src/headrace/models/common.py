@@ -1,0 +1,213 @@
+"""Fields of the plain decoder in both formats, and keys that would change what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..base.arch import Activation
+from ..base.errors import ModelFileError, UnsupportedModel
+from .family import REQUIRED, Config, flag, integer, number, word
+from .ropes import MAX_CONTEXT, rope
+from .windows import no_window, sliding, windowed
+
+DEFAULTS: Mapping[str, Any] = {"rms_norm_eps": 1e-6}
+"""Values of absent keys of a `config.json`, whatever the family."""
+
+
+def _alike(keys: str, *allowed: Any) -> dict[str, tuple[Any, ...]]:
+    return dict.fromkeys(keys.split(), allowed)
+
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **_alike(
+        """altup_num_inputs attention_chunk_size attention_multiplier attn_logit_softcapping
+        clip_qkv conv_L_cache cross_attention_layers final_logit_softcapping global_head_dim
+        index_topk kv_lora_rank linear_num_value_heads mamba_d_state mamba_num_heads
+        no_rope_layers q_lora_rank qk_nope_head_dim qk_norm_type qk_rope_head_dim rotary_dim
+        swiglu_limit v_head_dim"""
+    ),
+    **_alike(
+        """add_cross_attention alibi attention_k_eq_v attention_out_bias attn_output_gate
+        attn_temperature_tuning enable_moe_block is_encoder_decoder lm_head_bias mlp_bias
+        qk_layernorm use_bias use_bidirectional_attention use_double_wide_mlp use_parallel_block
+        use_parallel_residual use_qk_norm use_routing_bias""",
+        False,
+    ),
+    **_alike(
+        """first_k_dense_replace hidden_size_per_layer_input n_routed_experts n_shared_experts
+        num_kv_shared_layers num_nextn_predict_layers shared_expert_intermediate_size""",
+        0,
+    ),
+    **_alike(
+        """embedding_multiplier logit_scale logits_scaling partial_rotary_factor
+        residual_multiplier rotary_pct routed_scaling_factor""",
+        1.0,
+    ),
+    **_alike("n_group topk_group", 0, 1),
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([],),
+    "per_layer_config": ({},),
+    "scoring_func": ("softmax",),
+}
+"""Keys of a `config.json` that single families read, or that nobody reads, and the values that
+change nothing; other values are refused for all other families."""
+GGUF_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **_alike(
+        """attention.clamp_kqv attention.kv_lora_rank attention.max_alibi_bias attention.q_lora_rank
+        attention.scale attention.shared_kv_layers attention.temperature_scale
+        attn_logit_softcapping embedding_length_per_layer_input expert_shared_count
+        final_logit_softcapping leading_dense_block_count nextn_predict_layers""",
+        0,
+    ),
+    **_alike("embedding_scale expert_weights_scale logit_scale residual_scale", 0.0, 1.0),
+    **_alike("expert_gating_func expert_group_count interleave_moe_layer_step", 0, 1),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+}
+"""Such keys of GGUF metadata."""
+DENSE: Mapping[str, tuple[Any, ...]] = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
+GGUF_DENSE: Mapping[str, tuple[Any, ...]] = {"expert_count": (0,)}
+"""Such keys for families without experts."""
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "gelu": "gelu",
+}
+UNBIASED: Mapping[str, tuple[Any, ...]] = {"attention_bias": (False,)}
+"""Families whose attention never has a bias."""
+NO_WINDOW: Mapping[str, tuple[Any, ...]] = {"sliding_window": ()}
+
+_BLOCKS = integer("num_hidden_layers", "block_count", 1, 2**10)
+_HEAD_DIM = integer("head_dim", "attention.key_length", 2, 2**12)
+
+
+def _tokens(config: Config) -> Any:
+    """Return the number of tokens of a GGUF's vocabulary."""
+    tokens = config.fields.values.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, Sequence) or isinstance(tokens, str):
+        return REQUIRED
+    return len(tokens)
+
+
+def layers(config: Config) -> int:
+    """Read the number of layers. GGUF counts those that predict a second token, which are not
+    read."""
+    found = int(config.read(_BLOCKS))
+    if config.gguf:
+        found -= config.fields.integer("nextn_predict_layers", 0, found - 1, 0)
+    return found
+
+
+def head_dim(config: Config) -> int:
+    """Read the numbers of a head; without the key those of the model divided by the heads."""
+    size = int(config.read(_HEAD_DIM, max(config["hidden"] // config["heads"], 1)))
+    if config.gguf:
+        config.fields.expect("attention.value_length", size)
+    key = config.key(_HEAD_DIM)
+    return even(config, key, size)
+
+
+def even(config: Config, key: str, size: int) -> int:
+    """Return a size whose halves are pairs. Raises `UnsupportedModel` for an odd one."""
+    if size % 2:
+        where = f"{config.fields.where}: {config.fields.prefix}{key}"
+        raise UnsupportedModel(f"{where} is {size}; must be even", param=key)
+    return size
+
+
+def kv_heads(config: Config) -> int:
+    """Read the KV heads of the layers that attend: one number, or in GGUF one per layer, zero
+    without attention."""
+    field, heads = _KV_HEADS, config["heads"]
+    key, fields = config.key(field), config.fields
+    given = fields.raw(key)
+    if config.gguf and isinstance(given, list):
+        found = {one for one in given if one != 0}
+        if len(found) != 1 or not all(type(one) is int for one in given):
+            raise ModelFileError(
+                f"{fields.where}: {fields.prefix}{key} must be a number, or one number or zero "
+                "for each layer",
+                param=key,
+            )
+        count = int(found.pop())
+    else:
+        count = int(config.read(field, heads))
+    if not 1 <= count <= heads or heads % count:
+        raise config.refuse("heads", f"must be a multiple of {key} ({count})")
+    return count
+
+
+_KV_HEADS = integer("num_key_value_heads", "attention.head_count_kv", 1, "heads")
+
+
+def _expert_width(config: Config) -> Any:
+    """Return the width of experts for a GGUF that says no other."""
+    has_experts = config.gguf and "moe.experts" in config.table and config["moe.experts"]
+    return config["moe.intermediate"] if has_experts else REQUIRED
+
+
+def _tied(config: Config) -> bool:
+    """Read whether the embedding is the head. A multimodal config may say so outside of the text
+    model's."""
+    if config.gguf:
+        return "output.weight" not in config.tensors
+    key = "tie_word_embeddings"
+    outer = config.outer.raw(key)
+    if outer is None or config.fields.raw(key) is not None:
+        return config.fields.flag(key, False)
+    return bool(outer)
+
+
+FIELDS: Mapping[str, Any] = {
+    "vocab_size": integer("vocab_size", "vocab_size", 1, 2**24, _tokens),
+    "hidden": integer("hidden_size", "embedding_length", 1, 2**17),
+    "layers": layers,
+    "heads": integer("num_attention_heads", "attention.head_count", 1, 2**12),
+    "kv_heads": kv_heads,
+    "head_dim": head_dim,
+    "intermediate": integer("intermediate_size", "feed_forward_length", 1, 2**20, _expert_width),
+    "max_context": integer("max_position_embeddings", "context_length", 1, MAX_CONTEXT),
+    "norm_eps": number("rms_norm_eps", "attention.layer_norm_rms_epsilon", 1e-12, 1e-1),
+    "activation": word("hidden_act", "", ACTIVATIONS, "silu"),
+    "rope": rope,
+    "_window": no_window,
+    "_slides": sliding(lambda config: [True] * config["layers"]),
+    "windows": windowed,
+    "qkv_bias": flag(
+        "attention_bias", default=False, tensors=("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
+    ),
+    "output_bias": flag("attention_bias", default=False, tensors="blk.0.attn_output.bias"),
+    "tied_embedding": _tied,
+}
+"""Field of `ModelArch` → its keys in both formats."""
+GELU = word("hidden_activation", "", ACTIVATIONS, "gelu_pytorch_tanh")
+MIXTURE: Mapping[str, Any] = {
+    "moe.experts": integer(("num_experts", "num_local_experts"), "expert_count", 1, 2**12),
+    "moe.active": integer("num_experts_per_tok", "expert_used_count", 1, "moe.experts"),
+    "moe.intermediate": integer("moe_intermediate_size", "expert_feed_forward_length", 1, 2**20),
+    "moe.normalise": flag("norm_topk_prob", "expert_weights_norm", False),
+}
+"""Experts (`Moe`)."""
+LOCAL: Mapping[str, Any] = {
+    **MIXTURE,
+    "moe.experts": integer("num_local_experts", "expert_count", 1, 2**12),
+    "moe.intermediate": integer("intermediate_size", "feed_forward_length", 1, 2**20),
+    "moe.normalise": flag("", "expert_weights_norm", True),
+}
+"""Experts as Mixtral's: as wide as a dense feed-forward, their routing weights sum to one."""
+
+
+def choice_bias(config: Config) -> bool:
+    """Tell whether the choice of experts has a bias: in a GGUF, whether the file does."""
+    return not config.gguf or any(".exp_probs_b." in name for name in config.tensors)
+
+
+SHARED_NAMES = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+SCORED_NAMES = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}

@@ -1,0 +1,33 @@
+"""Opening of a service with its engine, and with what the model can do besides text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..speech.finding import listens
+from .service import Service, writes
+
+if TYPE_CHECKING:
+    from ..engine.face import ServingEngine
+    from ..engine.hearing.engine import HearingEngine
+
+
+def attach(service: Service, engine: ServingEngine | HearingEngine) -> None:
+    """Attach the ready engine: from now on requests are served.
+
+    Imports are local: a server of a text model does without the dependencies of the others.
+    """
+    if not writes(engine):
+        from .hearing.ears import HearingRoutes
+
+        service.hear_with(HearingRoutes(service, engine))
+        return
+    service.open(engine)
+    if (engine.files.path / "speech.json").is_file():
+        from .speaking import SpeakingRoutes
+
+        service.speak_with(SpeakingRoutes(service, engine))
+    if listens(engine.files.path):
+        from ..engine.listening import SoundListener
+
+        service.listener = SoundListener(engine.files)

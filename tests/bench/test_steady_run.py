@@ -1,0 +1,182 @@
+"""Steady state of a simulated load: its window, its verdict, and the most that engines do."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from headrace.base.layout import Layout
+from headrace.bench.material import AnyIds
+from headrace.bench.options import RunOptions
+from headrace.bench.report import verdict
+from headrace.bench.steady_run import Capacity, document, flood, interval, steady_run
+from headrace.bench.virtual import Simulation
+from headrace.cli.simulate import command
+from headrace.engine.sim import Cluster
+from headrace.engine.sim_replica import ReplicaSpec, SimRequest
+from headrace.roofline.counts import Case
+from headrace.roofline.hardware import DEVICES
+from headrace.roofline.known import known
+from headrace.roofline.weights import WeightBytes
+
+SPEC = ReplicaSpec(
+    Case(known("llama-3.1-8b")[0], WeightBytes("fp8")), DEVICES["H200"], rows=32, max_context=2048
+)
+SHORT = RunOptions(url="simulated", input="uniform:256:768", output="uniform:16:48")
+
+
+def make(warm: bool) -> Cluster:
+    return Cluster(SPEC, 1, warm=warm)
+
+
+def test_a_warm_cluster_goes_on_where_its_requests_stand() -> None:
+    """Each gets exactly the tokens that it lacks, and no prompt is computed again."""
+    cluster = Cluster(SPEC, 1, warm=True)
+    options = replace(SHORT, input="700", output="40", concurrency=20, requests=20)
+    simulation = Simulation(cluster, options, started=20, material=AnyIds())
+    simulation.play(lambda: False)
+    lacking = sorted(len(one.chunk_ns) for one in simulation.records)
+    assert lacking == [40 - int((n + 0.5) / 20 * 40) for n in reversed(range(20))]
+    (cold,) = Cluster(SPEC, 1).run([(0.0, SimRequest("a", list(range(2, 702)), 2))])
+    first = min(one.chunk_ns[1] for one in simulation.records if len(one.chunk_ns) > 1) / 1e9
+    assert first < cold.times[0], "a decode, not twenty prompts"
+    assert not cluster.replicas[0].scheduler.has_work
+    cluster.replicas[0].scheduler.check_integrity()
+
+
+def test_the_most_that_engines_do_is_what_a_longer_flood_does() -> None:
+    found = flood(make, SHORT)
+    users = 48
+    options = replace(SHORT, concurrency=users, requests=1500)
+    result, _ = Simulation(make(False), options, material=AnyIds()).run()
+    assert found.rate == pytest.approx(result["figures"]["request_throughput"]["value"], rel=0.05)
+    assert 25 < found.running <= 32
+    assert found.of(3).rate == 3 * found.rate
+
+
+def test_the_number_in_work_follows_littles_law() -> None:
+    capacity = Capacity(10.0, 100.0, 2.0, 10.0)
+    slope = 8 / 99
+    for rate in (0.1, 1.0, 5.0, 9.0):
+        number = capacity.in_work(rate)
+        assert number == pytest.approx(rate * (2.0 + slope * (number - 1)), abs=1)
+    assert capacity.in_work(50.0) == 100
+
+
+def test_the_number_in_work_at_the_start_is_the_one_later() -> None:
+    """The window begins in the steady state: no drift of the number in work."""
+    capacity = flood(make, SHORT)
+    rate = 0.8 * capacity.rate
+    found = steady_run(make, replace(SHORT, arrivals=f"poisson:{rate}", requests=1000))
+    records = found.simulation.records
+    begin, end = found.window.start_ns, found.window.end_ns
+    assert begin > 0
+    thirds = np.linspace(begin, end, 4)
+    inside = [
+        sum(max(0, min(b, r.end_ns) - max(a, r.planned_ns)) for r in records) / (b - a)
+        for a, b in itertools.pairwise(thirds)
+    ]
+    assert max(inside) < 1.5 * min(inside)
+    assert capacity.in_work(rate) == pytest.approx(np.mean(inside), rel=0.35)
+
+
+@pytest.mark.parametrize(("load", "said"), [(0.6, "steady"), (1.3, "overloaded")])
+def test_a_load_beyond_the_most_has_no_steady_state(load: float, said: str) -> None:
+    capacity = flood(make, SHORT)
+    options = replace(SHORT, arrivals=f"poisson:{load * capacity.rate}", slo="ttft:p99<2s")
+    found = steady_run(make, options)
+    assert found.verdict == said
+    assert found.met is (said == "steady")
+    assert found.load == pytest.approx(load, rel=0.1)
+    result = document(found)
+    json.dumps(result, allow_nan=False)
+    assert ("OVERLOADED" in verdict(result)) is (said == "overloaded")
+    rate = result["figures"]["request_throughput"]["value"]
+    assert rate == pytest.approx(min(load, 1.0) * capacity.rate, rel=0.1)
+
+
+def test_the_ramp_is_not_in_the_figures() -> None:
+    """A closed loop: its throughput is that of a long run, however short it is."""
+    long = steady_run(make, replace(SHORT, concurrency=24, requests=2000))
+    short = steady_run(make, replace(SHORT, concurrency=24, requests=100), most=150)
+    low, high = long.throughput
+    assert (short.throughput[0] + short.throughput[1]) / 2 == pytest.approx(
+        (low + high) / 2, rel=0.08
+    )
+    assert len(short.window.records) < 200
+
+
+def test_the_interval_of_a_percentile_holds_it() -> None:
+    """In nine of ten samples or more: a jackknife of a 99th percentile."""
+    draw, true, held = random.Random(3), -np.log(0.1), 0
+    for _ in range(60):
+        values = [[draw.expovariate(1.0)] for _ in range(400)]
+        low, value, high = interval(values, 90)
+        assert low <= value <= high
+        held += low <= true <= high
+    assert held >= 51
+    assert interval([], 99)[1] == float("inf")
+
+
+def test_the_command_says_by_its_status_whether_an_slo_is_met() -> None:
+    flags = ["llama-3.1-8b", "--output", "16", "--input", "64", "-c", "4", "--json"]
+    codes = {
+        limit: CliRunner().invoke(command, [*flags, "--slo", f"tpot:p99<{limit}"]).exit_code
+        for limit in ("1s", "1us")
+    }
+    assert codes == {"1s": 0, "1us": 3}
+    refused = CliRunner().invoke(command, [*flags, "--gateway", "5"])
+    assert "needs a unit" in str(refused.exception)
+
+
+LARGE = Case(known("llama-3.1-70b")[0], WeightBytes("fp8"), layout=Layout(2))
+LOADS = [
+    (model, arrivals, share, limit)
+    for model in ("8b", "70b")
+    for arrivals in ("poisson", "gamma")
+    for share in (0.5, 0.75, 0.9, 1.1, 1.3)
+    for limit in (1.0,)
+]
+"""Twenty loads: small and large, even and in bursts, below and above the most."""
+
+
+@pytest.mark.slow
+def test_the_verdict_does_not_depend_on_the_length() -> None:
+    """500 and 5,000 requests: wherever both decide they agree (USERS.md, B8)."""
+    specs = {
+        "8b": replace(SPEC, rows=64),
+        "70b": ReplicaSpec(LARGE, DEVICES["H100"], rows=64, max_context=4096),
+    }
+    options = {
+        "8b": replace(SHORT, output="uniform:16:48"),
+        "70b": replace(SHORT, input="lognormal:900:0.4", output="lognormal:40:0.4"),
+    }
+    most = {
+        name: flood(lambda warm, name=name: Cluster(specs[name], 1, warm=warm), options[name])
+        for name in specs
+    }
+    agreed = undecided = 0
+    for name, arrivals, share, limit in LOADS:
+        rate = share * most[name].rate
+        tail = ":0.5" if arrivals == "gamma" else ""
+        load = replace(
+            options[name], arrivals=f"{arrivals}:{rate}{tail}", slo=f"ttft:p99<{limit:g}s"
+        )
+        told = {
+            count: steady_run(
+                lambda warm, name=name: Cluster(specs[name], 1, warm=warm),
+                replace(load, requests=count),
+                capacity=most[name],
+            ).met
+            for count in (500, 5000)
+        }
+        undecided += None in told.values()
+        agreed += told[500] == told[5000]
+    assert agreed + undecided >= 20
+    assert agreed >= 16

@@ -1,0 +1,41 @@
+"""What we write, read by compressed-tensors' own code: the same numbers, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.factory.to_compressed import TARGETS
+from headrace.quantise.rounding import Rounding
+from quantise.test_rounding import matrix
+
+pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+
+from compressed_tensors.compressors.base import BaseCompressor
+from compressed_tensors.quantization import QuantizationScheme
+
+TYPES = {"I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "F32": torch.float32}
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_their_reader_reads_our_numbers(to: str) -> None:
+    coding = TARGETS[to]
+    w, statistic = matrix(256, 256)
+    grid, arrays = coding.fitted(w, statistic.gram, "F32", float(np.abs(w).max()))
+    codes = Rounding().codes(w, grid, statistic)
+    parts = coding.parts(*w.shape, "F32")
+    arrays = {parts[0][0]: coding.packed(codes), "weight_shape": np.array(w.shape), **arrays}
+    state = {}
+    for name, dtype, shape in parts:
+        array = torch.from_numpy(np.ascontiguousarray(arrays[name])).reshape(shape)
+        state[name] = (
+            array.view(torch.float8_e4m3fn) if dtype == "F8_E4M3" else array.to(TYPES[dtype])
+        )
+    scheme = QuantizationScheme.model_validate(coding.config())
+    compressor = BaseCompressor.get_value_from_registry(coding.format)
+    found = compressor.decompress(state, scheme)["weight"].float().numpy()
+    exact = grid.values(codes)
+    assert np.abs(found - exact).max() <= 1e-6 * np.abs(exact).max()
+    if coding.symmetric:  # With a zero point the sum is rounded in another order.
+        assert np.array_equal(found, exact)
