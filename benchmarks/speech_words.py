@@ -165,6 +165,7 @@ def heard(clips: Iterator[Clip], sides: dict[str, Side]) -> list[dict[str, Any]]
 def likelihoods(clips: Iterator[Clip], sides: dict[str, Ours]) -> dict[str, Any]:
     """Compare the log-probabilities, in nat a token, that the sides give to what is said."""
     found = [{name: side.log_shares(clip) for name, side in sides.items()} for clip in clips]
+    apart = [np.abs(one["int8"] - one["exact"]).sum() for one in found]
     each = np.array([[len(one["int8"]), one["int8"].sum(), one["exact"].sum()] for one in found])
     tokens, coded, exact = each.sum(axis=0)
     sums = each[drawn(len(each))].sum(axis=1)
@@ -174,6 +175,7 @@ def likelihoods(clips: Iterator[Clip], sides: dict[str, Ours]) -> dict[str, Any]
         "tokens": int(tokens),
         "int8": round(float(coded / tokens), 4),
         "exact": round(float(exact / tokens), 4),
+        "apart": round(float(sum(apart) / tokens), 4),
         "more": round(float((coded - exact) / tokens), 4),
         "interval": [round(float(low), 4), round(float(high), 4)],
     }
