@@ -5,6 +5,7 @@ python benchmarks/roofline/accuracy.py
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ TAILS = ("ttft p99", "itl p50", "itl p99")
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rows = json.loads((RESULTS / "published.json").read_text())["rows"]
     runs = json.loads((RESULTS / "against_server.json").read_text())["rows"]
     kept = ",\n".join(json.dumps({key: row[key] for key in KEYS}) for row in rows)
