@@ -120,7 +120,10 @@ def marked() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("page", "command"), list(marked()))
-def test_a_command(page: str, command: str) -> None:
+def test_a_command(
+    page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Some write files there.
     if any(command.startswith(other) for other in ELSEWHERE) or command.startswith("curl "):
         return  # The other requests are sent below.
     if re.match(r"(HEADRACE_\w+=\S+ )?(nice -n -10 )?headrace ", command):
