@@ -12,7 +12,7 @@ import typer
 from ..base.config import DEFAULT_MODEL, EngineOptions, ServerOptions
 from ..base.errors import OptionError
 from ..base.hardware import hardware
-from ..engine.context import served_size
+from ..engine.loop.context import served_size
 from ..loader.catalog import proposed
 from ..obs.logs import configure_logs
 from ..server.kept import Life, keep
