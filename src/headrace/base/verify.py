@@ -117,7 +117,7 @@ def _rows(node: Node) -> Iterator[str]:
 
 
 def _order(node: Node, written: set[int]) -> Iterator[str]:
-    """Yield a break of the order in which layers write and attend."""
+    """Yield what breaks the order in which layers write and attend."""
     spec = node.spec
     if not isinstance(spec, AttentionSpec | LatentSpec):
         return
