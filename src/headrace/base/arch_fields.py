@@ -7,7 +7,6 @@ not supported is `UnsupportedModel`, which names the key, the value and the allo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,7 +14,8 @@ from .errors import ModelFileError, UnsupportedModel
 
 
 class Fields:
-    """A foreign mapping; None and absence are the same except for `present`.
+    """A foreign mapping; None and absence are the same except for `present`
+    and `null`.
 
     `where` names the mapping in messages ("config.json"). `prefix` is put before every key
     ("qwen2." in GGUF metadata). `defaults` are the family's own values of absent keys.
@@ -35,6 +35,10 @@ class Fields:
 
     def present(self, key: str) -> bool:
         return self.prefix + key in self.values
+
+    def null(self, key: str) -> bool:
+        """Tell whether the file states a null."""
+        return self.present(key) and self.values[self.prefix + key] is None
 
     def raw(self, key: str) -> Any:
         value = self.values.get(self.prefix + key)
@@ -56,7 +60,7 @@ class Fields:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelFileError(self._say(key, value, "must be a number"), param=key)
-        if not math.isfinite(value) or not low <= value <= high:
+        if not low <= value <= high:  # An exact comparison: an integer may exceed any float.
             allowed = f"must be from {low:g} to {high:g}"
             raise UnsupportedModel(self._say(key, value, allowed), param=key)
         return float(value)

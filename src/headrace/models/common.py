@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,7 +61,11 @@ GGUF_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
         final_logit_softcapping leading_dense_block_count nextn_predict_layers""",
         0,
     ),
-    **_alike("embedding_scale expert_weights_scale logit_scale residual_scale", 0.0, 1.0),
+    **_alike(
+        "embedding_scale expert_weights_scale logit_scale residual_scale rope.scale_linear",
+        0.0,
+        1.0,
+    ),
     **_alike("expert_gating_func expert_group_count interleave_moe_layer_step", 0, 1),
     "attention.causal": (True,),
     "use_parallel_residual": (False,),
@@ -80,7 +85,8 @@ UNBIASED: Mapping[str, tuple[Any, ...]] = {"attention_bias": (False,)}
 """Families whose attention never has a bias."""
 NO_WINDOW: Mapping[str, tuple[Any, ...]] = {"sliding_window": ()}
 
-_BLOCKS = integer("num_hidden_layers", "block_count", 1, 2**10)
+MAX_LAYERS = 2**10
+_BLOCKS = integer("num_hidden_layers", "block_count", 1, MAX_LAYERS)
 _HEAD_DIM = integer("head_dim", "attention.key_length", 2, 2**12)
 
 
@@ -120,27 +126,31 @@ def even(config: Config, key: str, size: int) -> int:
 
 def kv_heads(config: Config) -> int:
     """Read the KV heads of the layers that attend: one number, or in GGUF one per layer, zero
-    without attention."""
+    without attention. A null in a `config.json` means as many as heads."""
     field, heads = _KV_HEADS, config["heads"]
     key, fields = config.key(field), config.fields
     given = fields.raw(key)
     if config.gguf and isinstance(given, list):
-        found = {one for one in given if one != 0}
-        if len(found) != 1 or not all(type(one) is int for one in given):
+        stateful = "recurrence.layers" in config.table
+        allowed = len(given) == config["layers"] and all(
+            type(one) is int and (one > 0 or (one == 0 and stateful)) for one in given
+        )
+        found = {one for one in given if one} if allowed else set()
+        if len(found) != 1:
             raise ModelFileError(
-                f"{fields.where}: {fields.prefix}{key} must be a number, or one number or zero "
-                "for each layer",
+                f"{fields.where}: {fields.prefix}{key} must be a number, or one number"
+                f"{' or zero' * stateful} for each of {config['layers']} layers",
                 param=key,
             )
         count = int(found.pop())
     else:
-        count = int(config.read(field, heads))
+        count = int(config.read(field, heads) or heads)
     if not 1 <= count <= heads or heads % count:
         raise config.refuse("heads", f"must be a multiple of {key} ({count})")
     return count
 
 
-_KV_HEADS = integer("num_key_value_heads", "attention.head_count_kv", 1, "heads")
+_KV_HEADS = integer("num_key_value_heads", "attention.head_count_kv", 1, "heads", null=True)
 
 
 def _expert_width(config: Config) -> Any:
@@ -149,18 +159,17 @@ def _expert_width(config: Config) -> Any:
     return config["moe.intermediate"] if has_experts else REQUIRED
 
 
-def _tied(config: Config) -> bool:
+def tied(config: Config) -> bool:
     """Read whether the embedding is the head. A multimodal config may say so outside of the text
     model's."""
     if config.gguf:
         return "output.weight" not in config.tensors
     key = "tie_word_embeddings"
-    outer = config.outer.raw(key)
-    if outer is None or config.fields.raw(key) is not None:
-        return config.fields.flag(key, False)
-    return bool(outer)
+    stated = (each for each in (config.fields, config.outer) if each.values.get(key) is not None)
+    return next(stated, config.fields).flag(key, False)
 
 
+INTERMEDIATE = integer("intermediate_size", "feed_forward_length", 1, 2**20)
 FIELDS: Mapping[str, Any] = {
     "vocab_size": integer("vocab_size", "vocab_size", 1, 2**24, _tokens),
     "hidden": integer("hidden_size", "embedding_length", 1, 2**17),
@@ -168,7 +177,7 @@ FIELDS: Mapping[str, Any] = {
     "heads": integer("num_attention_heads", "attention.head_count", 1, 2**12),
     "kv_heads": kv_heads,
     "head_dim": head_dim,
-    "intermediate": integer("intermediate_size", "feed_forward_length", 1, 2**20, _expert_width),
+    "intermediate": INTERMEDIATE._replace(default=_expert_width),
     "max_context": integer("max_position_embeddings", "context_length", 1, MAX_CONTEXT),
     "norm_eps": number("rms_norm_eps", "attention.layer_norm_rms_epsilon", 1e-12, 1e-1),
     "activation": word("hidden_act", "", ACTIVATIONS, "silu"),
@@ -180,7 +189,7 @@ FIELDS: Mapping[str, Any] = {
         "attention_bias", default=False, tensors=("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
     ),
     "output_bias": flag("attention_bias", default=False, tensors="blk.0.attn_output.bias"),
-    "tied_embedding": _tied,
+    "tied_embedding": tied,
 }
 """Field of `ModelArch` → its keys in both formats."""
 GELU = word("hidden_activation", "", ACTIVATIONS, "gelu_pytorch_tanh")
@@ -194,10 +203,20 @@ MIXTURE: Mapping[str, Any] = {
 LOCAL: Mapping[str, Any] = {
     **MIXTURE,
     "moe.experts": integer("num_local_experts", "expert_count", 1, 2**12),
-    "moe.intermediate": integer("intermediate_size", "feed_forward_length", 1, 2**20),
+    "moe.intermediate": INTERMEDIATE,
     "moe.normalise": flag("", "expert_weights_norm", True),
 }
 """Experts as Mixtral's: as wide as a dense feed-forward, their routing weights sum to one."""
+LOCAL_APART: Mapping[str, Any] = {
+    **LOCAL,
+    "moe.intermediate": INTERMEDIATE._replace(gguf="expert_feed_forward_length"),
+}
+"""Such experts, whose width has a key of its own in GGUF."""
+
+
+def embedding_scale(config: Config) -> float:
+    """Return the factor of Gemma's embeddings."""
+    return math.sqrt(config["hidden"])
 
 
 def choice_bias(config: Config) -> bool:

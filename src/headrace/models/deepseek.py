@@ -91,16 +91,6 @@ def _limited(field: Field) -> object:
     return read
 
 
-def _q_rank(config: Config) -> int | None:
-    """Read the rank of the queries' latent; None without one."""
-    fields = config.fields
-    if not config.gguf and fields.present(_Q_RANK.hf[0]) and fields.raw(_Q_RANK.hf[0]) is None:
-        return None
-    found: int | None = config.read(_Q_RANK, None if config.gguf else 1536)
-    return found
-
-
-_Q_RANK = integer("q_lora_rank", "attention.q_lora_rank", 1, 2**16, zero=True)
 _ROPE_DIM = integer("qk_rope_head_dim", "rope.dimension_count", 2, 2**12)
 _NOPE_DIM = integer("qk_nope_head_dim", "", 1, 2**12)
 _V_DIM = integer("v_head_dim", "", 1, 2**12)
@@ -150,7 +140,9 @@ def _attention_scale(config: Config) -> float | None:
 _FIELDS = {
     **GROUPED,
     "mla.kv_rank": integer("kv_lora_rank", "attention.kv_lora_rank", 1, 2**14),
-    "mla.q_rank": _q_rank,
+    "mla.q_rank": integer(
+        "q_lora_rank", "attention.q_lora_rank", 1, 2**16, None, zero=True, null=True
+    ),
     "mla.rope_dim": _rope_dim,
     "mla.nope_dim": _nope_dim,
     "mla.v_dim": _v_dim,
@@ -182,10 +174,11 @@ _NAMES = Names(
     predicts=True,
 )  # fmt: skip
 _V3 = {
-    "max_position_embeddings": 4096, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1,
-    "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3,
-    "routed_scaling_factor": 2.5, "moe_intermediate_size": 2048, "norm_topk_prob": True,
+    "max_position_embeddings": 4096, "kv_lora_rank": 512, "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+    "first_k_dense_replace": 3, "routed_scaling_factor": 2.5, "moe_intermediate_size": 2048,
+    "norm_topk_prob": True,
 }  # fmt: skip
 _V2 = {
     **_V3, "max_position_embeddings": 2048, "n_routed_experts": 64, "n_shared_experts": 2,

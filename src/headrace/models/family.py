@@ -42,6 +42,8 @@ class Field(NamedTuple):
     """Whether a zero in GGUF means that the key is absent."""
     tensors: tuple[str, ...] = ()
     """Tensors of a GGUF file of which any is the flag."""
+    null: bool = False
+    """Whether a null in a `config.json` is None, not the default."""
 
 
 def integer(
@@ -52,8 +54,9 @@ def integer(
     default: Any = REQUIRED,
     *,
     zero: bool = False,
+    null: bool = False,
 ) -> Field:
-    return Field("integer", _keys(hf), gguf, low, high, default, zero=zero)
+    return Field("integer", _keys(hf), gguf, low, high, default, zero=zero, null=null)
 
 
 def number(
@@ -62,7 +65,9 @@ def number(
     return Field("number", _keys(hf), gguf, low, high, default, zero=zero)
 
 
-def flag(hf: str, gguf: str = "", default: Any = REQUIRED, *, tensors: Any = ()) -> Field:
+def flag(
+    hf: str | tuple[str, ...], gguf: str = "", default: Any = REQUIRED, *, tensors: Any = ()
+) -> Field:
     return Field("flag", _keys(hf), gguf, default=default, tensors=_keys(tensors))
 
 
@@ -180,6 +185,8 @@ class Config:
         if self.gguf and field.tensors:
             return not set(field.tensors).isdisjoint(self.tensors)
         key = self.key(field)
+        if field.null and not self.gguf and self.fields.null(key):
+            return None
         raw = self.fields.raw(key) if key else None
         zero = field.zero and self.gguf and raw == 0 and not isinstance(raw, bool)
         absent = raw is None or zero

@@ -3,7 +3,6 @@ block."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from ..base.arch import ModelArch
@@ -12,7 +11,7 @@ from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.embedding import embedding, head
 from ..layers.feed_forward import feed_forward
-from .common import GELU
+from .common import GELU, embedding_scale
 from .family import Config, Family, Field, Names, number
 from .llama import llama
 from .ropes import THETA, full_rope, local_rope
@@ -44,10 +43,6 @@ def both_sides(arch: ModelArch, mixed_norm: str, inner_norm: str, last_norm: str
     return to.graph(hidden=hidden, logits=head(to, hidden))
 
 
-def _embedding_scale(config: Config) -> float:
-    return math.sqrt(config["hidden"])
-
-
 def _attention_scale(largest: int) -> Callable[[Config], float]:
     """Make a reader of the scale of attention. GGUF has none: the head's size, but in the model of
     `largest` layers hidden / heads."""
@@ -62,13 +57,14 @@ def _attention_scale(largest: int) -> Callable[[Config], float]:
 
 
 def cap(key: str, default: float | None = None) -> Field:
-    return number(key, key, 1e-3, 1e6, default, zero=default is None)
+    field = number(key, key, 1e-3, 1e6, default, zero=default is None)
+    return field._replace(null=True)
 
 
 _SCALAR = number("query_pre_attn_scalar", "", 1e-3, 1e6)
 _FIELDS = {
     "activation": GELU,
-    "embedding_scale": _embedding_scale,
+    "embedding_scale": embedding_scale,
     "norm_offset": 1.0,
 }
 NAMES = {
@@ -84,7 +80,10 @@ VISION = (
 FAMILIES = (
     Family(
         "gemma", llama, {"gemma": ("GemmaForCausalLM",)}, "gemma",
-        defaults={"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True},
+        defaults={
+            "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
         fields=_FIELDS,
         allowed={"hidden_act": ("gelu", "gelu_pytorch_tanh")},  # The former means the latter.
     ),
@@ -93,8 +92,8 @@ FAMILIES = (
         defaults={
             "vocab_size": 256_000, "hidden_size": 2304, "intermediate_size": 9216,
             "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
-            "head_dim": 256, "max_position_embeddings": 8192, "query_pre_attn_scalar": 256,
-            "tie_word_embeddings": True,
+            "head_dim": 256, "max_position_embeddings": 8192, "sliding_window": 4096,
+            "query_pre_attn_scalar": 256, "tie_word_embeddings": True,
         },
         fields={
             **_FIELDS, "attention_scale": _attention_scale(46),

@@ -23,7 +23,7 @@ from ..base.graph import (
 from ..layers.description import Description, matrix, vector
 from ..layers.embedding import embedding, head
 from ..layers.feed_forward import experts, gated_linear
-from .common import GELU, MIXTURE, UNBIASED
+from .common import GELU, INTERMEDIATE, MIXTURE, UNBIASED, embedding_scale
 from .family import Config, Family, Field, Names, flag, integer, number
 from .gemma import NAMES, VISION, cap
 from .ropes import MAX_CONTEXT, ROPE_FACTORS, THETA, parameters, within
@@ -135,7 +135,6 @@ _NESTED = "per_layer_config"
 _FAR = 1e10
 """Frequency divisors from which on a pair counts as not rotated."""
 _KV_HEADS = integer("num_key_value_heads", "attention.head_count_kv", 1, "heads")
-_INNER = integer("intermediate_size", "feed_forward_length", 1, 2**20)
 _SIZE = integer("head_dim", "attention.key_length_swa", 2, 2**12)
 _GLOBAL_SIZE = integer("global_head_dim", "attention.key_length", 2, 2**12)
 _SHARED = integer("num_kv_shared_layers", "attention.shared_kv_layers", 0, 2**10, 0)
@@ -233,7 +232,7 @@ def _full(config: Config) -> Fields:
         if set(nested) != full or not alike or set(first) - {"head_dim", "num_key_value_heads"}:
             raise UnsupportedModel(
                 f"{fields.where}: {_NESTED} must say head_dim and num_key_value_heads of the "
-                "layers of full attention, of all the same",
+                "layers of full attention, the same for all of them",
                 param=_NESTED,
             )
     return Fields(first, f"{fields.where} {_NESTED}", defaults=fields.values)
@@ -268,15 +267,15 @@ def _inner(config: Config) -> tuple[int, bool]:
     shared = config["uneven.shared"]
     if not config.gguf:
         config.fields.expect("vocab_size_per_layer_input", config["vocab_size"])
-        return config.read(_INNER), config.read(_DOUBLE) and shared > 0
-    inner = _each(config, _INNER)
+        return config.read(INTERMEDIATE), config.read(_DOUBLE) and shared > 0
+    inner = _each(config, INTERMEDIATE)
     own, last = set(inner[: len(inner) - shared]), set(inner[len(inner) - shared :])
     wide = bool(last) and last == {2 * size for size in own}
     if len(own) != 1 or not (wide or last <= own):
         raise UnsupportedModel(
-            f"GGUF: {config.fields.prefix}{_INNER.gguf} must be one number, or twice as much in "
-            "all layers that keep no K and V",
-            param=_INNER.gguf,
+            f"GGUF: {config.fields.prefix}{INTERMEDIATE.gguf} must be one number, or twice as much "
+            "in all layers that keep no K and V",
+            param=INTERMEDIATE.gguf,
         )
     return own.pop(), wide
 
@@ -337,7 +336,7 @@ FAMILIES = (
             "hidden_size_per_layer_input": 256, "tie_word_embeddings": True,
         },
         fields={
-            "activation": GELU, "embedding_scale": lambda config: math.sqrt(config["hidden"]),
+            "activation": GELU, "embedding_scale": embedding_scale,
             "attention_scale": 1.0, "caps.logits": cap("final_logit_softcapping"),
             "_window": integer("sliding_window", "attention.sliding_window", 1, MAX_CONTEXT),
             "_slides": _slides, "windows": _windows, "qk_norm": True,

@@ -3,7 +3,7 @@ biases and a gate of their own."""
 
 from __future__ import annotations
 
-from .common import LOCAL
+from .common import LOCAL_APART
 from .family import Config, Family, Names
 from .llama import llama
 from .ropes import rope
@@ -30,12 +30,8 @@ FAMILIES = (
             "attention_bias": True,
         },
         fields={
-            **LOCAL,
-            "moe.intermediate": LOCAL["moe.intermediate"]._replace(
-                gguf="expert_feed_forward_length",
-            ),
-            "moe.clamped": True, "sinks": True, "rope.truncate": _truncate, "_window": WINDOW,
-            "_slides": every(2),
+            **LOCAL_APART, "moe.clamped": True, "sinks": True, "rope.truncate": _truncate,
+            "_window": WINDOW, "_slides": every(2),
         },
         allowed={"swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)},
         gguf_allowed={"expert_gating_func": (0, 3)},  # A softmax over the chosen.

@@ -8,7 +8,7 @@ from ..base.graph import Graph, Value
 from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.states import state_space
-from .common import LOCAL, NO_WINDOW, SHARED_NAMES, UNBIASED
+from .common import INTERMEDIATE, LOCAL, NO_WINDOW, SHARED_NAMES, UNBIASED
 from .family import Config, Family, Names, integer, number
 from .llama import PERMUTED, llama
 from .states import LINEAR, conv_bias, renamed, state_fields, state_names, without_attention
@@ -32,7 +32,6 @@ _EXPAND = integer("mamba_expand", "", 1, 64)
 _VALUE_SIZE = "mamba_d_head"
 _SHARED_KEY = "shared_intermediate_size"
 _SHARED = integer(_SHARED_KEY, "expert_shared_feed_forward_length", 0, 2**20)
-_INNER = integer("intermediate_size", "feed_forward_length", 1, 2**20)
 _MULTIPLIERS = {
     "embedding_scale": number("embedding_multiplier", "embedding_scale", 1e-6, 1e6, 1.0),
     "residual_scale": number("residual_multiplier", "residual_scale", 1e-6, 1e6, 1.0),
@@ -51,12 +50,12 @@ _EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
 
 def _kinds(config: Config) -> tuple[int, ...]:
-    """Return the layers with a state."""
+    """Return the layers with a state: all, if a `config.json` does not say."""
     if config.gguf:
         return without_attention(config)
     named = renamed(config, "layer_types")
     if named is None:
-        return ()
+        return tuple(range(config["layers"]))
     kinds = layer_kinds(config, ("full_attention", LINEAR), named)
     return tuple(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
 
@@ -82,7 +81,7 @@ def _inner(config: Config) -> int:
     """Read the width of the dense feed-forward; without experts a `config.json` has it in another
     key."""
     dense = not config.gguf and not config["moe.experts"]
-    return config.fields.integer(_SHARED_KEY, 1, 2**20) if dense else int(config.read(_INNER))
+    return config.fields.integer(_SHARED_KEY, 1, 2**20) if dense else int(config.read(INTERMEDIATE))
 
 
 def _nope(config: Config) -> tuple[bool, ...]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from ..base.arch import ModelArch
-from ..base.errors import ModelFileError
 from ..base.graph import Graph, Value
 from ..base.recurrent import ConvSpec
 from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.states import taps
-from .common import NO_WINDOW, UNBIASED
+from .common import NO_WINDOW, UNBIASED, tied
 from .family import Config, Family, Names, flag, integer, number
 from .llama import llama
 from .states import without_attention
-from .windows import layer_kinds, no_windows
+from .windows import layer_kinds, layer_numbers, no_windows
 
 
 def lfm2(arch: ModelArch) -> Graph:
@@ -68,9 +67,15 @@ def _layers(config: Config) -> tuple[int, ...]:
     full = fields.raw(key)
     if full is None:
         return ()
-    if not isinstance(full, list) or not all(type(one) is int for one in full):
-        raise ModelFileError(f"{fields.where}: {key} must be a list of numbers", param=key)
+    full = layer_numbers(config, key, full)
     return tuple(layer for layer in range(config["layers"]) if layer not in full)
+
+
+def _tied(config: Config) -> bool:
+    """Read whether the embedding is the head; an old key precedes today's, as in transformers."""
+    key = "tie_embedding"
+    stated = not config.gguf and config.fields.raw(key) is not None
+    return config.fields.flag(key) if stated else tied(config)
 
 
 FAMILIES = (
@@ -82,7 +87,7 @@ FAMILIES = (
         },
         fields={
             "norm_eps": number("norm_eps", "attention.layer_norm_rms_epsilon", 1e-12, 1e-1),
-            "intermediate": _inner, "qk_norm": True, "windows": no_windows,
+            "intermediate": _inner, "qk_norm": True, "windows": no_windows, "tied_embedding": _tied,
             "recurrence.kind": "conv", "recurrence.layers": _layers,
             "recurrence.taps": integer("conv_L_cache", "shortconv.l_cache", 2, 16),
             "recurrence.channels": lambda config: config["hidden"],

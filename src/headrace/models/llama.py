@@ -16,7 +16,7 @@ from ..layers.embedding import embedding, head
 from ..layers.feed_forward import feed_forward
 from .common import LOCAL, UNBIASED
 from .family import Config, Family, Names, flag
-from .windows import WINDOW, no_window, stated_window, unrotated
+from .windows import WINDOW, no_window, sliding, stated_window, unrotated
 
 Mixing = Callable[[Description, int, Value, str], Value]
 """Description of a layer's mixing of a sequence's rows: (to, layer, x, names of the layer)."""
@@ -103,7 +103,10 @@ FAMILIES = (
             "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2e6,
             "tie_word_embeddings": True,
         },
-        fields={"_window": switched_window, "nope": unrotated},
+        fields={
+            "_window": switched_window, "nope": unrotated,
+            "_slides": sliding(lambda config: list(config["nope"])),
+        },
         own=("no_rope_layers",),
         names=PERMUTED,
     ),

@@ -4,16 +4,16 @@ experts whose inputs the router scales."""
 from __future__ import annotations
 
 from ..base.errors import ModelFileError, UnsupportedModel
-from .common import LOCAL, SHARED_NAMES, UNBIASED
+from .common import LOCAL_APART, SHARED_NAMES, UNBIASED
 from .family import Config, Family, Names, flag, integer, number
 from .gemma import VISION
 from .llama import llama
-from .windows import Windows, unrotated
+from .windows import Windows, layer_numbers, unrotated
 
 _TUNED = flag("attn_temperature_tuning", "", True)
 _GROWTH = number("attn_scale", "", 0.0, 1e3, 0.1)
 _NORMED = flag("use_qk_norm", "", True)
-_CHUNK = integer("attention_chunk_size", "attention.chunk_size", 1, 2**27, 8192)
+_CHUNK = integer("attention_chunk_size", "attention.chunk_size", 1, 2**27, 8192, null=True)
 _STEP = integer("interleave_moe_layer_step", "interleave_moe_layer_step", 1, 2**10)
 
 
@@ -32,7 +32,12 @@ def _chunks(config: Config) -> Windows:
                 param="layer_types",
             )
         chunked = [kind == allowed[0] for kind in kinds]
-    if size >= config["max_context"]:
+        if size is None and any(chunked):
+            raise ModelFileError(
+                f"{fields.where}: {_CHUNK.hf[0]} is null, but layer_types has {allowed[0]}",
+                param=_CHUNK.hf[0],
+            )
+    if size is None or size >= config["max_context"]:
         return ()
     return tuple(size if one else None for one in chunked)
 
@@ -51,11 +56,9 @@ def _dense(config: Config) -> tuple[int, ...]:
     fields, layers = config.fields, config["layers"]
     named = None if config.gguf else fields.raw("moe_layers")
     step = config.read(_STEP) if config.gguf else config.read(_STEP, 1)
-    mixing = list(range(step - 1, layers, step)) if named is None else named
-    if not isinstance(mixing, list) or not all(type(one) is int for one in mixing):
-        raise ModelFileError(
-            f"{fields.where}: moe_layers must be a list of numbers", param="moe_layers"
-        )
+    mixing = list(range(step - 1, layers, step))
+    if named is not None:
+        mixing = layer_numbers(config, "moe_layers", named)
     return tuple(layer for layer in range(layers) if layer not in mixing)
 
 
@@ -70,11 +73,7 @@ FAMILIES = (
             "num_experts_per_tok": 1, "intermediate_size_mlp": 16384,
         },
         fields={
-            **LOCAL,
-            "moe.intermediate": LOCAL["moe.intermediate"]._replace(
-                gguf="expert_feed_forward_length",
-            ),
-            "moe.normalise": False,
+            **LOCAL_APART, "moe.normalise": False,
             "moe.shared_intermediate": lambda config: config["moe.intermediate"],
             "moe.dense_at": _dense, "moe.scores": "sigmoid", "moe.inside": True,
             "intermediate": integer("intermediate_size_mlp", "feed_forward_length", 1, 2**20),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .common import LOCAL, SCORED_NAMES, UNBIASED, choice_bias
+from .common import LOCAL_APART, SCORED_NAMES, UNBIASED, choice_bias
 from .family import Family, Names
 from .llama import llama
 from .ropes import share
@@ -15,11 +15,7 @@ FAMILIES = (
             "rope_theta": 5e6, "num_local_experts": 256, "num_experts_per_tok": 8,
         },
         fields={
-            **LOCAL,
-            "moe.intermediate": LOCAL["moe.intermediate"]._replace(
-                gguf="expert_feed_forward_length",
-            ),
-            "moe.scores": "sigmoid", "moe.bias": choice_bias, "qk_norm": True,
+            **LOCAL_APART, "moe.scores": "sigmoid", "moe.bias": choice_bias, "qk_norm": True,
             "whole_qk_norm": True, "rope.share": share,
         },
         allowed={

@@ -39,8 +39,7 @@ FAMILIES = (
             },
         },
         fields={"_window": WINDOW, "growth": _growth},
-        # A multimodal model may have Mistral's text model instead.
-        allowed={**UNBIASED, "model_type": ("ministral3",)},
+        allowed=UNBIASED,
         names=Names(unread=VISION),
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.embedding import embedding, head
 from ..layers.states import state_space
-from .common import NO_WINDOW, UNBIASED, head_dim, layers
+from .common import INTERMEDIATE, MAX_LAYERS, NO_WINDOW, UNBIASED, head_dim, layers
 from .family import Config, Family, Names, integer, number, word
 from .states import (
     LINEAR,
@@ -48,8 +48,11 @@ def nemotron_h(arch: ModelArch) -> Graph:
 
 
 _LETTERS = {"M": LINEAR, "*": "full_attention", "-": "mlp", "E": "moe"}
-_INNER = integer("intermediate_size", "feed_forward_length", 1, 2**20)
 _VALUE_SIZE = integer("mamba_head_dim", "", 1, 2**12)
+_GROUPS = ("mamba_n_groups", "n_groups")
+_TAPS = ("mamba_d_conv", "conv_kernel")
+_CONV_BIAS = ("mamba_conv_bias", "use_conv_bias")
+"""Old spellings, which precede today's as in transformers."""
 
 
 def _kinds(config: Config) -> list[str]:
@@ -69,6 +72,11 @@ def _kinds(config: Config) -> list[str]:
     if not isinstance(given, str | list) or not given:
         raise ModelFileError(
             f"{fields.where}: {key} must be letters or names, one a layer", param=key
+        )
+    if len(given) > MAX_LAYERS:
+        raise UnsupportedModel(
+            f"{fields.where}: {key} has {len(given)} layers; must be at most {MAX_LAYERS}",
+            param=key,
         )
     kinds = [_LETTERS.get(one) or OLD_KINDS.get(one, one) for one in map(str, given)]
     for kind in kinds:
@@ -100,7 +108,8 @@ def _of(kind: str) -> Callable[[Config], tuple[int, ...]]:
 
 
 def _value_size(config: Config) -> int:
-    multiple(config, "recurrence.value_heads", "recurrence.key_heads", "n_groups")
+    groups = config.key(config.table["recurrence.key_heads"])
+    multiple(config, "recurrence.value_heads", "recurrence.key_heads", groups)
     return int(config.read(_VALUE_SIZE))
 
 
@@ -116,15 +125,15 @@ FAMILIES = (
         "nemotron_h", nemotron_h, {"nemotron_h": ("NemotronHForCausalLM",)}, "nemotron_h",
         defaults={
             "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
-            "layer_norm_epsilon": 1e-5, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8,
-            "ssm_state_size": 128, "conv_kernel": 4,
+            "layer_norm_epsilon": 1e-5, "mamba_num_heads": 128, "mamba_head_dim": 64,
+            _GROUPS[0]: 8, "ssm_state_size": 128, _TAPS[0]: 4,
         },
         fields={
             "_kinds": _kinds,
             "layers": lambda config: layers(config) if config.gguf else len(config["_kinds"]),
             "head_dim": _head_dim,
             "intermediate": lambda config: (
-                max(_inner_sizes(config)) if config.gguf else config.read(_INNER)
+                max(_inner_sizes(config)) if config.gguf else config.read(INTERMEDIATE)
             ),
             "norm_eps": number(
                 "layer_norm_epsilon", "attention.layer_norm_rms_epsilon", 1e-12, 1e-1,
@@ -132,9 +141,9 @@ FAMILIES = (
             "activation": word("mlp_hidden_act", "", {"relu2": "relu2"}, "relu2"),
             "windows": no_windows, "nope": lambda config: (True,) * config["layers"],
             "recurrence.kind": "ssm", "recurrence.layers": _of(LINEAR),
-            "recurrence.bare": _of("mlp"), "recurrence.bias": conv_bias("use_conv_bias"),
+            "recurrence.bare": _of("mlp"), "recurrence.bias": conv_bias(_CONV_BIAS),
             **state_fields(
-                "mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel", _value_size,
+                "mamba_num_heads", _GROUPS, "ssm_state_size", _TAPS, _value_size,
             ),
         },
         allowed={

@@ -9,8 +9,8 @@ from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.embedding import embedding, head
 from ..layers.feed_forward import feed_forward
-from .common import MIXTURE, UNBIASED
-from .family import Config, Family, Names, integer, number
+from .common import INTERMEDIATE, MIXTURE, UNBIASED
+from .family import Config, Family, Names, number
 from .llama import llama
 from .ropes import THETA, full_rope, local_rope
 from .windows import WINDOW, every, sliding, stated_window, unwindowed
@@ -58,7 +58,6 @@ _AFTER = Names(
 )
 _NORMED = {"qk_norm": True, "whole_qk_norm": True}
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
-_WIDTH = integer("intermediate_size", "feed_forward_length", 1, 2**20)
 FAMILIES = (
     Family(
         "olmoe", llama, {"olmoe": ("OlmoeForCausalLM",)}, "olmoe",
@@ -66,7 +65,7 @@ FAMILIES = (
             "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts": 64,
             "num_experts_per_tok": 8,
         },
-        fields={**_NORMED, **MIXTURE, "moe.intermediate": _WIDTH},
+        fields={**_NORMED, **MIXTURE, "moe.intermediate": INTERMEDIATE},
     ),
     Family(
         "olmo2", olmo2, {"olmo2": ("Olmo2ForCausalLM",)}, "olmo2",

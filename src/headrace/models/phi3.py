@@ -7,6 +7,7 @@ import math
 
 from ..base.arch import Rope
 from ..base.errors import ModelFileError
+from .common import UNBIASED
 from .family import Config, Family, Names, integer, plain
 from .llama import llama
 from .ropes import (
@@ -87,7 +88,7 @@ FAMILIES = (
         "phi3", llama, {"phi3": ("Phi3ForCausalLM",)}, "phi3",
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
         fields={"rope": _rope, "rope.share": share, "fused": ("qkv", "gate_up"), "_window": WINDOW},
-        allowed={"attention_bias": (False,)},
+        allowed=UNBIASED,
         own=("partial_rotary_factor",),
         names=Names({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
     ),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ..base.errors import ModelFileError
 from .common import MIXTURE
 from .family import Config, Family, Names, flag, integer
 from .llama import llama, switched_window
-from .windows import sliding
+from .windows import layer_numbers, sliding
 
 _DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
 _FIRST = integer("max_window_layers", "", 0, 2**10, 28)
@@ -25,9 +24,7 @@ def dense_layers(config: Config) -> tuple[int, ...]:
     fields, key = config.fields, SPARSE[0]
     if config.gguf:
         return ()
-    named = fields.raw(key) or []
-    if not isinstance(named, list) or not all(type(one) is int for one in named):
-        raise ModelFileError(f"{fields.where}: {key} must be a list of numbers", param=key)
+    named = layer_numbers(config, key, fields.raw(key) or [])
     step = fields.integer(SPARSE[1], 1, 2**10, 1)
     return tuple(at for at in range(config["layers"]) if at in named or (at + 1) % step)
 
@@ -88,8 +85,8 @@ FAMILIES = (
     Family(
         "qwen2_moe", llama, {"qwen2_moe": ("Qwen2MoeForCausalLM",)}, "qwen2moe",
         defaults={
-            **_DEFAULTS, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
-            "shared_expert_intermediate_size": 5632,
+            **_DEFAULTS, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
         },
         fields={
             **_MIXTURE, **_LATER, **SHARED_EXPERT,

@@ -38,6 +38,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
     text = outer.mapping("text_config") if nested else None
     defaults = {**DEFAULTS, **family.defaults}
     fields = Fields(config if text is None else text, "config.json", defaults=defaults)
+    # A multimodal model may have another family's text model: Mistral's in Mistral 3.
+    fields.expect("model_type", *family.types, family.name)
     return _read(family, fields, NEUTRAL, DENSE, outer=outer)
 
 

@@ -26,7 +26,16 @@ FACTOR = number("factor", "rope.scaling.factor", 1.0, 1e4)
 _KINDS = {"default": "plain", **{kind: kind for kind in ("linear", "llama3", "yarn")}}
 _GGUF_KINDS = {"none": "plain", "linear": "linear", "yarn": "yarn"}
 _KIND = word(("rope_type", "type"), "", _KINDS, "default")
-GGUF_KIND = word((), "rope.scaling.type", _GGUF_KINDS, "none")
+
+
+def _unnamed(config: Config) -> str:
+    """Return the kind of a GGUF that does not name it: a factor alone is linear, as in
+    llama.cpp."""
+    factor = config.fields.number(FACTOR.gguf, 0.0, 1e4, 0.0)
+    return "none" if factor in (0.0, 1.0) else "linear"
+
+
+GGUF_KIND = word((), "rope.scaling.type", _GGUF_KINDS, _unnamed)
 _ORIGINAL = integer(
     "original_max_position_embeddings", "rope.scaling.original_context_length", 1, MAX_CONTEXT
 )
@@ -39,12 +48,15 @@ _TRUNCATE = flag("truncate", "", True)
 
 
 def parameters(config: Config) -> dict[str, Any]:
-    """Return the rope's own object in a `config.json`: of transformers 5, or the earlier one."""
+    """Return the rope's own object in a `config.json`: of transformers 5, or the earlier one. The
+    family's default comes after both."""
     if config.gguf:
         return {}
     fields = config.fields
-    new, old = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
-    return dict(new or old or {})
+    own = Fields(fields.values, fields.where)
+    keys = ("rope_parameters", "rope_scaling")
+    found = [each.mapping(key) for each in (own, fields) for key in keys]
+    return dict(next(filter(None, found), {}))
 
 
 def rope(config: Config) -> Rope:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..base.arch_fields import Fields
 from ..base.errors import ModelFileError, UnsupportedModel
-from .family import Config, integer
+from .family import Config, flag, integer
 
 _INNER = integer("", "ssm.inner_size", 1, 2**20)
 _UNLIMITED = ([0.0, math.inf], [0.0, "Infinity"], [0.0, {"__float__": "Infinity"}])
@@ -33,7 +33,11 @@ def state_names(at: str) -> dict[str, str]:
 
 
 def state_fields(
-    heads: str, groups: str, key_size: str, taps: str, value_size: Callable[[Config], int]
+    heads: str,
+    groups: str | tuple[str, ...],
+    key_size: str,
+    taps: str | tuple[str, ...],
+    value_size: Callable[[Config], int],
 ) -> Mapping[str, Any]:
     """Return the fields of states with a matrix per head, by their keys in a `config.json`.
     `value_size` reads the numbers of a value there."""
@@ -70,22 +74,23 @@ def _channels(config: Config) -> int:
     return int(values * value_size + 2 * keys * key_size)
 
 
-def conv_bias(key: str) -> Callable[[Config], bool]:
+def conv_bias(key: str | tuple[str, ...]) -> Callable[[Config], bool]:
     """Make a reader of whether Mamba's convolution has a bias; a GGUF file has the tensor then."""
 
     def read(config: Config) -> bool:
         if config.gguf:
             return any(name.endswith("ssm_conv1d.bias") for name in config.tensors)
         _verify_steps(config.fields)
-        return config.fields.flag(key, True)
+        return bool(config.read(flag(key, "", True)))
 
     return read
 
 
 def _verify_steps(fields: Fields) -> None:
-    limit = fields.raw("time_step_limit")
-    if limit is not None and limit not in _UNLIMITED:
-        fields.expect("time_step_limit", *_UNLIMITED)
+    for key in ("time_step_limit", "mamba_dt_limit"):
+        limit = fields.raw(key)
+        if limit is not None and limit not in _UNLIMITED:
+            fields.expect(key, *_UNLIMITED)
 
 
 def kv_heads_by_layer(config: Config) -> list[int]:

@@ -9,7 +9,9 @@ from .family import Config, Field, integer
 from .ropes import MAX_CONTEXT
 
 Windows = tuple[int | None, ...]
-WINDOW = integer("sliding_window", "attention.sliding_window", 1, MAX_CONTEXT, None, zero=True)
+WINDOW = integer(
+    "sliding_window", "attention.sliding_window", 1, MAX_CONTEXT, None, zero=True, null=True
+)
 _PATTERN = integer("sliding_window_pattern", "attention.sliding_window_pattern", 1, 2**10)
 
 
@@ -39,12 +41,13 @@ def windowed(config: Config) -> Windows:
     if not any(slides):
         return ()
     if window is None:
-        stated = not config.gguf and config.fields.raw("layer_types") is not None
-        if stated and isinstance(config.table["_window"], Field):
+        fields, key = config.fields, "sliding_window"
+        stated = not config.gguf and fields.raw("layer_types") is not None
+        needed = not config.gguf and fields.null(key) and key in fields.defaults
+        if (stated or needed) and isinstance(config.table["_window"], Field):
             raise ModelFileError(
-                f"{config.fields.where}: layer_types has sliding_attention but sliding_window is "
-                "absent",
-                param="sliding_window",
+                f"{fields.where}: {key} is absent or null, but layers have sliding_attention",
+                param=key,
             )
         return ()
     if window >= config["max_context"] and "local_rope" not in config.table:
@@ -89,6 +92,19 @@ def layer_kinds(
     return given
 
 
+def layer_numbers(config: Config, key: str, given: object) -> list[int]:
+    """Return layers that a key lists by number. Raises `ModelFileError` for one that the model does
+    not have."""
+    layers = config["layers"]
+    numbers = given if isinstance(given, list) else [None]
+    if not all(type(one) is int and 0 <= one < layers for one in numbers):
+        raise ModelFileError(
+            f"{config.fields.where}: {key} must be a list of numbers from 0 to {layers - 1}",
+            param=key,
+        )
+    return numbers
+
+
 def every(period: int) -> Callable[[Config], list[bool]]:
     """Make the rule that every n-th layer has no window; a config may say another n, or letters
     (EXAONE), and a GGUF flags."""
@@ -123,8 +139,9 @@ def unrotated(config: Config) -> tuple[bool, ...]:
         if not config.gguf:
             every = config.fields.integer("no_rope_layer_interval", 1, 2**10, 4)
         return tuple((layer + 1) % every == 0 for layer in range(layers))
-    if not isinstance(rotated, list) or len(rotated) != layers or set(rotated) - {0, 1}:
+    flags = rotated if isinstance(rotated, list) else []
+    if len(flags) != layers or not all(isinstance(one, int) and one in (0, 1) for one in flags):
         raise ModelFileError(
             f"{config.fields.where}: {key} must be a list of {layers} zeros and ones", param=key
         )
-    return tuple(not one for one in rotated)
+    return tuple(not one for one in flags)
