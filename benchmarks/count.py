@@ -43,7 +43,7 @@ from callgrind import SPLIT, Counts, Part, read_parts
 from headrace.base.config import DEFAULT_MODEL
 from headrace.base.errors import HeadraceError
 from headrace.base.modelfiles import ModelFiles
-from headrace.engine.prediction import case_of, serving_types
+from headrace.engine.loop.prediction import case_of, serving_types
 from headrace.kernels.cpu.library import FILE, LibraryAbsent, load
 from headrace.loader import open_model
 from headrace.roofline.composition import Composition, decode_step, prefill_step

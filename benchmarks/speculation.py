@@ -31,7 +31,7 @@ from headrace.base.groups import graph_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
-from headrace.engine.prediction import serving_types, step_predictor
+from headrace.engine.loop.prediction import serving_types, step_predictor
 from headrace.kernels.cpu.library import Team
 from headrace.loader.open import open_model
 from headrace.models.registry import describe

@@ -31,9 +31,9 @@ from headrace.bench.loop import measure_loop, simulate
 from headrace.bench.options import RunOptions
 from headrace.bench.run import run_bench
 from headrace.bench.virtual import COURSES, bands
-from headrace.engine.described import make_case
-from headrace.engine.sim import Cluster
-from headrace.engine.sim_replica import ReplicaSpec
+from headrace.engine.simulator.described import make_case
+from headrace.engine.simulator.sim import Cluster
+from headrace.engine.simulator.sim_replica import ReplicaSpec
 from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.hardware import Loop, load_hardware
 from headrace.roofline.machine import this_hardware

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.bench.calibrate import calibrate, measure_steps
-from headrace.engine.prediction import case_of, serving_types
+from headrace.engine.loop.prediction import case_of, serving_types
 from headrace.loader import open_model
 from headrace.roofline.composition import compose
 from headrace.roofline.efficiency import CPU_EFFICIENCY

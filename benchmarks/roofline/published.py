@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from headrace.base.layout import Layout
 from headrace.bench.options import RunOptions
 from headrace.bench.virtual import Simulation
-from headrace.engine.sim import Cluster
-from headrace.engine.sim_replica import ReplicaSpec
+from headrace.engine.simulator.sim import Cluster
+from headrace.engine.simulator.sim_replica import ReplicaSpec
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import known

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .base.config import EngineOptions
     from .base.request import CompletionOutput, RequestOutput
     from .base.sampling import SamplingParams
-    from .engine.async_engine import AsyncEngine
-    from .engine.llm import LLM
+    from .engine.clients.async_engine import AsyncEngine
+    from .engine.clients.llm import LLM
 
 __version__ = VERSION
 __all__ = [
@@ -25,8 +25,8 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "LLM": "engine.llm",
-    "AsyncEngine": "engine.async_engine",
+    "LLM": "engine.clients.llm",
+    "AsyncEngine": "engine.clients.async_engine",
     "CompletionOutput": "base.request",
     "EngineOptions": "base.config",
     "RequestOutput": "base.request",

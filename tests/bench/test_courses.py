@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from headrace.bench.options import RunOptions
 from headrace.bench.virtual import Simulation, bands
-from headrace.engine.sim import Cluster
-from headrace.engine.sim_replica import ReplicaSpec
+from headrace.engine.simulator.sim import Cluster
+from headrace.engine.simulator.sim_replica import ReplicaSpec
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES, Loop
 from headrace.roofline.known import known

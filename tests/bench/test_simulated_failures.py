@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from headrace.base.errors import OptionError
 from headrace.cli.simulate import command
-from headrace.engine.draft_law import draft_law
-from headrace.engine.sim import MIGRATIONS, Cluster, Failures
-from headrace.engine.sim_link import Ports, Transfer
-from headrace.engine.sim_replica import Clock, ReplicaSpec, SimAnswer, SimRequest
+from headrace.engine.loop.draft_law import draft_law
+from headrace.engine.simulator.sim import MIGRATIONS, Cluster, Failures
+from headrace.engine.simulator.sim_link import Ports, Transfer
+from headrace.engine.simulator.sim_replica import Clock, ReplicaSpec, SimAnswer, SimRequest
 from headrace.roofline.counts import Case
 from headrace.roofline.formats import kv_bytes_of_all
 from headrace.roofline.hardware import DEVICES

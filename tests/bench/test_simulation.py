@@ -25,10 +25,10 @@ from headrace.bench.report import html_report, result_charts
 from headrace.bench.virtual import Simulation
 from headrace.cli.plan import command as plan_command
 from headrace.cli.simulate import command
-from headrace.engine.draft_law import LENGTHS, MEASURED, draft_law, verifying
-from headrace.engine.routing import LeastLoaded, PrefixAffinity, RoundRobin
-from headrace.engine.sim import Cluster
-from headrace.engine.sim_replica import ReplicaSpec, SimRequest
+from headrace.engine.loop.draft_law import LENGTHS, MEASURED, draft_law, verifying
+from headrace.engine.simulator.routing import LeastLoaded, PrefixAffinity, RoundRobin
+from headrace.engine.simulator.sim import Cluster
+from headrace.engine.simulator.sim_replica import ReplicaSpec, SimRequest
 from headrace.roofline.composition import decode_step, prefill_step
 from headrace.roofline.counts import Case
 from headrace.roofline.efficiency import CPU_EFFICIENCY

@@ -19,8 +19,8 @@ from headrace.bench.report import verdict
 from headrace.bench.steady_run import Capacity, document, flood, interval, steady_run
 from headrace.bench.virtual import Simulation
 from headrace.cli.simulate import command
-from headrace.engine.sim import Cluster
-from headrace.engine.sim_replica import ReplicaSpec, SimRequest
+from headrace.engine.simulator.sim import Cluster
+from headrace.engine.simulator.sim_replica import ReplicaSpec, SimRequest
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import known

@@ -21,7 +21,7 @@ from headrace.cli.plan import command, parse_devices
 from headrace.cli.plan_check import Check
 from headrace.cli.plan_launch import ENGINES, FLAGS, write_launch
 from headrace.cli.plan_show import PlanQuestion, format_words
-from headrace.engine.described import describe_model
+from headrace.engine.simulator.described import describe_model
 from headrace.factory.chart import schema
 from headrace.roofline.accuracy import latency_error, throughput_error
 from headrace.roofline.hardware import DEVICES

@@ -15,7 +15,7 @@ from headrace.base.errors import OptionError
 from headrace.base.other_engines import ENGINES, FURTHER
 from headrace.base.sampling import SamplingParams
 from headrace.cli.plan_launch import FLAGS
-from headrace.cli.translate import TURNS, translate
+from headrace.cli.translate import TURNS, listed, translate
 from headrace.server.keys import hash_of, read_keys
 
 USUAL = (
@@ -37,6 +37,16 @@ def test_every_row_names_one_of_our_fields_and_a_conversion() -> None:
             assert not word.ours or word.ours in ours, word
             assert word.values in ("flag", "one", "many", "switch"), word
             assert word.ours or word.note, word
+
+
+def test_an_engines_options_are_listed_with_ours() -> None:
+    lines = listed("vllm").splitlines()
+    assert len(lines) == 1 + len(ENGINES["vllm"])
+    rows = [line.split() for line in lines]
+    assert ["--max-model-len", "--max-context"] in rows
+    assert ["--tensor-parallel-size", "-tp", "--layout", "TP2"] in rows
+    with pytest.raises(OptionError, match="from must be one of"):
+        listed("triton")
 
 
 OLDER = {

@@ -57,6 +57,7 @@ PARSED = {
     "transcribe": "needs a model of speech; tests/speech",
 }
 ELSEWHERE = {
+    "headrace serve --from": "tests/cli/test_translate.py has such lines",
     "lm/bin/": "a foreign program, from an index; benchmarks/CHANGELOG.md has its figures",
     "python -m venv lm": "a foreign program, from an index",
     "cp benchmarks/lm_eval": "prepares the foreign program",
@@ -120,7 +121,9 @@ def marked() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("page", "command"), list(marked()))
-def test_a_command(page: str, command: str) -> None:
+def test_a_command(
+    page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if any(command.startswith(other) for other in ELSEWHERE) or command.startswith("curl "):
         return  # The other requests are sent below.
     if re.match(r"(HEADRACE_\w+=\S+ )?(nice -n -10 )?headrace ", command):
@@ -131,6 +134,7 @@ def test_a_command(page: str, command: str) -> None:
         if known and "FILE" not in words:  # The reader's own, as a trace of prefixes is.
             words = [KNOWN if word == "MODEL" else word for word in words]
             words = [word for word in words if word not in ("--html", "--png", "F")]
+            monkeypatch.chdir(tmp_path)  # Some write files.
             done = CliRunner().invoke(application, words)
             assert done.exit_code == 0, done.output
             return

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from engine_fakes import NOTES, OPTIONS
 
-from headrace.engine.supervision import Supervision
+from headrace.engine.clients.supervision import Supervision
 from headrace.kv.split import SplitChoice
 from tiny import bytewise
 from tiny.kept import Kept
@@ -35,7 +35,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def supervision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervision:
     """Quick to start again, and with the patience that a busy machine asks for: who wants a hang
     to be seen makes the silence old by `engine_waits.age`."""
-    monkeypatch.setattr("headrace.engine.async_engine.WAIT_FOR_NEXT", 300.0)
+    monkeypatch.setattr("headrace.engine.clients.async_engine.WAIT_FOR_NEXT", 300.0)
     return Supervision(late=300.0, hang=300.0, start=300.0, back_off=0.1, dumps=tmp_path / "flight")
 
 

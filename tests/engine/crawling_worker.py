@@ -10,8 +10,8 @@ from engine_fakes import LET_GO, noted
 from headrace.base.facts import WorkerFacts
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.step import StepPlan
-from headrace.engine.executor import LoadedWorker
-from headrace.engine.real import load_worker
+from headrace.engine.loop.executor import LoadedWorker
+from headrace.engine.loop.real import load_worker
 
 CRAWLING = "crawling_worker:load"
 

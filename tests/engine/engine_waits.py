@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.clients.async_engine import AsyncEngine
 
 
 async def until(true: Callable[[], object], what: str = "", seconds: float = 0.0) -> None:

@@ -16,7 +16,7 @@ from headrace.base.request import Request
 from headrace.base.spec import RequestSpec
 from headrace.base.split import SplitStats
 from headrace.dist import wake
-from headrace.engine.build import Built
+from headrace.engine.loop.build import Built
 from headrace.kv import KvManager, lent_of
 from headrace.sched import Scheduler
 from ports import two_ports

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file, save_file
 
 from headrace import LLM, SamplingParams
 from headrace.base.errors import Forbidden, InvalidRequest, ModelFileError, NotFound
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.group import GroupExecutor
-from headrace.engine.supervision import Supervision
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.supervision import Supervision
+from headrace.engine.ranks.group import GroupExecutor
 from headrace.worker import Worker
 
 NAMES = ["one", "two", "three", "four"]

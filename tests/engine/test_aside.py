@@ -14,8 +14,8 @@ from engine_fakes import FAKE, HOLD_START
 from engine_waits import until
 
 from headrace.engine.aside import NICE
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.supervision import Supervision
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.supervision import Supervision
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has what it takes")
 

@@ -23,8 +23,8 @@ from headrace.base.errors import (
 )
 from headrace.base.request import RequestOutput, StepStats
 from headrace.base.sampling import SamplingParams
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.supervision import Supervision
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.supervision import Supervision
 
 
 @pytest.fixture

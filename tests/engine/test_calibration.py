@@ -14,9 +14,9 @@ from headrace.base.hardware import cpu
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
-from headrace.engine import calibration
-from headrace.engine.build import build
-from headrace.engine.calibration import calibrate_quickly, needs_calibration
+from headrace.engine.loop import calibration
+from headrace.engine.loop.build import build
+from headrace.engine.loop.calibration import calibrate_quickly, needs_calibration
 from headrace.loader import open_model
 from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.hardware import Hardware, find_hardware, load_hardware, save_hardware

@@ -22,9 +22,9 @@ from headrace.base.identity import Identity
 from headrace.base.tiers import TierStats
 from headrace.base.version import VERSION
 from headrace.cli.main import main
-from headrace.engine.controls import Controls
+from headrace.engine.loop.controls import Controls
+from headrace.engine.loop.start import explain
 from headrace.engine.messages import Operate
-from headrace.engine.start import explain
 from headrace.kernels.cpu import operators
 from headrace.kernels.cpu.library import BUILD_ALL, LEVELS, Team, level, unbuilt
 from headrace.loader import open_model
@@ -282,7 +282,7 @@ def test_files_of_another_model_type_or_version_are_not_looked_at(
         (tiny, {"kv_dtype": "float32"}, VERSION),
         (tiny, {}, "0.0.9"),
     ):
-        monkeypatch.setattr("headrace.engine.build.Identity", Stamped(version))
+        monkeypatch.setattr("headrace.engine.loop.build.Identity", Stamped(version))
         with opened(model, tmp_path / "cache", **options) as second:
             assert greedy(second, PROMPT)[1] == 0
             assert stats(second).loads == 0

@@ -14,8 +14,8 @@ from headrace.base.errors import DoesNotFit, EngineDead
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, GroupShape, PoolShape, StepPlan, StepResult
-from headrace.engine import controls
-from headrace.engine.controls import Controls
+from headrace.engine.loop import controls
+from headrace.engine.loop.controls import Controls
 from headrace.engine.messages import Operate
 from headrace.loader import open_model
 from headrace.roofline.hardware import DEVICES

@@ -15,8 +15,8 @@ from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import GroupShape, PoolShape, StepPlan, StepResult
-from headrace.engine.core import FAILED_STEPS, PREDICTED_FOR, EngineCore
-from headrace.engine.executor import InlineExecutor, StepFuture
+from headrace.engine.loop.core import FAILED_STEPS, PREDICTED_FOR, EngineCore
+from headrace.engine.loop.executor import InlineExecutor, StepFuture
 from headrace.kv import KvManager
 from headrace.roofline.step import Estimate
 from headrace.sched import Limits, Scheduler

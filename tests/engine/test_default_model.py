@@ -11,7 +11,7 @@ import pytest
 from headrace import LLM, AsyncEngine, SamplingParams
 from headrace.base.config import DEFAULT_MODEL
 from headrace.base.step import DraftCosts
-from headrace.engine import prediction
+from headrace.engine.loop import prediction
 from headrace.sched import StepPrices
 from headrace.worker.draft_model import DraftModel
 

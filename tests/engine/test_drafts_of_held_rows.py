@@ -13,7 +13,7 @@ import pytest
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import ReasoningBudget
 from headrace.base.step import DraftCosts
-from headrace.engine.grammar import tokenizer_for_grammars
+from headrace.engine.loop.grammar import tokenizer_for_grammars
 from headrace.loader.open import open_model
 from headrace.speculate import DEFAULT, Drafter, Proposal, Speculation
 from headrace.text.grammar import after_reasoning, from_regex, from_schema

@@ -13,9 +13,9 @@ import pytest
 
 from headrace.base.config import EngineOptions
 from headrace.base.errors import DownloadError, EngineDead, InvalidRequest, OptionError, Overloaded
+from headrace.engine.clients.supervision import Supervision
 from headrace.engine.hearing.engine import Hearing, HearingEngine
 from headrace.engine.hearing.messages import HearOptions, SoundEnd
-from headrace.engine.supervision import Supervision
 from headrace.loader.catalog import CATALOG
 from headrace.loader.download import fetch_catalog
 

@@ -24,7 +24,7 @@ def test_import_headrace_is_light() -> None:
     "statement",
     [
         "from headrace import AsyncEngine, EngineOptions, SamplingParams, RequestOutput",
-        "import headrace.engine.process, headrace.engine.start, headrace.engine.build",
+        "import headrace.engine.process, headrace.engine.loop.start, headrace.engine.loop.build",
         "import headrace.obs.logs, headrace.obs.metrics, headrace.obs.flight",
     ],
 )

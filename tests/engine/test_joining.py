@@ -16,10 +16,10 @@ from headrace.base.config import EngineOptions
 from headrace.base.errors import EngineDead, OptionError, PackageAbsent
 from headrace.dist.channel import Channel
 from headrace.dist.hosts import HostPort
-from headrace.engine import placing
-from headrace.engine.joining import Circle, Patience, join, lead
-from headrace.engine.joins import Joins, RanksAsked
-from headrace.engine.launch import RankPlace, first_node, place_of
+from headrace.engine.ranks import placing
+from headrace.engine.ranks.joining import Circle, Patience, join, lead
+from headrace.engine.ranks.joins import Joins, RanksAsked
+from headrace.engine.ranks.launch import RankPlace, first_node, place_of
 
 HERE = "127.0.0.1"
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": HERE, "MASTER_PORT": "4000"}

@@ -13,8 +13,8 @@ import zmq
 from headrace.base.config import EngineOptions
 from headrace.base.errors import OptionError
 from headrace.base.sampling import SamplingParams
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.kv_events import KvEvents
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.kv_events import KvEvents
 from headrace.kv.holdings import BlockEvent
 from ports import two_ports
 from tiny import talker

@@ -25,8 +25,8 @@ from headrace.base.errors import (
     OptionError,
 )
 from headrace.base.request import RequestOutput
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.multiproc import MultiprocExecutor
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.ranks.multiproc import MultiprocExecutor
 from tiny import bytewise
 
 PROMPTS = ["one", "The quick brown fox", "def f(x):\n    return", "ä", "0123456789" * 9]

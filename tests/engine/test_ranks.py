@@ -19,9 +19,10 @@ from headrace.base.errors import EngineDead, OptionError
 from headrace.base.request import Request
 from headrace.base.spec import RequestSpec
 from headrace.base.step import DraftCosts, Drafting
-from headrace.engine import group, prediction
-from headrace.engine.build import Built
-from headrace.engine.group import GroupExecutor
+from headrace.engine.loop import prediction
+from headrace.engine.loop.build import Built
+from headrace.engine.ranks import group
+from headrace.engine.ranks.group import GroupExecutor
 from headrace.kernels.dealing import STEPS, Dealing
 from headrace.sched import Scheduler
 from headrace.sched.price import DraftCounts, StepPrices

@@ -18,11 +18,11 @@ from engine_waits import until
 from headrace import LLM, SamplingParams
 from headrace.base.config import EngineOptions
 from headrace.base.errors import InvalidRequest
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.build import Built, build
-from headrace.engine.records import Record, read_records, records_of_dump
-from headrace.engine.replay import Verdict, replay
-from headrace.engine.supervision import Supervision
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.records import Record, read_records, records_of_dump
+from headrace.engine.clients.replay import Verdict, replay
+from headrace.engine.clients.supervision import Supervision
+from headrace.engine.loop.build import Built, build
 from headrace.loader import open_model
 from headrace.text import Tokenizer, load_tokenizer
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.routing import LeastLoaded, PrefixAffinity
+from headrace.engine.simulator.routing import LeastLoaded, PrefixAffinity
 
 
 @dataclass

@@ -19,8 +19,8 @@ from engine_waits import until
 
 from headrace.base.errors import EngineDead
 from headrace.base.sampling import SamplingParams
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.supervision import Supervision
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.supervision import Supervision
 from tiny import bytewise
 from tiny.kept import Kept
 
@@ -100,15 +100,15 @@ def test_a_fork_that_was_killed_is_replaced_by_a_program() -> None:
     said = """
 import os, signal, socket, sys
 from headrace.engine import seeds
-assert seeds.grown("headrace.engine.worker_process", [], []) is None
+assert seeds.grown("headrace.engine.ranks.worker_process", [], []) is None
 seeds.sow(2)
 first, second = seeds._waiting
 first.kill()
 assert first.wait(30) == -signal.SIGKILL
 assert seeds.grown("headrace.engine.process", [], []) is None
-assert seeds.grown("headrace.engine.worker_process", ["no folder"], []) is second
+assert seeds.grown("headrace.engine.ranks.worker_process", ["no folder"], []) is second
 assert second.wait(60) == 2, "its arguments are refused"
-assert seeds.grown("headrace.engine.worker_process", [], []) is None
+assert seeds.grown("headrace.engine.ranks.worker_process", [], []) is None
 """
     done = subprocess.run(
         [sys.executable, "-c", said], capture_output=True, text=True, timeout=120, check=False

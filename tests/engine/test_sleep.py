@@ -14,10 +14,10 @@ from engine_waits import stopped, until
 
 from headrace.base.errors import EngineDead, Overloaded
 from headrace.base.sampling import SamplingParams
-from headrace.engine.adapters import LoadedAdapter
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.operations import Asleep
-from headrace.engine.supervision import Supervision
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.operations import Asleep
+from headrace.engine.clients.supervision import Supervision
+from headrace.engine.loop.adapters import LoadedAdapter
 
 PATIENT = Supervision(late=300.0, hang=300.0, start=300.0, back_off=0.1)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)

@@ -20,8 +20,8 @@ from engine_waits import until
 
 from headrace.base.errors import EngineFault, HeadraceError, InvalidRequest
 from headrace.base.sampling import SamplingParams
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.supervision import Supervision
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.supervision import Supervision
 
 SECONDS = float(os.environ.get("HEADRACE_SOAK", "0"))
 REQUESTS = 1500

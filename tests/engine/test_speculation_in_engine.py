@@ -20,8 +20,8 @@ from headrace.base.errors import (
 from headrace.base.groups import group_bytes, pool_bytes
 from headrace.base.hardware import CpuFacts, GpuFacts, Hardware
 from headrace.base.step import DraftCosts
-from headrace.engine import prediction, start
-from headrace.engine.start import DRAFTS, Resolved, drafts_of, resolve
+from headrace.engine.loop import prediction, start
+from headrace.engine.loop.start import DRAFTS, Resolved, drafts_of, resolve
 from headrace.loader import open_model
 from headrace.sched import StepPrices
 from headrace.speculate import DEFAULT

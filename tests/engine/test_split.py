@@ -27,7 +27,7 @@ from split_pair import (
 
 from headrace import LLM
 from headrace.base.errors import OptionError
-from headrace.engine.lending import Lender
+from headrace.engine.loop.lending import Lender
 from headrace.worker import fetching, sending
 from headrace.worker.places import Places
 from tiny import families

@@ -20,11 +20,11 @@ from headrace.base.gpus import GpuFacts
 from headrace.base.hardware import CpuFacts, Hardware, cpu, hardware, torch_build
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
-from headrace.engine import start
-from headrace.engine.build import build
-from headrace.engine.gpu_start import alone_on
-from headrace.engine.input import InputProcessor, default_sampling
-from headrace.engine.start import explain, resolve
+from headrace.engine.clients.input import InputProcessor, default_sampling
+from headrace.engine.loop import start
+from headrace.engine.loop.build import build
+from headrace.engine.loop.gpu_start import alone_on
+from headrace.engine.loop.start import explain, resolve
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.program import CpuProgram
 from headrace.loader import open_model

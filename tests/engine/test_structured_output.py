@@ -21,7 +21,7 @@ from llguidance import LLMatcher
 from headrace import LLM, SamplingParams
 from headrace.base.errors import InvalidRequest
 from headrace.base.request import OutputDelta
-from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.clients.async_engine import AsyncEngine
 from headrace.text import load_tokenizer
 from headrace.text.grammar import MAX_NUMBER, from_choice, from_lark, from_regex, from_schema
 from headrace.text.lltokenizer import grammar_tokenizer

@@ -35,11 +35,11 @@ from engine_waits import age, stopped, until
 
 from headrace.base.errors import EngineDead, EngineFault, Overloaded
 from headrace.base.sampling import SamplingParams
-from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.supervision import Supervision
+from headrace.engine.clients.supervisor import Supervisor
 from headrace.engine.messages import Busy
 from headrace.engine.spawn import ORPHANED
-from headrace.engine.supervision import Supervision
-from headrace.engine.supervisor import Supervisor
 from tiny import bytewise
 
 
@@ -266,7 +266,7 @@ async def test_a_first_start_that_fails_is_an_error_at_once(options: dict[str, A
 PARENT = """
 import asyncio, sys
 from headrace import SamplingParams
-from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.clients.async_engine import AsyncEngine
 
 async def main():
     engine = await AsyncEngine.start(worker="engine_fakes:load", **{options!r})
@@ -471,7 +471,7 @@ async def test_a_start_that_cannot_even_begin_is_tried_again(
                 names = {
                     "process": "headrace.engine.spawn.subprocess.Popen",
                     "thread": "headrace.engine.spawn.threading.Thread.start",
-                    "socket": "headrace.engine.supervisor.AsyncChannel",
+                    "socket": "headrace.engine.clients.supervisor.AsyncChannel",
                 }
                 patch.setattr(names[what], refuses)
             assert engine.engine_pid is not None
@@ -517,8 +517,8 @@ SHORT_OF_PROCESSES = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from headrace import SamplingParams
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.supervision import Supervision
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.supervision import Supervision
 
 group = Path(sys.argv[1])
 

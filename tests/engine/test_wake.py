@@ -17,9 +17,10 @@ from headrace.base.errors import EngineDead
 from headrace.base.request import StepStats
 from headrace.dist.channel import Channel, address
 from headrace.dist.wake import Wake
-from headrace.engine import messages, multiproc, process
-from headrace.engine.multiproc import MultiprocExecutor
+from headrace.engine import messages, process
 from headrace.engine.process import serve
+from headrace.engine.ranks import multiproc
+from headrace.engine.ranks.multiproc import MultiprocExecutor
 from headrace.loader import open_model
 
 

@@ -13,7 +13,7 @@ from oci_registry import running
 
 from headrace.base.config import EngineOptions
 from headrace.base.errors import NotFound, Untrusted
-from headrace.engine.llm import LLM
+from headrace.engine.clients.llm import LLM
 from headrace.factory.admit import Admitted, admit
 from headrace.factory.artifact import panels_manifest
 from headrace.factory.bundle import panels, read_bundle, shipped, take_in, write_bundle

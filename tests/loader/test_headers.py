@@ -18,9 +18,9 @@ from headrace import LLM, SamplingParams
 from headrace.base.config import EngineOptions
 from headrace.base.errors import ModelFileError
 from headrace.base.hardware import hardware
-from headrace.engine.described import describe_model
+from headrace.engine.loop.start import explain
 from headrace.engine.messages import WireFiles
-from headrace.engine.start import explain
+from headrace.engine.simulator.described import describe_model
 from headrace.kernels.checkpoint_values import values
 from headrace.loader import open_model
 from headrace.loader.quantised_safetensors import QuantisedMatrix

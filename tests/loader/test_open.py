@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import ModelFileError, ModelNotFound, UnsupportedModel
-from headrace.engine.prediction import tensor_bytes
+from headrace.engine.loop.prediction import tensor_bytes
 from headrace.loader import open_model
 from headrace.loader.gguf_model import END_OF_TURN, end_of_turn
 from headrace.loader.hub_model import split_hub_name

@@ -19,8 +19,8 @@ from headrace import LLM, SamplingParams
 from headrace.base.config import EngineOptions
 from headrace.base.errors import HeadraceError, OptionError
 from headrace.base.hardware import hardware
-from headrace.engine.build import build
-from headrace.engine.start import explain
+from headrace.engine.loop.build import build
+from headrace.engine.loop.start import explain
 from headrace.kernels.checkpoint_values import values
 from headrace.loader import open_model
 from headrace.loader.quantised_safetensors import QuantisedMatrix

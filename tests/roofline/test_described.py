@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from headrace.base.errors import DoesNotFit, HeadraceError, OptionError, UnsupportedModel
 from headrace.base.layout import Layout
 from headrace.cli.roofline import command
-from headrace.engine.described import describe_model, make_case
+from headrace.engine.simulator.described import describe_model, make_case
 from headrace.loader import open_model
 from headrace.loader.catalog import CATALOG
 from headrace.models.registry import describe

@@ -14,7 +14,7 @@ from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, StepPlan
-from headrace.engine.prediction import StepPredictor, case_of
+from headrace.engine.loop.prediction import StepPredictor, case_of
 from headrace.models.registry import describe
 from headrace.roofline.composition import prefill_step
 from headrace.roofline.counts import Case

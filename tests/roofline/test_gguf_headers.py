@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
 from headrace.cli.roofline import command
-from headrace.engine.described import describe_model
+from headrace.engine.simulator.described import describe_model
 from headrace.quant.ggml_types import BY_NAME
 from headrace.roofline.config import read_config
 from headrace.roofline.formats import WEIGHT_BITS

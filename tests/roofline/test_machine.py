@@ -9,7 +9,7 @@ import pytest
 from headrace.base.hardware import CpuFacts
 from headrace.base.step import StepPlan
 from headrace.bench.calibrate import from_figures
-from headrace.engine.prediction import case_of, step_predictor, tensor_bytes
+from headrace.engine.loop.prediction import case_of, step_predictor, tensor_bytes
 from headrace.loader import open_model
 from headrace.roofline.hardware import DEVICES, save_hardware
 from headrace.roofline.machine import calibration_path, gpu_named, this_hardware

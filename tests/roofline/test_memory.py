@@ -13,7 +13,7 @@ from headrace.base.arch import ModelArch
 from headrace.base.errors import DoesNotFit, OptionError
 from headrace.base.graph import AttentionSpec, LatentSpec
 from headrace.base.layout import Layout
-from headrace.engine.ranks import rank_groups
+from headrace.engine.ranks.ranks import rank_groups
 from headrace.models.registry import describe
 from headrace.roofline.formats import kv_token_bytes
 from headrace.roofline.memory import USABLE, MemoryPlan, plan_memory

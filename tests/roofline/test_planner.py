@@ -13,7 +13,7 @@ from headrace.base.errors import DoesNotFit, InvalidRequest
 from headrace.base.layout import Layout
 from headrace.cli.plan import demand_of, plan
 from headrace.cli.plan_check import Check
-from headrace.engine.draft_law import draft_law
+from headrace.engine.loop.draft_law import draft_law
 from headrace.roofline.counts import device_bytes
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import known

@@ -13,8 +13,8 @@ from typing import Any
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, PoolShape, StepPlan, StepResult
-from headrace.engine.recording import RecordedStep, RecordingExecutor, step_lines
-from headrace.engine.timeline import timeline
+from headrace.engine.loop.recording import RecordedStep, RecordingExecutor, step_lines
+from headrace.engine.loop.timeline import timeline
 from headrace.roofline.counts import Case
 from headrace.roofline.fit import read_records
 from headrace.roofline.hardware import DEVICES

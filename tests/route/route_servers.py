@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 from starlette.types import Receive, Scope, Send
 
 from headrace.base.text_prefixes import PATH_TOLD
-from headrace.engine.routing import ROUTERS, PrefixAffinity
+from headrace.engine.simulator.routing import ROUTERS, PrefixAffinity
 from headrace.route.gateway import Gateway
 from headrace.route.holdings import follow
 from headrace.route.replica import replicas_of

@@ -16,8 +16,8 @@ from route_servers import WORDS, Mock, gateway, mocks, on_the_loop_of_servers
 
 from headrace.base.errors import OptionError, Overloaded
 from headrace.base.text_prefixes import NOTHING
-from headrace.engine import routing
-from headrace.engine.routing import PrefixAffinity
+from headrace.engine.simulator import routing
+from headrace.engine.simulator.routing import PrefixAffinity
 from headrace.obs.tasks import TaskWatch
 from headrace.route import asked, holdings
 from headrace.route import gateway as gateways

@@ -20,7 +20,7 @@ from route_servers import Mock, mocks, on_the_loop_of_servers
 
 from headrace.base.errors import HeadraceError, OptionError, PackageAbsent, TooLarge
 from headrace.base.text_prefixes import text_prefixes
-from headrace.engine.routing import ROUTERS
+from headrace.engine.simulator.routing import ROUTERS
 from headrace.route import envoy_messages, ext_proc, picker
 from headrace.route.asked import MAX_BODY
 from headrace.route.envoy_messages import MalformedMessage

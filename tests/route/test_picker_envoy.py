@@ -18,7 +18,7 @@ import pytest
 from envoy_process import envoy
 from route_servers import WORDS, Mock, mocks, on_the_loop_of_servers
 
-from headrace.engine.routing import ROUTERS
+from headrace.engine.simulator.routing import ROUTERS
 from headrace.route import picker
 from headrace.route.gateway import Gateway
 from headrace.route.picker import Picker

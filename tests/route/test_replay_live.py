@@ -13,9 +13,9 @@ import pytest
 from route_servers import Mock, gateway, mocks, on_the_loop_of_servers
 from test_route_holdings import event, until
 
-from headrace.engine.routing import Place, Prompted
-from headrace.engine.sim import Cluster
-from headrace.engine.sim_replica import GRAIN, ReplicaSpec, SimRequest
+from headrace.engine.simulator.routing import Place, Prompted
+from headrace.engine.simulator.sim import Cluster
+from headrace.engine.simulator.sim_replica import GRAIN, ReplicaSpec, SimRequest
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES, Loop
 from headrace.roofline.known import known

@@ -17,7 +17,7 @@ from route_servers import Mock, gateway, mocks, on_the_loop_of_servers
 from headrace.base.errors import OptionError
 from headrace.base.text_prefixes import text_prefixes
 from headrace.cli.route import key_of
-from headrace.engine.routing import ROUTERS, Place, PrefixAffinity, Prompted
+from headrace.engine.simulator.routing import ROUTERS, Place, PrefixAffinity, Prompted
 from headrace.route import holdings
 from headrace.route.gateway import Gateway
 from headrace.route.replica import replicas_of

@@ -10,10 +10,10 @@ from typing import Any, cast
 import numpy as np
 
 from headrace.base.config import EngineOptions
+from headrace.engine.clients.supervision import State
+from headrace.engine.clients.supervisor import Supervisor
 from headrace.engine.hearing.engine import RATE, HearingEngine
 from headrace.engine.hearing.messages import Hear, HeardSoFar, SoundEnd
-from headrace.engine.supervision import State
-from headrace.engine.supervisor import Supervisor
 from headrace.obs.tasks import TaskWatch
 
 

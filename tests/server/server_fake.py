@@ -22,10 +22,10 @@ from headrace.base.modelfiles import ModelFiles
 from headrace.base.request import OutputDelta, StepStats
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import TokenLogprobs
-from headrace.engine.face import Health
-from headrace.engine.input import InputProcessor
-from headrace.engine.operations import Asleep, Profile
-from headrace.engine.stream import Stream
+from headrace.engine.clients.face import Health
+from headrace.engine.clients.input import InputProcessor
+from headrace.engine.clients.operations import Asleep, Profile
+from headrace.engine.clients.stream import Stream
 from headrace.obs.life import RequestLife
 from headrace.text import ChatTemplate
 

@@ -22,7 +22,7 @@ pytestmark = [
 ANSWER = "A list:\n\n- one `two` **three**\n\n```python\ncarry = 1\n```\n"
 ENGINE = f"""engine = FakeEngine(answer={ANSWER!r})
     engine.once = True
-    from headrace.engine.adapters import AdapterBook
+    from headrace.engine.loop.adapters import AdapterBook
     engine.adapters = AdapterBook()
     engine.features = frozenset(["grammar"])
     for name in ("river", "lake"):

@@ -12,7 +12,7 @@ from server_fake import FakeEngine
 from test_server_tools import ANSWER, TEMPLATE
 
 from headrace.base.errors import EngineDead
-from headrace.engine.stream import Stream
+from headrace.engine.clients.stream import Stream
 from headrace.server.app import Application
 
 SAID = [{"role": "user", "content": "hi"}]

@@ -29,8 +29,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 from pathlib import Path
 from engine_fakes import OPTIONS
 from headrace.base.config import ServerOptions
-from headrace.engine.async_engine import AsyncEngine
-from headrace.engine.supervision import Supervision
+from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.supervision import Supervision
 from headrace.server import service
 from headrace.server.run import ServerProcess
 

@@ -14,7 +14,7 @@ import pytest
 from server_fake import FakeEngine
 
 from headrace.base.request import OutputDelta
-from headrace.engine.stream import Stream
+from headrace.engine.clients.stream import Stream
 from headrace.server.app import Application
 from headrace.server.frames import Frames
 from headrace.server.listen import http_server

@@ -16,7 +16,7 @@ from server_fake import FakeEngine, FakeTokenizer
 from test_server_tools import ANSWER, TEMPLATE
 
 from headrace.base.errors import EngineFault
-from headrace.engine.input import InputProcessor
+from headrace.engine.clients.input import InputProcessor
 from headrace.server.app import create_app
 from headrace.server.routes.chat.schema import ChatBody
 from headrace.server.routes.completions.schema import CompletionBody

@@ -20,10 +20,10 @@ from test_server_ranks import answers, streaming
 from headrace.base.config import EngineOptions
 from headrace.base.errors import EngineDead
 from headrace.dist.hosts import HostPort
-from headrace.engine import placing
-from headrace.engine.joining import Patience, lead
-from headrace.engine.joins import Joins, RanksAsked
-from headrace.engine.launch import RankPlace
+from headrace.engine.ranks import placing
+from headrace.engine.ranks.joining import Patience, lead
+from headrace.engine.ranks.joins import Joins, RanksAsked
+from headrace.engine.ranks.launch import RankPlace
 from tiny import bytewise
 from tiny.kept import Kept
 

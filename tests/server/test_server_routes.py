@@ -8,7 +8,7 @@ import httpx
 import pytest
 from server_fake import FakeEngine
 
-from headrace.engine.face import Health
+from headrace.engine.clients.face import Health
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

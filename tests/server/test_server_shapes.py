@@ -12,7 +12,7 @@ from server_fake import FakeEngine
 
 from headrace.base.drafted import Drafted, Verified
 from headrace.base.errors import EngineFault
-from headrace.engine.face import Health
+from headrace.engine.clients.face import Health
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

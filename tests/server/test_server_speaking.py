@@ -20,7 +20,7 @@ from processes import Running, headrace, running
 
 from headrace.base.config import EngineOptions
 from headrace.base.errors import ModelFileError, UnsupportedModel
-from headrace.engine.opening import open_for_serving
+from headrace.engine.clients.opening import open_for_serving
 from headrace.kernels.cpu.library import Team
 from headrace.speech.codec import Codec
 from headrace.speech.voices import FrameReader, open_voices

@@ -1,8 +1,8 @@
 """Options of vLLM, SGLang, llama.cpp and Ollama, and ours that mean the same: one table.
 
 `other_engines.txt` beside this module is the table, held against the argument lists that its
-headings name. `headrace serve --from` translates by it, errors about unknown options quote it, and
-`docs/other-engines.md` prints it.
+headings name. `headrace serve --from` translates by it and lists it, and errors about unknown
+options quote it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A request's demands on every step that computes for it: resolved once, then carried whole.
 
-`engine.input` makes a spec from the user's fields. Request, message, sequence and admission hand on
-the same object, and the worker reads it. Its fields are never copied and never changed.
+`engine.clients.input` makes a spec from the user's fields. Request, message, sequence and admission
+hand on the same object, and the worker reads it. Its fields are never copied and never changed.
 """
 
 from __future__ import annotations

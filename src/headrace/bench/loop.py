@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.errors import HeadraceError
-from ..engine.sim import Cluster
-from ..engine.sim_replica import ReplicaSpec
+from ..engine.simulator.sim import Cluster
+from ..engine.simulator.sim_replica import ReplicaSpec
 from ..roofline.hardware import Loop
 from .metrics import Run, itl, sample, ttft
 from .options import RunOptions

@@ -19,7 +19,7 @@ from ..base.process import Processes
 from ..base.request import OutputDelta
 from ..base.sampling import SamplingParams
 from ..base.version import VERSION, revision
-from ..engine.llm import LLM
+from ..engine.clients.llm import LLM
 from .audit import Finding, examine
 from .energy import EnergyMeter
 from .metrics import Run

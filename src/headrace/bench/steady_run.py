@@ -29,8 +29,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..engine.sim import Cluster
-from ..engine.sim_replica import Replica
+from ..engine.simulator.sim import Cluster
+from ..engine.simulator.sim_replica import Replica
 from .material import AnyIds
 from .metrics import Limit, Run, request_values
 from .options import RunOptions

@@ -17,7 +17,7 @@ from ..base.hardware import cpu
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
 from ..base.step import Admission, BlockWrite, PoolShape, StepPlan
-from ..engine.prediction import serving_types
+from ..engine.loop.prediction import serving_types
 from ..loader import open_model
 from ..models.registry import describe
 from ..worker import Worker, WorkerOptions

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..engine.sim import Cluster
-from ..engine.sim_replica import TOKEN, SimAnswer, SimRequest
+from ..engine.simulator.sim import Cluster
+from ..engine.simulator.sim_replica import TOKEN, SimAnswer, SimRequest
 from .material import Material
 from .metrics import Run
 from .options import RunOptions

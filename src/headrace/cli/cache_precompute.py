@@ -16,7 +16,7 @@ from rich.progress import track
 from ..base.config import EngineOptions
 from ..base.errors import InvalidRequest
 from ..base.sampling import SamplingParams
-from ..engine.context import served_size
+from ..engine.loop.context import served_size
 from ..server.caller import Caller
 from ..server.pins import read_prompts
 from .cache import command

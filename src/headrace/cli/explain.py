@@ -15,8 +15,8 @@ from ..base.config import Decision, EngineOptions, ServerOptions
 from ..base.hardware import hardware
 from ..base.modelfiles import ModelFiles
 from ..base.process import Others, busy_words
-from ..engine.prediction import drafts_that_pay
-from ..engine.start import explain as resolve
+from ..engine.loop.prediction import drafts_that_pay
+from ..engine.loop.start import explain as resolve
 from ..loader import open_model
 from ..roofline.memory import MemoryPlan
 from .brief import BriefHelp

@@ -22,8 +22,8 @@ from ..bench.material import Material
 from ..bench.options import RunOptions
 from ..bench.run import make_sessions
 from ..bench.workload import shareable_tokens
-from ..engine.described import describe_model
-from ..engine.draft_law import MEASURED, DraftLaw, draft_law
+from ..engine.loop.draft_law import MEASURED, DraftLaw, draft_law
+from ..engine.simulator.described import describe_model
 from ..roofline.hardware import DEVICES, Hardware, find_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.planner import (

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from ..bench.metrics import request_values
 from ..bench.options import RunOptions
 from ..bench.steady_run import Capacity, Steady, flood, interval, steady_run
-from ..engine.draft_law import DraftLaw
-from ..engine.sim import Cluster
-from ..engine.sim_replica import ReplicaSpec
+from ..engine.loop.draft_law import DraftLaw
+from ..engine.simulator.sim import Cluster
+from ..engine.simulator.sim_replica import ReplicaSpec
 from ..roofline.planner import Candidate, Pool
 from ..roofline.steady import Demand, Goal
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base.version import VERSION, revision
-from ..engine.described import Described
+from ..engine.simulator.described import Described
 from ..roofline.accuracy import Error, latency_error, throughput_error
 from ..roofline.planner import Candidate, Found, Rejected
 from ..roofline.prices import PriceSource

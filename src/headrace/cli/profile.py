@@ -33,12 +33,12 @@ from ..bench.operators import (
     table_of,
     too_low,
 )
-from ..engine.build import build
-from ..engine.core import EngineCore
-from ..engine.executor import Executor, InlineExecutor
-from ..engine.prediction import case_of
-from ..engine.recording import RecordedStep, RecordingExecutor, step_lines
-from ..engine.timeline import timeline
+from ..engine.loop.build import build
+from ..engine.loop.core import EngineCore
+from ..engine.loop.executor import Executor, InlineExecutor
+from ..engine.loop.prediction import case_of
+from ..engine.loop.recording import RecordedStep, RecordingExecutor, step_lines
+from ..engine.loop.timeline import timeline
 from ..kernels.cpu.timing import timed
 from ..loader import open_model
 from ..roofline.composition import compose_plan

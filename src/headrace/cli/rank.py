@@ -6,8 +6,8 @@ import logging
 import sys
 
 from ..base.config import EngineOptions
-from ..engine.following import follow
-from ..engine.launch import place_of
+from ..engine.ranks.following import follow
+from ..engine.ranks.launch import place_of
 from ..loader import open_model
 from .progress import DownloadBars
 

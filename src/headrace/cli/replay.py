@@ -14,9 +14,9 @@ from rich.table import Table
 from ..base.config import EngineOptions
 from ..base.errors import InvalidRequest
 from ..base.identity import Identity
-from ..engine.build import Built, build
-from ..engine.records import CARRIED, Record, read_records, records_of_dump
-from ..engine.replay import Verdict, replay
+from ..engine.clients.records import CARRIED, Record, read_records, records_of_dump
+from ..engine.clients.replay import Verdict, replay
+from ..engine.loop.build import Built, build
 from ..loader import open_model
 from ..obs.progress import TokenProgress
 from ..text import Tokenizer, load_tokenizer

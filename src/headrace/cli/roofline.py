@@ -18,8 +18,8 @@ from ..base.layout import Layout
 from ..base.process import Others, busy_words
 from ..bench.calibrate import calibrate, measure_steps
 from ..bench.loop import measure_loop
-from ..engine.described import make_case
-from ..engine.sim_replica import ReplicaSpec
+from ..engine.simulator.described import make_case
+from ..engine.simulator.sim_replica import ReplicaSpec
 from ..roofline.composition import Composition, compose, decode_step, prefill_step, verify_step
 from ..roofline.counts import Case, device_bytes
 from ..roofline.fit import fit_efficiency, honest, prediction_errors, read_records

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..base.errors import OptionError
-from ..engine.routing import ROUTERS
+from ..engine.simulator.routing import ROUTERS
 from ..route.asked import MAX_BODY
 from ..route.gateway import ANSWER_SECONDS
 from ..route.run import route

@@ -12,7 +12,7 @@ import typer
 from ..base.config import DEFAULT_MODEL, EngineOptions, ServerOptions
 from ..base.errors import OptionError
 from ..base.hardware import hardware
-from ..engine.context import served_size
+from ..engine.loop.context import served_size
 from ..loader.catalog import proposed
 from ..obs.logs import configure_logs
 from ..server.kept import Life, keep
@@ -21,7 +21,7 @@ from ..speech.finding import hears
 from .brief import BriefHelp
 from .configured import configured
 from .start import hearing, started
-from .translate import translate
+from .translate import listed, translate
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -38,12 +38,15 @@ class Serve(BriefHelp):
         rest = own[place + 1 :]
         if not engine and rest:
             engine, *rest = rest
-        if own is args or not engine:
+        if not engine:
             raise OptionError(
                 f"{name} needs an engine, then -- and its line, as in "
                 "headrace serve --from vllm -- MODEL --max-model-len 4096",
                 param="from",
             )
+        if own is args:
+            typer.echo(listed(engine))
+            raise typer.Exit
         line = translate(engine, args[len(own) + 1 :])
         mine = [*line.arguments, *own[:place], *rest]
         announce(shlex.join(["headrace", "serve", *mine]))
@@ -89,7 +92,8 @@ def serve(
             "--from",
             metavar="ENGINE",
             help="Take the line of vllm, sglang, llama.cpp or ollama that follows --, and print "
-            "ours: headrace serve --from vllm -- MODEL --max-model-len 4096.",
+            "ours: headrace serve --from vllm -- MODEL --max-model-len 4096. Without a line: list "
+            "that engine's options.",
         ),
     ] = None,
     dry_run: Annotated[

@@ -20,11 +20,11 @@ from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
 from ..bench.steady_run import document, steady_run
-from ..engine.described import make_case
-from ..engine.draft_law import MEASURED, draft_law
-from ..engine.routing import ROUTERS
-from ..engine.sim import Cluster, Failures
-from ..engine.sim_replica import ReplicaSpec
+from ..engine.loop.draft_law import MEASURED, draft_law
+from ..engine.simulator.described import make_case
+from ..engine.simulator.routing import ROUTERS
+from ..engine.simulator.sim import Cluster, Failures
+from ..engine.simulator.sim_replica import ReplicaSpec
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
 from .bench_flags import with_run_flags

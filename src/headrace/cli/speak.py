@@ -12,7 +12,7 @@ import typer
 
 from ..base.config import EngineOptions
 from ..base.errors import InvalidRequest
-from ..engine.speaking import Speaker
+from ..engine.clients.speaking import Speaker
 from ..media.writing import MEDIA_TYPES, SoundWriter, wav_head
 from ..speech.voices import FILE, open_voices
 from .brief import BriefHelp

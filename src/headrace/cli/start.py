@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ..base.config import EngineOptions
-from ..engine.async_engine import AsyncEngine
+from ..engine.clients.async_engine import AsyncEngine
 from .progress import DownloadBars
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..base.environment import cache_root
 from ..base.errors import OptionError
 from ..base.names import nearest
-from ..base.other_engines import ENGINES, OtherOption
+from ..base.other_engines import ENGINES, SOURCES, OtherOption
 from ..loader.catalog import CATALOG
 from ..server.keys import Key, hash_of, write_keys
 
@@ -75,11 +75,7 @@ def translate(engine: str, words: list[str]) -> Translated:
     Raises `OptionError` for an unknown engine or option, and for an option whose absence would
     change what the server does.
     """
-    if engine not in ENGINES:
-        raise OptionError(
-            f"from must be one of {', '.join(ENGINES)}, not {engine!r:.40}", param="from"
-        )
-    known = {name: word for word in ENGINES[engine] for name in word.names}
+    known = {name: word for word in _known(engine) for name in word.names}
     line = Translated(engine)
     rest = iter(_without_program(words))
     for name, values in _options(rest, known, line):
@@ -87,6 +83,39 @@ def translate(engine: str, words: list[str]) -> Translated:
         TURNS[word.turn](line, OtherOption((name,), *_rest_of(word)), values)
     _finish(line)
     return line
+
+
+def listed(engine: str) -> str:
+    """Return the table of an engine's options, a line for each: theirs, ours, the difference."""
+    rows = [(" ".join(word.names), _counterpart(word), word.note) for word in _known(engine)]
+    wide = [min(36, max(len(row[column]) for row in rows)) for column in (0, 1)]
+    lines = [f"{one:{wide[0]}}  {two:{wide[1]}}  {note}".rstrip() for one, two, note in rows]
+    return "\n".join([f"held against {SOURCES[engine]}", *lines])
+
+
+def _counterpart(word: OtherOption) -> str:
+    ours = f"--{word.ours.replace('_', '-')}" if word.ours else ""
+    match word.turn:
+        case "omit" | "share" | "request":
+            return "left out" + (f" ({word.ours})" if word.turn == "request" and ours else "")
+        case "refuse":
+            return "refused"
+        case "copies":
+            return "refused above 1"
+        case "off":
+            return f"--no-{ours[2:]}"
+        case _ if word.turn == "file" or word.ours == "model":
+            return "MODEL"
+        case _:
+            return f"{ours} {word.example}".rstrip()
+
+
+def _known(engine: str) -> tuple[OtherOption, ...]:
+    if engine not in ENGINES:
+        raise OptionError(
+            f"from must be one of {', '.join(ENGINES)}, not {engine!r:.40}", param="from"
+        )
+    return ENGINES[engine]
 
 
 def _rest_of(word: OtherOption) -> tuple[str, str, str, str]:
@@ -117,7 +146,7 @@ def _options(
                     near = nearest(name, list(known))
                     raise OptionError(
                         f"{line.engine}'s {name[:80]} is not known here{near}; leave it out, or "
-                        "see docs/other-engines.md for what is",
+                        f"headrace serve --from {line.engine} lists what is",
                         param="from",
                     )
                 _model(line, word)

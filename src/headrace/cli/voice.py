@@ -14,8 +14,8 @@ from ..base.errors import HeadraceError, InvalidRequest
 from ..base.foreign import Undecodable, any_json
 from ..base.request import OutputDelta
 from ..base.sampling import SamplingParams
-from ..engine.face import ServingEngine
-from ..engine.input import default_sampling
+from ..engine.clients.face import ServingEngine
+from ..engine.clients.input import default_sampling
 from .remote import unreachable
 
 Message = dict[str, Any]

@@ -152,7 +152,7 @@ class AdapterDone(_Message):
 
 
 class Operate(_Message):
-    """An operator's action (`engine.controls`); answered by `Operated` with its number."""
+    """An operator's action (`engine.loop.controls`); answered by `Operated` with its number."""
 
     number: int
     action: str

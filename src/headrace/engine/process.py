@@ -23,15 +23,15 @@ from ..obs.flight import FlightRecorder
 from ..obs.threads import THREADS
 from . import messages
 from .aside import come_back
-from .core import EngineCore
 from .entered import enter
+from .loop.core import EngineCore
 from .messages import WireError
 from .preload import give_back, preload_torch
 
 if TYPE_CHECKING:
     from ..kv.holdings import Holdings
-    from .controls import Controls
-    from .lending import Lender
+    from .loop.controls import Controls
+    from .loop.lending import Lender
 
 BEAT_SECONDS = 0.5
 """Time between two signs of life when there is nothing to do, or nothing that can run now."""
@@ -51,8 +51,8 @@ def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
     # Local: the imports below take longer than saying hello, and the parent opens the files of the
     # model meanwhile.
     from ..loader.gguf_model import gguf_of
-    from .build import build
-    from .controls import Controls
+    from .loop.build import build
+    from .loop.controls import Controls
 
     channel.send(messages.Phase("import_engine", time.monotonic() - begin))
     if import_torch:

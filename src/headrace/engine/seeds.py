@@ -27,7 +27,13 @@ _LOOK = 2e-3
 """Seconds between looks at a process whose end is awaited for a while."""
 _ABOVE = 512
 """Received descriptors are kept from here on until each has its number."""
-_SHARED = ("engine.controls", "engine.layouts", "engine.build", "worker", "engine.worker_process")
+_SHARED = (
+    "engine.loop.controls",
+    "engine.ranks.layouts",
+    "engine.loop.build",
+    "worker",
+    "engine.ranks.worker_process",
+)
 """Modules that ranks share by being forked; they become the last one."""
 _waiting: list[Seed] = []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import OptionError
-from ..engine.face import ServingEngine
+from ..engine.clients.face import ServingEngine
 from ..loader.panelfile import TEMPORARY
 from ..loader.panels import panel_folder
 from ..server.served_profile import ServedProfile

@@ -14,8 +14,8 @@ from ..base.sampling import SamplingParams
 from ..bench.accuracy import Perplexity, stdlib_corpus, windows
 from ..bench.gate import hold, not_held
 from ..bench.reference import Reference
-from ..engine.async_engine import AsyncEngine
-from ..engine.llm import LLM
+from ..engine.clients.async_engine import AsyncEngine
+from ..engine.clients.llm import LLM
 from ..kernels.cpu.library import LAYOUT
 from ..loader.panels import panel_folder, portable
 from .checks import Place, model_files, need, undecided

@@ -23,7 +23,7 @@ from ..base.config import EngineOptions
 from ..base.errors import InvalidRequest, OptionError
 from ..base.modelfiles import ModelFiles
 from ..bench.accuracy import stdlib_corpus, windows
-from ..engine.described import make_case
+from ..engine.simulator.described import make_case
 from ..loader.gguf import GgufFile
 from ..loader.open import open_local, open_model
 from ..loader.partial import check_space, file_sha256

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from ..base.sampling import SamplingParams
-from ..engine.face import ServingEngine
+from ..engine.clients.face import ServingEngine
 
 PROMPT, TOKENS, ROUNDS, TOGETHER = 16, 24, 3, 8
 """Ids of a prompt, tokens of an answer, repetitions, answers at once."""

@@ -3,7 +3,7 @@
 The gain of a split is not that one prompt is ready sooner: another device of the same kind takes as
 long, and then its KV has to come. But a step with a chunk of a prompt is a long step for all
 sequences that decode in it. So the time lost by all that wait is compared. The same rule decides in
-an engine (`kv.tiers`) and in the simulator (`engine.sim`).
+an engine (`kv.tiers`) and in the simulator (`engine.simulator.sim`).
 """
 
 from __future__ import annotations

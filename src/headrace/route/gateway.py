@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..base.errors import HeadraceError, NotFound, Overloaded, TooLarge, Unauthorised
 from ..base.text_prefixes import TextPrefixes, secret_of
 from ..base.version import VERSION
-from ..engine.routing import Prompted, Router
+from ..engine.simulator.routing import Prompted, Router
 from ..obs.loopwatch import LoopWatch
 from ..obs.tasks import TaskWatch
 from ..server.body import BodiesInFlight

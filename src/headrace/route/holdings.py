@@ -14,7 +14,7 @@ import msgspec
 
 from ..base.foreign import Undecodable, json_reader
 from ..base.text_prefixes import PATH_TOLD
-from ..engine.routing import PrefixAffinity
+from ..engine.simulator.routing import PrefixAffinity
 from .replica import Replica
 from .upstream import ReplicaLost
 

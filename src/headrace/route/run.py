@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ..base.errors import OptionError
-from ..engine.routing import ROUTERS, PrefixAffinity
+from ..engine.simulator.routing import ROUTERS, PrefixAffinity
 from ..server.hosts import read_hosts
 from ..server.listen import http_server
 from ..server.origin import read_origins

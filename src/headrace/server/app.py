@@ -74,7 +74,7 @@ from .wire import json_response
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Scope
 
-    from ..engine.face import ServingEngine
+    from ..engine.clients.face import ServingEngine
 
 ROUTERS = (
     chat, completions, embeddings, audio, responses, messages, models, tokenize, rerank, files,

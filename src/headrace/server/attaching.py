@@ -8,7 +8,7 @@ from ..speech.finding import listens
 from .service import Service, writes
 
 if TYPE_CHECKING:
-    from ..engine.face import ServingEngine
+    from ..engine.clients.face import ServingEngine
     from ..engine.hearing.engine import HearingEngine
 
 
@@ -28,6 +28,6 @@ def attach(service: Service, engine: ServingEngine | HearingEngine) -> None:
 
         service.speak_with(SpeakingRoutes(service, engine))
     if listens(engine.files.path):
-        from ..engine.listening import SoundListener
+        from ..engine.clients.listening import SoundListener
 
         service.listener = SoundListener(engine.files)

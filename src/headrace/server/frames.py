@@ -18,7 +18,7 @@ from .generation import deltas
 from .wire import Large
 
 if TYPE_CHECKING:
-    from ..engine.face import OutputStream
+    from ..engine.clients.face import OutputStream
 
 log = logging.getLogger("headrace.server")
 

@@ -13,7 +13,7 @@ from ..base.request import OutputDelta
 from ..speculate import PredictedDrafter
 
 if TYPE_CHECKING:
-    from ..engine.face import OutputStream
+    from ..engine.clients.face import OutputStream
 
 
 class Aborted(Overloaded):

@@ -27,7 +27,7 @@ from ..engine.preload import collector_paused
 from ..obs.collector import collect_when_idle
 
 if TYPE_CHECKING:
-    from ..engine.face import ServingEngine
+    from ..engine.clients.face import ServingEngine
     from ..engine.hearing.engine import HearingEngine
     from .accounts import Accounts
     from .app import Application

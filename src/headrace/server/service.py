@@ -13,7 +13,7 @@ from typing_extensions import TypeIs
 from ..base.config import Decision, ServerOptions
 from ..base.errors import ContextOverflow, InvalidRequest, ModelNotFound, Overloaded, ShuttingDown
 from ..base.sampling import SamplingParams
-from ..engine.input import default_sampling
+from ..engine.clients.input import default_sampling
 from ..obs.loopwatch import LoopWatch
 from ..obs.spans import Spans
 from ..obs.tasks import TaskWatch, ended
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from ..engine.face import ServingEngine
+    from ..engine.clients.face import ServingEngine
+    from ..engine.clients.listening import SoundListener
     from ..engine.hearing.engine import HearingEngine
-    from ..engine.listening import SoundListener
     from .served_profile import ServedProfile
     from .speech_fields import SpeechBody
 

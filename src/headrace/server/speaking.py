@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..base.errors import HeadraceError
-from ..engine.face import ServingEngine
-from ..engine.speaking import Speaker, Speaking
+from ..engine.clients.face import ServingEngine
+from ..engine.clients.speaking import Speaker, Speaking
 from ..media.writing import MEDIA_TYPES, SoundWriter
 from .caller import CALLER, engine_id
 from .connection import EventStream, while_connected

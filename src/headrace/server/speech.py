@@ -10,7 +10,7 @@ from ..text import Dialect, Foreign, ReasoningMarks, StreamRouter, detect_dialec
 from ..text.tools import Tool
 
 if TYPE_CHECKING:
-    from ..engine.face import ServingEngine
+    from ..engine.clients.face import ServingEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Speech:
     """Filter that removes special tokens from untrusted texts."""
     counts_reasoning: bool = False
     """Whether each reasoning mark is one token. Then reasoning can be limited to a number of tokens
-    (`engine.input`, ADR 0058)."""
+    (`engine.clients.input`, ADR 0058)."""
 
     @classmethod
     def of(cls, engine: ServingEngine, template: str | None) -> Speech:

@@ -14,8 +14,8 @@ from .generation import Usage, check_whole
 
 if TYPE_CHECKING:
     from ..base.spec import Task
-    from ..engine.face import ServingEngine
-    from ..engine.pairs import Input
+    from ..engine.clients.face import ServingEngine
+    from ..engine.clients.pairs import Input
     from .service import Service
 
 MAX_INPUTS = 2048

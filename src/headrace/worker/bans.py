@@ -20,7 +20,7 @@ FORBIDDEN = float("-inf")
 
 class AllowedTokens(RowWish[npt.NDArray[np.int64]]):
     """A row's list of the only ids that it may draw. With a grammar no id might be left, so
-    `engine.input` admits no row that has both."""
+    `engine.clients.input` admits no row that has both."""
 
     want = LOGITS
 

@@ -24,9 +24,9 @@ from ...loader import Progress
 from ...obs.tasks import TaskWatch
 from ...speech.finding import find
 from .. import messages
-from ..face import Health
-from ..supervision import State, Supervision
-from ..supervisor import Supervisor
+from ..clients.face import Health
+from ..clients.supervision import State, Supervision
+from ..clients.supervisor import Supervisor
 from .messages import (
     FromHearing,
     Hear,

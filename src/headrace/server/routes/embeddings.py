@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from ...base.errors import InvalidRequest
 from ...base.spec import Task
-from ...engine.pairs import Input, cut_limit
+from ...engine.clients.pairs import Input, cut_limit
 from ..connection import while_connected
 from ..entry import entered
 from ..fields import Body, Integer, TokenId, inert

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ...base.errors import NotFound, Overloaded
 from ...base.text_prefixes import PATH_TOLD
-from ...engine.held import MOST_FOLLOWERS, HeldPrefixes
+from ...engine.clients.held import MOST_FOLLOWERS, HeldPrefixes
 from ..connection import EventStream
 from ..openapi import raw
 from ..service import Service, of

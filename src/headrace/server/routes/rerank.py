@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from ...engine.pairs import cut_limit, pairs_of, score_inputs
+from ...engine.clients.pairs import cut_limit, pairs_of, score_inputs
 from ..entry import entered
 from ..fields import Integer, Loose
 from ..openapi import replies, takes

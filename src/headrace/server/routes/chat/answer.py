@@ -15,7 +15,7 @@ from ...logprobs import chat_logprobs, prompt_logprobs
 from ...wire import DONE, Large, encode, frame, json_response, large_response
 
 if TYPE_CHECKING:
-    from ....engine.face import OutputStream
+    from ....engine.clients.face import OutputStream
     from .parts import Parts
     from .request import Chat
 

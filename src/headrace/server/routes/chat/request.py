@@ -23,7 +23,7 @@ from .schema import ChatBody, Message
 from .sounds import PART, with_sounds
 
 if TYPE_CHECKING:
-    from ....engine.face import OutputStream
+    from ....engine.clients.face import OutputStream
     from ...service import Service
 
 SHORT = 256

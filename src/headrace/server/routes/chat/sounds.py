@@ -10,7 +10,7 @@ from ....base.errors import InvalidRequest, TooLarge
 from ....base.spec import InputSpan
 
 if TYPE_CHECKING:
-    from ....engine.listening import SoundListener
+    from ....engine.clients.listening import SoundListener
     from ...service import Service
     from .schema import Message
 

@@ -25,7 +25,7 @@ from ...wire import DONE, Large, Many, frame, json_response, large_response
 from .schema import CompletionBody
 
 if TYPE_CHECKING:
-    from ....engine.face import OutputStream
+    from ....engine.clients.face import OutputStream
     from ...service import Service
 
 MAX_PROMPTS = 512

@@ -20,7 +20,7 @@ from .schema import NativeFields
 
 if TYPE_CHECKING:
     from ....base.sampling import SamplingParams
-    from ....engine.face import OutputStream
+    from ....engine.clients.face import OutputStream
     from ...service import Service
 
 _SAME = (

@@ -20,7 +20,7 @@ from .retention import retain
 from .schema import MessagesBody, MessageUsage
 
 if TYPE_CHECKING:
-    from ....engine.face import OutputStream
+    from ....engine.clients.face import OutputStream
     from ...service import Service
     from ..chat.parts import Parts
 

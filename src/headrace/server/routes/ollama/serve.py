@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ....base.foreign import Undecodable, any_json
 from ....base.sampling import SamplingParams
-from ....engine.pairs import cut_limit
+from ....engine.clients.pairs import cut_limit
 from ...connection import while_connected
 from ...generation import Usage, deltas
 from ...infill import infill_prompt
@@ -22,7 +22,7 @@ from .convert import chat_of, generate_of, plain_name
 from .reply import Clock, LineStream, line, now
 
 if TYPE_CHECKING:
-    from ....engine.face import OutputStream
+    from ....engine.clients.face import OutputStream
     from ...service import Service
     from ..chat.schema import ChatBody
     from .schema import EmbedBody, EmbeddingsBody, GenerateBody, OllamaChatBody

@@ -26,7 +26,7 @@ from .convert import items_of, to_chat
 from .schema import ResponseBody
 
 if TYPE_CHECKING:
-    from ....engine.face import OutputStream
+    from ....engine.clients.face import OutputStream
     from ...accounts import Account
     from ...service import Service
     from ..chat.schema import ChatBody

@@ -19,7 +19,7 @@ from ....obs.sketch import quantiles
 from ....obs.tasks import TaskWatch
 
 if TYPE_CHECKING:
-    from ....engine.face import ServingEngine
+    from ....engine.clients.face import ServingEngine
 
 SECONDS = 1.0
 HISTORY = 120

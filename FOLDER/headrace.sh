@@ -1,9 +1,0 @@
-#!/bin/sh
-# llama-3.1-8b in bfloat16: H100: 2
-# planned for 40 requests/s, 1,024 tokens in, 256 out, p99 TTFT < 1 s, TPOT < 50 ms
-test -n "$MODEL" || MODEL=llama-3.1-8b  # A folder or a hub id.
-CUDA_VISIBLE_DEVICES=0 headrace serve "$MODEL" --max-sequences 277 --step-tokens 512 --max-context 2560 --kv-dtype bfloat16 --port 8000 &
-CUDA_VISIBLE_DEVICES=1 headrace serve "$MODEL" --max-sequences 277 --step-tokens 512 --max-context 2560 --kv-dtype bfloat16 --port 8001 &
-# One address before them (other nodes: their names):
-headrace route http://127.0.0.1:8000 http://127.0.0.1:8001 &
-wait

@@ -1,0 +1,82 @@
+"""The parts of a model that the API process opens before it can serve: files, tokenizer,
+template."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ...base.config import EngineOptions
+from ...base.modelfiles import ModelFiles
+from ...loader import open_model
+from ...loader.panels import kept_path, panel_folder
+from ...speech.finding import listens
+from ...text import ChatTemplates, Tokenizer, load_tokenizer
+from ..preload import give_back
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    files: ModelFiles
+    tokenizer: Tokenizer
+    template: ChatTemplates | None
+    phases: dict[str, float]
+    """Seconds of each part."""
+
+
+async def open_for_serving(
+    options: EngineOptions, progress: Any, on_files: Callable[[ModelFiles], None]
+) -> OpenModel:
+    """Open a model. `on_files` is called as soon as the files are open: the tokenizer takes its
+    time.
+
+    Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
+    """
+    begin = time.monotonic()
+    files = await asyncio.to_thread(
+        open_model,
+        options.model,
+        cache_dir=Path(options.cache_dir) if options.cache_dir else None,
+        offline=options.offline,
+        progress=progress,
+    )
+    opened = time.monotonic()
+    on_files(files)
+    _read_ahead(files, options)
+    await asyncio.to_thread(check_beside, files)
+    read = time.monotonic()
+    tokenizer = await asyncio.to_thread(load_tokenizer, files.tokenizer, files.arch.vocab_size)
+    phases = {"open_files": opened - begin, "tokenizer": time.monotonic() - read}
+    give_back()
+    template = ChatTemplates(files) if files.used_templates else None
+    return OpenModel(files, tokenizer, template, phases)
+
+
+def check_beside(files: ModelFiles) -> None:
+    """Raise the errors of files next to a language model that are opened once it is ready: a codec
+    and its voices, an encoder of sounds. Text models have neither."""
+    if (files.path / "speech.json").is_file():
+        # While the weights load, in another process.
+        speaking = import_module("headrace.engine.clients.speaking")
+        speaking.open_speech_codec(speaking.open_voices(files.path, files.arch.vocab_size))
+    if listens(files.path):
+        sounds = import_module("headrace.speech.sound_rows")
+        sounds.open_sound_files(files.path, files.weights, files.arch.hidden)
+
+
+def _read_ahead(files: ModelFiles, options: EngineOptions) -> None:
+    """Have the system read the weights while the engine process still imports. If there are kept
+    repacked weights it reads those, since then the model's file is hardly read any more."""
+    kept = kept_path(files, panel_folder(options.cache_dir)) if options.keep_packed else None
+    paths = (kept,) if kept else files.weights
+    if hasattr(os, "posix_fadvise"):
+        for path in paths:
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

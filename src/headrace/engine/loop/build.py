@@ -1,0 +1,361 @@
+"""One engine, built in phases: plan, load, allocate, warm up, prove."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from ...base import environment
+from ...base.config import Decision, EngineOptions
+from ...base.errors import EngineFault, ModelFileError
+from ...base.facts import WorkerFacts
+from ...base.hardware import Hardware, cpu, gpus, hardware
+from ...base.identity import Identity
+from ...base.layout import Layout
+from ...base.modelfiles import ModelFiles
+from ...base.outputs import Scores, Vector
+from ...base.request import Request, SequenceDelta
+from ...base.sampling import SamplingParams
+from ...base.spec import RequestSpec
+from ...kv import KvManager
+from ...kv.handover import Handovers
+from ...kv.holdings import Holdings
+from ...loader.content import content_digest
+from ...obs.flight import FlightRecorder
+from ...roofline.memory import MemoryPlan
+from ...sched import Limits, Scheduler
+from ...sched.limits import Policy
+from ...sched.resource import Resource
+from .adapters import AdapterSlots
+from .calibration import calibrate_quickly, needs_calibration
+from .context import ContextCache, has_tiers, open_context_cache
+from .core import EngineCore
+from .executor import Executor, InlineExecutor
+from .gpu_start import alone_on
+from .grammar import GrammarResource
+from .prediction import computing, draft_prices, step_predictor
+from .real import REAL_WORKER, worker_loader
+from .start import Resolved, drafts_of, plan, resolve, weight_bytes_on_disk, worker_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .lending import Lender
+
+log = logging.getLogger("headrace.engine")
+
+OnPhase = Callable[[str, float], None]
+_PROOF_SALT = "headrace start"
+KEPT_PREFIXES = 0.25
+"""Share of a CPU's pool that cached prefixes fill before blocks without memory are taken. A pool is
+sized for full load, and memory that a quieter engine never needs is left alone."""
+
+
+@dataclass(slots=True)
+class Built:
+    """A core that has served its first tokens, and its parts."""
+
+    core: EngineCore
+    memory: MemoryPlan
+    facts: WorkerFacts
+    decisions: list[Decision]
+    identity: Identity
+    holdings: Holdings
+    context: ContextCache | None = None
+    lender: Lender | None = None
+
+    def close(self) -> None:
+        if self.lender is not None:
+            self.lender.close()
+        if self.context is not None:
+            self.context.close()
+        self.core.executor.close()
+
+
+def build(
+    options: EngineOptions,
+    files: ModelFiles,
+    *,
+    worker: str = REAL_WORKER,
+    flight: FlightRecorder | None = None,
+    on_phase: OnPhase = lambda name, seconds: None,
+) -> Built:
+    """Start an engine. Raises `OptionError`, `DoesNotFit`, `ModelFileError`, `UnsupportedModel`.
+
+    The memory plan is made twice. The first, with the size of the files, gives the worker's
+    settings; the second, with the actual size of the weights, gives the memory left for KV.
+    """
+    with ExitStack() as stack:
+        if options.device != "cpu" and (there := gpus()):
+            stack.enter_context(alone_on(there[0]))
+        return _build(options, files, worker, flight, on_phase, stack.close)
+
+
+def _build(
+    options: EngineOptions,
+    files: ModelFiles,
+    worker: str,
+    flight: FlightRecorder | None,
+    on_phase: OnPhase,
+    on_memory: Callable[[], None],
+) -> Built:
+    """Start as `build` does; `on_memory` is called when nothing more will be allocated."""
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        on_phase(name, time.monotonic() - begin)
+
+    with phase("plan"):
+        found = hardware()
+        resolved = resolve(options, files, found)
+        if resolved.options.device == "cpu" and options.device == "auto":
+            _warn_of_gpus(found, resolved)
+        if options.kernels == "ref":
+            log.warning("the reference kernels serve, as asked: over ten times slower than others")
+        wish = plan(resolved, files, weight_bytes_on_disk(resolved, files))
+    executor = _executor(resolved, wish, files, worker)
+    try:
+        begin = time.monotonic()
+        facts = executor.load()
+        _warn(resolved.options, facts.kernels)
+        for name, seconds in facts.phases.items():
+            on_phase(name, seconds)
+        on_phase("load_other", time.monotonic() - begin - sum(facts.phases.values()))
+        resolved = replace(
+            resolved,
+            options=replace(
+                resolved.options, max_sequences=wish.rows, max_context=options.max_context
+            ),
+        )
+        memory = plan(
+            resolved,
+            files,
+            facts.weight_bytes,
+            step_bytes=facts.step_bytes,
+            graph_bytes=facts.graph_bytes,
+        )
+        memory = replace(memory, max_context=min(memory.max_context, wish.max_context))
+        device = resolved.options.device
+        if worker == REAL_WORKER and needs_calibration(device):
+            with phase("calibrate"):
+                # For the whole machine, whatever share this start was given: the file is kept for
+                # good.
+                calibrate_quickly(cpu().cores)
+        with phase("kv_pool"):
+            executor.allocate(memory.pool)
+            on_memory()
+            decided = [*resolved.decisions, *wish.decisions, *memory.decisions, *facts.kernels]
+            decisions = list({decision.name: decision for decision in decided}.values())
+            options = resolved.options
+            identity = Identity.of(content_digest(files), files.arch, options, decisions)
+            core, context, kv, lender = _core(
+                resolved, memory, executor, flight, facts, files, identity
+            )
+        with phase("warm_up"):
+            executor.warm_up()
+        with phase("first_token"):
+            prove(
+                core,
+                memory.max_context,
+                vocabulary=files.arch.vocab_size,
+                generates=files.arch.task == "tokens",
+                features=facts.features,
+            )
+    except BaseException:
+        executor.close()
+        raise
+    return Built(core, memory, facts, decisions, identity, kv.holdings, context, lender)
+
+
+def _warn_of_gpus(found: Hardware, resolved: Resolved) -> None:
+    """Log why a GPU that is there does not serve."""
+    why = next(one.reason for one in resolved.decisions if one.name == "device")
+    if found.gpus:
+        log.warning("%s is left alone: %s", found.gpus[0].name, why)
+    elif found.broken_driver:
+        log.warning("a GPU, if there is one, is left alone: %s", why)
+
+
+def _warn(options: EngineOptions, kernels: list[Decision]) -> None:
+    """Log surprising choices of the kernels that serve."""
+    decided = {one.name: one for one in kernels}
+    slow = [
+        one for one in decided.values() if one.name.startswith("kernels.") and one.value == "ref"
+    ]
+    if slow and options.device == "cpu" and options.kernels != "ref":
+        names = ", ".join(one.name.removeprefix("kernels.") for one in slow)
+        why = slow[0].reason
+        log.warning("the reference kernels, which are slow, serve %s: %s", names, why)
+    narrowed = decided.get("quantise")
+    if narrowed is not None and narrowed.value != options.quantise:
+        log.warning("quantise %s", narrowed.reason)
+
+
+def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
+    settings = worker_settings(resolved, wish)
+    if resolved.options.layout != "1" or resolved.options.executor == "multiproc":
+        # Local: imports the channels between processes, which nothing else here needs.
+        from ..ranks.layouts import in_processes
+
+        tiers = has_tiers(_decided(resolved), resolved.options)
+        return in_processes(files, settings, worker, resolved.options, share_pool=tiers)
+    return InlineExecutor(
+        lambda: worker_loader(worker)(files, settings), threaded=(resolved.options.depth or 1) > 1
+    )
+
+
+def _core(
+    resolved: Resolved,
+    memory: MemoryPlan,
+    executor: Executor,
+    flight: FlightRecorder | None,
+    facts: WorkerFacts,
+    files: ModelFiles,
+    identity: Identity,
+) -> tuple[EngineCore, ContextCache | None, KvManager, Lender | None]:
+    options = resolved.options
+    predict = step_predictor(
+        files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
+    )
+    stages = Layout.parse(options.layout).pp
+    depth = max(options.depth or 1, stages)
+    limits = Limits(
+        rows=memory.rows,
+        step_tokens=memory.step_tokens,
+        max_context=memory.max_context,
+        max_waiting=options.max_waiting,
+        policy=cast(Policy, options.policy),
+        depth=depth,
+        stages=stages,
+        drafts=drafts_of(options),
+    )
+    # On a CPU blocks get their memory when they are first written: see `kv.pool`.
+    keep = KEPT_PREFIXES if options.device == "cpu" else 1.0
+    resources: list[Resource] = []
+    if "grammar" in facts.features:
+        resources.append(GrammarResource(executor.prepare_grammar))
+    adapters = AdapterSlots(options.max_adapters) if "adapter" in facts.features else None
+    if adapters is not None:
+        resources.append(adapters)
+    kv = KvManager(
+        memory.pool,
+        prefix_cache=options.prefix_cache,
+        keep=keep,
+        identity=identity.fingerprint,
+        adapter_content=str if adapters is None else adapters.content,
+    )
+    if options.kv_events is not None:
+        kv.holdings.log_blocks()
+    seconds = computing(predict, memory.step_tokens)
+    lends = None
+    if options.role != "both":
+        from . import lending  # Local: only an engine with a role pays for this import.
+
+        lends = lending.borrowed(options, kv, memory.pool, identity)
+    context = open_context_cache(
+        _decided(resolved), options, kv, memory.pool, executor, seconds, lends
+    )
+    if context is not None:
+        resources.append(context)
+    prices = draft_prices(predict) if limits.drafts else None
+    scheduler = Scheduler(limits, kv, resources, prices=prices)
+    if lends is not None and context is not None:
+        scheduler.split = lends.stats
+        context.tiers.handovers = Handovers(lends, seconds, lambda: scheduler.pressure, lends.stats)
+    core = EngineCore(
+        scheduler,
+        executor,
+        depth=depth,
+        flight=flight,
+        check=environment.check_plans(),
+        adapters=adapters,
+        predict=predict,
+    )
+    named = adapters.named if adapters is not None else lambda content: None
+    lender = None
+    if options.role != "both":
+        vocabulary = files.arch.vocab_size
+        lender = lending.lender(options, kv, identity, executor, seconds, named, vocabulary)
+    if lender is not None:
+        scheduler.split = lender.stats
+    return core, context, kv, lender
+
+
+def _decided(resolved: Resolved) -> Decision:
+    return next(one for one in resolved.decisions if one.name == "context_cache")
+
+
+def prove(
+    core: EngineCore,
+    max_context: int,
+    *,
+    vocabulary: int,
+    generates: bool = True,
+    features: Collection[str] = (),
+) -> None:
+    """Send a real token through every serving path: greedy, and sampled with filters and logprobs.
+    Send a vector, too, if the worker makes them.
+
+    Raises `EngineFault` if one ends otherwise than it should, `ModelFileError` if its results are
+    not finite.
+    """
+    length = min(8, max_context - 2)
+    paths = {
+        "greedy": SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True),
+        "sampled": SamplingParams(
+            max_tokens=2,
+            top_k=20,
+            top_p=0.9,
+            repetition_penalty=1.1,
+            seed=1,
+            logprobs=1,
+            prompt_logprobs=0,
+            ignore_eos=True,
+        ),
+    }
+    if not generates:
+        paths = {}
+    if "pooling" in features:
+        paths["pooling"] = SamplingParams(max_tokens=1)
+    for name, sampling in paths.items():
+        core.add(
+            Request(
+                id=f"headrace-start-{name}",
+                prompt=[place % vocabulary for place in range(1, length + 1)],
+                spec=RequestSpec(
+                    sampling, seed=1, task="vector" if name == "pooling" else "tokens"
+                ),
+                cache_salt=_PROOF_SALT,
+                arrival=time.monotonic(),
+            )
+        )
+    tokens = dict.fromkeys(paths, 0)
+    while core.has_work:
+        for delta in core.turn():
+            if delta.finish in ("error", "abort"):
+                raise EngineFault(f"the first request ended with: {delta.error or delta.finish}")
+            if not all(map(math.isfinite, _numbers(delta))):
+                raise ModelFileError(
+                    "the model computes no numbers from its first tokens (NaN or infinity): its "
+                    "weights are damaged, or too large for their type",
+                    param="model",
+                )
+            made = len(delta.tokens) + 2 * (delta.output is not None)
+            tokens[delta.request_id.removeprefix("headrace-start-")] += made
+    if set(tokens.values()) != {2}:
+        raise EngineFault(f"the first requests gave {tokens} tokens instead of 2 each")
+
+
+def _numbers(delta: SequenceDelta) -> Iterator[float]:
+    """Yield the numbers in a delta."""
+    if isinstance(delta.output, Vector | Scores):
+        yield from delta.output.values
+    for position in delta.logprobs or ():
+        yield position.logprob

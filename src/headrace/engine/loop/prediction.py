@@ -1,0 +1,151 @@
+"""The roofline's view of an opened model: the bytes of its tensors by role."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+
+from ...base.config import Decision, EngineOptions
+from ...base.hardware import hardware
+from ...base.layout import Layout
+from ...base.modelfiles import ModelFiles
+from ...base.step import StepPlan
+from ...kv.tiers import Computing
+from ...loader.gguf_model import gguf_of
+from ...loader.names import from_gguf_name, from_hf_name
+from ...loader.shards import read_headers
+from ...roofline.composition import compose, compose_plan
+from ...roofline.counts import Case
+from ...roofline.formats import GGML, usual_format
+from ...roofline.machine import this_hardware
+from ...roofline.routing import typical_skew
+from ...roofline.step import Estimate, StepModel
+from ...roofline.weights import WeightBytes, from_tensors
+from ...sched.price import StepPrices, least, paying
+from .draft_law import verifying
+from .start import resolve
+
+_SAFETENSORS = {
+    "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "fp8", "I8": "int8",
+    "U8": "int4", "I32": "int4",
+}  # fmt: skip
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+
+
+def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
+    """Return (bytes of each tensor by its Hugging Face name, the format of most of them)."""
+    sizes: dict[str, int] = {}
+    formats: Counter[str] = Counter()
+    if files.format == "gguf":
+        for name, info in gguf_of(files).tensors.items():
+            canonical = from_gguf_name(name, files.arch)
+            if canonical is not None:
+                sizes[canonical] = info.nbytes
+                formats[GGML.get(info.type.name, info.type.name)] += info.nbytes
+    else:
+        for name, stored in read_headers(files.weights).items():
+            canonical = from_hf_name(name, files.arch)
+            if canonical is not None:
+                size = math.prod(stored.shape) * _BYTES[stored.dtype]
+                sizes[canonical] = size
+                formats[_SAFETENSORS.get(stored.dtype, "float32")] += size
+    return sizes, usual_format(formats, "float32")
+
+
+def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str) -> Case:
+    """Return the roofline's case of this model as its file stores it."""
+    skew = typical_skew(files.arch)
+    return Case(files.arch, stored_weights(files), dtype, kv_dtype, Layout(), skew)
+
+
+def stored_weights(files: ModelFiles) -> WeightBytes:
+    """Return the bytes of the file's own tensors."""
+    sizes, format = tensor_bytes(files)
+    assert any(re.search(r"layers?\.\d+\.", name) for name in sizes), "a model has layers"
+    return from_tensors(files.arch, sizes, format)
+
+
+def serving_types(files: ModelFiles) -> tuple[str, str]:
+    """Return (dtype, kv_dtype) with which a server of this model would start on this machine's
+    CPU."""
+    options = resolve(EngineOptions(model=files.name, device="cpu"), files, hardware()).options
+    return options.dtype, options.kv_dtype
+
+
+def step_predictor(
+    files: ModelFiles, *, device: str, dtype: str, kv_dtype: str
+) -> StepPredictor | None:
+    """Return the roofline's predictor of plans, or None if the hardware is not known.
+
+    Costs tens of microseconds per step. `headrace roofline --calibrate` makes a CPU known, and
+    `--measure` fits it to real steps.
+    """
+    known = this_hardware(device)
+    if known is None:
+        return None
+    model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype), known)
+    return StepPredictor(model)
+
+
+def draft_prices(predict: StepPredictor | None) -> StepPrices:
+    """Return the prices of drafts with which an engine begins."""
+    return StepPrices(least if predict is None else predict.verifying)
+
+
+def computing(predict: StepPredictor | None, step_tokens: int) -> Computing:
+    """Return the roofline's seconds to compute a part of a prompt. If it does not know this
+    machine, every load is taken to be quicker."""
+    if predict is None:
+        return lambda start, tokens: float("inf")
+    return lambda start, tokens: predict.prefill(start, tokens, step_tokens)
+
+
+def drafts_that_pay(options: EngineOptions, files: ModelFiles) -> Decision:
+    """Return the chances from which an engine verifies drafts before it has run a step."""
+    asked = resolve(options, files, hardware()).options
+    known = step_predictor(files, device=asked.device, dtype=asked.dtype, kv_dtype=asked.kv_dtype)
+    prices = draft_prices(known)
+    chances = {running: paying(running, prices) for running in (1, 8, 32)}
+    told = (f"{one} from {chance:.0%}" for one, chance in chances.items() if chance <= 1)
+    source = "the roofline" if known is not None else "a guess"
+    return Decision(
+        "drafts that pay",
+        ", ".join(told) or "none",
+        f"sequences at once, and the chance of one draft each; by {source} until steps show more",
+    )
+
+
+class StepPredictor:
+    """Predictor of the time and work of plans as they come, in order.
+
+    It remembers which rows pool: those end in a vector, so they need no logits.
+    """
+
+    def __init__(self, model: StepModel) -> None:
+        self._model = model
+        self._pooling: dict[int, bool] = {}
+
+    def verifying(self, tokens: int) -> float:
+        """Return the seconds of a step that verifies `tokens` of one sequence."""
+        return verifying(self._model, tokens)
+
+    def prefill(self, start: int, tokens: int, step_tokens: int) -> float:
+        """Return the seconds to compute `tokens` of one prompt after `start` others."""
+        arch, end = self._model.case.arch, start + tokens
+        return sum(
+            self._model.estimate(compose(arch, [at], [min(step_tokens, end - at)], 0)).seconds
+            for at in range(start, end, step_tokens)
+        )
+
+    def __call__(self, plan: StepPlan) -> Estimate:
+        arch = self._model.case.arch
+        for admission in plan.admitted:
+            self._pooling[admission.row] = not admission.spec.generates
+        if arch.task == "tokens" and any(self._pooling.get(row) for row in plan.rows):
+            sampled = plan.drafts + sum(
+                sample and not self._pooling.get(row)
+                for row, sample in zip(plan.rows, plan.samples, strict=True)
+            )
+            return self._model.estimate(compose(arch, plan.starts, plan.counts, sampled))
+        return self._model.estimate(compose_plan(arch, plan))

@@ -1,0 +1,353 @@
+"""Decisions of a start: every "auto" is decided, with its reason, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...base.config import (
+    CPU_KERNELS,
+    CPU_VALUES,
+    MOST_THREADS,
+    ROWS,
+    Decision,
+    EngineOptions,
+    auto_kv_dtype,
+    parse_size,
+)
+from ...base.errors import OptionError
+from ...base.extras import install
+from ...base.gpus import GpuFacts
+from ...base.groups import group_bytes
+from ...base.hardware import Hardware, torch_build
+from ...base.layout import ONE, Layout
+from ...base.modelfiles import ModelFiles
+from ...base.split import Role
+from ...base.step import MOST_DRAFTS
+from ...base.textlibrary import absence
+from ...loader.panels import panel_folder
+from ...roofline.memory import USABLE, MemoryPlan, plan_memory
+from ...speculate import names_of
+from ..ranks.ranks import rank_groups, shared_by
+from .context import context_cache, remote_store
+from .draft_model import DraftPlan, plan_draft, tokenizer_of
+from .real import kernel_decisions
+from .split import split_role
+
+STEP_TOKENS = {"cpu": 512, "cuda": 8192}
+"""Budget of a step: large enough for full speed of the matrix products on the device, and small
+enough that one prompt's chunk does not stop the others for long."""
+DEPTH = {"cpu": 1, "cuda": 2}
+"""Steps in flight. A device waits for the host between two steps unless the next is planned; on a
+CPU both want the same cores."""
+MOST_ROWS, ROW_TOKENS = 1024, 1024
+"""On a device: as many sequences as its pool holds with so many tokens each, `MOST_ROWS` at
+most."""
+DRAFTS = MOST_DRAFTS
+"""Drafts of a sequence and step: the products of eight rows cost two steps of one."""
+ENCODER_STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""An encoder streams nothing that a long step could hold up; many inputs go together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Options without "auto" and None, except those that only the memory plan can decide."""
+
+    options: EngineOptions
+    decisions: tuple[Decision, ...]
+    available: int
+    """Bytes on the device when the plan was made, weights not yet loaded."""
+    kv_memory: int | None
+    draft: DraftPlan | None = None
+    """The plan of the draft model."""
+
+
+def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Resolved:
+    """Decide the open options. Raises `OptionError` for a value that cannot work here."""
+    options.verify()
+    decisions = list(files.decisions)
+
+    def decide(name: str, value: Any, reason: str) -> Any:
+        decisions.append(Decision(name, str(value), reason))
+        return value
+
+    if options.max_adapters and files.arch.task != "tokens":
+        raise OptionError("an encoder takes no adapters", param="max_adapters")
+    device, why = _device(options.device, hardware)
+    decide("device", device, why)
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype, why = _dtype(device, hardware)
+        decide("dtype", dtype, why)
+    if device == "cpu" and options.kernels in CPU_KERNELS:
+        _verify_values(options)
+    kv_dtype = options.kv_dtype
+    if kv_dtype == "auto":
+        kv_dtype, why = auto_kv_dtype(device, dtype, options.kernels)
+        decide("kv_dtype", kv_dtype, why)
+    step_tokens = options.step_tokens
+    if step_tokens is None and files.arch.task != "tokens":
+        step_tokens = decide(
+            "step_tokens",
+            max(ENCODER_STEP_TOKENS[device], files.arch.max_context),
+            f"default of {device} for encoders, which compute an input in one step",
+        )
+    elif step_tokens is None:
+        step_tokens = decide("step_tokens", STEP_TOKENS[device], f"default of {device}")
+    threads = options.threads
+    if threads is None:
+        cpu = hardware.cpu
+        threads = decide(
+            "threads",
+            min(cpu.physical_cores, MOST_THREADS),
+            f"cores without their second hardware threads, of {cpu.cores} that this process has",
+        )
+    speculate, why = _drafting(options, device, files)
+    if options.speculate != "off":
+        decide("speculate", speculate, why)
+    _verify_draft_model(options)
+    depth = options.depth
+    if depth is None:
+        depth = decide("depth", DEPTH[device], f"default of {device}")
+    if depth > 1 and options.executor == "inline":
+        decide("executor", "inline", "the worker has a thread of its own, for depth 2")
+    if options.max_sequences is None and device == "cpu":
+        options = replace(
+            options, max_sequences=decide("max_sequences", ROWS, f"default of {device}")
+        )
+    options = replace(options, depth=depth)
+    ranks = Layout.parse(options.layout)
+    if ranks != ONE:
+        decide("layout", ranks, shared_by(ranks, options, files, device, threads))
+    decisions.append(context_cache(options, files, device))
+    if (remote := remote_store(options, decisions[-1])) is not None:
+        decisions.append(remote)
+    if (role := split_role(options, files, device)) is not None:
+        decisions.append(role)
+    kv_memory = None if options.kv_memory == "auto" else parse_size(options.kv_memory, "kv_memory")
+    resolved = replace(
+        options,
+        device=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        step_tokens=step_tokens,
+        threads=threads,
+        speculate=speculate,
+    )
+    available = hardware.cpu.available
+    if device == "cuda":
+        available = _available(hardware.gpus[0])
+    draft = None
+    if options.draft_model is not None:
+        draft = plan_draft(resolved, files, available)
+        decisions.append(draft.decision)
+    return Resolved(resolved, tuple(decisions), available, kv_memory, draft)
+
+
+def _verify_values(options: EngineOptions) -> None:
+    """Raise `OptionError` for a value that only the reference kernels serve on a CPU.
+
+    They take ten to a hundred times as long, so they serve only if they are asked for by name.
+    """
+    for param, served in CPU_VALUES.items():
+        value = getattr(options, param)
+        if value in ("auto", *served):
+            continue
+        other = "" if param == "quantise" else ", or --kernels ref, which is over ten times slower"
+        raise OptionError(
+            f"{param} {value} has no kernels on a CPU; choose auto or {', '.join(served)}{other}",
+            param=param,
+        )
+
+
+def _verify_draft_model(options: EngineOptions) -> None:
+    """Raise `OptionError` if a draft model has nothing to do, or is missing."""
+    if options.speculate == "draft" and options.draft_model is None:
+        raise OptionError("speculate is draft, so draft_model must name one", param="draft_model")
+    if options.draft_model is not None and options.speculate not in ("auto", "draft"):
+        raise OptionError(
+            f"draft_model drafts where speculate is auto or draft, not {options.speculate}",
+            param="draft_model",
+        )
+
+
+def _drafting(options: EngineOptions, device: str, files: ModelFiles) -> tuple[str, str]:
+    """Return (drafters, reason); "auto" becomes "off" if nothing can be drafted. Raises
+    `OptionError` if a drafter was asked for by name all the same."""
+    wish, obstacle = options.speculate, ""
+    if files.arch.task != "tokens":
+        obstacle = "an encoder makes no tokens to draft"
+    elif device != "cpu":
+        obstacle = f"drafts are not verified on {device} yet"
+    elif Layout.parse(options.layout).pp > 1:
+        obstacle = "stages do not verify drafts yet"
+    elif wish == "suffix" and (why := absence()):
+        obstacle = f"suffix drafts with a library: {why}"
+    if obstacle and (wish not in ("off", "auto") or options.draft_model is not None):
+        raise OptionError(obstacle, param="speculate")
+    if obstacle or wish == "off":
+        return "off", obstacle
+    asked = names_of(wish)
+    if options.draft_model is not None:
+        asked = (*asked, "a draft model")
+    names = ", ".join(asked)
+    return wish, f"{names} draft; a step verifies as many as pay, at most {DRAFTS} of each"
+
+
+def drafts_of(options: EngineOptions) -> int:
+    """Return the drafts that one step may verify in addition to a token."""
+    return 0 if options.speculate == "off" else DRAFTS
+
+
+def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
+    """Return (device, reason)."""
+    obstacle = _without_gpu(hardware)
+    if wish == "cuda" and obstacle:
+        raise OptionError(f"device cuda cannot be used: {obstacle}", param="device")
+    if wish != "auto":
+        return wish, "asked for"
+    if obstacle:
+        return "cpu", obstacle
+    return "cuda", hardware.gpus[0].name
+
+
+def _without_gpu(hardware: Hardware) -> str:
+    """Return the reason why no GPU can be used; empty if one can."""
+    version, cuda = torch_build()
+    if not hardware.gpus:
+        return hardware.no_gpu or "no NVIDIA GPU is visible"
+    if not version:
+        return f"PyTorch, which a GPU needs, is not installed: {install('torch')}"
+    if cuda is None:
+        return f"the installed torch {version} is built without CUDA"
+    wanted = int(cuda.partition(".")[0])
+    if hardware.cuda[0] < wanted:
+        served = ".".join(map(str, hardware.cuda))
+        return (
+            f"torch {version} is built for CUDA {cuda} and the driver serves {served}: update the "
+            f"driver, or install a torch for CUDA {hardware.cuda[0]}"
+        )
+    return ""
+
+
+def _dtype(device: str, hardware: Hardware) -> tuple[str, str]:
+    if device == "cpu":
+        return "float32", "the fastest dense type of most CPUs; quantised weights stay as they are"
+    major, minor = hardware.gpus[0].capability
+    if (major, minor) >= (8, 0):
+        return "bfloat16", f"compute capability {major}.{minor} has it"
+    return "float16", f"compute capability {major}.{minor} has no bfloat16"
+
+
+def _available(gpu: GpuFacts) -> int:
+    """Return the bytes that a plan may count on; of a host's memory it takes a host's share."""
+    return int(gpu.free * USABLE["cpu"] / USABLE["cuda"]) if gpu.integrated else gpu.free
+
+
+def weight_bytes_on_disk(resolved: Resolved, files: ModelFiles) -> int:
+    """Estimate the weights' size before they are loaded: the size of their files."""
+    drafts = 0 if resolved.draft is None else resolved.draft.file_bytes
+    return drafts + sum(path.stat().st_size for path in files.weights)
+
+
+def plan(
+    resolved: Resolved,
+    files: ModelFiles,
+    weight_bytes: int,
+    *,
+    step_bytes: int = 0,
+    graph_bytes: int = 0,
+) -> MemoryPlan:
+    """Divide the device's memory. Raises `DoesNotFit` with options that would help.
+
+    `step_bytes` and `graph_bytes`: as a worker measured them; 0 before there is one.
+    """
+    options = resolved.options
+    if options.max_sequences is not None:
+        return _plan(resolved, files, weight_bytes, options.max_sequences, step_bytes, graph_bytes)
+    found = _plan(resolved, files, weight_bytes, MOST_ROWS, step_bytes, graph_bytes)
+    each = min(ROW_TOKENS, found.max_context)
+    held = found.kv_tokens // each
+    if held < found.rows:
+        found = _plan(resolved, files, weight_bytes, max(ROWS, held), step_bytes, graph_bytes)
+    why = f"the pool holds {held} sequences of {each} tokens; {ROWS} to {MOST_ROWS} run at once"
+    decision = Decision("max_sequences", str(found.rows), why)
+    return replace(found, decisions=(decision, *found.decisions))
+
+
+def _plan(
+    resolved: Resolved,
+    files: ModelFiles,
+    weight_bytes: int,
+    rows: int,
+    step_bytes: int,
+    graph_bytes: int,
+) -> MemoryPlan:
+    options, draft = resolved.options, resolved.draft
+    layout = Layout.parse(options.layout)
+    assert options.step_tokens is not None
+    assert options.depth is not None
+    slots = () if draft is None else draft.slots
+    slot_bytes = layout.devices * group_bytes(slots, options.block_size)
+    memory = plan_memory(
+        files.arch,
+        weight_bytes=weight_bytes + slot_bytes,
+        available=resolved.available,
+        rows=rows,
+        step_tokens=options.step_tokens,
+        max_context=options.max_context,
+        block_size=options.block_size,
+        kv_dtype=options.kv_dtype,
+        dtype=options.dtype,
+        kv_memory=resolved.kv_memory,
+        device=options.device,
+        depth=options.depth,
+        step_bytes=step_bytes,
+        graph_bytes=graph_bytes,
+        ranks=rank_groups(layout, files.arch, options.kv_dtype),
+    )
+    return replace(
+        memory,
+        pool=replace(memory.pool, slots=slots),
+        weight_bytes=weight_bytes,
+        kv_bytes=memory.kv_bytes + slot_bytes,
+    )
+
+
+def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
+    """Return the fields of `worker.WorkerOptions`."""
+    options = resolved.options
+    return {
+        "device": options.device,
+        "dtype": options.dtype,
+        "kv_dtype": options.kv_dtype,
+        "kernels": options.kernels,
+        "deterministic": options.deterministic,
+        "quantise": options.quantise,
+        "threads": options.threads,
+        "rows": memory.rows,
+        "step_tokens": memory.step_tokens,
+        "max_context": memory.max_context,
+        "adapters": options.max_adapters,
+        "adapter_rank": options.adapter_rank,
+        "drafts": drafts_of(options),
+        "drafters": options.speculate if drafts_of(options) else "auto",
+        "draft_model": None if resolved.draft is None else resolved.draft.path,
+        "lends": Role.parse(options.role).kind == "prefill",
+        "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
+    }
+
+
+def explain(
+    options: EngineOptions, files: ModelFiles, hardware: Hardware
+) -> tuple[list[Decision], MemoryPlan]:
+    """Return the decisions of a start, without loading weights (their size is that of their files).
+
+    The kernels themselves say which of them serve. The tokenizer is opened: a damaged one ends this
+    as it would end a start.
+    """
+    resolved = resolve(options, files, hardware)
+    memory = plan(resolved, files, weight_bytes_on_disk(resolved, files))
+    kernels = kernel_decisions(files, worker_settings(resolved, memory))
+    tokenizer = tokenizer_of(files).served
+    return [*resolved.decisions, *memory.decisions, *kernels, tokenizer], memory

@@ -1,0 +1,82 @@
+"""A rank other than the first that a launcher started: it serves rank 0."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ...base.config import EngineOptions
+from ...base.errors import EngineDead, HeadraceError
+from ...base.facts import WorkerFacts
+from ...base.hardware import cpu
+from ...base.modelfiles import ModelFiles
+from ...dist.channel import PeerGone
+from ...dist.wake import Wake
+from ...loader import open_model
+from ...loader.panels import panel_folder
+from .. import messages
+from ..loop.executor import LoadedWorker
+from ..loop.real import REAL_WORKER, worker_loader
+from .joining import PATIENCE, Patience, join, joins
+from .launch import RankPlace
+from .worker_process import serve
+
+
+def follow(
+    options: EngineOptions,
+    files: ModelFiles,
+    place: RankPlace,
+    *,
+    worker: str = REAL_WORKER,
+    patience: Patience = PATIENCE,
+) -> None:
+    """Do what rank 0 says until it says stop. Raises `EngineDead` naming the rank that ended the
+    group, `OptionError` if this one does not belong to it."""
+    began = time.monotonic()
+    circle, channel = join(place, lambda port: joins(place, options, files, port), patience)
+    wake = Wake()
+    circle.calls.append(lambda rank, why: wake.ring())
+    channel.watch(wake.fileno())
+
+    def load(asked: messages.Load) -> tuple[LoadedWorker, WorkerFacts]:
+        """Load the model that rank 0 decided on, with this host's files, threads and memory."""
+        here: dict[str, Any] = {
+            "rank": place.rank,
+            "commons": circle.descriptor,
+            "threads": options.threads or cpu().physical_cores,
+            "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
+        }
+        return worker_loader(worker)(files, {**asked.settings, **here})
+
+    def check() -> None:
+        wake.clear()
+        circle.check()
+
+    try:
+        ended = serve(channel, load, began, check)
+    except PeerGone:
+        ended = None
+        deadline = time.monotonic() + 1.0  # The pulse knows how.
+        while not circle.lost and time.monotonic() < deadline:
+            time.sleep(0.01)
+        circle.check()
+        raise EngineDead(f"{circle.names[0]} closed its connection") from None
+    finally:
+        channel.close()
+        circle.close()
+        wake.close()
+    if ended is not None:
+        raise ended
+
+
+class RayRank:
+    """An actor of Ray: a rank in a process of its own, on a host that Ray chose."""
+
+    def follow(self, options: EngineOptions, place: RankPlace) -> str:
+        """Follow rank 0; return the error that ended the rank, or "" if rank 0 stopped it."""
+        try:
+            files = open_model(options.model, cache_dir=options.cache_dir, offline=options.offline)
+            follow(options, files, place)
+        except HeadraceError as error:
+            return error.message
+        return ""

@@ -1,0 +1,47 @@
+"""The executor for a layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...base.config import EngineOptions
+from ...base.errors import OptionError
+from ...base.layout import ONE, Layout
+from ...base.modelfiles import ModelFiles
+from .group import GroupExecutor, JoinedRanks, LocalRanks
+from .joining import joins
+from .launch import place_of
+from .multiproc import MultiprocExecutor
+from .placed import PlacedRanks
+from .stages import StagesExecutor
+
+
+def in_processes(
+    files: ModelFiles,
+    settings: dict[str, Any],
+    worker: str,
+    options: EngineOptions,
+    *,
+    share_pool: bool,
+) -> MultiprocExecutor | GroupExecutor:
+    """Make the executor of a worker in a process of its own, or of several that share the model.
+    `share_pool` is for one. Raises as `joining.lead`."""
+    layout = Layout.parse(options.layout)
+    if layout == ONE:
+        return MultiprocExecutor(files, settings, worker, share_pool=share_pool)
+    met = _joined(files, options) if options.launcher != "local" else None
+    kind = StagesExecutor if layout.pp > 1 else GroupExecutor
+    return kind(files, settings, worker, met or LocalRanks(worker, layout.devices), layout)
+
+
+def _joined(files: ModelFiles, options: EngineOptions) -> JoinedRanks:
+    place = place_of(options)
+    if options.launcher == "ray":
+        return PlacedRanks(place, joins(place, options, files), options)
+    if place.rank:
+        raise OptionError(
+            f"rank {place.rank} of {place.ranks} answers nobody: `headrace serve` lets it join "
+            "rank 0",
+            param="launcher",
+        )
+    return JoinedRanks(place, joins(place, options, files))

@@ -1,0 +1,5 @@
+"""Engines on virtual time: the real scheduler and KV manager, steps timed by the roofline.
+
+Owns: simulated replicas and the links between them, and the routing that the gateway shares.
+Does not know: devices.
+"""
