@@ -137,7 +137,7 @@ def test_layers_of_llama4_have_chunks_or_no_positions() -> None:
         if isinstance(spec, AttentionSpec)
     ]
     chunk = (True, True, None, False)
-    assert found == [chunk, (False, False, (0.1, 4), True), chunk]
+    assert found == [chunk, (False, False, (0.1, 4, 1), True), chunk]
     inside = [node.spec.inside for node in graph.nodes if isinstance(node.spec, ExpertsSpec)]
     assert inside == [True, True]
 

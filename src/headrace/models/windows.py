@@ -96,13 +96,14 @@ def layer_numbers(config: Config, key: str, given: object) -> list[int]:
     """Return layers that a key lists by number. Raises `ModelFileError` for one that the model does
     not have."""
     layers = config["layers"]
-    numbers = given if isinstance(given, list) else [None]
-    if not all(type(one) is int and 0 <= one < layers for one in numbers):
+    if not isinstance(given, list) or not all(
+        type(one) is int and 0 <= one < layers for one in given
+    ):
         raise ModelFileError(
             f"{config.fields.where}: {key} must be a list of numbers from 0 to {layers - 1}",
             param=key,
         )
-    return numbers
+    return given
 
 
 def every(period: int) -> Callable[[Config], list[bool]]:
