@@ -7,9 +7,13 @@ from typing import Any, Literal
 
 import pytest
 
+from headrace.base.config import EngineOptions
+from headrace.base.errors import DoesNotFit
+from headrace.base.groups import block_bytes
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import DraftCosts, StepPlan
+from headrace.engine.loop.draft_model import SHARE, plan_draft
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions, draft_model
 from headrace.worker.draft_model import NEAR, READ, DraftModel
@@ -151,6 +155,19 @@ def test_a_row_without_a_slot_gets_none_until_one_is_left(target: ModelFiles) ->
     assert first
     assert second
     assert max(first) < min(second)
+
+
+def test_slots_of_a_context_shorter_than_a_block(target: ModelFiles) -> None:
+    """Room for one context, and less than a block."""
+    options = EngineOptions(
+        draft_model=str(target.path), block_size=128, max_context=64, kv_dtype="float32"
+    )
+    plenty = plan_draft(options, target, 2**30).slots
+    assert {group.span for group in plenty} == {64}
+    each = sum(block_bytes(group, 1) for group in plenty) // 64
+    assert plan_draft(options, target, int(100 * each / SHARE) + 1).slots[0].span == 64
+    with pytest.raises(DoesNotFit, match="for 64 tokens"):
+        plan_draft(options, target, int(63 * each / SHARE) + 1)
 
 
 def test_the_next_turn_is_read_once(target: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
