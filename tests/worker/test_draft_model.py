@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -15,7 +16,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.base.step import DraftCosts, StepPlan
 from headrace.engine.loop.draft_model import SHARE, plan_draft
 from headrace.loader.open import open_model
-from headrace.worker import Worker, WorkerOptions, draft_model
+from headrace.worker import Worker, WorkerOptions, draft_model, step
 from headrace.worker.draft_model import NEAR, READ, DraftModel
 from headrace.worker.draft_slots import enter
 from oracle.driving import Answer, Driver, pool_of
@@ -168,6 +169,23 @@ def test_slots_of_a_context_shorter_than_a_block(target: ModelFiles) -> None:
     assert plan_draft(options, target, int(100 * each / SHARE) + 1).slots[0].span == 64
     with pytest.raises(DoesNotFit, match="for 64 tokens"):
         plan_draft(options, target, int(63 * each / SHARE) + 1)
+
+
+def test_a_late_look_at_a_step_adds_no_time_to_it(
+    target: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step's plan is made before the last one's result is taken."""
+    driver = Driver(make(target, target), blocks=60, drafts=DRAFTS)
+    driver.add("one", prompt(2, 9))
+    plan = driver.scheduler.schedule()
+    assert plan is not None
+    now = [step.time.perf_counter()]
+    monkeypatch.setattr(step, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    finish = driver.worker.launch(plan)
+    now[0] += 1000
+    result = finish()
+    assert result.error is None
+    assert result.seconds < 500
 
 
 def test_the_next_turn_is_read_once(target: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,10 +141,12 @@ class Steps:
             self.verification.propose(plan, result, outputs.states)
 
         def finish() -> StepResult:
+        # The step has ended already if it waited for its tokens.
+        ended = None if self.verification is None else time.perf_counter()
             if self.verification is None:
                 deliver()
-            passed = (time.perf_counter() - begin, 0.0) if read is None else read()
-            result.seconds, result.gap = passed
+            end = time.perf_counter() if ended is None else ended
+            result.seconds, result.gap = (end - begin, 0.0) if read is None else read()
             return result
 
         return finish
