@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from headrace.base.sampling import SamplingParams
-from headrace.base.step import DraftCosts
+from headrace.base.step import DraftCosts, SlotWrite
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
 from headrace.worker.draft_head import KEPT, READ, DraftHead
@@ -159,6 +159,42 @@ def test_the_next_turn_goes_on_in_its_slot(kept: Kept) -> None:
     assert said
     for known, drafts in said[:4]:
         assert max(rolled(plain, known, drafts), default=0.0) < 2e-2
+
+
+def ended(kept: Kept) -> DraftHead:
+    """Return a head with two rows, of each of which three states wait."""
+    worker = Pair("eagle", kept).worker()
+    Driver(worker, blocks=20, drafts=DRAFTS)
+    head = worker.drafter
+    assert isinstance(head, DraftHead)
+    for row in (0, 1):
+        head.take(SlotWrite(row, row, 0))
+        head._held[row].computed, head._held[row].waiting = 2, 3
+    return head
+
+
+def test_the_end_of_a_text_is_read_in_counted_time(kept: Kept) -> None:
+    head = ended(kept)
+    head.release({0: 9, 1: 9, 2: 9})
+    told = head.account([])
+    assert told.read == 6
+    assert told.seconds > 0
+    assert [slot.computed for slot in head._slots[:2]] == [5, 5]
+
+
+def test_rows_leave_their_slots_though_reading_fails(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = ended(kept)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("interrupted")
+
+    monkeypatch.setattr(head, "_run", fail)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        head.release({0: 9, 1: 9})
+    assert not head._held
+    assert [slot.computed for slot in head._slots[:2]] == [0, 0]
 
 
 def test_a_text_longer_than_a_slot_begins_again(kept: Kept) -> None:

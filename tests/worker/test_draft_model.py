@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
+from headrace.base.config import EngineOptions
+from headrace.base.errors import DoesNotFit
+from headrace.base.groups import block_bytes
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
-from headrace.base.step import DraftCosts, StepPlan
+from headrace.base.step import DraftCosts, Drafting, SlotWrite, StepPlan, StepResult
+from headrace.engine.loop.draft_model import SHARE, plan_draft
 from headrace.loader.open import open_model
-from headrace.worker import Worker, WorkerOptions, draft_model
+from headrace.worker import Worker, WorkerOptions, draft_model, step
 from headrace.worker.draft_model import NEAR, READ, DraftModel
 from headrace.worker.draft_slots import enter
 from oracle.driving import Answer, Driver, pool_of
@@ -151,6 +156,107 @@ def test_a_row_without_a_slot_gets_none_until_one_is_left(target: ModelFiles) ->
     assert first
     assert second
     assert max(first) < min(second)
+
+
+def test_keys_of_refused_drafts_do_not_count(
+    target: ModelFiles, other: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where the row goes on without the model before it drafts again."""
+    monkeypatch.setattr(DraftModel, "room", lambda _, known: DRAFTS if known % 12 < 6 else 0)
+    account, checked = DraftModel.account, []
+
+    def verified(model: DraftModel, entries: list[int]) -> Drafting:
+        for row, slot in model._held.items():
+            checked.append(slot.computed)
+            own, text = model._own.host_tokens[slot.number], model._rows.host_tokens[row]
+            assert own[: slot.computed].tolist() == text[: slot.computed].tolist()
+        return account(model, entries)
+
+    monkeypatch.setattr(DraftModel, "account", verified)
+    driver = Driver(make(target, other), blocks=300, drafts=DRAFTS)
+    answer = driver.ask(prompt(2, 9), SamplingParams(temperature=0.7, seed=3, max_tokens=60))
+    assert answer.error is None
+    assert max(checked) > 40
+
+
+@pytest.mark.parametrize("context", [8, 14])
+def test_a_context_shorter_than_what_is_read_at_once(target: ModelFiles, context: int) -> None:
+    driver = Driver(make(target, target, max_context=context), blocks=20, drafts=DRAFTS)
+    driver.ask(prompt(2, 3), SamplingParams(temperature=0, max_tokens=context - 3))
+    assert driver.scheduler.stats().accepted_tokens > 0
+
+
+def test_slots_of_a_context_shorter_than_a_block(target: ModelFiles) -> None:
+    """Room for one context, and less than a block."""
+    options = EngineOptions(
+        draft_model=str(target.path), block_size=128, max_context=64, kv_dtype="float32"
+    )
+    plenty = plan_draft(options, target, 2**30).slots
+    assert {group.span for group in plenty} == {64}
+    each = sum(block_bytes(group, 1) for group in plenty) // 64
+    assert plan_draft(options, target, int(100 * each / SHARE) + 1).slots[0].span == 64
+    with pytest.raises(DoesNotFit, match="for 64 tokens"):
+        plan_draft(options, target, int(63 * each / SHARE) + 1)
+
+
+def test_a_slot_has_one_row(target: ModelFiles) -> None:
+    worker = make(target, target)
+    Driver(worker, blocks=20, drafts=DRAFTS)
+    model = worker.drafter
+    assert model is not None
+    for row in (0, 1):  # Where a step was interrupted, a row may not have been released.
+        model.take(SlotWrite(row, 0, 0))
+    assert model._held.keys() == {1}
+
+
+def test_an_interrupted_step_leaves_nothing_to_the_next_one(
+    target: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, results = make(target, target), list[StepResult]()
+    driver = Driver(worker, blocks=60, drafts=DRAFTS)
+    verification = worker._steps.verification
+    assert verification is not None
+
+    def keep(result: StepResult) -> StepResult:
+        results.append(result)
+        return result
+
+    def fail(*_: object) -> None:
+        assert verification._verified, "drafts were made and verified"
+        raise RuntimeError("interrupted")
+
+    greedy = SamplingParams(temperature=0, max_tokens=20)
+    driver.add("first", prompt(2, 9), greedy)
+    while driver.plans[-1].drafts == 0 if driver.plans else True:
+        driver.step(keep)
+    driver.step(keep)
+    with monkeypatch.context() as changed:
+        changed.setattr(verification, "propose", fail)
+        driver.step(keep)
+    assert results[-1].error is not None
+    driver.add("second", prompt(3, 9), greedy)
+    driver.step(keep)
+    assert results[-1].verified is None
+    assert results[-1].drafting is not None
+    assert results[-1].drafting.depth == 0
+    assert results[-1].drafting.making == 0
+
+
+def test_a_late_look_at_a_step_adds_no_time_to_it(
+    target: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step's plan is made before the last one's result is taken."""
+    driver = Driver(make(target, target), blocks=60, drafts=DRAFTS)
+    driver.add("one", prompt(2, 9))
+    plan = driver.scheduler.schedule()
+    assert plan is not None
+    now = [step.time.perf_counter()]
+    monkeypatch.setattr(step, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    finish = driver.worker.launch(plan)
+    now[0] += 1000
+    result = finish()
+    assert result.error is None
+    assert result.seconds < 500
 
 
 def test_the_next_turn_is_read_once(target: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,11 +75,12 @@ class DraftHead(DraftPart[_HeadSlot]):
         self._types = numbers if part.operators.host else tensor(numbers)
 
     def room(self, known: int) -> int:
-        """Return the number of drafts possible after `known` tokens."""
         return min(AHEAD, max(0, self._options.max_context - known))
 
+    def settle(self, row: int, known: int) -> None:
+        """Do nothing: `note` takes no states of refused drafts."""
+
     def ready(self, row: int, known: int, saves: float) -> bool:
-        """Tell whether it could draft at once for this row with `known` tokens."""
         slot = self._held.get(row)
         return slot is not None and slot.waiting > 0 and slot.end == known - 1
 
@@ -107,17 +108,16 @@ class DraftHead(DraftPart[_HeadSlot]):
             slot.first, slot.computed, slot.waiting = start + len(states) - left, 0, 0
             states = states[len(states) - left :]
         if slot.waiting + len(states) > KEPT:
-            begin = time.perf_counter()
             states = np.concatenate([slot.states[: slot.waiting], states])
             # The last state is read with the first draft.
             self._read_all(row, slot, states[:-1])
             slot.states[0], slot.waiting = states[-1], 1
-            self._reading += time.perf_counter() - begin
         else:
             slot.states[slot.waiting : slot.waiting + len(states)] = states
             slot.waiting += len(states)
 
     def _read_all(self, row: int, slot: _HeadSlot, states: npt.NDArray[np.float32]) -> None:
+        begin = time.perf_counter()
         for first in range(0, len(states), READ):
             some = states[first : first + READ]
             self._states[: len(some)] = some
@@ -125,9 +125,9 @@ class DraftHead(DraftPart[_HeadSlot]):
             self._run(StepPlan(0, [slot.number], [slot.computed], [len(some)], [False]))
             slot.computed += len(some)
             self._read += len(some)
+        self._reading += time.perf_counter() - begin
 
     def draft(self, wishes: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:
-        """Draft for rows that are ready: row → (tokens known, drafts wanted) → its drafts."""
         begin = time.perf_counter()
         drafts: dict[int, list[int]] = {row: [] for row in wishes}
         most = max(count for _, count in wishes.values())

@@ -40,11 +40,20 @@ class DraftModel(DraftPart[Slot]):
         """Slot, row and known tokens of the rows that were asked for and not ready."""
 
     def room(self, known: int) -> int:
-        """Return the number of drafts possible after `known` tokens."""
         return max(0, self._context - known)
 
+    def clear(self) -> None:
+        super().clear()
+        self._behind = []
+
+    def settle(self, row: int, known: int) -> None:
+        slot = self._held.get(row)
+        if slot is not None:
+            # Positions computed for refused drafts are overwritten.
+            slot.computed = min(slot.computed, known - 1)
+
     def ready(self, row: int, known: int, saves: float) -> bool:
-        """Tell whether it could draft at once for this row with `known` tokens.
+        """Tell whether it could draft at once for a settled row with `known` tokens.
 
         If only unread tokens prevent it, `read` reads some of them, unless reading is expected to
         take more of the steps' time than the drafts save.
@@ -52,8 +61,6 @@ class DraftModel(DraftPart[Slot]):
         slot = self._held.get(row)
         if slot is None:
             return False
-        # Positions computed for refused drafts are overwritten.
-        slot.computed = min(slot.computed, known - 1)
         fresh = self._rows.host_tokens[row, slot.computed : known]
         if int(fresh.max()) >= self._arch.vocab_size:
             return False  # The target's vocabulary has rows without a token.
@@ -82,7 +89,6 @@ class DraftModel(DraftPart[Slot]):
             self._read += plan.tokens
 
     def draft(self, wishes: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:
-        """Draft for rows that are ready: row → (tokens known, drafts wanted) → its drafts."""
         begin = time.perf_counter()
         drafts: dict[int, list[int]] = {row: [] for row in wishes}
         most = max(count for _, count in wishes.values())

@@ -7,6 +7,7 @@ sampling parameters are copies of its row's. A row without a slot is not drafted
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -38,9 +39,9 @@ T = TypeVar("T", bound=Slot)
 class DraftPart(ABC, Generic[T]):
     """A part that drafts.
 
-    Load it, `bind` it to the tables of an allocated worker and `take` the slots of each plan. Then
-    ask of each row whether it is `ready`, `draft`, and `read` what was not ready. Calls come from
-    the worker's thread.
+    Load it, `bind` it to the tables of an allocated worker, `clear` it when a step begins and
+    `take` the slots of its plan. Then `settle` each row and ask whether it is `ready`, `draft`, and
+    `read` what was not ready. Calls come from the worker's thread.
     """
 
     together: int
@@ -78,7 +79,8 @@ class DraftPart(ABC, Generic[T]):
         self._slots = [self._slot(number) for number in range(count)]
         self._held: dict[int, T] = {}
         """Slots by row."""
-        for some in (1, self.together):  # Warm up: the first step's time must not count.
+        # Warm up: the first step's time must not count.
+        for some in (1, min(self.together, context)):
             self._run(StepPlan(0, [0], [0], [some], [True]))
 
     def account(self, entries: list[int]) -> Drafting:
@@ -86,22 +88,57 @@ class DraftPart(ABC, Generic[T]):
         could draft for."""
         spent = self._making + self._reading
         told = Drafting(entries, self._estimate, spent, self._making, self._depth, self._read)
-        self._making, self._depth, self._reading, self._read = 0.0, 0, 0.0, 0
+        self.clear()
         return told
 
+    def clear(self) -> None:
+        """Forget what was counted and noted for a step, which may have been interrupted."""
+        self._making, self._depth, self._reading, self._read = 0.0, 0, 0.0, 0
+
     def take(self, write: SlotWrite) -> None:
-        """Give a slot to a row, until it is released."""
-        slot = self._held[write.row] = self._slots[write.slot]
+        """Give a slot to a row, until it is released or another row takes the slot."""
+        slot = self._slots[write.slot]
+        self._held = {row: held for row, held in self._held.items() if held is not slot}
+        self._held[write.row] = slot
         self._begin(slot, write.tokens)
         self._own.columns[slot.number] = self._rows.columns[write.row]
         self._own.columns["adapter"][slot.number] = -1
         self._own.version += 1
 
-    def release(self, row: int, known: int) -> None:
-        """Leave the row's slot, if it has one; `known` of its tokens were known."""
-        slot = self._held.pop(row, None)
-        if slot is not None:
-            self._end(slot, row, known)
+    def release(self, known: Mapping[int, int]) -> None:
+        """Leave the slots of rows, of which `known` tokens were known.
+
+        All are left even if a model step of one raises; nothing in them is used again then.
+        """
+        left = [(self._held.pop(row), row) for row in known if row in self._held]
+        try:
+            for slot, row in left:
+                self._end(slot, row, known[row])
+        except BaseException:
+            for slot, _ in left:
+                slot.computed = 0
+            raise
+
+    @abstractmethod
+    def room(self, known: int) -> int:
+        """Return the number of drafts possible after `known` tokens."""
+
+    @abstractmethod
+    def settle(self, row: int, known: int) -> None:
+        """Forget what was computed for refused drafts of a row with `known` tokens."""
+
+    @abstractmethod
+    def ready(self, row: int, known: int, saves: float) -> bool:
+        """Tell whether it could draft at once for a settled row with `known` tokens. `saves`: steps
+        that its drafts save."""
+
+    @abstractmethod
+    def draft(self, wishes: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:
+        """Draft for rows that are ready: row → (tokens known, drafts wanted) → its drafts."""
+
+    @abstractmethod
+    def read(self) -> None:
+        """Compute a part of the texts that were not ready."""
 
     @abstractmethod
     def _slot(self, number: int) -> T: ...

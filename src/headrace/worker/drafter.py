@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ..kernels.cpu.library import LAYOUT
 from ..kernels.model import Model
@@ -10,6 +11,7 @@ from ..loader.heads import HeadFiles
 from ..loader.panels import PanelShelf
 from .draft_head import DraftHead
 from .draft_model import DraftModel
+from .draft_slots import DraftPart
 from .loading import OpenPart
 from .options import Resolved, WorkerOptions
 from .part import Part
@@ -17,7 +19,7 @@ from .part import Part
 
 def load_drafter(
     opened: OpenPart, options: WorkerOptions, resolved: Resolved, text: Part, target: Model
-) -> DraftModel | DraftHead:
+) -> DraftPart[Any]:
     """Load the part that drafts for `text`; `target` is its model before ranks share it.
 
     Every rank drafts with all of it. It uses the threads of `text`, and a head its embedding and

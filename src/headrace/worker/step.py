@@ -61,6 +61,8 @@ class Steps:
         it."""
         if self.check:
             plan.verify(rows=len(self.rows.held))
+        if self.verification is not None:
+            self.verification.clear()
         result = None if self.host is None else self._decode(self.host, plan, begin)
         if result is not None:
             return result
@@ -139,12 +141,14 @@ class Steps:
         if self.verification is not None:  # At once: the next step's drafts follow from the tokens.
             deliver()
             self.verification.propose(plan, result, outputs.states)
+        # The step has ended already if it waited for its tokens.
+        ended = None if self.verification is None else time.perf_counter()
 
         def finish() -> StepResult:
             if self.verification is None:
                 deliver()
-            passed = (time.perf_counter() - begin, 0.0) if read is None else read()
-            result.seconds, result.gap = passed
+            end = time.perf_counter() if ended is None else ended
+            result.seconds, result.gap = (end - begin, 0.0) if read is None else read()
             return result
 
         return finish

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
 from ..base.drafted import Verified
 from ..base.step import Admission, StepPlan, StepResult
 from ..kernels.arrays import Array
 from ..speculate import MODEL, NOTHING, SURE, Drafts, Proposal, Speculation
 from .draft_head import DraftHead
-from .draft_model import DraftModel
+from .draft_slots import DraftPart
 from .grammar import Form, GrammarMasks
 from .rows import Rows
 
@@ -65,7 +66,7 @@ class Verification:
         speculation: Speculation,
         most: int,
         masks: GrammarMasks | None,
-        model: DraftModel | DraftHead | None = None,
+        model: DraftPart[Any] | None = None,
     ) -> None:
         """Start without rows. `most`: drafts of one row and step.
 
@@ -97,14 +98,19 @@ class Verification:
         granted = form is not None and spec.sampling.logprobs is None and spec.reasoning is None
         self._rows[row] = _Row(drafts, frozenset(spec.stop_ids), known, limit, form, granted)
 
+    def clear(self) -> None:
+        """Forget what an interrupted step left for its result. Call it when a step begins."""
+        self._verified = {}
+        if self._model is not None:
+            self._model.clear()
+
     def release(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            found = self._rows.pop(row, None)
-            if found is not None:
-                found.drafts.extend(found.fresh)
-                found.drafts.end()
-                if self._model is not None:
-                    self._model.release(row, found.known)
+        left = {row: self._rows.pop(row) for row in rows if row in self._rows}
+        for found in left.values():
+            found.drafts.extend(found.fresh)
+            found.drafts.end()
+        if self._model is not None:
+            self._model.release({row: found.known for row, found in left.items()})
 
     def begin(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
         """Put drafts after the known tokens.
@@ -141,7 +147,7 @@ class Verification:
             return plan, None
         return replace(plan, starts=starts, counts=counts), drafted if any(drafted) else None
 
-    def _draft(self, model: DraftModel | DraftHead, plan: StepPlan) -> None:
+    def _draft(self, model: DraftPart[Any], plan: StepPlan) -> None:
         """Have the model make those promised drafts that the plan includes."""
         wishes: dict[int, tuple[int, int]] = {}
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
@@ -214,6 +220,8 @@ class Verification:
                 continue
             found.promised = False
             found.known += len(new)
+            if model is not None:
+                model.settle(row, found.known)
             found.fresh += new
             if found.asleep:
                 found.asleep, found.ready = found.asleep - 1, NOTHING
@@ -246,9 +254,7 @@ class Verification:
             model.read()
             result.drafting = model.account(entries)
 
-    def _promise(
-        self, model: DraftModel | DraftHead, row: int, found: _Row, looked: float
-    ) -> list[float]:
+    def _promise(self, model: DraftPart[Any], row: int, found: _Row, looked: float) -> list[float]:
         """Return the chances of the drafts that the model would make for a row.
 
         Empty if it cannot draft at once, or if its time is better spent on `looked`, the expected

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,8 +34,7 @@ from ..models.registry import describe
 from .bans import AllowedTokens, BadWords
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
-from .draft_head import DraftHead
-from .draft_model import DraftModel
+from .draft_slots import DraftPart
 from .drafter import load_drafter
 from .features import Features, RowFeature
 from .filters import Filters
@@ -139,7 +138,7 @@ class Worker:
                     dtype=getattr(torch, dtype),
                 )
                 weight_bytes += self._adapters.nbytes
-            self.drafter: DraftModel | DraftHead | None = None
+            self.drafter: DraftPart[Any] | None = None
             if "draft" in opened:
                 self.drafter = load_drafter(opened["draft"], options, self._resolved, text, whole)
                 weight_bytes += self.drafter.part.model.weights.nbytes

@@ -72,13 +72,15 @@ def plan_draft(options: EngineOptions, target: ModelFiles, available: int) -> Dr
     each = sum(block_bytes(one, 1) for one in slot_groups(graph, options.kv_dtype, 1, 1))
     context = min(options.max_context or target.arch.max_context, arch.max_context)
     tokens = int(available * SHARE) // each
-    if tokens < min(LEAST, context):
+    least = min(LEAST, context)
+    if tokens < least:
         raise DoesNotFit(
-            f"draft_model {files.name} needs {LEAST * each} bytes of cache for {LEAST} tokens, and "
+            f"draft_model {files.name} needs {least * each} bytes of cache for {least} tokens, and "
             f"{int(available * SHARE)} are its part of the memory",
             param="draft_model",
         )
-    context = min(context, tokens // options.block_size * options.block_size)
+    if tokens < context:
+        context = tokens // options.block_size * options.block_size
     slots = max(1, min(SLOTS, options.max_sequences or 1, tokens // context))
     reason = (
         f"{what}drafts for {slots} sequences at once, each up to {context} tokens of {each} bytes "
