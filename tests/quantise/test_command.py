@@ -350,19 +350,26 @@ def test_a_figure_that_is_not_a_number_fails() -> None:
     assert Comparison(9, 2, "int8", 1.0, 1.0, one, one, 0.0, one, 0.1).fails(1.0, 1.0) == []
 
 
-def test_a_model_that_makes_nan_is_not_published(
-    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("factor", "why"), [(math.nan, "not a number"), (1e4, "of the original")])
+def test_a_model_that_makes_no_numbers_is_not_published(
+    factor: float, why: str, dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = compare_module.Scorer.log_probabilities
-    monkeypatch.setattr(
-        compare_module.Scorer, "log_probabilities", lambda *given: real(*given) * np.nan
-    )
+    """Log-probabilities that are not numbers, or whose perplexity is beyond all of them."""
+    real, scorers = compare_module.Scorer.log_probabilities, []
+
+    def broken(scorer: Any, hidden: Any) -> Any:
+        scorers.append(scorer)
+        return real(scorer, hidden) * (1 if scorer is scorers[0] else factor)
+
+    monkeypatch.setattr(compare_module.Scorer, "log_probabilities", broken)
     out = tmp_path / "out.gguf"
-    given = ("--to", "q8_0", "--text", "none", "--out", out, "--least-share", 0)
+    given = ("--to", "q8_0", "--text", "none", "--out", out)
     done = command(dense, *given, "--windows", 2)
     assert done.exit_code == 1, done.output
-    assert "is not a number" in done.output
+    assert why in done.output
     assert not out.exists()
+    text = (tmp_path / "out.gguf.report.json").read_text()
+    assert not {"NaN", "Infinity"} & {*text.replace(",", " ").split()}
 
 
 def test_the_built_in_text_leaves_the_gate_its_windows() -> None:

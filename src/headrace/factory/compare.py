@@ -139,9 +139,9 @@ def compare(
         tokens=int(counts.sum()),
         windows=len(each),
         kv_dtype=scorers[1].kv_dtype,
-        perplexity=math.exp(every["after"].mean()),
-        original=math.exp(every["before"].mean()),
-        share=Interval(*map(math.exp, ratio)),
+        perplexity=_exp(every["after"].mean()),
+        original=_exp(every["before"].mean()),
+        share=Interval(*map(_exp, ratio)),
         kl=Interval(*_interval(means["kl"], counts)),
         kl_999=float(np.quantile(every["kl"], 0.999)),
         same_top=Interval(*_interval(means["same"], counts)),
@@ -187,6 +187,12 @@ def _interval(values: npt.NDArray[Any], counts: npt.NDArray[Any]) -> tuple[float
     )
     half = t_95(len(values) - 1) * spread
     return mean, mean - half, mean + half
+
+
+def _exp(value: float) -> float:
+    """Return e to this power; beyond all numbers infinity."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(np.float64(value)))
 
 
 def _rounded(value: Any) -> Any:
