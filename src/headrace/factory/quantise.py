@@ -236,7 +236,7 @@ def quantise(work: Work) -> Result:
     place: Place = work.place
     parameters, files = work.stage.parameters, need(work, "fetch").outputs
     to, store = parameters["to"], work.store
-    text = text_of(place.text)
+    text = text_of(place.text, parameters["held_out"])
     if (text and text.digest) != parameters["text"]:
         raise InvalidRequest(f"{place.text} has changed since the plan", param="quantise_text")
     chosen: Calibration = None
