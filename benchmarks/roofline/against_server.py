@@ -26,11 +26,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from headrace.base.config import EngineOptions
 from headrace.bench.loop import measure_loop, simulate
 from headrace.bench.options import RunOptions
 from headrace.bench.run import run_bench
 from headrace.bench.virtual import COURSES, bands
+from headrace.engine.loop.start import DEPTH
 from headrace.engine.simulator.described import make_case
 from headrace.engine.simulator.sim import Cluster
 from headrace.engine.simulator.sim_replica import ReplicaSpec
@@ -197,7 +197,7 @@ def main(arguments: list[str] | None = None) -> None:
     if hardware is None or hardware.efficiency.source == CPU_EFFICIENCY.source:
         raise SystemExit("run `headrace roofline MODEL --calibrate --measure` first")
     case = make_case(given.model, hardware)
-    depth = EngineOptions().depth
+    depth = DEPTH["cpu"]
     spec = ReplicaSpec(case, hardware, ROWS, STEP_TOKENS, CONTEXT, depth=depth)
     port = free_port()
     flags = f"--port {port} --max-context {CONTEXT} --max-sequences {ROWS} "

@@ -46,7 +46,10 @@ int cuDeviceGetUuid_v2(void *out, int device) {
     memcpy(out, devices[device - 100].uuid, 16);
     return 0;
 }
-int cuDeviceTotalMem_v2(size_t *out, int device) { *out = devices[device - 100].bytes; return 0; }
+int cuDeviceTotalMem_v2(size_t *out, int device) {
+    *out = devices[device - 100].bytes;
+    return *out ? 0 : 999; /* A device without memory has fallen off its bus. */
+}
 int cuDeviceGetAttribute(int *out, int number, int device) {
     struct device *d = &devices[device - 100];
     *out = number == 75 ? d->major : number == 76 ? d->minor : number == 16 ? d->multiprocessors

@@ -107,6 +107,13 @@ def test_a_driver_that_does_not_work_says_why(
     assert found["broken"] is broken
 
 
+def test_a_device_that_does_not_answer_is_said(machine: Machine) -> None:
+    found = ask(machine(H200.replace(str(141 * GIB), "0")))
+    assert found["gpus"] == []
+    assert found["obstacle"] == "cuDeviceTotalMem_v2 of the driver failed with error 999"
+    assert found["broken"]
+
+
 def test_no_driver(tmp_path: Path) -> None:
     found = ask({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
     assert found["gpus"] == []

@@ -21,7 +21,7 @@ from headrace.base.hardware import CpuFacts, Hardware, cpu, hardware, torch_buil
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
 from headrace.engine.clients.input import InputProcessor, default_sampling
-from headrace.engine.loop import start
+from headrace.engine.loop import gpu_start, start
 from headrace.engine.loop.build import build
 from headrace.engine.loop.gpu_start import alone_on
 from headrace.engine.loop.start import explain, resolve
@@ -105,6 +105,20 @@ def test_a_gpu_has_two_steps_in_flight_and_the_rows_that_its_pool_holds(
     assert start.plan(asked, files, 1000).rows == 7
 
 
+def test_a_small_gpu_starts_with_few_rows(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,024 rows of the logits that graphs keep would not fit beside the weights."""
+    monkeypatch.setattr(start, "torch_build", lambda: ("2.13.0", "13.0"))
+    wide = replace(files, arch=replace(files.arch, vocab_size=150_000))
+    graphs = 10 * 1024 * 150_000
+    machine = Hardware(CPU, (replace(GPU, free=graphs),))
+    resolved = resolve(EngineOptions(device="cuda", step_tokens=64), wide, machine)
+    memory = start.plan(resolved, wide, 1000)
+    assert 64 <= memory.rows <= 512
+    assert memory.max_context == files.arch.max_context
+
+
 def test_a_gpu_without_memory_of_its_own_leaves_a_host_half(
     files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +146,7 @@ def test_two_starts_on_one_gpu_wait_for_each_other(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     order = []
+    monkeypatch.setattr(gpu_start, "LOOK", 0.01)
 
     def second() -> None:
         with alone_on(GPU):

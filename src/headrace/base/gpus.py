@@ -88,27 +88,36 @@ def _ask_cuda() -> Driver:
     if error := library.cuInit(0):
         why = _WHY.get(error, f"cuInit of the driver failed with error {error}")
         return Driver(obstacle=why, broken=error != _NO_DEVICE)
-    number = ctypes.c_int()
-    library.cuDriverGetVersion(ctypes.byref(number))
+    number, count = ctypes.c_int(), ctypes.c_int()
+    try:
+        _call(library, "cuDriverGetVersion", ctypes.byref(number))
+        _call(library, "cuDeviceGetCount", ctypes.byref(count))
+        gpus = tuple(_describe(library, index) for index in range(count.value))
+    except OSError as error:
+        return Driver(obstacle=str(error), broken=True)
     version = (number.value // 1000, number.value % 1000 // 10)
-    count = ctypes.c_int()
-    library.cuDeviceGetCount(ctypes.byref(count))
-    gpus = tuple(_describe(library, index) for index in range(count.value))
     return Driver(gpus, "" if gpus else _WHY[_NO_DEVICE], cuda=version)
+
+
+def _call(library: ctypes.CDLL, name: str, *given: object) -> None:
+    """Call a function of the driver. Raises `OSError` with its name if it fails."""
+    if error := getattr(library, name)(*given):
+        raise OSError(f"{name} of the driver failed with error {error}")
 
 
 def _describe(library: ctypes.CDLL, index: int) -> GpuFacts:
     device, memory = ctypes.c_int(), ctypes.c_size_t()
     name, identity = ctypes.create_string_buffer(256), ctypes.create_string_buffer(16)
-    library.cuDeviceGet(ctypes.byref(device), index)
-    library.cuDeviceGetName(name, len(name), device)
-    library.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    _call(library, "cuDeviceGet", ctypes.byref(device), index)
+    _call(library, "cuDeviceGetName", name, len(name), device)
+    _call(library, "cuDeviceTotalMem_v2", ctypes.byref(memory), device)
     # The first version gives an instance the UUID of its whole GPU; old drivers have no other.
-    getattr(library, "cuDeviceGetUuid_v2", library.cuDeviceGetUuid)(identity, device)
+    newest = "cuDeviceGetUuid_v2" if hasattr(library, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    _call(library, newest, identity, device)
 
     def attribute(number: int) -> int:
         value = ctypes.c_int()
-        library.cuDeviceGetAttribute(ctypes.byref(value), number, device)
+        _call(library, "cuDeviceGetAttribute", ctypes.byref(value), number, device)
         return value.value
 
     return GpuFacts(

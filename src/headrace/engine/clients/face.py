@@ -98,9 +98,9 @@ class ServingEngine(Protocol):
     """`text.ChatTemplates`, or None if the model has none."""
     model_name: str
     max_context: int
+    """Longest prompt plus output that is served, in tokens."""
     rows: int
     """Sequences that can run at the same time."""
-    """Longest prompt plus output that is served, in tokens."""
     features: frozenset[str]
     """Abilities of the worker beyond text: "grammar", "adapter", "pooling" (vectors); "score" (a
     cross-encoder: one number for a pair). A request for any other is refused."""

@@ -14,7 +14,7 @@ from ...base import environment
 from ...base.config import Decision, EngineOptions
 from ...base.errors import EngineFault, ModelFileError
 from ...base.facts import WorkerFacts
-from ...base.hardware import Hardware, cpu, gpus, hardware
+from ...base.hardware import Hardware, cpu, hardware
 from ...base.identity import Identity
 from ...base.layout import Layout
 from ...base.modelfiles import ModelFiles
@@ -40,11 +40,17 @@ from .gpu_start import alone_on
 from .grammar import GrammarResource
 from .prediction import computing, draft_prices, step_predictor
 from .real import REAL_WORKER, worker_loader
-from .start import Resolved, drafts_of, plan, resolve, weight_bytes_on_disk, worker_settings
+from .start import (
+    Resolved,
+    device_of,
+    drafts_of,
+    plan,
+    resolve,
+    weight_bytes_on_disk,
+    worker_settings,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .lending import Lender
 
 log = logging.getLogger("headrace.engine")
@@ -91,8 +97,8 @@ def build(
     settings; the second, with the actual size of the weights, gives the memory left for KV.
     """
     with ExitStack() as stack:
-        if options.device != "cpu" and (there := gpus()):
-            stack.enter_context(alone_on(there[0]))
+        if options.device != "cpu" and device_of(options.device, there := hardware())[0] != "cpu":
+            stack.enter_context(alone_on(there.gpus[0]))
         return _build(options, files, worker, flight, on_phase, stack.close)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from ...base.config import (
     auto_kv_dtype,
     parse_size,
 )
-from ...base.errors import OptionError
+from ...base.errors import DoesNotFit, OptionError
 from ...base.extras import install
 from ...base.gpus import GpuFacts
 from ...base.groups import group_bytes
@@ -40,9 +41,9 @@ enough that one prompt's chunk does not stop the others for long."""
 DEPTH = {"cpu": 1, "cuda": 2}
 """Steps in flight. A device waits for the host between two steps unless the next is planned; on a
 CPU both want the same cores."""
-MOST_ROWS, ROW_TOKENS = 1024, 1024
-"""On a device: as many sequences as its pool holds with so many tokens each, `MOST_ROWS` at
-most."""
+MOST_ROWS, ROW_TOKENS = (1024, 512, 256, 128), 1024
+"""On a device: as many sequences as its pool holds with so many tokens each; these bounds are tried
+one after the other."""
 DRAFTS = MOST_DRAFTS
 """Drafts of a sequence and step: the products of eight rows cost two steps of one."""
 ENCODER_STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
@@ -73,7 +74,7 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
 
     if options.max_adapters and files.arch.task != "tokens":
         raise OptionError("an encoder takes no adapters", param="max_adapters")
-    device, why = _device(options.device, hardware)
+    device, why = device_of(options.device, hardware)
     decide("device", device, why)
     dtype = options.dtype
     if dtype == "auto":
@@ -199,8 +200,8 @@ def drafts_of(options: EngineOptions) -> int:
     return 0 if options.speculate == "off" else DRAFTS
 
 
-def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
-    """Return (device, reason)."""
+def device_of(wish: str, hardware: Hardware) -> tuple[str, str]:
+    """Return (device, reason). Raises `OptionError` for a GPU that cannot be used."""
     obstacle = _without_gpu(hardware)
     if wish == "cuda" and obstacle:
         raise OptionError(f"device cuda cannot be used: {obstacle}", param="device")
@@ -265,12 +266,17 @@ def plan(
     options = resolved.options
     if options.max_sequences is not None:
         return _plan(resolved, files, weight_bytes, options.max_sequences, step_bytes, graph_bytes)
-    found = _plan(resolved, files, weight_bytes, MOST_ROWS, step_bytes, graph_bytes)
-    each = min(ROW_TOKENS, found.max_context)
-    held = found.kv_tokens // each
-    if held < found.rows:
-        found = _plan(resolved, files, weight_bytes, max(ROWS, held), step_bytes, graph_bytes)
-    why = f"the pool holds {held} sequences of {each} tokens; {ROWS} to {MOST_ROWS} run at once"
+    found = _plan(resolved, files, weight_bytes, ROWS, step_bytes, graph_bytes)
+    for most in MOST_ROWS:
+        with suppress(DoesNotFit):  # More rows have larger activations and graphs.
+            many = _plan(resolved, files, weight_bytes, most, step_bytes, graph_bytes)
+            rows = min(many.rows, many.kv_tokens // min(ROW_TOKENS, many.max_context))
+            if rows > ROWS and many.max_context >= found.max_context:
+                if rows < most:
+                    many = _plan(resolved, files, weight_bytes, rows, step_bytes, graph_bytes)
+                found = many
+                break
+    why = f"as many as the pool holds with {ROW_TOKENS} tokens each, {ROWS} to {MOST_ROWS[0]}"
     decision = Decision("max_sequences", str(found.rows), why)
     return replace(found, decisions=(decision, *found.decisions))
 
